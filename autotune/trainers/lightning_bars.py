@@ -19,6 +19,11 @@ _BAR = re.compile(r"^Epoch (\d{1,9}):[^|]{0,20}\|[^|]{0,300}\| *(\d{1,12})/(\d{1
 _LOSS = re.compile(r"[ ,](?:train[_/])?loss(?:_step)?=([-+0-9.eEnaif]+)")
 
 
+def is_bar_line(line: str) -> bool:
+    """Whether `bar_reader` reads the line as a bar."""
+    return _BAR.match(clean(line)[:MAX_SEARCHED]) is not None
+
+
 def bar_reader() -> LineReader:
     """Reads one program's log: bars, and JSON objects of a program that prints them."""
     per_step, before, last = 0, 0, (0, 0)

@@ -12,8 +12,8 @@ from typing import Any, final
 
 from autotune.errors import SpecError
 from autotune.spec.checks import nearest
-from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern
-from autotune.trainers.step_metrics import LineReader, StepMetrics, clean, number
+from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern, mark
+from autotune.trainers.step_metrics import LineReader, LineTest, StepMetrics, clean, number
 from autotune.trainers.steplines import MEASURED, parse_step_line
 
 SCALES: Mapping[str, tuple[str, float]] = {
@@ -80,6 +80,15 @@ class ProgressBars:
             return None  # another rank's, late
         self._last = done
         return self._before + done
+
+
+def _is_stock_line(line: str) -> bool:
+    text = clean(line)[:MAX_SEARCHED]
+    return bool(_BAR.match(text) or parse_step_line(line) or parse_loss_dictionary(line))
+
+
+STOCK_LINES = LineTest(may_tell=_is_stock_line, marks=("{", "%|", "'train_samples"))
+"""lines of which `stock_reader` may read something, whatever was before them"""
 
 
 def stock_reader() -> LineReader:
@@ -150,6 +159,12 @@ def pattern_reader(asked: Mapping[str, object]) -> LineReader:
         return StepMetrics(**values) if values.keys() & set(MEASURED) else None
 
     return read
+
+
+def pattern_marks(asked: Mapping[str, object]) -> tuple[str, ...]:
+    """Texts of which each line that `pattern_reader` reads has one; empty where a pattern has none."""
+    marks = tuple(mark(str(pattern)) for pattern in asked.values())
+    return marks if all(marks) else ()
 
 
 def _last_digit(word: str) -> float:

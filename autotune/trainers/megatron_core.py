@@ -25,6 +25,8 @@ _FIELD = {
     "skipped": re.compile(r"number of skipped iterations: *(\d+)"),
 }
 _MEMORY = re.compile(r"\bmemory \(MB\) \|.{0,400}?max reserved: *([0-9.]+)")
+ITERATION_MARKS = ("iteration ", "max reserved:")
+"""each line that `parse_iteration` reads has one of these"""
 NOT_IN_CORE = {
     "activation_budget": "Megatron Core has no switch for torch.compile, whose compiler would keep the budget",
     "loss=chunked": "Megatron Core computes the loss of all logits at once",

@@ -66,6 +66,18 @@ def compile_pattern(pattern: object, *, field: str) -> re.Pattern[str]:
     return compiled
 
 
+def mark(pattern: str) -> str:
+    """The longest text that every match of the pattern contains, as far as it is plain to see; empty where there is none."""
+    runs, run = [""], ""
+    tree = parser.parse(pattern)
+    if tree.state.flags & re.IGNORECASE:
+        return ""
+    for code, argument in tree:
+        run = run + chr(argument) if code is op.LITERAL else ""
+        runs.append(run)
+    return max(runs, key=len)
+
+
 def _walk(tree: Any, counts: dict[str, int], *, inside: bool, pattern: str, field: str) -> None:
     for code, argument in tree:
         if code in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):

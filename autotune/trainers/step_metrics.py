@@ -58,6 +58,16 @@ class StepMetrics:
 LineReader = Callable[[str], StepMetrics | None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineTest:
+    """Which lines of a log that is too long to be passed on whole may say something of a step."""
+
+    may_tell: Callable[[str], bool]
+    """told by the line alone"""
+    marks: tuple[str, ...] = ()
+    """each line that may tell has one of these, so that floods without are told at once; empty: not known"""
+
+
 def clean(line: str) -> str:
     """The line without colour codes, cut at `MAX_LINE` characters."""
     return _COLOUR.sub("", line[: 2 * MAX_LINE])[:MAX_LINE]

@@ -25,7 +25,7 @@ from autotune.trainers.limit import Limit, moved, refuse
 from autotune.trainers.nested_documents import document_text, dotted, merged, parse_document, split_by_path
 from autotune.trainers.own_program import CWD, in_its_folder
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
-from autotune.trainers.step_metrics import MAX_LINE, LineReader, StepMetrics, clean, number
+from autotune.trainers.step_metrics import MAX_LINE, LineReader, LineTest, StepMetrics, clean, number
 from autotune.trainers.told_workload import UNCOMMON_SHAPES, shape_limits, workload_limits
 from autotune.trainers.torchrun import place
 from autotune.trainers.trainer_option import PYTHON, SAME_DATA, SHARED_OPTIONS, Option
@@ -138,6 +138,15 @@ class Trainer(ABC):
     def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
         """The function that reads its log; override it if the format of the log depends on options."""
         return self.parse_line
+
+    step_marks: ClassVar[tuple[str, ...]] = ()
+    """texts of which each line that `parse_line` reads has one, as far as is known"""
+
+    def step_line_test(self, options: Mapping[str, Any] | None = None) -> LineTest:
+        """Which lines may say something of a step: of a log that is too long the others are left out. Override it where what `reader` says of a line
+        depends on the lines before."""
+        read = self.reader(options)
+        return LineTest(may_tell=lambda line: read(line) is not None, marks=self.step_marks)
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
         """Why a launch with these options cannot pass on the study's own knob `name`, in words; empty if it can."""
@@ -316,6 +325,7 @@ __all__ = [
     "UNCOMMON_SHAPES",
     "ExportError",
     "LineReader",
+    "LineTest",
     "Option",
     "PresentConfiguration",
     "Reading",

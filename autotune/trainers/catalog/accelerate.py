@@ -128,6 +128,8 @@ class AccelerateTrainer(Trainer):
         """accelerate.yaml, and the arguments of the program."""
         return accelerate_yaml.read(present)
 
+    step_marks = ("{",)
+
     def parse_line(self, line: str) -> StepMetrics | None:
         """The program's JSON lines; accelerate itself logs nothing about steps."""
         return parse_step_line(line)

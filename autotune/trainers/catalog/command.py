@@ -28,7 +28,7 @@ from autotune.trainers.effective import effective
 from autotune.trainers.launch_files import FOLDER, MASTER_ADDR, MASTER_PORT, NODE_RANK, Launch
 from autotune.trainers.launcher_limits import launcher_limits
 from autotune.trainers.limit import Limit
-from autotune.trainers.log_formats import pattern_reader, stock_reader
+from autotune.trainers.log_formats import STOCK_LINES, pattern_marks, pattern_reader, stock_reader
 from autotune.trainers.placeholders import Values, check_names, null_inside, parse, word
 from autotune.trainers.program_files import check_templates, expressions, render
 from autotune.trainers.steplines import parse_step_line
@@ -38,6 +38,7 @@ from autotune.trainers.trainer import (
     SAME_DATA,
     UNCOMMON_SHAPES,
     LineReader,
+    LineTest,
     Option,
     StepMetrics,
     Trainer,
@@ -222,6 +223,11 @@ class CommandTrainer(Trainer):
         """The reader that `metrics` describes. Raises `SpecError` for names and patterns that are not allowed."""
         metrics = self.checked(options)["metrics"]
         return pattern_reader(metrics) if metrics else stock_reader()
+
+    def step_line_test(self, options: Mapping[str, Any] | None = None) -> LineTest:
+        """A progress bar's step depends on the bars before, so every bar is needed."""
+        metrics = self.checked(options)["metrics"]
+        return replace(super().step_line_test(options), marks=pattern_marks(metrics)) if metrics else STOCK_LINES
 
     def _check_folders(self, options: Mapping[str, Any]) -> None:
         """Raises `SpecError` for a folder that depends on who reads the spec, and for files that the program cannot find."""

@@ -132,6 +132,8 @@ class DeepspeedTrainer(Trainer):
         """ds_config.json, and the arguments of the program."""
         return deepspeed_json.read(present)
 
+    step_marks = ("global_step=", "steps:", "{")
+
     def parse_line(self, line: str) -> StepMetrics | None:
         """`... global_step=12, RunningAvgSamplesPerSec=9.4, CurrSamplesPerSec=9.5, ... MaxMemAllocated=11.2GB`, the pipeline engine's
         `steps: 10 loss: 2.3 iter time (s): 0.41 samples/sec: 39.0`, and the program's own JSON lines."""

@@ -88,6 +88,8 @@ class HfTrainer(Trainer):
         """TrainingArguments, and the arguments of the program."""
         return training_arguments.read(present)
 
+    step_marks = ("{", "'train_samples")
+
     def parse_line(self, line: str) -> StepMetrics | None:
         """`{'loss': '2.31', 'grad_norm': '0.8', ...}` per step (quoted from release 5 on), the last line's speed, and the program's
         own JSON lines, which know the time of a step."""

@@ -17,7 +17,7 @@ from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.lightning_bars import bar_reader
+from autotune.trainers.lightning_bars import bar_reader, is_bar_line
 from autotune.trainers.limit import Limit
 from autotune.trainers.not_offered import NOT_SET
 from autotune.trainers.own_program import CWD
@@ -26,7 +26,7 @@ from autotune.trainers.programs import DATA, data_arguments, data_notes, long_op
 from autotune.trainers.readers import lightning_yaml
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import Placement, place, tf32_environment, torchrun
-from autotune.trainers.trainer import SHARED_OPTIONS, LineReader, Option, StepMetrics, Trainer, needs
+from autotune.trainers.trainer import SHARED_OPTIONS, LineReader, LineTest, Option, StepMetrics, Trainer, needs
 from autotune.trainers.trainer_option import Reach
 
 PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
@@ -176,6 +176,8 @@ class LightningTrainer(Trainer):
         """lightning.yaml, and the arguments of the program."""
         return lightning_yaml.read(present)
 
+    step_marks = ("{",)
+
     def parse_line(self, line: str) -> StepMetrics | None:
         """The program's JSON lines."""
         return parse_step_line(line)
@@ -183,6 +185,12 @@ class LightningTrainer(Trainer):
     def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
         """The JSON lines, or the progress bar of a program of your own."""
         return bar_reader() if (options or {}).get("script") else self.parse_line
+
+    def step_line_test(self, options: Mapping[str, Any] | None = None) -> LineTest:
+        """A bar counts when it is drawn again, so every bar is needed."""
+        if not (options or {}).get("script"):
+            return super().step_line_test(options)
+        return LineTest(may_tell=lambda line: is_bar_line(line) or parse_step_line(line) is not None, marks=("{", "|"))
 
 
 def _trainer(workload: Workload, c: ParallelConfig, placement: Placement, options: Mapping[str, Any]) -> dict[str, Any]:

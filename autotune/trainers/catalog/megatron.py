@@ -14,7 +14,14 @@ from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
 from autotune.trainers.effective import cpu_note, effective
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
-from autotune.trainers.megatron_core import NOT_IN_CORE, OVERLAP, SHARDING, core_limits, parse_iteration
+from autotune.trainers.megatron_core import (
+    ITERATION_MARKS,
+    NOT_IN_CORE,
+    OVERLAP,
+    SHARDING,
+    core_limits,
+    parse_iteration,
+)
 from autotune.trainers.megatron_knobs import environment, has_grouped_gemm, model_fields, optimizer_fields
 from autotune.trainers.megatron_model import model_flags, model_limits, model_notes
 from autotune.trainers.own_program import CWD
@@ -175,6 +182,8 @@ class MegatronTrainer(Trainer):
     def present_of(self, settings: Mapping[str, Any]) -> PresentConfiguration:
         """The flags alone."""
         return PresentConfiguration(argv=("pretrain_gpt.py", *_spell(settings)))
+
+    step_marks = ITERATION_MARKS
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """Its line of each iteration, and its memory reports (`megatron_core.py`)."""

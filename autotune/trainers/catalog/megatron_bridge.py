@@ -15,7 +15,14 @@ from autotune.trainers.effective import cpu_note, effective
 from autotune.trainers.file_formats import hf_config, to_json, to_yaml
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
-from autotune.trainers.megatron_core import NOT_IN_CORE, OVERLAP, SHARDING, core_limits, parse_iteration
+from autotune.trainers.megatron_core import (
+    ITERATION_MARKS,
+    NOT_IN_CORE,
+    OVERLAP,
+    SHARDING,
+    core_limits,
+    parse_iteration,
+)
 from autotune.trainers.megatron_knobs import environment, model_fields, optimizer_fields
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import program
@@ -111,6 +118,8 @@ class MegatronBridgeTrainer(Trainer):
     def read_config(self, present: PresentConfiguration) -> Reading:
         """bridge.yaml, or the YAML of overrides that Megatron-Bridge's own programs take."""
         return bridge_yaml.read(present)
+
+    step_marks = ITERATION_MARKS
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """Its line of each iteration, which is Megatron-LM's (`megatron_core.py`)."""

@@ -147,6 +147,8 @@ class NanotronTrainer(Trainer):
         """The YAML."""
         return nanotron_yaml.read(present)
 
+    step_marks = ("iteration:",)
+
     def parse_line(self, line: str) -> StepMetrics | None:
         """`... iteration: 12001 / 17500 | ... | elapsed_time_per_iteration_ms: 28.2K | ... | lm_loss: 2.3 | ... | grad_norm: 0.15`."""
         text = clean(line)

@@ -169,6 +169,8 @@ class NativeTrainer(Trainer):
         """The request."""
         return trial_request.read(present)
 
+    step_marks = ("{",)
+
     def parse_line(self, line: str) -> StepMetrics | None:
         """One JSON object per step."""
         return parse_step_line(line)

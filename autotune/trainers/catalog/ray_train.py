@@ -55,6 +55,8 @@ class RayTrainTrainer(Trainer):
             field="trainer",
         )
 
+    step_marks = ("{",)
+
     def parse_line(self, line: str) -> StepMetrics | None:
         """A JSON object for each step, which the runner makes of the reports of all ranks."""
         return parse_step_line(line)

@@ -164,6 +164,8 @@ class TorchtitanTrainer(Trainer):
             return super().with_settings(launch, settings)
         return replace(launch, argv=(*launch.argv, *torchtitan_config.settings_words(settings)))
 
+    step_marks = ("step:",)
+
     def parse_line(self, line: str) -> StepMetrics | None:
         """`step: 14  loss: 3.24405  grad_norm: 0.8319  memory: 9.46GiB(64.99%)  tps: 7,282  tflops: 0.52  mfu: 0.17%`."""
         found = _LINE.search(clean(line))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -19,8 +20,9 @@ from autotune.trainers.launch_files import FOLDER
 from autotune_workers.gang.wire import Lines, Message
 from autotune_workers.process import gpu_memory, keeper_log
 from autotune_workers.process.gpu_memory import GpuMemory
-from autotune_workers.process.keeper_log import LogReader, Outbox
+from autotune_workers.process.keeper_log import LogReader, Outbox, StepTest
 from autotune_workers.process.keeper_process import KeeperProcess
+from autotune_workers.process.left_out import LeftOut
 from autotune_workers.process.machine import descendants, is_alive
 from autotune_workers.process.network_interface import interface_of
 from autotune_workers.process.program_places import ProgramOrder
@@ -173,7 +175,7 @@ def test_the_last_words_reach_an_owner_that_is_far_behind(lines: int) -> None:
         outbox = Outbox(theirs)
         while not outbox.is_behind:
             outbox.send({"event": "lines", "lines": [[0.0, "x" * 100_000]]})
-        reader = LogReader(reading, outbox)
+        reader = LogReader(reading, outbox, steps_are)
         reader.start()
         with os.fdopen(writing, "wb") as log:
             log.write(b"a line of the program\n" * lines + TRACEBACK)
@@ -193,7 +195,7 @@ def test_a_traceback_that_begins_while_lines_are_left_out_arrives_whole(monkeypa
     monkeypatch.setattr(keeper_log, "BURST_BYTES", 1000)
     monkeypatch.setattr(keeper_log, "RATE_BYTES_PER_S", 10_000)
     messages = sent(b"a line of the program\n" * 10_000 + TRACEBACK[:40], TRACEBACK[40:], pause_s=0.02)
-    assert sum(message.get("left_out", 0) for message in messages) > 0
+    assert left_out_of(messages).lines > 0
     assert [line for message in messages for _, line in message["lines"]][-3:] == TRACEBACK.decode().splitlines()
 
 
@@ -211,19 +213,36 @@ def test_lines_that_wait_pass_as_soon_as_the_rate_allows_with_the_time_of_their_
     assert len(set(stamps)) == 1
 
 
-def sent(*pieces: bytes, pause_s: float = 0.0) -> list[Message]:
+def steps_are() -> StepTest:
+    return StepTest(lambda line: line.startswith("step "))
+
+
+def marked_steps_are() -> StepTest:
+    return StepTest(lambda line: line.startswith("step "), marks=(b"step",))
+
+
+def left_out_of(messages: list[Message]) -> LeftOut:
+    return sum(map(LeftOut.of, messages), LeftOut())
+
+
+def sent(*pieces: bytes, pause_s: float = 0.0, test: Callable[[], StepTest] = steps_are) -> list[Message]:
     """What a log reader sends of a log that is written piece by piece, with a pause after each."""
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
     heard, lines = [], Lines()
     with ours, theirs:
-        reader = LogReader(reading, Outbox(theirs))
+        outbox = Outbox(theirs)
+        reader = LogReader(reading, outbox, test)
         reader.start()
         with os.fdopen(writing, "wb", buffering=0) as log:
             for piece in pieces:
                 log.write(piece)
                 time.sleep(pause_s)
-        reader.join(30.0)
+        while reader.is_alive() or outbox.is_full:
+            outbox.flush()
+            reader.join(0.01)
+            with contextlib.suppress(BlockingIOError):
+                heard += lines.feed(ours.recv(1 << 16, socket.MSG_DONTWAIT))
         theirs.shutdown(socket.SHUT_WR)
         while chunk := ours.recv(1 << 16):
             heard += lines.feed(chunk)
@@ -247,7 +266,7 @@ def test_more_than_can_be_passed_on_is_left_out_and_counted_and_the_last_lines_a
     log = b"".join(b"line %03d\n" % number for number in range(500))
     messages = sent(*(log[start : start + 500] for start in range(0, len(log), 500)))
     lines = [line for message in messages for _, line in message["lines"]]
-    left_out = sum(message.get("left_out", 0) for message in messages)
+    left_out = left_out_of(messages).lines
     assert lines[0] == "line 000"
     assert lines[-1] == "line 499"
     assert len(lines) + left_out == 500
@@ -260,7 +279,7 @@ def test_an_owner_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyP
     reading, writing = os.pipe()
     with ours, theirs:
         outbox = Outbox(theirs)
-        reader = LogReader(reading, outbox)
+        reader = LogReader(reading, outbox, steps_are)
         reader.start()
         with os.fdopen(writing, "wb") as log:
             log.write(b"a line of the program\n" * 200_000)
@@ -272,9 +291,91 @@ def test_an_owner_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyP
             heard += lines.feed(ours.recv(1 << 16))
             outbox.flush()
     passed = sum(len(message.get("lines", ())) for message in heard)
-    left_out = sum(message.get("left_out", 0) for message in heard)
+    left_out = left_out_of(heard).lines
     assert passed + left_out == 200_000
     assert passed < left_out
+
+
+def flood(steps: int, junk: bytes, times: int) -> bytes:
+    """A log in which each step line ends a burst of others."""
+    return b"".join(junk * times + b"step %d\n" % number for number in range(steps))
+
+
+@pytest.mark.parametrize("test", [steps_are, marked_steps_are])
+@pytest.mark.parametrize("junk", [b"a line of the program\n", b"x" * 200_000 + b"\n"], ids=["short", "long"])
+def test_of_the_lines_that_cannot_pass_the_step_lines_do(
+    monkeypatch: pytest.MonkeyPatch, junk: bytes, test: Callable[[], StepTest]
+) -> None:
+    monkeypatch.setattr(keeper_log, "BURST_BYTES", 1000)
+    monkeypatch.setattr(keeper_log, "RATE_BYTES_PER_S", 0)
+    monkeypatch.setattr(keeper_log, "LAST_BYTES", 200)
+    messages = sent(flood(300, junk, 1_000_000 // 300 // len(junk) + 1), test=test)
+    lines = [line for message in messages for _, line in message["lines"]]
+    assert [line for line in lines if line.startswith("step ")] == [f"step {number}" for number in range(300)]
+    left_out = left_out_of(messages)
+    assert left_out.lines > 250
+    assert left_out.step_lines == 0
+    assert left_out.bytes > 200 * left_out.lines // 10
+    stamps = [at_s for message in messages for at_s, _ in message["lines"]]
+    assert stamps == sorted(stamps)
+
+
+def test_a_keeper_knows_the_step_lines_of_its_trainer(keeper: KeeperProcess) -> None:
+    code = """
+for step in range(200):
+    print("DEBUG ncclAllReduce opCount 1f4 sendbuff 0x7f00 recvbuff 0x7f00 count 4096\\n" * 800, end="")
+    print(f"{{'loss': 2.5, 'learning_rate': {step}}}")
+"""
+    begin(keeper, code, trainer="command")
+    lines = [line for message in until(keeper, "ended", 120.0) for _, line in message.get("lines", ())]
+    assert [line for line in lines if "loss" in line] == [f"{{'loss': 2.5, 'learning_rate': {n}}}" for n in range(200)]
+    assert len(lines) < 200 * 700
+
+
+def test_step_lines_that_a_busy_owner_cannot_take_are_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_log, "BACKLOG_BYTES", 0)
+    monkeypatch.setattr(keeper_log, "STEP_BYTES", 1000)
+    monkeypatch.setattr(keeper_log, "BURST_BYTES", 0)
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+    with ours, theirs:
+        outbox = Outbox(theirs)
+        outbox.send({"event": "started", "why": "x" * 4_000_000})  # more than a socket holds: the owner is behind
+        reader = LogReader(reading, outbox, steps_are)
+        reader.start()
+        with os.fdopen(writing, "wb") as log:
+            log.write(flood(20_000, b"", 0))
+        reader.join(60.0)
+        assert not reader.is_alive()
+        heard, lines = [], Lines()
+        outbox.send({"event": "ended"})
+        while not any(message["event"] == "ended" for message in heard):
+            heard += lines.feed(ours.recv(1 << 16))
+            outbox.flush()
+    left_out = left_out_of(heard)
+    passed = sum(len(message.get("lines", ())) for message in heard)
+    assert left_out.step_lines == left_out.lines > 0
+    assert passed + left_out.lines == 20_000
+    assert "step lines among them" in left_out.text
+
+
+def test_without_the_trainer_nothing_is_taken_for_a_step_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> StepTest:
+        raise LookupError("no trainer is called 'ours'")
+
+    monkeypatch.setattr(keeper_log, "BURST_BYTES", 0)
+    monkeypatch.setattr(keeper_log, "LAST_BYTES", 200)
+    messages = sent(flood(300, b"a line of the program\n", 100), test=missing)
+    left_out = left_out_of(messages)
+    assert left_out.lines > 20_000
+    assert left_out.text.endswith("perhaps with step lines among them (LookupError: no trainer is called 'ours')")
+
+
+def test_output_without_lines_is_told_at_least_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_log, "LIFE_S", 0.05)
+    messages = sent(*[b"."] * 5, b"\n", pause_s=0.1)
+    assert [message["lines"] for message in messages[:-1]].count([]) >= 3
+    assert messages[-1]["lines"][-1][1] == "....."
 
 
 def test_the_interface_of_an_address() -> None:

@@ -22,6 +22,7 @@ from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
 from autotune_workers.process import attempt_logs, program_attempt
 from autotune_workers.process.attempt_logs import NodeLog, keep_logs
+from autotune_workers.process.left_out import LeftOut
 from autotune_workers.process.program_attempt import ProgramAttempt
 from autotune_workers.process.program_launch import prepare
 from autotune_workers.process.program_places import ProgramOrder, ProgramPlace
@@ -204,13 +205,50 @@ def test_a_keeper_that_does_not_confirm_the_end_is_given_up() -> None:
 def test_left_out_lines_show_in_the_log() -> None:
     two = Two()
     two.begin()
-    two.say(0, "lines", lines=[[0.0, "the end"]], left_out=7)
+    two.say(0, "lines", lines=[[0.0, "the end"]], left_out=LeftOut(lines=7, bytes=3 << 20).plain())
+    two.say(1, "lines", lines=[], left_out=LeftOut(lines=1, bytes=1 << 20, step_lines=1).plain())
     two.ended(0, 1)
     two.ended(1, 1)
-    assert two.failure.log_tail[:2] == (
-        "[node 0] [autotune left out 7 lines here: more than it can read]",
+    failure = two.failure
+    assert failure.log_tail[:2] == (
+        "[node 0] [autotune left out 7 lines (3.0 MiB), with no step lines among them: more than it can read]",
         "[node 0] the end",
     )
+    assert failure.message.endswith("; left out of its log: 8 lines (4.0 MiB), with 1 step line among them")
+
+
+def test_output_of_any_node_is_life_until_the_trial_is_over() -> None:
+    two = Two(measure=replace(PATIENT, step_timeout_s=10.0, trial_timeout_s=100.0))
+    two.begin()
+    two.lines(0, "step 0 time 1.0 loss 2.0")
+    for _ in range(9):
+        two.wait(9.0)
+        two.say(1, "lines", lines=[])  # output without a line
+        assert not two.nodes[0].told_to_end
+    two.wait(20.0)
+    two.ended(0, -15)
+    two.ended(1, -15)
+    failure = two.failure
+    assert failure.kind is FailureKind.TIMEOUT
+    assert failure.message == (
+        "the trial took longer than trial_timeout_s=100; it went on printing, but no step came in the last 101 s"
+    )
+
+
+def test_a_program_that_prints_nothing_more_hangs() -> None:
+    two = Two(measure=replace(PATIENT, step_timeout_s=10.0, trial_timeout_s=100.0))
+    two.begin()
+    two.lines(0, "step 0 time 1.0 loss 2.0")
+    two.wait(9.0)
+    two.lines(0, "a checkpoint is written")
+    two.wait(9.0)
+    assert not two.nodes[0].told_to_end
+    two.wait(2.0)
+    two.ended(0, -15)
+    two.ended(1, -15)
+    failure = two.failure
+    assert failure.kind is FailureKind.HANG
+    assert failure.message == "the log says no step after step 0, and nothing else, within step_timeout_s=10"
 
 
 def test_the_logs_of_a_failed_attempt_are_kept_and_the_failure_says_where(tmp_path: Path) -> None:

@@ -4,18 +4,18 @@ outlives it.
 Launchers such as torchrun put their ranks into sessions of their own, where no signal to the program's group reaches them. So this process
 adopts every orphan below it (`PR_SET_CHILD_SUBREAPER` of prctl(2)), knows all descendants by their parents, and ends them all: when the program
 has ended, when it is told to, when its owner is gone, and when the owner's lease runs out. With `--detach` it forks away from whoever starts it,
-because Ray kills the direct children of an actor before they could end anything; process 1 reaps it then. It imports the standard library only
-and starts in milliseconds.
+because Ray kills the direct children of an actor before they could end anything; process 1 reaps it then. It imports the standard library only,
+until a log gets so long that step lines must be told from others, and starts in milliseconds.
 
     owner -> keeper   {"command": "start", "argv": [...], "env": {...}, "cwd": PATH, "files": {NAME: TEXT}, "folder_word": W,
-                       "remove": [PATH, ...], "user": NAME, "lease_s": S}
+                       "remove": [PATH, ...], "user": NAME, "lease_s": S, "trainer": NAME, "options": {...}}
                       {"command": "alive"}   {"command": "end", "hung": BOOL}   the end of the channel means `end` too
     keeper -> owner   {"event": "keeper", "pid": N}, then as in `program_places`: started or refused, lines, at last ended
 
 `files` are written into a temporary folder, whose path takes the place of `folder_word` in arguments and variables, and in which the program runs
 where `cwd` is empty. `remove`: folders that are removed at the end. `user`: as whom the program runs; empty: our own. `lease_s`: without `alive` for
 so long everything ends; it is counted in rounds of the loop, so that the time for which this machine stood still counts as one round. Without it
-there is no lease. `hung`: the ranks of the program are asked first which collectives they had begun (`flight_recorder`).
+there is no lease. `trainer` and its `options`: whose step lines are told from others where the log is too long. `hung`: the ranks of the program are asked first which collectives they had begun (`flight_recorder`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Any
 
 from autotune_workers.process import flight_recorder, program_account
 from autotune_workers.process.gpu_memory import GpuMemory
-from autotune_workers.process.keeper_log import LogReader, Outbox
+from autotune_workers.process.keeper_log import LogReader, Outbox, StepTest, widen
 from autotune_workers.process.machine import (
     adopt_orphans,
     be_expendable,
@@ -129,6 +129,7 @@ class _Keeper:
         signal.set_wakeup_fd(waker)
         kills, folder, records = oom_kills(), "", ""
         log, sink = os.pipe2(os.O_CLOEXEC)
+        widen(log)
         try:
             folder = tempfile.mkdtemp(prefix="autotune-launch-") if order["files"] else ""
             _write(order["files"], folder)
@@ -147,7 +148,7 @@ class _Keeper:
         where = {"hostname": socket.gethostname(), "gpus": gpus.split(",") if gpus else []}
         self._outbox.send({"event": "started", "pid": program.pid, "program": order["argv"][0], **where})
         self._gpus.begin(gpus)
-        reader = LogReader(log, self._outbox)
+        reader = LogReader(log, self._outbox, lambda: _step_line_test(order["trainer"], order["options"]))
         reader.start()
         self._wait(program.pid, woken, order.get("lease_s"))
         begun = flight_recorder.collectives_begun(records) if self._commands.hung and self._code is None else {}
@@ -214,6 +215,14 @@ class _Keeper:
         self._peak = max([self._peak, *(status_bytes("VmHWM", pid) or 0 for pid in living)])
         self._gpus.look(living)
         return living
+
+
+def _step_line_test(trainer: str, options: Mapping[str, Any]) -> StepTest:
+    """How this trainer tells its step lines. Imported late: most programs never print so much that lines have to be left out."""
+    from autotune.trainers import trainer as trainer_named
+
+    test = trainer_named(trainer).step_line_test(options)
+    return StepTest(may_tell=test.may_tell, marks=tuple(mark.encode() for mark in test.marks))
 
 
 def _write(files: Mapping[str, str], folder: str) -> None:

@@ -1,15 +1,18 @@
 """A program's log on its way from the program to the owner of its keeper: lines with the time of their arrival, bounded in memory and rate.
 
     burst    BURST_BYTES of text pass at once            rate    RATE_BYTES_PER_S pass in the long run
-    beyond   lines wait, and so they do while more than BACKLOG_BYTES wait for the owner; of those that wait the last `LAST_BYTES` are kept, and
-             the lines before them are left out and counted
+    beyond   lines wait, and so they do while more than BACKLOG_BYTES wait for the owner; of those that wait the last `LAST_BYTES` are kept. Of
+             the lines before them those pass that may say something of a step, up to STEP_BYTES that the owner has not read; the others are left
+             out and counted
 
-The program is never held up.
+An owner that is busy never holds the program up. Looking for step lines may, where it prints tens of MB per second, and once while the trainer's
+reader is loaded.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -18,18 +21,40 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any, final
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, final
+
+from autotune_workers.process.left_out import LeftOut
 
 BURST_BYTES = 4 << 20
 RATE_BYTES_PER_S = 256 << 10
 LAST_BYTES = 16 << 10
 BACKLOG_BYTES = 2 << 20
+CHUNK_BYTES = 1 << 20
+"""that are read at once"""
 LINE_BYTES = 1 << 16
 """longest part of one line that is kept"""
+STEP_BYTES = 8 << 20
+"""text of step lines that waits for a busy owner"""
+LIFE_S = 1.0
+"""longest time for which the owner hears nothing of a program that prints"""
 RETRY_S = 0.2
 """time between two looks whether lines that wait may pass, while the program prints nothing"""
 _LINE_END = re.compile(rb"[\r\n]+")
+
+
+def widen(pipe: int) -> None:
+    """Lets a pipe hold as much as is read at once, where the system allows that: a burst of lines then waits for nobody."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
+
+
+class StepTest(NamedTuple):
+    """Which lines may say something of a step."""
+
+    may_tell: Callable[[str], bool]
+    marks: tuple[bytes, ...] = ()
+    """each line that may tell has one of these; empty: not known"""
 
 
 @final
@@ -84,30 +109,41 @@ class Outbox:
 class LogReader(threading.Thread):
     """Reads a log to its end and sends its lines.
 
-    Lines that may not pass yet are held in their order, up to `LAST_BYTES`; beyond that the oldest ones are left out. So the last `LAST_BYTES`
-    of a log always arrive, and without a gap: neither the rate nor a busy owner cuts a traceback.
+    Lines that may not pass yet are held in their order, up to `LAST_BYTES`; beyond that the oldest ones are left out, but for step lines. So the
+    last `LAST_BYTES` of a log always arrive, and without a gap: neither the rate nor a busy owner cuts a traceback.
     """
 
-    def __init__(self, log: int, outbox: Outbox) -> None:
-        """`log`: the reading end of the program's output; closed at its end."""
+    def __init__(self, log: int, outbox: Outbox, load_test: Callable[[], StepTest]) -> None:
+        """`log`: the reading end of the program's output; closed at its end. `load_test`: loads the test for step lines; called by the time that lines
+        have to be left out. Where it raises, no line is taken for one."""
         super().__init__(name="autotune-log", daemon=True)
         self._log, self._outbox = log, outbox
+        self._load_test = load_test
+        self._loader: threading.Thread | None = None
+        self._test = StepTest(lambda _: False)
+        self._blind = ""
+        """why step lines cannot be told from others"""
+        self._steps: deque[tuple[float, bytes]] = deque()
+        """step lines that may pass at any rate, older than those that are held"""
+        self._step_bytes = 0
+        self._told_s = time.monotonic()
+        """when the owner was told of output last"""
         self._line = b""
         """not yet ended"""
         self._held: deque[tuple[float, bytes]] = deque()
         """lines that have not passed yet, with the time of their arrival"""
         self._held_bytes = 0
-        self._left_out = 0
-        """lines that were dropped after those that have passed and before those that are held"""
+        self._left_out = LeftOut()
+        """dropped after the lines that have passed and before those that are held"""
         self._budget, self._filled_s = float(BURST_BYTES), time.monotonic()
 
     def run(self) -> None:
         """Until nobody can write the log any more."""
         with contextlib.suppress(OSError):
             while True:
-                if self._held and not select.select([self._log], [], [], RETRY_S)[0]:
+                if (self._held or self._steps) and not select.select([self._log], [], [], RETRY_S)[0]:
                     self._pass_on(time.monotonic())
-                elif chunk := os.read(self._log, 1 << 16):
+                elif chunk := os.read(self._log, CHUNK_BYTES):
                     self._take(chunk, time.monotonic())
                 else:
                     break
@@ -118,30 +154,80 @@ class LogReader(threading.Thread):
         passed = 0 if self._outbox.is_behind else int(self._budget)
         start = chunk.find(b"\n", passed) + 1
         end = chunk.rfind(b"\n", start, max(start, len(chunk) - LAST_BYTES)) + 1
-        if 0 < start < end:  # a flood: lines that can neither pass nor stay held are not even split
+        if 0 < start < end and not self._may_have_steps(
+            flood := chunk[start:end]
+        ):  # neither pass nor stay: not even split
             self._split(chunk[:start], now_s)
             self._pass_on(now_s)
-            self._left_out += len(self._held) + chunk.count(b"\n", start, end)
-            self._held.clear()
-            self._held_bytes = 0
+            self._leave_out(len(self._held))
+            self._left_out += LeftOut(lines=flood.count(b"\n"), bytes=len(flood), blind=self._blind)
             chunk = chunk[end:]
         self._split(chunk, now_s)
         self._pass_on(now_s)
-        while self._held_bytes > LAST_BYTES and len(self._held) > 1:
-            self._drop_oldest()
-            self._left_out += 1
+        if self._budget < BURST_BYTES / 2:
+            self._begin_to_load()
+        if self._held_bytes > LAST_BYTES and len(self._held) > 1:
+            kept_bytes = most = 0
+            for _, line in reversed(self._held):
+                kept_bytes += len(line)
+                if most and kept_bytes > LAST_BYTES:
+                    break
+                most += 1
+            self._leave_out(len(self._held) - most)
+            self._pass_on(now_s)
+        if now_s - self._told_s >= LIFE_S:  # a line without an end, or one that waits
+            self._tell([], now_s)
 
     def _split(self, chunk: bytes, now_s: float) -> None:
         *lines, rest = _LINE_END.split(self._line + chunk)
         self._line = rest[:LINE_BYTES]
         self._hold(lines, now_s)
 
+    def _begin_to_load(self) -> None:
+        """Loads the test beside the log, which is read on meanwhile."""
+        if self._loader is None:
+            self._loader = threading.Thread(target=self._load, name="autotune-step-lines", daemon=True)
+            self._loader.start()
+
+    def _load(self) -> None:
+        try:
+            self._test = self._load_test()
+        except Exception as error:  # such as a trainer that is not installed on this node
+            self._blind = f"{type(error).__name__}: {error}"[:300]
+
+    def _loaded(self) -> StepTest:
+        self._begin_to_load()
+        assert self._loader is not None
+        self._loader.join()
+        return self._test
+
+    def _may_have_steps(self, flood: bytes) -> bool:
+        marks = self._loaded().marks
+        return not self._blind and (not marks or any(mark in flood for mark in marks))
+
+    def _leave_out(self, count: int) -> None:
+        """Drops so many of the lines that are held, the oldest, but for those that may say something of a step."""
+        may_tell, marks = self._loaded()
+        dropped = [self._take_oldest() for _ in range(count)]
+        is_any = not marks or any(mark in line for _, line in dropped for mark in marks)
+        found = [line for line in dropped if may_tell(line[1].decode(errors="replace"))] if is_any else []
+        lost = 0
+        for line in found:
+            if self._step_bytes + len(line[1]) > STEP_BYTES:
+                lost += 1
+                continue
+            self._steps.append(line)
+            self._step_bytes += len(line[1])
+        size = sum(len(line) for _, line in dropped) - sum(len(line) for _, line in found)
+        if lines := len(dropped) - len(found) + lost:
+            self._left_out += LeftOut(lines=lines, bytes=size, step_lines=lost, blind=self._blind)
+
     def _hold(self, lines: list[bytes], now_s: float) -> None:
         for line in filter(None, lines):
             self._held.append((now_s, line[:LINE_BYTES]))
             self._held_bytes += len(self._held[-1][1])
 
-    def _drop_oldest(self) -> tuple[float, bytes]:
+    def _take_oldest(self) -> tuple[float, bytes]:
         oldest = self._held.popleft()
         self._held_bytes -= len(oldest[1])
         return oldest
@@ -152,22 +238,30 @@ class LogReader(threading.Thread):
         self._filled_s = now_s
         if self._outbox.is_behind:
             return
-        passed = []
+        passed = self._take_steps()
         while self._held and len(self._held[0][1]) <= self._budget:
-            passed.append(self._drop_oldest())
+            passed.append(self._take_oldest())
             self._budget -= len(passed[-1][1])
-        self._send(passed)
+        if passed:
+            self._tell(passed, now_s)
+
+    def _take_steps(self) -> list[tuple[float, bytes]]:
+        steps = list(self._steps)
+        self._steps.clear()
+        self._step_bytes = 0
+        return steps
 
     def _finish(self, now_s: float) -> None:
         """All that is held, and a last line without an end: they may say why the log ends, so neither the rate nor the backlog counts."""
         self._hold([self._line], now_s)
-        self._send(list(self._held))
+        if self._steps or self._held or self._left_out:
+            self._tell([*self._take_steps(), *self._held], now_s)
 
-    def _send(self, lines: Iterable[tuple[float, bytes]]) -> None:
+    def _tell(self, lines: list[tuple[float, bytes]], now_s: float) -> None:
+        """Sends lines, and what was left out before them; without lines: that there is output."""
         texts = [[arrived_s, line.decode(errors="replace")] for arrived_s, line in lines]
-        if not texts:
-            return
         message: dict[str, Any] = {"event": "lines", "lines": texts}
         if self._left_out:
-            message["left_out"], self._left_out = self._left_out, 0
+            message["left_out"], self._left_out = self._left_out.plain(), LeftOut()
+        self._told_s = now_s
         self._outbox.send(message)

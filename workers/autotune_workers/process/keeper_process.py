@@ -80,6 +80,8 @@ class KeeperProcess:
             "folder_word": FOLDER,
             "remove": [folder] if is_folder_ours else [],
             "user": program_user(),
+            "trainer": order.trainer,
+            "options": dict(order.options),
             "lease_s": lease_s,
         })  # fmt: skip
 

@@ -11,6 +11,10 @@ from typing import final
 
 from autotune_workers.gang.wire import Lines, Message, to_line
 
+CHUNK_BYTES = 1 << 16
+MOST_CHUNKS = 16
+"""that one call takes"""
+
 
 @final
 class MessageChannel:
@@ -39,11 +43,13 @@ class MessageChannel:
             self._sender.sendall(to_line(message))
 
     def receive(self) -> list[Message]:
-        """Messages that have arrived. Closes this direction once the process has closed its end. Raises `ValueError` for what is no message."""
+        """Messages that have arrived, or a part of them where there are many: a sender that never stops keeps nobody here. Closes this direction once the process has closed its end. Raises `ValueError` for what is no message."""
         messages: list[Message] = []
-        while self.is_open:
+        for _ in range(MOST_CHUNKS):
+            if not self.is_open:
+                break
             try:
-                chunk = self._ours.recv(1 << 16)
+                chunk = self._ours.recv(CHUNK_BYTES)
             except BlockingIOError:
                 break
             except OSError:

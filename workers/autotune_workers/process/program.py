@@ -19,6 +19,7 @@ from autotune.trainers.pattern_proposals import propose_patterns
 from autotune.trainers.trainer import LineReader
 from autotune_workers.gang.failure_kind import divergence, weigh
 from autotune_workers.process.failure_cause import CauseReader
+from autotune_workers.process.left_out import LeftOut
 from autotune_workers.process.program_evidence import NodeEnd, explain, log_tail, rank_behind
 from autotune_workers.process.program_log import LoggedStep, ProgramLog
 
@@ -34,6 +35,8 @@ class ProgramTrial:
         self._causes = [CauseReader(first_rank=node * ranks_per_node) for node in range(len(readers))]
         self._measured_node: int | None = None
         self._launched_s = self._progress_s = now_s
+        self._heard_s = now_s
+        self._left_out = LeftOut()
         self._setup_s = 0.0
         self._times: list[float] = []
         self._losses: list[float] = []
@@ -48,7 +51,12 @@ class ProgramTrial:
 
     def hold(self, now_s: float) -> None:
         """The time until now does not count: the program had no place yet."""
-        self._launched_s = self._progress_s = now_s
+        self._launched_s = self._progress_s = self._heard_s = now_s
+
+    def hear_output(self, left_out: LeftOut, now_s: float) -> None:
+        """Some output of a node has come, lines or not; what was left out before it."""
+        self._heard_s = now_s
+        self._left_out += left_out
 
     def hear(self, line: str, arrived_s: float, now_s: float, node: int = 0) -> StepsReported | None:
         """A line of a node's log; the step that it ends. What comes after the verdict says nothing more. `arrived_s`: on the node's own clock."""
@@ -103,6 +111,8 @@ class ProgramTrial:
             return
         if now_s - self._launched_s >= measure.trial_timeout_s:
             law = f"the trial took longer than trial_timeout_s={measure.trial_timeout_s:g}"
+            if done and (silent_s := now_s - self._progress_s) >= measure.step_timeout_s:
+                law += f"; it went on printing, but no step came in the last {silent_s:.0f} s"
             self._fail(FailureKind.TIMEOUT, law, step=done or None)
         elif not done and now_s - self._launched_s >= measure.start_timeout_s:
             law = f"the log says no first step within start_timeout_s={measure.start_timeout_s:g}"
@@ -110,8 +120,8 @@ class ProgramTrial:
                 self._fail(FailureKind.TIMEOUT, f"{law}: {why}; raise measure.start_timeout_s")
             else:
                 self._fail(FailureKind.HANG, law)
-        elif done and now_s - self._progress_s >= measure.step_timeout_s:
-            law = f"the log says no step after step {done - 1} within step_timeout_s={measure.step_timeout_s:g}"
+        elif done and now_s - max(self._progress_s, self._heard_s) >= measure.step_timeout_s:
+            law = f"the log says no step after step {done - 1}, and nothing else, within step_timeout_s={measure.step_timeout_s:g}"
             self._fail(FailureKind.HANG, law, step=done)
 
     def _still_builds(self) -> str:
@@ -138,6 +148,8 @@ class ProgramTrial:
         if self._cancelled:
             return AttemptEnded(id=self.request.id, cancelled=True)
         failure = self._cause(ends)
+        if failure is not None and self._left_out:
+            failure = replace(failure, message=f"{failure.message}; left out of its log: {self._left_out.text}")
         if failure is not None and not failure.log_tail:
             # what a program says when it is told to end is no evidence: `SignalException: Process 71 got signal: 15`
             heard = [replace(end, log_tail=self._causes[end.node].last_lines) if self.ending else end for end in ends]

@@ -20,6 +20,7 @@ from autotune.spec import FailureKind
 from autotune.trainers.trainer import MAX_LINE
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.attempt_logs import NodeLog
+from autotune_workers.process.left_out import LeftOut
 from autotune_workers.process.program import ProgramTrial
 from autotune_workers.process.program_evidence import NodeEnd
 from autotune_workers.process.program_launch import ProgramJob
@@ -145,15 +146,16 @@ class ProgramAttempt:
                 self._note_end(NodeEnd(**self._who(node), gone=why), now_s)
 
     def _read(self, node: _Node, message: Message, now_s: float) -> None:
-        left_out = message.get("left_out")
-        gap = [f"[autotune left out {left_out} lines here: more than it can read]"] if left_out else []
+        left_out = LeftOut.of(message)
+        gap = [f"[autotune left out {left_out.text}: more than it can read]"] if left_out else []
         texts = [(arrived_s, line[:MAX_LINE]) for arrived_s, line in message["lines"]]
-        for line in (*gap, *(line for _, line in texts)):
+        lines = (*gap, *(line for _, line in texts))
+        for line in lines:
             node.tail.append(line)
             node.log.add(line)
-        if self.job.request.with_log and texts:
-            lines = tuple(line for _, line in texts)
+        if self.job.request.with_log and lines:
             self._events.append(LogRead(id=self.job.request.id, node=node.number, lines=lines))
+        self._trial.hear_output(left_out, now_s)
         for arrived_s, line in texts:
             if (step := self._trial.hear(line, arrived_s, now_s, node.number)) is not None:
                 self._events.append(step)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from autotune.errors import RunnerError
 from autotune.ports import TrialRequest
+from autotune.spec.plain import to_plain
 from autotune.trainers import Launch, trainer
 from autotune.trainers.executable import find_executable, search_path
 from autotune.trainers.torchrun import Placement, place
@@ -49,6 +50,8 @@ class ProgramJob:
             files=launch.files,
             cwd=launch.cwd,
             nodes=self.placement.nnodes,
+            trainer=self.request.trainer,
+            options=to_plain(self.request.trainer_options),
         )
 
 

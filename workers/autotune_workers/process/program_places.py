@@ -8,7 +8,8 @@ its log, and ends everything that the program started (`keeper`; its owner on th
                 "hostname": NAME, "gpus": [...]}                           gpus: as CUDA_VISIBLE_DEVICES names them
     refused    {"event": "refused", "reason": TEXT}                        the program cannot be started there
     lines      {"event": "lines", "lines": [[ARRIVED_S, TEXT], ...]}       of the log; ARRIVED_S on the node's own monotonic clock;
-               "left_out": N                                               lines before these that were more than can be passed on, where there were any
+               "left_out": {...}                                           of the lines before these, where there was something (`left_out`); without lines:
+                                                                           there is output, but no line to pass on
     ended      {"event": "ended", "code": C, "peak_bytes": N, "gpu_peak_bytes": N or null, "kernel_oom": B, "left": [PID, ...]}
                                                                            nothing of the program is left but `left`
     gone       {"event": "gone", "why": TEXT}                              the keeper is lost: no more messages
@@ -42,6 +43,10 @@ class ProgramOrder:
     """absolute; empty: the folder of `files`; with a folder that was sent along, relative to that"""
     nodes: int = 1
     """of the attempt; where there are several, gloo is told the interface that holds the node's address, unless a variable says which"""
+    trainer: str = ""
+    """whose step lines the log has"""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """of the trainer, as far as its log depends on them"""
 
 
 class NodeHandle(Protocol):

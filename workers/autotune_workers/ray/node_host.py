@@ -16,6 +16,7 @@ from typing import Any
 
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.keeper_process import KeeperProcess
+from autotune_workers.process.left_out import LeftOut
 from autotune_workers.process.local_places import free_port
 from autotune_workers.process.program_places import ProgramOrder
 from autotune_workers.ray.message_log import MessageLog
@@ -130,10 +131,10 @@ class NodeHost(OwnedActor):
         for message in super().listen(owner, heard):
             last = merged[-1] if merged else {}
             if message["event"] == last.get("event") == "lines" and message["attempt"] == last["attempt"]:
-                left_out = last.get("left_out", 0) + message.get("left_out", 0)
+                left_out = LeftOut.of(last) + LeftOut.of(message)
                 merged[-1] = {**message, "lines": last["lines"] + message["lines"]}
                 if left_out:
-                    merged[-1]["left_out"] = left_out
+                    merged[-1]["left_out"] = left_out.plain()
             else:
                 merged.append(message)
         return merged
