@@ -1,6 +1,6 @@
 """The runner of trials: it executes attempts and reports what happens as events. It decides nothing about studies.
 
-    TrialRequest    one attempt to be run            RunnerEvent      what is reported of it: queued, started, steps, ended
+    TrialRequest    one attempt to be run            RunnerEvent      what is reported of it: queued, started, steps, log, seen, ended
     TrialRunner     start, poll, cancel, close       AdoptingRunner   one that can take over attempts of an earlier runner
                                                      PreflightRunner  one whose class says what it cannot run before it is made
 
@@ -50,7 +50,13 @@ class TrialRequest:
     repeat: int = 0
     """how often this config was measured before in this study"""
     with_log: bool = False
-    """also report the lines that a program prints, as `LogRead`"""
+    """also report the lines that a program prints, as `LogRead`, and what the probe saw of it, as `ProgramSeen`"""
+    watched: bool = True
+    """whether the probe looks at what a program does"""
+    keeps_outputs: bool = False
+    """whether a program writes where it does without autotune, so that each trial replaces what the last one wrote"""
+    ends_itself: bool = False
+    """whether a program that was measured may go on to its own end, so that it is seen what it writes there"""
 
     @property
     def id(self) -> AttemptId:
@@ -109,6 +115,35 @@ class LogRead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSeen:
+    """What the probe saw of a program, at its end, for requests that ask for the log. Plain values."""
+
+    id: AttemptId
+    facts: Mapping[str, Any]
+    """what the measured process trains, by the names of the probe's reports; empty: the probe saw no training"""
+    micro_batches: int | None = None
+    """forward passes with gradients of a usual step"""
+    sequences: int | None = None
+    """sequences that one process trains in a usual step"""
+    tokens: int | None = None
+    """tokens that one process trains in a usual step"""
+    wait_share: float | None = None
+    """share of the steps' time that was spent waiting for data"""
+    skipped_steps: int = 0
+    """steps that a gradient scaler left out"""
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """files that were written or removed outside of the trial's folder, by path: `how`, `existed`, `kept`"""
+    troubles: tuple[str, ...] = ()
+    """why the probe saw nothing, or not all"""
+    disagreement: str = ""
+    """how a step differs from the config, in words"""
+    witness: str = ""
+    """how the log differs from the probe, in words"""
+    measured: bool = False
+    """whether the steps that count are the probe's"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded:
     """The attempt is over and its resources are free. Exactly one per attempt that was started.
 
@@ -122,7 +157,7 @@ class AttemptEnded:
     cancelled: bool = False
 
 
-RunnerEvent = AttemptQueued | AttemptStarted | StepsReported | LogRead | AttemptEnded
+RunnerEvent = AttemptQueued | AttemptStarted | StepsReported | LogRead | ProgramSeen | AttemptEnded
 
 
 class TrialRunner(Protocol):

@@ -154,6 +154,8 @@ def parse_study(
         runner_options=runner_options,
         check=asked.check,
         calibrate=asked.calibrate,
+        keeps_outputs=asked.outputs == "keep",
+        unwatched=not asked.probe,
         seed=asked.seed,
         data=asked.data if asked.data is None or base is None else find_data(asked.data, base),
         baseline=baseline,

@@ -293,6 +293,15 @@ class StudyDocument(Document):
         default=True,
         description="whether a cluster of this machine that has no calibration is measured for about 15 s before the first real trial",
     )
+    outputs: Literal["own", "keep"] = Field(
+        default="own",
+        description="where trials of a program write: `own`, a folder of each trial's own as far as the program can be told, and files that were there before are put "
+        "back; `keep`, where the program writes without autotune, in the place of what is there",
+    )
+    probe: StrictBool = Field(
+        default=True,
+        description="whether the probe looks at what a program does: its optimizer steps, micro-batches, model and files",
+    )
     seed: Annotated[StrictInt, Field(ge=0, lt=1 << 31)] = 0
     data: Text | None = Field(
         default=None, description="text or .bin file to train on; the text that ships when left out"

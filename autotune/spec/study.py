@@ -180,6 +180,10 @@ class Study:
     """whether a program that the store has never seen is tried for a few steps before the search begins"""
     calibrate: bool = True
     """whether a cluster without a calibration is measured quickly before the first real trial"""
+    keeps_outputs: bool = False
+    """whether trials of a program write where it writes without autotune (`outputs: keep`), so that each replaces what the last one wrote"""
+    unwatched: bool = False
+    """whether the probe stays out of the program (`probe: false`)"""
     at_hand: ClusterSpec | None = None
     """the cluster that the trials run on, where the workload's, the target, is larger: then they are proxy trials, each of which stands for a config of the
     workload. None: they run on the workload's own"""

@@ -13,7 +13,7 @@ another process continues from the last of them: see `Controller.__init__`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import ConflictError
@@ -27,6 +27,7 @@ from autotune.ports import (
     KeepSteps,
     KeepTrial,
     LogRead,
+    ProgramSeen,
     StartAttempt,
     StepsReported,
     StudyFields,
@@ -60,6 +61,7 @@ from autotune.study.controller import (
     plan_in_words,
 )
 from autotune.study.lease import StudyLease
+from autotune.study.program_remarks import remarks
 from autotune.study.progress import (
     BestChanged,
     Notice,
@@ -123,6 +125,8 @@ class Loop:
         self._waiting: dict[int, str] = {}
         """why each trial that waits for ranks does"""
         self._steps: list[StepsReported] = []
+        self._said: set[str] = set()
+        """what the probe saw that was said"""
         self._change = ""
         """the last change of the machine's speed, in words"""
         self._result: dict[str, Any] = {}
@@ -152,7 +156,9 @@ class Loop:
         self._adopt()
         self._handle(Tick(now_s=glanced))
         while self._end is None:
-            events: list[Event] = [e for e in self.runner.poll(POLL_S) if not isinstance(e, LogRead)]
+            reported = self.runner.poll(POLL_S)
+            events: list[Event] = [e for e in reported if not isinstance(e, LogRead | ProgramSeen)]
+            self._say(event for event in reported if isinstance(event, ProgramSeen))
             now = self.monotonic()
             if self.interrupted():
                 events.append(InterruptAsked())
@@ -170,6 +176,14 @@ class Loop:
                 self._handle(event)
             self.lease.come_round()
         return self._end
+
+    def _say(self, programs: Iterable[ProgramSeen]) -> None:
+        """Tells what the probe saw of trials that people should know; each thing once."""
+        for seen in programs:
+            for text in remarks(seen, keeps_outputs=self.controller.study.keeps_outputs):
+                if text not in self._said:
+                    self._said.add(text)
+                    self.on_event(Notice(message=f"trial {seen.id[1]}: {text}"))
 
     def _hear(self, record: StudyRecord) -> None:
         """Takes in what people want of the study, which may have ended meanwhile."""

@@ -28,6 +28,8 @@ MANIFEST = "launch.json"
 SCRIPT = "launch.sh"
 FOLDER = "@launch-folder@"
 """what stands for the path of the launch's folder in arguments and variables"""
+OUTPUTS = "outputs"
+"""the folder in `FOLDER` into which a trial's program writes"""
 NODE_RANK, MASTER_ADDR, MASTER_PORT = "@node-rank@", "@master-addr@", "@master-port@"
 """what stands for the number of a node, from 0, and for address and port where all nodes meet"""
 DEFAULT_PORT = 29500

@@ -152,6 +152,8 @@ def request_of(study: Study, config: ParallelConfig, study_id: str = "check") ->
         trainer_options={**steps, **study.trainer_options},
         data=study.data,
         with_log=True,
+        watched=not study.unwatched,
+        keeps_outputs=study.keeps_outputs,
     )
 
 

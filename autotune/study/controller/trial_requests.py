@@ -29,6 +29,8 @@ def request_for(trial: Trial, study_id: str, study: Study, index: TrialIndex, sc
         profile=is_last,
         beat_step_time_s=scorer.time_to_beat(trial, index.best, index.levels.now) if is_search else None,
         repeat=index.measured[trial.config],
+        watched=not study.unwatched,
+        keeps_outputs=study.keeps_outputs,
     )
 
 

@@ -20,7 +20,7 @@ from tests.workers.requests import request
 
 def told(read: LineReader, lines: Iterable[tuple[float, str]]) -> tuple[ProgramTrial, list[StepsReported]]:
     trial = ProgramTrial(request(0, dp=1, trainer="command"), [read], 0.0)
-    return trial, [step for at_s, line in lines if (step := trial.hear(line, at_s, at_s)) is not None]
+    return trial, [step for at_s, line in lines for step in trial.hear(line, at_s, at_s)]
 
 
 def measured(trial: ProgramTrial) -> Measurement:

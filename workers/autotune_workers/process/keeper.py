@@ -8,12 +8,14 @@ because Ray kills the direct children of an actor before they could end anything
 until a log gets so long that step lines must be told from others, and starts in milliseconds.
 
     owner -> keeper   {"command": "start", "argv": [...], "env": {...}, "cwd": PATH, "files": {NAME: TEXT}, "folder_word": W,
-                       "remove": [PATH, ...], "user": NAME, "lease_s": S, "trainer": NAME, "options": {...}}
+                       "remove": [PATH, ...], "user": NAME, "lease_s": S, "trainer": NAME, "options": {...},
+                       "outputs": NAME, "watched": BOOL, "keeps_files": BOOL}
                       {"command": "alive"}   {"command": "end", "hung": BOOL}   the end of the channel means `end` too
-    keeper -> owner   {"event": "keeper", "pid": N}, then as in `program_places`: started or refused, lines, at last ended
+    keeper -> owner   {"event": "keeper", "pid": N}, then as in `program_places`: started or refused, lines and probe, at last ended
 
-`files` are written into a temporary folder, whose path takes the place of `folder_word` in arguments and variables, and in which the program runs
-where `cwd` is empty. `remove`: folders that are removed at the end. `user`: as whom the program runs; empty: our own. `lease_s`: without `alive` for
+`files` are written into a temporary folder, the trial's own, whose path takes the place of `folder_word` in arguments and variables, and in which the program
+runs where `cwd` is empty; what it writes belongs into the folder `outputs` there. `watched`: whether the probe looks at it (`autotune_workers.probe`); `keeps_files`: whether
+files that were there before are put back when it has written others in their place, which only a program of our own user can be helped with. `remove`: folders that are removed at the end. `user`: as whom the program runs; empty: our own. `lease_s`: without `alive` for
 so long everything ends; it is counted in rounds of the loop, so that the time for which this machine stood still counts as one round. Without it
 there is no lease. `trainer` and its `options`: whose step lines are told from others where the log is too long. `hung`: the ranks of the program are asked first which collectives they had begun (`flight_recorder`).
 """
@@ -36,6 +38,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune_workers.probe.probe_folder import ProbeFolder, is_off
 from autotune_workers.process import flight_recorder, program_account
 from autotune_workers.process.gpu_memory import GpuMemory
 from autotune_workers.process.keeper_log import LogReader, Outbox, StepTest, widen
@@ -52,6 +55,8 @@ GRACE_S = 3.0
 """time between SIGTERM to the program's process group and SIGKILL to all that it started"""
 LEFTOVERS_S = 0.5
 """time that processes get which a program leaves running when it ends"""
+TRIAL_DIR = "AUTOTUNE_TRIAL_DIR"
+"""the variable that tells a program the folder of its trial, for what it writes"""
 LOOK_S = 0.2
 """time between two readings of the process table; the longest round of the loop"""
 GONE_S = 20.0
@@ -121,6 +126,7 @@ class _Keeper:
         self._peak = 0
         self._code: int | None = None
         self._gpus = GpuMemory()
+        self._probe: ProbeFolder | None = None
 
     def run(self, order: Mapping[str, Any]) -> None:
         """Runs the program to its end."""
@@ -131,15 +137,17 @@ class _Keeper:
         log, sink = os.pipe2(os.O_CLOEXEC)
         widen(log)
         try:
-            folder = tempfile.mkdtemp(prefix="autotune-launch-") if order["files"] else ""
+            folder = tempfile.mkdtemp(prefix="autotune-launch-")
             _write(order["files"], folder)
+            os.mkdir(os.path.join(folder, order["outputs"]))
             records = tempfile.mkdtemp(prefix="autotune-flight-recorder-")
             who = program_account.account(order["user"])
-            program_account.hand_over(who, folder, records, *order["remove"])
-            program = _started(order, folder, sink, flight_recorder.variables(records, order["env"]), who)
+            variables = {**flight_recorder.variables(records, order["env"]), **self._watched(order, folder, who)}
+            program_account.hand_over(who, folder, records, *self._probes, *order["remove"])
+            program = _started(order, folder, sink, variables, who)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             reason = _refusal(order, folder, error)
-            _remove(folder, records)
+            _remove(folder, records, *self._probes)
             self._outbox.send({"event": "refused", "reason": reason})
             return
         finally:
@@ -154,7 +162,8 @@ class _Keeper:
         begun = flight_recorder.collectives_begun(records) if self._commands.hung and self._code is None else {}
         self._end(program.pid, GRACE_S if self._code is None else LEFTOVERS_S)
         reader.join(LOG_END_S)
-        _remove(folder, records)
+        self._hear_probe(is_last=True)
+        _remove(folder, records, *self._probes)
         self._outbox.send({
             "event": "ended",
             "code": self._code,
@@ -179,12 +188,38 @@ class _Keeper:
                 self._commands.read()
             self._outbox.flush()
             self._living()
+            self._hear_probe()
             self._reap(program)
             now_s = time.monotonic()
             unrenewed_s = 0.0 if self._commands.alive else unrenewed_s + min(now_s - round_s, 2 * LOOK_S)
             self._commands.alive, round_s = False, now_s
             if lease_s is not None and unrenewed_s >= lease_s:
                 return
+
+    def _watched(self, order: Mapping[str, Any], folder: str, who: pwd.struct_passwd | None) -> dict[str, str]:
+        """What the program's environment gets so that it is watched, and knows its own folder."""
+        outputs = os.path.join(folder, order["outputs"])
+        if not order["watched"] or is_off(order["env"]):
+            return {TRIAL_DIR: outputs}
+        self._probe = ProbeFolder()
+        return self._probe.variables(
+            order["env"], trial_folder=outputs, keeps_files=order["keeps_files"] and who is None
+        )
+
+    @property
+    def _probes(self) -> list[str]:
+        return [str(self._probe.path)] if self._probe is not None else []
+
+    def _hear_probe(self, *, is_last: bool = False) -> None:
+        """Passes on what the probe reports; at last, when nothing of the program is left, puts the user's files back."""
+        if self._probe is None or (self._outbox.is_behind and not is_last):
+            return
+        reports = self._probe.read()
+        while reports:
+            self._outbox.send({"event": "probe", "reports": reports})
+            reports = self._probe.read() if is_last else []
+        if is_last and (lost := self._probe.put_back()):
+            self._outbox.send({"event": "probe", "reports": [{"kind": "lost", "files": lost}]})
 
     def _end(self, program: int, grace_s: float) -> None:
         """SIGTERM to the program's group (or to what it left behind), SIGKILL to whatever is there after `grace_s`, until nothing is."""
@@ -236,10 +271,10 @@ def _started(
     order: Mapping[str, Any], folder: str, sink: int, variables: Mapping[str, str], who: pwd.struct_passwd | None
 ) -> subprocess.Popen[bytes]:
     keeper, word = os.getpid(), order["folder_word"]
-    given = {name: text.replace(word, folder) for name, text in order["env"].items()}
+    given = {name: text.replace(word, folder) for name, text in {**order["env"], **variables}.items()}
     return subprocess.Popen(
         [argument.replace(word, folder) for argument in order["argv"]],
-        env=program_account.variables_of(who, {**variables, **given}),
+        env=program_account.variables_of(who, given),
         cwd=order["cwd"] or folder or None,
         stdin=subprocess.DEVNULL,
         stdout=sink,

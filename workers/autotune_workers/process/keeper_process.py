@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import final
 
-from autotune.trainers.launch_files import FOLDER
+from autotune.trainers.launch_files import FOLDER, OUTPUTS
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.children import rank_environment
 from autotune_workers.process.message_channel import MessageChannel
@@ -83,6 +83,9 @@ class KeeperProcess:
             "trainer": order.trainer,
             "options": dict(order.options),
             "lease_s": lease_s,
+            "outputs": OUTPUTS,
+            "watched": order.watched,
+            "keeps_files": order.keeps_files,
         })  # fmt: skip
 
     def renew(self) -> None:

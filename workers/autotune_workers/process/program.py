@@ -1,27 +1,37 @@
-"""One attempt of somebody's own program as a state machine: log lines and time in, steps and the verdict out. No clock, no I/O.
+"""One attempt of somebody's own program as a state machine: log lines, the probe's reports and time in, steps and the verdict out. No clock, no I/O.
 
-Each node's log is read for itself (`program_log`); the first one that ends a step is the one that is measured, because every node takes part in
-every step. Why a program failed is read from the logs too (`failure_cause`). Deadlines, stop rule and divergence are those of a gang (`gang`). Peak memory comes from the logs; without it, on a CPU, from the
+Where the probe sees the program train (`program_probe`), its steps are the measurement, and the log is the second witness, which also tells losses and gradient
+norms. Else the log counts: a program that imports torch under the probe's eyes and prints `PROBE_STEPS` steps of which the probe sees none in `PROBE_S` is one
+that it cannot see. Each node's log is read for itself (`program_log`); the first one that ends a step is the one that is measured, because every node takes part
+in every step. Why a program failed is read from the logs too (`failure_cause`). Deadlines, stop rule and divergence are those of a gang (`gang`). Peak memory comes from the logs; without it, on a CPU, from the
 fullest process, and on GPUs from the driver, as the keepers saw it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from autotune.cost import training_flops_per_token
-from autotune.ports import AttemptEnded, StepsReported, TrialRequest
+from autotune.ports import AttemptEnded, ProgramSeen, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.stopping import trial_decision
 from autotune.trainers.pattern_proposals import propose_patterns
-from autotune.trainers.trainer import LineReader
+from autotune.trainers.trainer import LineReader, StepMetrics
 from autotune_workers.gang.failure_kind import divergence, weigh
 from autotune_workers.process.failure_cause import CauseReader
 from autotune_workers.process.left_out import LeftOut
 from autotune_workers.process.program_evidence import NodeEnd, explain, log_tail, rank_behind
 from autotune_workers.process.program_log import LoggedStep, ProgramLog
+from autotune_workers.process.program_probe import SETTLED, ProgramProbe
+from autotune_workers.process.second_witness import SecondWitness
+
+PROBE_STEPS, PROBE_S = 3, 2.0
+"""steps of the log, and the time since the first of them, after which it counts though a probe was there"""
+OWN_END_S = 30.0
+"""time that a program gets to end by itself once it is measured, where it may"""
 
 
 class ProgramTrial:
@@ -31,6 +41,13 @@ class ProgramTrial:
         """`readers`: the trainer's reader of log lines, one for each node."""
         self.request, self.ending = request, False
         self._logs = [ProgramLog(request, read) for read in readers]
+        self._probe = ProgramProbe(request)
+        self._witness = SecondWitness()
+        self._waiting: list[LoggedStep] = []
+        """steps of the log that do not count yet, because a probe may come"""
+        self._counts: str = ""
+        """whose steps count: probe or log; empty: not decided"""
+        self._measured_s: float | None = None
         ranks_per_node = request.config.world_size // len(readers)
         self._causes = [CauseReader(first_rank=node * ranks_per_node) for node in range(len(readers))]
         self._measured_node: int | None = None
@@ -58,16 +75,78 @@ class ProgramTrial:
         self._heard_s = now_s
         self._left_out += left_out
 
-    def hear(self, line: str, arrived_s: float, now_s: float, node: int = 0) -> StepsReported | None:
-        """A line of a node's log; the step that it ends. What comes after the verdict says nothing more. `arrived_s`: on the node's own clock."""
+    def hear(self, line: str, arrived_s: float, now_s: float, node: int = 0) -> list[StepsReported]:
+        """A line of a node's log; the steps that it ends. What comes after the verdict says nothing more. `arrived_s`: on the node's own clock."""
         if self.ending:
-            return None
-        step, reported = self._logs[node].hear(line, arrived_s), None
+            return []
+        step, reported = self._logs[node].hear(line, arrived_s), []
+        if self._counts != "log" and self._measured_node in (None, node):
+            self._note(self._logs[node].said, arrived_s)
         if step is not None and self._measured_node in (None, node):
             self._measured_node = node
-            reported = self._end_step(step, now_s)
+            self._witness.log(step)
+            if self._counts == "log" or not (self._counts or self._probe.is_watching):
+                self._counts = "log"
+                reported = self._take([step], now_s)
+            elif not self._counts:
+                self._waiting.append(step)
+                if len(self._waiting) >= PROBE_STEPS and arrived_s - self._waiting[0].arrived_s >= PROBE_S:
+                    reported = self._count_by_log(now_s)
         self._causes[node].hear(line, len(self._times))
         return reported
+
+    def see(self, reports: Iterable[Mapping[str, Any]], now_s: float, node: int = 0) -> list[StepsReported]:
+        """What the probe says of a node; the steps that it has seen."""
+        steps = self._probe.hear(reports, node)
+        self._heard_s = now_s
+        if self.ending or self._counts == "log" or not steps:
+            return []
+        self._counts = "probe"
+        self._waiting.clear()
+        found = self._take([self._witness.seen(step) for step in steps], now_s)
+        if not self.ending and len(self._probe.steps) >= SETTLED:
+            self._refuse_disagreement()
+        return found
+
+    def settle(self, now_s: float) -> list[StepsReported]:
+        """The program is gone, or the time for a probe has passed: the log's steps count, where no others did."""
+        return [] if self.ending or self._counts else self._count_by_log(now_s)
+
+    def _count_by_log(self, now_s: float) -> list[StepsReported]:
+        steps, self._waiting = self._waiting, []
+        if steps:
+            self._counts = "log"
+        return self._take(steps, now_s)
+
+    def _take(self, steps: Iterable[LoggedStep], now_s: float) -> list[StepsReported]:
+        """Steps that count, until one of them decides the attempt."""
+        found = []
+        for step in steps:
+            if self.ending or self._measured_s is not None:
+                break
+            found.append(self._end_step(step, now_s))
+        return found
+
+    def _note(self, said: StepMetrics, arrived_s: float) -> None:
+        """A loss or gradient norm of the log, for a step that the probe times."""
+        if said.loss is None and said.grad_norm is None:
+            return
+        self._witness.hear(said, arrived_s)
+        self._refuse_divergence(said)
+
+    def _assign(self) -> None:
+        """Losses and gradient norms of the log to the steps of the probe: a line may come before the probe's report of the step that it speaks of."""
+        if self._counts == "probe":
+            for place, said in self._witness.said_of_steps():
+                if place < len(self._times):
+                    self._losses[place] = math.nan if said.loss is None else said.loss
+                    self._grad_norms[place] = math.nan if said.grad_norm is None else said.grad_norm
+
+    def _refuse_disagreement(self) -> None:
+        """A config that the program does not train as the spec says has no measurement."""
+        if told := self._probe.disagreement():
+            remedy = "correct the options in trainer.argv that the batch follows from, or workload; `autotune check` shows what is said and what is seen"
+            self._fail(FailureKind.INVALID, f"{told}; {remedy}")
 
     def _end_step(self, step: LoggedStep, now_s: float) -> StepsReported:
         if not self._times:
@@ -78,12 +157,21 @@ class ProgramTrial:
         self._losses.append(math.nan if step.loss is None else step.loss)
         self._grad_norms.append(math.nan if step.grad_norm is None else step.grad_norm)
         self._skipped.append(step.skipped)
-        self._peaks.append(max((log.peak_bytes for log in self._logs if log.peak_bytes is not None), default=math.nan))
+        self._peaks.append(
+            max(
+                (b for b in (self._probe.peak_bytes, *(log.peak_bytes for log in self._logs)) if b is not None),
+                default=math.nan,
+            )
+        )
         self._refuse_divergence(step)
         if not self.ending:
             counted = self._times[self.request.measure.warmup_steps :]
             verdict = trial_decision(counted, self.request.measure, self.request.beat_step_time_s)
-            self.ending, self._stopped = verdict.stop, verdict.reason if verdict.stopped_early else ""
+            self._stopped = verdict.reason if verdict.stopped_early else ""
+            if verdict.stop and self.request.ends_itself:
+                self._measured_s = now_s
+            else:
+                self.ending = verdict.stop
         return StepsReported(
             id=self.request.id,
             first_step=len(self._times) - 1,
@@ -92,7 +180,7 @@ class ProgramTrial:
             grad_norms=(self._grad_norms[-1],),
         )
 
-    def _refuse_divergence(self, step: LoggedStep) -> None:
+    def _refuse_divergence(self, step: LoggedStep | StepMetrics) -> None:
         problem = ""
         if not step.skipped and not all(math.isfinite(x) for x in (step.loss, step.grad_norm) if x is not None):
             found = {"loss": step.loss, "gradient norm": step.grad_norm}
@@ -108,6 +196,9 @@ class ProgramTrial:
         """Checks the deadlines."""
         measure, done = self.request.measure, len(self._times)
         if self.ending:
+            return
+        if self._measured_s is not None:
+            self.ending = now_s - self._measured_s >= OWN_END_S
             return
         if now_s - self._launched_s >= measure.trial_timeout_s:
             law = f"the trial took longer than trial_timeout_s={measure.trial_timeout_s:g}"
@@ -145,6 +236,7 @@ class ProgramTrial:
 
     def end(self, ends: Sequence[NodeEnd]) -> AttemptEnded:
         """The program and all below it are gone on every node; `ends`: in the order of their ending."""
+        self._assign()
         if self._cancelled:
             return AttemptEnded(id=self.request.id, cancelled=True)
         failure = self._cause(ends)
@@ -160,18 +252,41 @@ class ProgramTrial:
     def _cause(self, ends: Sequence[NodeEnd]) -> Failure | None:
         """Why it failed: what was decided while it ran, unless it was late because a node was lost; else what the ends of the nodes say."""
         done = len(self._times)
+        if self._measured_s is None and not self.ending and self._probe.steps and len(self._probe.steps) < SETTLED:
+            self._refuse_disagreement()
         is_late = self._failure is not None and self._failure.kind in (FailureKind.HANG, FailureKind.TIMEOUT)
         if self.ending and not (is_late and any(end.gone for end in ends)):
             return self._failure and self._with_exception(self._with_rank(self._failure, ends))
         evidence = explain(ends, self._causes, done)
         if evidence is not None:
             return evidence.failure()
+        if self._measured_s is not None:
+            return None
         counted, least = max(0, done - self.request.measure.warmup_steps), self.request.measure.min_steps
         if counted >= least:
             return None
         words = f"{done} steps with a time" if done else "no step with a time"
         law = f"the program ended well, but its log says {words}, and {least} after warm-up must be measured"
         return self._with_exception(Failure(kind=FailureKind.METRICS_MISSING, message=law, step=done or None))
+
+    def seen(self) -> ProgramSeen:
+        """What the probe saw, at the end."""
+        probe, usual = self._probe, self._probe.typical
+        total_s = sum(step.time_s for step in probe.steps)
+        return ProgramSeen(
+            id=self.request.id,
+            facts=probe.facts,
+            micro_batches=usual.micro_batches if usual else None,
+            sequences=usual.sequences[0] if usual and usual.sequences else None,
+            tokens=usual.tokens if usual else None,
+            wait_share=sum(step.wait_s for step in probe.steps) / total_s if total_s > 0 else None,
+            skipped_steps=sum(step.skipped for step in probe.steps),
+            files=probe.files,
+            troubles=tuple(dict.fromkeys(probe.troubles)),
+            disagreement=probe.disagreement(),
+            witness=self._witness.difference() if self._counts == "probe" else "",
+            measured=self._counts == "probe",
+        )
 
     @property
     def hangs(self) -> bool:
@@ -199,6 +314,8 @@ class ProgramTrial:
 
     def _peak_bytes(self, ends: Sequence[NodeEnd]) -> float | None:
         said = [log.peak_bytes for log in self._logs if log.peak_bytes is not None]
+        if self._probe.peak_bytes is not None:
+            said.append(self._probe.peak_bytes)
         if said:
             return max(said)
         is_cpu = self.request.workload.cluster.gpu.is_cpu
@@ -223,6 +340,9 @@ class ProgramTrial:
             num_ranks=config.world_size,
             setup_s=self._setup_s,
             time_from=self._time_from,
+            utilization={"reserved_memory_bytes": float(self._probe.reserved_bytes)}
+            if self._probe.reserved_bytes
+            else {},
             time_resolution_s=self._resolution_s,
             flops_per_token=training_flops_per_token(workload),
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),

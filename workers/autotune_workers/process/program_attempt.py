@@ -119,6 +119,8 @@ class ProgramAttempt:
                 self._announce_start()
             case "lines":
                 self._read(node, message, now_s)
+            case "probe":
+                self._events += self._trial.see(message["reports"], now_s, node.number)
             case "refused":
                 self._refuse_start(node, message["reason"])
                 self._note_end(NodeEnd(**self._who(node), was_told=True), now_s)
@@ -157,8 +159,7 @@ class ProgramAttempt:
             self._events.append(LogRead(id=self.job.request.id, node=node.number, lines=lines))
         self._trial.hear_output(left_out, now_s)
         for arrived_s, line in texts:
-            if (step := self._trial.hear(line, arrived_s, now_s, node.number)) is not None:
-                self._events.append(step)
+            self._events += self._trial.hear(line, arrived_s, now_s, node.number)
 
     def _announce_start(self) -> None:
         if not self._announced and all(node.started for node in self._nodes):
@@ -213,4 +214,5 @@ class ProgramAttempt:
     def _finish(self) -> None:
         if self.over and not self._finished:
             self._finished = True
-            self._events.append(self._trial.end(self._ends))
+            self._events += self._trial.settle(self._told_s or 0.0)
+            self._events += [self._trial.seen(), self._trial.end(self._ends)]

@@ -52,6 +52,8 @@ class ProgramJob:
             nodes=self.placement.nnodes,
             trainer=self.request.trainer,
             options=to_plain(self.request.trainer_options),
+            watched=self.request.watched,
+            keeps_files=not self.request.keeps_outputs,
         )
 
 

@@ -31,9 +31,13 @@ class LoggedStep:
     skipped: bool
     """whether the weights were left as they are"""
     time_from: str
-    """log, rate or arrival"""
+    """log, rate or arrival; probe where it was seen from inside the program"""
     resolution_s: float
     """how exactly the time is known"""
+    arrived_s: float
+    """when it was told, or ended, on the node's own monotonic clock"""
+    number: int | None = None
+    """its number in the log, where it has one"""
 
 
 @final
@@ -50,12 +54,15 @@ class ProgramLog:
         self._numbers: set[int] = set()
         self._arrivals = StepArrivals()
         self._is_timed_by_arrival: bool | None = None
+        self.said = StepMetrics()
+        """what the last line said, timed or not"""
         self.peak_bytes: float | None = None
         """the largest memory that it spoke of"""
 
     def hear(self, line: str, arrived_s: float) -> LoggedStep | None:
         """A line; the step that it ends."""
         metrics = self._read(line)
+        self.said = metrics or StepMetrics()
         if metrics is None or (metrics.step is not None and metrics.step in self._numbers):
             return None
         if metrics.peak_memory_bytes is not None:
@@ -78,9 +85,9 @@ class ProgramLog:
         if time_s is None or not 0 < time_s < math.inf or self._is_timed_by_arrival not in (None, is_arrival):
             return None
         self._is_timed_by_arrival = is_arrival
-        return self._end_step(time_s, source, resolution_s)
+        return self._end_step(time_s, source, resolution_s, arrived_s)
 
-    def _end_step(self, time_s: float, source: str, resolution_s: float) -> LoggedStep:
+    def _end_step(self, time_s: float, source: str, resolution_s: float, arrived_s: float) -> LoggedStep:
         held, self._held = self._held, StepMetrics()
         if held.step is not None:
             self._numbers.add(held.step)
@@ -91,4 +98,6 @@ class ProgramLog:
             skipped=held.skipped,
             time_from=source,
             resolution_s=resolution_s,
+            arrived_s=arrived_s,
+            number=held.step,
         )

@@ -10,6 +10,7 @@ its log, and ends everything that the program started (`keeper`; its owner on th
     lines      {"event": "lines", "lines": [[ARRIVED_S, TEXT], ...]}       of the log; ARRIVED_S on the node's own monotonic clock;
                "left_out": {...}                                           of the lines before these, where there was something (`left_out`); without lines:
                                                                            there is output, but no line to pass on
+    probe      {"event": "probe", "reports": [...]}                        what the probe says from inside the program (`autotune_workers.probe`)
     ended      {"event": "ended", "code": C, "peak_bytes": N, "gpu_peak_bytes": N or null, "kernel_oom": B, "left": [PID, ...]}
                                                                            nothing of the program is left but `left`
     gone       {"event": "gone", "why": TEXT}                              the keeper is lost: no more messages
@@ -47,6 +48,10 @@ class ProgramOrder:
     """whose step lines the log has"""
     options: Mapping[str, Any] = field(default_factory=dict)
     """of the trainer, as far as its log depends on them"""
+    watched: bool = True
+    """whether the probe looks at what the program does"""
+    keeps_files: bool = True
+    """whether files that were there before are put back after the program wrote others in their place"""
 
 
 class NodeHandle(Protocol):

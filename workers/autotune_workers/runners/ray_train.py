@@ -224,8 +224,7 @@ class _Run:
             events.append(AttemptStarted(id=self.request.id))
         for step in news["steps"]:
             now_s = time.monotonic()
-            heard = self.trial.hear(json.dumps(step), now_s, now_s)
-            events += [heard] if heard is not None else []
+            events += self.trial.hear(json.dumps(step), now_s, now_s)
         return events
 
     def _leave(self) -> None:

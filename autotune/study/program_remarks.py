@@ -1,0 +1,33 @@
+"""What the probe saw of a program that a person should know, in words: a log that tells another pace, files that trials replace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autotune.ports import ProgramSeen
+
+SHOWN = 5
+"""files that are named"""
+
+
+def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
+    """Each with what follows of it."""
+    if seen.witness:
+        yield f"{seen.witness}; the probe counts"
+    if seen.troubles:
+        yield f"the probe ended early ({seen.troubles[0]}), so its steps may be those of the log"
+    existing = {path: file for path, file in seen.files.items() if file["existed"]}
+    if existing and not keeps_outputs:
+        kept = all(file["kept"] for file in existing.values())
+        what = "what was there before is put back after each trial" if kept else "they were not put back"
+        yield f"the program writes into files that were there before it ran: {listed(existing)}; {what}"
+
+
+def listed(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """Paths, the first ones, relative to the present folder where they lie in it."""
+    here = os.getcwd()
+    names = [os.path.relpath(path, here) if path.startswith(here + os.sep) else path for path in files]
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,208 @@
+"""What the probe sees of real programs that know nothing of it. Each runs in processes of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune_workers.probe.probe_folder import ProbeFolder, is_off
+from tests.workers.probe.watching import PROGRAMS, python, torchrun, watched
+
+PARAMETERS = 64 * 32 + 2 * (32 * 96 + 96 + 32 * 32 + 32 + 32 * 128 + 128 + 128 * 32 + 32)
+"""of programs/decoder.py, with its head tied to the embedding"""
+
+
+def test_a_plain_program_is_seen_step_by_step(tmp_path: Path) -> None:
+    seen = watched(python("decoder.py", "--accumulate=3", "--dtype=bfloat16", "--checkpoint"), cwd=tmp_path)
+    assert seen.code == 0, seen.text
+    steps, facts = seen.steps(), seen.facts()
+    assert [(s["micro"], s["sequences"], s["tokens"]) for s in steps] == [(3, [12], 192)] * 6
+    assert all(step["s"] >= 0.02 for step in steps[1:])
+    assert (facts["parameters"], facts["world"], facts["autocast"]) == (PARAMETERS, 1, "bfloat16")
+    assert facts["types"] == {"float32": PARAMETERS}
+    assert facts["optimizers"] == ["torch.optim.adamw.AdamW"]
+    assert facts["recomputed"] > 0.3
+    assert any("ScaledDotProduct" in name for name in facts["graph"])
+    assert not facts["compiled"]
+    assert not seen.of("trouble")
+
+
+def test_inputs_given_as_keywords_are_found_further_inside(tmp_path: Path) -> None:
+    seen = watched(python("decoder.py", "--keywords", "--batch=5"), cwd=tmp_path)
+    assert [(s["micro"], s["sequences"], s["tokens"]) for s in seen.steps()] == [(1, [5], 80)] * 6
+    assert seen.facts()["recomputed"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("wrap", "name", "stage"),
+    [("ddp", "DDP", 0), pytest.param("fsdp1", "FSDP1", 3, marks=pytest.mark.slow), ("fsdp2", "FSDP2", 3)],
+)
+def test_ranks_are_told_from_their_launcher_and_sharded_parameters_are_counted_whole(
+    tmp_path: Path, wrap: str, name: str, stage: int
+) -> None:
+    seen = watched(torchrun("decoder.py", f"--wrap={wrap}", "--accumulate=2"), cwd=tmp_path)
+    assert seen.code == 0, seen.text
+    assert len(seen.trainers) == 2
+    for rank in (0, 1):
+        facts = seen.facts(rank)
+        assert (facts["world"], facts["backend"], facts["wrappers"], facts["zero_stage"]) == (2, "gloo", [name], stage)
+        assert facts["parameters"] == PARAMETERS
+        assert [(s["micro"], s["sequences"]) for s in seen.steps(rank)] == [(2, [8])] * 6
+
+
+@pytest.mark.parametrize("how", ["aot_eager", pytest.param("in place", marks=pytest.mark.slow)])
+def test_compiled_programs_are_compiled_as_they_are_without_the_probe(tmp_path: Path, how: str) -> None:
+    command = python("decoder.py", f"--compile={how}", "--accumulate=2")
+    seen, alone = watched(command, cwd=tmp_path), watched(command, cwd=tmp_path, env={"AUTOTUNE_PROBE_REPORTS": ""})
+    counted = [line for line in seen.text.splitlines() if line.startswith("frames")]
+    assert counted == [line for line in alone.text.splitlines() if line.startswith("frames")]
+    assert counted
+    assert len(seen.steps()) == 6
+    assert {step["micro"] for step in seen.steps()} == {2}
+    assert seen.facts()["compiled"]
+    if how == "aot_eager":
+        assert {tuple(step["sequences"]) for step in seen.steps()} == {(8,)}
+
+
+def test_two_optimizers_that_take_turns_make_one_step_of_both(tmp_path: Path) -> None:
+    seen = watched(python("adversaries.py"), cwd=tmp_path)
+    steps = seen.steps()
+    assert len(steps) == 5
+    assert {step["backwards"] for step in steps[1:]} == {3}
+    assert all(6 in step["sequences"] for step in steps[1:])
+    assert seen.facts()["optimizers"] == ["torch.optim.adam.Adam", "torch.optim.sgd.SGD"]
+
+
+def test_inner_optimizers_are_one_step(tmp_path: Path) -> None:
+    steps = watched(python("inner_optimizers.py"), cwd=tmp_path).steps()
+    assert [(s["micro"], s["sequences"]) for s in steps] == [(2, [6])] * 5
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_scaler_that_leaves_a_step_out_and_a_loader_that_is_waited_for(tmp_path: Path, workers: int) -> None:
+    seen = watched(python("scaled.py", str(workers)), cwd=tmp_path)
+    assert [step["skipped"] for step in seen.steps()] == [False, False, True, False, False, False]
+    assert len(seen.trainers) == 1
+    facts = seen.facts()
+    assert (facts["workers"], facts["autocast"]) == (workers, "float16")
+    if not workers:
+        assert all(step["wait_s"] >= 0.02 for step in seen.steps())
+
+
+def test_transformers_trainer(tmp_path: Path) -> None:
+    seen = watched(python("hf.py", "out"), cwd=tmp_path)
+    assert seen.code == 0, seen.text
+    assert [(s["micro"], s["sequences"], s["tokens"]) for s in seen.steps()] == [(4, [8], 128)] * 4
+    facts = seen.facts()
+    assert facts["libraries"]["transformers"]
+    assert (facts["attention"], facts["autocast"]) == ("sdpa", "bfloat16")
+    assert facts["recomputed"] > 0.3
+
+
+def test_lightning_that_calls_the_parts_of_its_module(tmp_path: Path) -> None:
+    seen = watched(python("lightning_batches.py"), cwd=tmp_path)
+    assert seen.code == 0, seen.text
+    assert [(s["micro"], s["sequences"][0], s["tokens"]) for s in seen.steps()] == [(2, 8, 128)] * 4
+
+
+def test_the_users_own_sitecustomize_still_runs_and_modules_are_found_where_they_were(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import os; os.environ['OWN'] = __file__")
+    look = "import os, sys; print(os.environ['OWN'], sys.modules['sitecustomize'].__file__, [p for p in sys.path if 'probe' in p])"
+    seen = watched([sys.executable, "-c", look], cwd=tmp_path, env={"PYTHONPATH": str(own)})
+    assert seen.text.split() == [str(own / "sitecustomize.py")] * 2 + ["[]"]
+
+
+def test_a_program_without_torch_runs_as_it_is(tmp_path: Path) -> None:
+    seen = watched([sys.executable, "-c", "import sys; print('torch' in sys.modules); sys.exit(7)"], cwd=tmp_path)
+    assert (seen.code, seen.text.strip(), seen.reports) == (7, "False", [])
+
+
+def test_an_isolated_interpreter_is_not_seen(tmp_path: Path) -> None:
+    command = python("decoder.py")
+    seen = watched([command[0], "-I", *command[1:]], cwd=tmp_path)
+    assert (seen.code, seen.reports) == (0, [])
+
+
+def test_a_program_that_trains_in_another_process(tmp_path: Path) -> None:
+    seen = watched([*python("starts_another.py"), *python("decoder.py")[1:]], cwd=tmp_path)
+    assert len(seen.trainers) == 1
+    assert len(seen.steps()) == 6
+
+
+@pytest.mark.parametrize(("end", "code"), [("os._exit", 3), ("SIGKILL", -9)])
+def test_steps_are_known_however_the_program_ends(tmp_path: Path, end: str, code: int) -> None:
+    seen = watched(python("decoder.py", f"--end={end}"), cwd=tmp_path)
+    assert seen.code == code
+    assert len(seen.steps()) == 6
+
+
+def test_a_torch_without_the_hooks_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("__version__ = '0'\n")
+    seen = watched([sys.executable, "-c", "import torch; print(torch.__version__)"], cwd=tmp_path)
+    assert (seen.code, seen.text.strip()) == (0, "0")
+    assert len(seen.of("trouble")) == 1
+
+
+def test_files_are_told_and_what_was_there_before_is_put_back(tmp_path: Path) -> None:
+    before = {
+        "cut.txt": "c",
+        "longer.txt": "l",
+        "in-place.bin": "abc",
+        "replaced.txt": "r",
+        "removed.txt": "gone?",
+        "read.txt": "read",
+        "checkpoints/step-1/model.bin": "one",
+    }
+    for name, text in before.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    seen = watched(python("writes.py"), cwd=tmp_path)
+    assert (seen.code, seen.lost) == (0, []), seen.text
+    assert {name: (tmp_path / name).read_text() for name in before} == before
+    assert not list(tmp_path.rglob("*.before-autotune"))
+    told = {str(Path(path).relative_to(tmp_path)): rest for path, rest in seen.files.items()}
+    assert {name for name, (_, existed, _) in told.items() if existed} == before.keys() - {"read.txt"}
+    assert all(kept for _, existed, kept in told.values() if existed)
+    assert "new.txt" in told
+    assert not any("mine.txt" in name for name in told)
+
+
+def test_files_stay_as_the_program_leaves_them_where_that_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.pt").write_text("old")
+    command = python("decoder.py", "--save=checkpoint.pt")
+    seen = watched(command, cwd=tmp_path, keeps_files=False)
+    assert seen.files[str(tmp_path / "checkpoint.pt")] == ["written", True, False]
+    assert (tmp_path / "checkpoint.pt").read_bytes()[:2] == b"PK"
+
+
+def test_a_checkpoint_that_torch_writes_outside_of_python_is_put_back(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.pt").write_text("old")
+    seen = watched(python("decoder.py", "--save=checkpoint.pt"), cwd=tmp_path)
+    assert seen.code == 0, seen.text
+    assert seen.files[str(tmp_path / "checkpoint.pt")] == ["written", True, True]
+    assert (tmp_path / "checkpoint.pt").read_text() == "old"
+
+
+@pytest.mark.parametrize(("value", "off"), [("off", True), ("0", True), ("", False), ("on", False)])
+def test_a_variable_switches_it_off(value: str, off: bool) -> None:
+    assert is_off({"AUTOTUNE_PROBE": value}) is off
+
+
+def test_the_programs_own_path_comes_after_the_probes() -> None:
+    probe = ProbeFolder()
+    try:
+        told = probe.variables({"PYTHONPATH": "/own"}, trial_folder="/trial", keeps_files=True)
+        first, own = told["PYTHONPATH"].split(":")
+        assert (Path(first) / "sitecustomize.py").is_file()
+        assert own == "/own"
+    finally:
+        probe.remove()
+    assert not probe.path.exists()
+
+
+def test_programs_here_import_nothing_of_autotune() -> None:
+    assert not any("autotune" in file.read_text().replace("AUTOTUNE", "") for file in PROGRAMS.glob("*.py"))

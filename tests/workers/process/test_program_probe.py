@@ -1,0 +1,212 @@
+"""Attempts whose program is seen by the probe: whose steps count, what the log adds, and what does not agree. No process is started here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotune.ports import StepsReported
+from autotune.spec import FailureKind
+from autotune.trainers.log_formats import stock_reader
+from autotune_workers.process.program import OWN_END_S, ProgramTrial
+from autotune_workers.process.program_evidence import NodeEnd
+from tests.workers.requests import PATIENT, request
+
+TORCH = {"kind": "torch", "pid": 7, "version": "2", "rank": 0}
+
+
+def trial(mb: int = 2, acc: int = 4, dp: int = 1, nodes: int = 1, **more: Any) -> ProgramTrial:
+    asked = request(
+        0, dp=dp, trainer="command", config={"micro_batch_size": mb, "accumulation_steps": acc}, measure=PATIENT
+    )
+    return ProgramTrial(replace(asked, **more), [stock_reader() for _ in range(nodes)], 0.0)
+
+
+def step(
+    at_s: float, *, time_s: float = 0.4, micro: int = 4, sequences: Sequence[int] = (8,), **more: Any
+) -> dict[str, Any]:
+    told = {"at": at_s, "s": time_s, "micro": micro, "sequences": list(sequences), "tokens": None}
+    return {**told, "backwards": micro, "wait_s": 0.1, "skipped": False, **more}
+
+
+def report(*steps: dict[str, Any], pid: int = 7, rank: int = 0, **more: Any) -> dict[str, Any]:
+    return {"kind": "step", "pid": pid, "rank": rank, "steps": list(steps), **more}
+
+
+def bar(count: int) -> str:
+    return f"  1%|# | {count}/400 [00:01<00:01, 10.0it/s, loss={5 - count / 100:.2f}]"
+
+
+def ended(of: ProgramTrial, code: int = 0) -> Any:
+    of.settle(0.0)
+    return of.end([NodeEnd(node=0, code=code)])
+
+
+def test_the_probes_steps_are_the_measurement_and_the_log_is_the_second_witness() -> None:
+    """A bar that counts micro-batches, four of them to a step."""
+    of = trial()
+    of.see([TORCH], 0.0)
+    found: list[StepsReported] = []
+    for number in range(1, 13):
+        found += of.hear(bar(number), 10.0 + 0.1 * number, 10.0 + 0.1 * number)
+        if number % 4 == 0:
+            found += of.see([report(step(10.0 + 0.1 * number - 0.001))], 10.0 + 0.1 * number)
+    assert [s.step_times_s for s in found] == [(0.4,)] * 3
+    seen, measured = of.seen(), ended(of).measurement
+    assert measured.time_from == "probe"
+    assert "10 steps" in seen.witness
+    assert "3 optimizer steps" in seen.witness
+    assert (seen.micro_batches, seen.sequences) == (4, 8)
+    assert seen.wait_share == pytest.approx(0.25)
+
+
+def test_losses_of_the_log_belong_to_the_step_that_ended_before_their_line() -> None:
+    of = trial()
+    of.see([TORCH], 0.0)
+    for number in range(3):
+        at_s = 1.0 + number
+        if number != 1:  # this line comes later than the probe's report
+            of.hear(f'{{"step": {number}, "loss": {5 - number}.0}}', at_s + 0.01, at_s)
+        of.see([report(step(at_s))], at_s)
+        if number == 1:
+            of.hear(f'{{"step": {number}, "loss": {5 - number}.0}}', at_s + 0.01, at_s)
+    for number in range(3, 6):
+        of.see([report(step(1.0 + number))], 1.0 + number)
+    assert ended(of).measurement.losses[:2] == (4.0, 3.0)  # after warm-up
+
+
+def test_a_log_counts_where_the_probe_sees_no_step_though_torch_was_imported() -> None:
+    of = trial()
+    of.see([TORCH], 0.0)
+    found = [
+        r for n in range(1, 9) for r in of.hear(f'{{"step": {n}, "step_time_s": 0.5}}', 1.0 + 0.5 * n, 1.0 + 0.5 * n)
+    ]
+    assert [r.first_step for r in found] == list(range(len(found)))
+    assert len(found) >= 5
+    assert ended(of).measurement.time_from == "log"
+
+
+def test_a_log_counts_at_the_end_where_it_was_too_short_to_wait_for_the_probe() -> None:
+    of = trial()
+    of.see([TORCH], 0.0)
+    assert not [r for n in range(1, 9) for r in of.hear(f'{{"step": {n}, "step_time_s": 0.01}}', 1.0 + 0.01 * n, 1.0)]
+    assert len(of.settle(2.0)) >= 5
+    assert of.end([NodeEnd(node=0, code=0)]).measurement.time_from == "log"
+
+
+def test_without_a_probe_the_log_counts_at_once() -> None:
+    assert trial().hear('{"step": 1, "step_time_s": 0.5}', 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ({"micro": 4, "sequences": [4]}, "4 micro-batches of 1 sequences"),
+        ({"micro": 1, "sequences": [2]}, "1 micro-batch of 2 sequences"),
+        ({"micro": 2, "sequences": [8]}, "saw 2 micro-batches of 4: the program chooses its own"),
+    ],
+)
+def test_a_step_that_is_not_the_configs_is_no_measurement(seen: dict[str, Any], words: str) -> None:
+    """The second is accumulation that does not reach the program, the third a batch that it finds by itself."""
+    of = trial()
+    for number in range(4):
+        of.see([report(step(1.0 + number, **seen))], 1.0 + number)
+    assert of.ending
+    failure = ended(of).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.INVALID
+    assert words in failure.message
+    assert "trainer.argv" in failure.message
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"micro": 4, "sequences": [8]},
+        {"micro": 1, "sequences": [8], "backwards": 4},
+        {"micro": 8, "sequences": [16, 8], "backwards": 4},  # two forward passes for each backward pass
+        {"micro": 4, "sequences": [4], "tokens": 8 * 16 - 8},  # packed, and a token short
+        {"micro": 4, "sequences": []},
+    ],
+)
+def test_steps_that_agree_in_one_of_the_ways_in_which_programs_count(seen: dict[str, Any]) -> None:
+    of = trial()
+    seq_len = of.request.workload.seq_len
+    if "tokens" in seen:
+        seen = {**seen, "tokens": 8 * seq_len - 8 if seq_len > 64 else 8 * seq_len}
+    for number in range(4):
+        of.see([report(step(1.0 + number, **seen))], 1.0 + number)
+    assert not of.ending
+    assert of.seen().disagreement == ""
+
+
+def test_a_program_that_starts_fewer_ranks_than_the_config_has_trains_less() -> None:
+    of = trial(dp=2)
+    of.see([{"kind": "facts", "pid": 7, "rank": 0, "world": 1}], 0.0)
+    for number in range(4):
+        of.see([report(step(1.0 + number))], 1.0 + number)
+    failure = ended(of).failure
+    assert failure is not None
+    assert "global_batch_size=16" in failure.message
+
+
+def test_the_lowest_rank_is_measured_and_the_fullest_ones_memory_counts() -> None:
+    of = trial(dp=2)
+    of.see(
+        [
+            report(step(1.0, time_s=9.0), pid=3, rank=1, peak=500, reserved=700),
+            report(step(1.0), peak=100, reserved=200),
+        ],
+        1.0,
+    )
+    for number in range(1, 4):
+        of.see([report(step(1.0 + number), peak=100, reserved=200)], 1.0)
+    measured = ended(of).measurement
+    assert max(of._times) == 0.4
+    assert measured.peak_memory_bytes == 500
+    assert measured.utilization["reserved_memory_bytes"] == 700
+
+
+def test_steps_that_a_scaler_left_out_are_skipped_steps() -> None:
+    of = trial()
+    for number in range(4):
+        of.see([report(step(1.0 + number, skipped=number == 3))], 1.0 + number)
+    assert ended(of).measurement.skipped_steps == 1
+
+
+def test_a_loss_that_is_not_finite_is_divergence_though_the_probe_counts() -> None:
+    of = trial()
+    of.see([report(step(1.0))], 1.0)
+    of.hear('{"step": 1, "loss": NaN}', 1.1, 1.1)
+    assert of.ending
+    assert ended(of).failure.kind is FailureKind.DIVERGED
+
+
+def test_a_program_that_may_end_by_itself_is_given_time_once_it_is_measured() -> None:
+    of = trial(ends_itself=True, measure=replace(PATIENT, warmup_steps=1, min_steps=2, max_steps=2, first_look=0))
+    for number in range(5):
+        of.see([report(step(1.0 + number))], 1.0 + number)
+    assert not of.ending
+    assert len(of._times) == 3
+    of.tick(4.0 + OWN_END_S - 2)
+    assert not of.ending
+    of.tick(4.0 + OWN_END_S)
+    assert of.ending
+    assert ended(of).failure is None
+
+
+def test_files_and_troubles_are_passed_on() -> None:
+    of = trial()
+    of.see(
+        [
+            {"kind": "files", "pid": 7, "files": [["/a", "written", True, True]]},
+            {"kind": "trouble", "pid": 7, "error": "E"},
+        ],
+        0.0,
+    )
+    seen = of.seen()
+    assert seen.files == {"/a": {"how": "written", "existed": True, "kept": True}}
+    assert seen.troubles == ("E",)

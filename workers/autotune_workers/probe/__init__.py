@@ -1,0 +1,19 @@
+"""The probe: what a trial's program does, seen from inside of it, without a change of the program.
+
+injected/             what is copied into a folder on PYTHONPATH of the program: the standard library until the program itself imports torch
+    sitecustomize.py  Python runs it when it starts; goes on to a `sitecustomize` of the user's own
+    channel.py        the reports: lines of JSON in a file for each process
+    written_files.py  files that are written or removed outside of the trial's folder; keeps what was there before
+    training.py       optimizer steps, their micro-batches, sequences, times and memory, by public hooks of torch
+    model_facts.py    what is trained: parameters, types, wrappers, optimizers, libraries
+probe_folder.py       the keeper's side: makes the folder, reads the reports, puts files back, removes the folder
+
+Nothing of it ever raises into the program; whatever goes wrong is reported once and ends the watching. Processes that take no optimizer step
+(launchers, workers of data loaders, compilers) report files alone.
+
+    torch     {"pid", "rank", "version"}                                torch was imported by this process
+    step      {"pid", "rank", "steps": [...], "peak": ..., "reserved"}  steps that are done, see `training.Steps`
+    facts     {"pid", "rank", ...}                                      after the first and the third step, see `model_facts`
+    files     {"pid", "files": [[PATH, HOW, EXISTED, KEPT], ...]}       HOW: written or removed
+    trouble   {"pid", "error"}                                          the watching ended
+"""

@@ -1,0 +1,239 @@
+"""What a process trains, as plain JSON values: the model, its wrappers, the optimizers, the ranks, the libraries. Read once or twice, after a step."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_WORLDS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_LIBRARIES = (
+    "transformers", "accelerate", "lightning", "pytorch_lightning", "deepspeed", "composer", "fairseq", "megatron.core", "trl", "olmo",
+    "torchtitan", "nanotron", "timm", "open_clip", "flash_attn", "transformer_engine", "torchao", "apex", "colossalai", "fairscale",
+)  # fmt: skip
+
+
+def _is_running(torch: Any) -> bool:
+    distributed = torch.distributed
+    return bool(distributed.is_available() and distributed.is_initialized())
+
+
+def _variable(names: Iterable[str], default: int) -> int:
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return default
+
+
+def rank_of(torch: Any) -> int:
+    """The number of this process among those that train together."""
+    return int(torch.distributed.get_rank()) if _is_running(torch) else _variable(_RANKS, 0)
+
+
+def autocast(torch: Any) -> str:
+    """The type that autocast computes in here; empty where it is off."""
+    for kind in ("cuda", "cpu"):
+        try:
+            if torch.is_autocast_enabled(kind):
+                return str(torch.get_autocast_dtype(kind)).replace("torch.", "")
+        except TypeError:  # an older torch, which has one function for each device
+            if torch.is_autocast_enabled():
+                return str(torch.get_autocast_gpu_dtype()).replace("torch.", "")
+    return ""
+
+
+def parameter_count(module: Any) -> int:
+    """Parameters of the whole model as far as this process holds a part of them; tied ones once."""
+    total = 0
+    flat: set[int] = set()
+    for part in module.modules():
+        handle = getattr(
+            part, "_handle", None
+        )  # of FSDP's first release: a flat parameter is this rank's share of many
+        parameter = getattr(handle, "flat_param", None)
+        if parameter is not None:
+            whole = getattr(parameter, "_unpadded_unsharded_size", None)
+            total += int(whole.numel()) if whole is not None else 0
+            flat.update(id(view) for view in getattr(parameter, "_params", None) or ())
+            flat.add(id(parameter))
+    for parameter in module.parameters():
+        if id(parameter) in flat:
+            continue
+        whole = int(
+            getattr(parameter, "ds_numel", 0) or parameter.numel()
+        )  # of a DTensor it is the whole; DeepSpeed says it so
+        if getattr(parameter, "tensor_model_parallel", False):
+            whole *= _megatron_degree()
+        total += whole
+    return total
+
+
+def _megatron_degree() -> int:
+    state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.mpu")
+    try:
+        return int(state.get_tensor_model_parallel_world_size()) if state is not None else 1
+    except Exception:
+        return 1
+
+
+def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
+    """All of them."""
+    roots = sorted(seen.roots.values(), key=lambda root: -root.parameters)
+    model = next((found for found in (root.ref() for root in roots) if found is not None), None)
+    stepping = [found for found in (ref() for ref in optimizers.values()) if found is not None]
+    running = _is_running(torch)
+    return {
+        "rank": rank_of(torch),
+        "world": int(torch.distributed.get_world_size()) if running else _variable(_WORLDS, 1),
+        "is_distributed": running,
+        "backend": str(torch.distributed.get_backend()) if running else "",
+        "groups": _groups(torch) if running else [],
+        "torch": str(torch.__version__),
+        "libraries": {name: _version(name) for name in _LIBRARIES if name in sys.modules},
+        "device": _device(stepping),
+        "optimizers": sorted({_name(optimizer) for optimizer in stepping}),
+        "autocast": seen.autocast,
+        "matmul": str(torch.get_float32_matmul_precision()),
+        "recomputed": round(seen.repeated / seen.calls, 3) if seen.calls else 0.0,
+        "graph": [
+            name for name in seen.graph if any(word in name for word in ("Attention", "Attn", "Compiled", "Checkpoint"))
+        ],
+        "workers": seen.workers,
+        "compiled": _is_compiled(roots, seen.graph),
+        **(_model(torch, model, roots[0].parameters) if model is not None else {}),
+        **_optimizer_types(stepping),
+    }
+
+
+def _name(value: Any) -> str:
+    kind = type(value)
+    return kind.__module__ + "." + kind.__qualname__
+
+
+def _version(name: str) -> str:
+    module = sys.modules.get(name)
+    return str(getattr(module, "__version__", ""))
+
+
+def _device(optimizers: list[Any]) -> str:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                return str(parameter.device.type)
+    return ""
+
+
+def _optimizer_types(optimizers: list[Any]) -> dict[str, Any]:
+    """Number of weights by type of what the optimizers step."""
+    types: dict[str, int] = {}
+    known = set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in known:
+                    known.add(id(parameter))
+                    name = str(parameter.dtype).replace("torch.", "")
+                    types[name] = types.get(name, 0) + int(parameter.numel())
+    return {"stepped_types": types}
+
+
+def _groups(torch: Any) -> list[int]:
+    """Sizes of the process groups, the whole world's among them."""
+    try:
+        world = torch.distributed.distributed_c10d._world
+        return sorted({len(ranks) for ranks in world.pg_group_ranks.values()})
+    except Exception:
+        return []
+
+
+def _is_compiled(roots: list[Any], graph: list[str]) -> bool:
+    """By the backward graph, and by modules that are compiled as a whole or in place."""
+    if any("Compiled" in name for name in graph):
+        return True
+    for root in roots[:8]:
+        module = root.ref()
+        if module is not None and any(
+            type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) is not None
+            for part in module.modules()
+        ):
+            return True
+    return False
+
+
+def _model(torch: Any, model: Any, parameters: int) -> dict[str, Any]:
+    types: dict[str, int] = {}
+    trainable = 0
+    for parameter in model.parameters():
+        name = str(parameter.dtype).replace("torch.", "")
+        types[name] = types.get(name, 0) + int(parameter.numel())
+        trainable += int(parameter.numel()) if parameter.requires_grad else 0
+    wrappers, stage, sharded = _wrappers(model)
+    config = getattr(_inner(model), "config", None)
+    return {
+        "model": _name(_inner(model)),
+        "outermost": _name(model),
+        "parameters": parameters,
+        "trainable": trainable,
+        "types": types,
+        "wrappers": wrappers,
+        "zero_stage": stage,
+        "sharded_type": sharded,
+        "attention": str(getattr(config, "_attn_implementation", "") or ""),
+    }
+
+
+def _inner(model: Any) -> Any:
+    """Below the wrappers."""
+    for _ in range(6):
+        below = (
+            getattr(model, "module", None)
+            or getattr(model, "_orig_mod", None)
+            or getattr(model, "_forward_module", None)
+        )
+        if below is None or not hasattr(below, "parameters"):
+            return model
+        model = below
+    return model
+
+
+def _wrappers(model: Any) -> Any:
+    """Names of data-parallel wrappers, the ZeRO stage that they mean (None: none of them is known), and the type that they compute in."""
+    names: list[str] = []
+    stage, sharded = None, ""
+    for part in model.modules():
+        kinds = [kind.__name__ for kind in type(part).__mro__]
+        if "DistributedDataParallel" in kinds:
+            names.append("DDP")
+            stage = stage or 0
+        elif "FullyShardedDataParallel" in kinds:
+            names.append("FSDP1")
+            strategy = str(getattr(part, "sharding_strategy", "")).rsplit(".", 1)[-1]
+            stage = {"NO_SHARD": 0, "SHARD_GRAD_OP": 2, "_HYBRID_SHARD_ZERO2": 2}.get(strategy, 3)
+            policy = getattr(part, "mixed_precision", None)
+            sharded = sharded or str(getattr(policy, "param_dtype", None) or "")
+        elif "FSDPModule" in kinds:
+            names.append("FSDP2")
+            stage, found = _fsdp2(part, stage)
+            sharded = sharded or found
+        elif "DeepSpeedEngine" in kinds:
+            names.append("DeepSpeed")
+            stage = int(part.zero_optimization_stage())
+        elif "DataParallel" in kinds:
+            names.append("DataParallel")
+    return sorted(set(names)), stage, sharded.replace("torch.", "")
+
+
+def _fsdp2(part: Any, before: Any) -> Any:
+    """Stage and type of a module that `fully_shard` made, by the state that it keeps there."""
+    try:
+        state = part._get_fsdp_state()
+        policy = getattr(state, "_mp_policy", None)
+        group = getattr(state, "_fsdp_param_group", None)
+        keeps = group is not None and group.post_forward_mesh_info is None
+        # the outermost module keeps its own parameters gathered whatever it was told: the ones below it tell
+        return (2 if keeps and before in (None, 2) else 3), str(getattr(policy, "param_dtype", None) or "")
+    except Exception:
+        return 3, ""

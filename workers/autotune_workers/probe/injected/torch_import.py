@@ -1,0 +1,76 @@
+"""Waits until the program imports torch, so that the probe never imports it first.
+
+A finder at the head of `sys.meta_path` lets the other finders find the module, and has it told to the probe once it is executed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from typing import Any
+
+from .channel import Channel
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, wanted: dict[str, Callable[[Any], None]]) -> None:
+        self._wanted = wanted
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any | None:
+        then = self._wanted.pop(fullname, None)
+        if then is None:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = find(fullname, path, target) if find is not None and finder is not self else None
+            if spec is not None:
+                _tell(spec, then)
+                return spec
+        return None
+
+
+def _tell(spec: Any, then: Callable[[Any], None]) -> None:
+    """Has `then` called with the module when it was executed."""
+    loader, execute = spec.loader, getattr(spec.loader, "exec_module", None)
+    if execute is None:
+        return
+
+    def exec_module(module: Any) -> None:
+        del loader.exec_module  # the class has it again
+        execute(module)
+        then(module)
+
+    try:
+        loader.exec_module = exec_module
+    except AttributeError:  # a loader that cannot be told
+        return
+
+
+def watch(reports: Channel) -> None:
+    """Begins to wait."""
+
+    def on_torch(torch: Any) -> None:
+        try:
+            from . import training, written_files
+
+            written_files.watch_writer(torch, "save", position=1, keyword="f")
+            training.watch(torch, reports)
+        except Exception as error:
+            reports.send("trouble", error=repr(error)[:500])
+
+    def on_safetensors(module: Any) -> None:
+        try:
+            from . import written_files
+
+            for name in ("save_file", "save_model"):
+                written_files.watch_writer(module, name, position=1, keyword="filename")
+        except Exception as error:
+            reports.send("trouble", error=repr(error)[:500])
+
+    wanted = {
+        "torch": on_torch,
+        "safetensors.torch": on_safetensors,
+        "safetensors.numpy": on_safetensors,
+    }
+    sys.meta_path.insert(0, _Finder(wanted))

@@ -1,0 +1,424 @@
+"""Watches a training in torch: optimizer steps, what was computed between them, and what they cost.
+
+    step           from one step of the first optimizer to its next one. Other optimizers (a GAN's second, the inner ones of ZeRO) step within it;
+                   a step without any forward or backward pass before it belongs to the last one
+    micro-batches  calls of the outermost module with gradients; without any (a module that is compiled in place), backward passes
+    sequences      leading dimension of what that module is given: an integer tensor of two dimensions where there is one, also one further inside
+    time           between events on the device, which hold nobody up; without a device, between the ends of the steps
+    skipped        a gradient scaler left its optimizer out
+
+Hooks are those that torch offers to everybody (`register_module_forward_pre_hook` and its like); three methods are wrapped, for which there are none:
+`torch.autograd.backward`, `GradScaler.step` and `__next__` of the iterators of `DataLoader`. All of them return at once while torch compiles, and in
+processes that were forked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from . import model_facts
+from .channel import Channel
+
+FLUSH_S = 0.05
+"""steps are reported together so long"""
+FACTS_AT = (1, 3)
+"""steps after which the facts are reported"""
+LAST_EVENTS_S = 0.5
+"""time that the device gets at the end to finish the last steps"""
+MOST_ROOTS = 256
+MOST_NODES = 20_000
+"""nodes of a backward graph that are looked at"""
+
+
+class Root:
+    """A module that the program calls itself."""
+
+    __slots__ = ("calls", "parameters", "ref", "sequences", "tokens")
+
+    def __init__(self, module: Any) -> None:
+        self.ref = weakref.ref(module)
+        self.parameters = model_facts.parameter_count(module)
+        self.calls = self.sequences = self.tokens = 0
+
+
+class Seen:
+    """What this process has seen, of the step that it is in and in all."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.thread = 0
+        """the one that trains"""
+        self.depth = self.inside_backward = 0
+        self.roots: dict[int, Root] = {}
+        self.looking: Root | None = None
+        """the outermost module whose input is still to be found further inside"""
+        self.worked = self.ever_worked = False
+        self.backwards = 0
+        self.loaded = 0
+        self.wait_s = 0.0
+        self.began_s: float | None = None
+        self.exploring = True
+        self.calls = self.repeated = 0
+        """calls of modules, and those within backward passes"""
+        self.autocast = ""
+        self.graph: list[str] = []
+        """names of the backward graph's nodes that tell of attention, compilation and recomputation"""
+        self.workers: int | None = None
+        self.off = False
+
+
+class Steps:
+    """The steps, on their way to the channel. Each is {"at": end on the monotonic clock, "s": seconds, "micro", "sequences": [possible counts], "tokens",
+    "backwards", "wait_s", "skipped"}."""
+
+    def __init__(self, torch: Any, reports: Channel) -> None:
+        self._torch, self._reports = torch, reports
+        self._first: Any | None = None
+        self._first_id = 0
+        self._others = 0
+        self._last_s: float | None = None
+        self._last_event: Any = None
+        self._pending: deque[tuple[dict[str, Any], Any, Any]] = deque()
+        self._done: list[dict[str, Any]] = []
+        self._flushed_s = 0.0
+        self.count = 0
+        self.optimizers: dict[int, Any] = {}
+        self.heard: dict[int, int] = {}
+        """calls by optimizer"""
+
+    def hear(self, seen: Seen, optimizer: Any, *, skipped: bool) -> bool:
+        """An optimizer has stepped, or was left out; whether that ends a step."""
+        key = id(optimizer)
+        self.heard[key] = self.heard.get(key, 0) + 1
+        if key not in self.optimizers and len(self.optimizers) < MOST_ROOTS:
+            self.optimizers[key] = weakref.ref(optimizer)
+        if not seen.worked and seen.ever_worked:
+            return False
+        first = self._first() if self._first is not None else None
+        if first is None or self._others > 8:
+            self._first, self._first_id, first = weakref.ref(optimizer), key, optimizer
+        if first is not optimizer:
+            self._others += 1
+            return False
+        takes_turns, self._others = self._others > 0, 0
+        self._end(seen, optimizer, skipped, takes_turns)
+        return True
+
+    def _end(self, seen: Seen, optimizer: Any, skipped: bool, takes_turns: bool) -> None:
+        now_s = time.monotonic()
+        begin_s = self._last_s if self._last_s is not None else seen.began_s
+        micro, sequences, tokens = counted(seen, takes_turns)
+        step = {
+            "at": now_s,
+            "s": now_s - begin_s if begin_s is not None else 0.0,
+            "micro": micro,
+            "sequences": sequences,
+            "tokens": tokens,
+            "backwards": seen.backwards,
+            "wait_s": round(seen.wait_s, 6),
+            "skipped": skipped,
+        }
+        self._last_s = now_s
+        self.count += 1
+        event = _event(self._torch, optimizer)
+        self._pending.append((step, self._last_event, event))
+        self._last_event = event
+        self.take()
+
+    def take(self) -> None:
+        """Takes over the steps that the device has finished, and reports them when it is time."""
+        while self._pending:
+            step, before, event = self._pending[0]
+            if event is not None:
+                if not event.query():
+                    break
+                if before is not None:
+                    step["s"] = before.elapsed_time(event) * 1e-3
+            self._pending.popleft()
+            self._done.append(step)
+        now_s = time.monotonic()
+        if self._done and (now_s - self._flushed_s >= FLUSH_S or self.count <= 8):
+            self._flushed_s = now_s
+            self.flush()
+
+    def flush(self) -> None:
+        """Reports what is done."""
+        done, self._done = self._done, []
+        if done:
+            self._reports.send("step", steps=done, rank=model_facts.rank_of(self._torch), **_memory(self._torch))
+
+    def finish(self) -> None:
+        """At the end of the process."""
+        end_s = time.monotonic() + LAST_EVENTS_S
+        while self._pending and time.monotonic() < end_s:
+            self.take()
+            time.sleep(0.01)
+        self.flush()
+
+
+def counted(seen: Seen, takes_turns: bool) -> tuple[int, list[int], int | None]:
+    """Micro-batches, possible numbers of sequences (the likeliest first) and tokens since the last step. `takes_turns`: other optimizers have stepped in it,
+    each of which may have computed on the same sequences."""
+    called = [root for root in seen.roots.values() if root.calls]
+    if not called:
+        loaded = [seen.loaded] if seen.loaded else []
+        return seen.backwards, loaded, None
+    main = max(called, key=lambda root: root.parameters)
+    sequences: list[int] = []
+    for root in sorted(called, key=lambda root: root is not main):
+        if root.sequences:
+            sequences.append(root.sequences)
+            if seen.backwards and root.calls % seen.backwards == 0:
+                sequences.append(root.sequences * seen.backwards // root.calls)
+            if takes_turns:
+                sequences.append(root.sequences // root.calls)
+    tokens = next((root.tokens for root in called if root.tokens and root.calls == main.calls), None)
+    return main.calls, list(dict.fromkeys(sequences)), tokens
+
+
+def size_of(torch: Any, value: Any, depth: int = 0) -> tuple[int, int] | None:
+    """Sequences and tokens (0 where these are not told) of an input; None when it holds no tensor that tells."""
+    best: tuple[int, int] | None = None
+    if isinstance(value, torch.Tensor):
+        if value.dim() < 2:
+            return None
+        is_tokens = value.dim() == 2 and not (
+            value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
+        )
+        return (int(value.shape[0]), int(value.numel()) if is_tokens else 0)
+    if depth < 3:
+        if hasattr(value, "keys") and hasattr(value, "__getitem__"):
+            value = [value[name] for name in list(value.keys())[:16]]
+        if isinstance(value, (list, tuple)):
+            for part in value[:16]:
+                found = size_of(torch, part, depth + 1)
+                if found is not None and (best is None or (found[1] and not best[1])):
+                    best = found
+    return best
+
+
+def watch(torch: Any, reports: Channel) -> None:
+    """Sets the hooks; called once torch is imported. Raises what torch raises when it lacks one of them."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    seen, steps = Seen(), Steps(torch, reports)
+    compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None) or (lambda: False)
+    _hook_modules(torch, seen, compiling)
+    _wrap_backward(torch, seen, compiling)
+    _wrap_loaders(torch, seen)
+
+    def trouble(error: BaseException) -> None:
+        seen.off = True
+        reports.send("trouble", error=repr(error)[:500])
+
+    def stepped(optimizer: Any, skipped: bool = False) -> None:
+        if compiling() or seen.off or os.getpid() != seen.pid:
+            return
+        try:
+            if not steps.hear(seen, optimizer, skipped=skipped):
+                return
+            seen.depth, seen.looking, seen.worked = 0, None, False
+            for root in seen.roots.values():
+                root.calls = root.sequences = root.tokens = 0
+            seen.backwards, seen.loaded, seen.wait_s = 0, 0, 0.0
+            if steps.count in FACTS_AT:
+                reports.send("facts", **model_facts.facts(torch, seen, steps.optimizers))
+            seen.exploring = steps.count < max(FACTS_AT)
+        except Exception as error:
+            trouble(error)
+
+    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: stepped(optimizer))
+    _wrap_scaler(torch, steps, stepped)
+    atexit.register(lambda: steps.finish() if os.getpid() == seen.pid and not seen.off else None)
+    reports.send("torch", version=str(torch.__version__), rank=model_facts.rank_of(torch))
+
+
+def _hook_modules(torch: Any, seen: Seen, compiling: Callable[[], bool]) -> None:
+    from torch.nn.modules import module as modules
+
+    is_grad_enabled, get_ident = torch.is_grad_enabled, threading.get_ident
+
+    def before(module: Any, args: Any) -> None:
+        if compiling() or seen.off:
+            return
+        if get_ident() != seen.thread:
+            if seen.inside_backward:  # recomputed in a thread of the backward pass
+                seen.repeated += 1
+                return
+            if seen.thread or not is_grad_enabled():
+                return
+            seen.thread = get_ident()
+        seen.depth += 1
+        if seen.inside_backward:
+            seen.repeated += 1
+            return
+        if seen.depth > 1 and not seen.exploring and seen.looking is None:
+            return
+        try:
+            if seen.depth == 1:
+                if module.training and is_grad_enabled() and os.getpid() == seen.pid:
+                    _outermost(torch, seen, module, args)
+            elif is_grad_enabled():
+                _inside(torch, seen, args)
+        except Exception:
+            seen.off = True
+
+    def after(module: Any, args: Any, out: Any) -> None:
+        if compiling() or seen.off or get_ident() != seen.thread:
+            return
+        if seen.depth > 0:
+            seen.depth -= 1
+
+    modules.register_module_forward_pre_hook(before)
+    try:
+        modules.register_module_forward_hook(after, always_call=True)
+    except TypeError:  # an older torch: what raises is counted as still open until the next step
+        modules.register_module_forward_hook(after)
+
+
+def _outermost(torch: Any, seen: Seen, module: Any, args: Any) -> None:
+    root = seen.roots.get(id(module))
+    if root is None or root.ref() is not module:
+        if len(seen.roots) >= MOST_ROOTS:
+            return
+        root = seen.roots[id(module)] = Root(module)
+    root.calls += 1
+    seen.worked = seen.ever_worked = True
+    if seen.began_s is None:
+        seen.began_s = time.monotonic()
+    size = size_of(torch, args)
+    if size is not None:
+        root.sequences += size[0]
+        root.tokens += size[1]
+    seen.looking = None if size is not None and size[1] else root
+    if size is not None:
+        seen.looking = None
+    if seen.exploring:
+        seen.calls += 1
+        seen.autocast = seen.autocast or model_facts.autocast(torch)
+
+
+def _inside(torch: Any, seen: Seen, args: Any) -> None:
+    if seen.exploring:
+        seen.calls += 1
+        if not seen.autocast and seen.calls < 64:
+            seen.autocast = model_facts.autocast(torch)
+    if seen.looking is not None:
+        size = size_of(torch, args)
+        if size is not None:
+            seen.looking.sequences += size[0]
+            seen.looking.tokens += size[1]
+            seen.looking = None
+
+
+def _wrap_backward(torch: Any, seen: Seen, compiling: Callable[[], bool]) -> None:
+    run = torch.autograd.backward
+
+    @functools.wraps(run)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if compiling() or seen.off:
+            return run(*args, **kwargs)
+        if not seen.inside_backward:
+            seen.backwards += 1
+            seen.worked = seen.ever_worked = True
+            if not seen.graph:
+                try:
+                    seen.graph = _nodes(args[0] if args else kwargs.get("tensors"))
+                except Exception:
+                    seen.graph = ["unknown"]
+        seen.inside_backward += 1
+        try:
+            return run(*args, **kwargs)
+        finally:
+            seen.inside_backward -= 1
+
+    torch.autograd.backward = backward
+
+
+def _nodes(tensors: Any) -> list[str]:
+    """Names of the kinds of nodes in the graph of these tensors."""
+    if not isinstance(tensors, (list, tuple)):
+        tensors = [tensors]
+    todo = [tensor.grad_fn for tensor in tensors if getattr(tensor, "grad_fn", None) is not None]
+    known, names = set(todo), set()
+    while todo and len(known) < MOST_NODES:
+        node = todo.pop()
+        names.add(node.name())
+        for following, _ in node.next_functions:
+            if following is not None and following not in known:
+                known.add(following)
+                todo.append(following)
+    return sorted(names)[:200] or ["none"]
+
+
+def _wrap_loaders(torch: Any, seen: Seen) -> None:
+    iterator = getattr(getattr(torch.utils.data, "dataloader", None), "_BaseDataLoaderIter", None)
+    if iterator is None:
+        return
+    draw = iterator.__next__
+
+    @functools.wraps(draw)
+    def drawn(self: Any) -> Any:
+        begin_s = time.monotonic()
+        batch = draw(self)
+        if not seen.off and os.getpid() == seen.pid:
+            seen.wait_s += time.monotonic() - begin_s
+            try:
+                size = size_of(torch, batch)
+                seen.loaded += size[0] if size is not None else 0
+                seen.workers = int(getattr(self, "_num_workers", 0))
+            except Exception:
+                seen.off = True
+        return batch
+
+    iterator.__next__ = drawn
+
+
+def _wrap_scaler(torch: Any, steps: Steps, stepped: Callable[..., None]) -> None:
+    try:
+        from torch.amp.grad_scaler import GradScaler
+    except ImportError:
+        from torch.cuda.amp.grad_scaler import GradScaler
+    run = GradScaler.step
+
+    @functools.wraps(run)
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = steps.heard.get(id(optimizer), 0)
+        result = run(self, optimizer, *args, **kwargs)
+        if steps.heard.get(id(optimizer), 0) == before:
+            stepped(optimizer, skipped=True)
+        return result
+
+    GradScaler.step = step
+
+
+def _event(torch: Any, optimizer: Any) -> Any:
+    """An event of the device that holds the optimizer's parameters, at the end of what was asked of it so far; None for a CPU."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            kind = parameter.device.type
+            device = getattr(torch, kind, None)
+            if kind in ("cpu", "meta") or device is None or not hasattr(device, "Event"):
+                return None
+            if kind == "cuda" and torch.cuda.is_current_stream_capturing():
+                return None
+            event = device.Event(enable_timing=True)
+            event.record(device.current_stream(parameter.device))
+            return event
+    return None
+
+
+def _memory(torch: Any) -> dict[str, Any]:
+    """The most that torch's allocator gave out and held on this process's device so far."""
+    cuda = torch.cuda
+    if not (cuda.is_available() and cuda.is_initialized()):
+        return {}
+    return {"peak": int(cuda.max_memory_allocated()), "reserved": int(cuda.max_memory_reserved())}

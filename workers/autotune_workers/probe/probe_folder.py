@@ -1,0 +1,106 @@
+"""The keeper's side of the probe, for one attempt on one node: a folder with the probe's code and its reports. Imports the standard library only.
+
+    CODE/sitecustomize.py, CODE/autotune_probe/   copies, so that a program of another user, or of another Python, can read them
+    REPORTS/PID.jsonl                             what each process says (`channel`)
+    REPORTS/kept/PID.jsonl                        files of the user's that are kept while the program writes others in their place (`written_files`)
+
+The variable AUTOTUNE_PROBE=off, in the environment of autotune or of the trainer, leaves the probe out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+SWITCH = "AUTOTUNE_PROBE"
+"""the variable that switches it off"""
+OFF = frozenset({"off", "0", "false", "no"})
+MOST_READ = 256 << 10
+"""bytes of one process that are read at once"""
+_CODE = Path(__file__).parent / "injected"
+_START = "sitecustomize.py"
+
+
+def is_off(environment: Mapping[str, str]) -> bool:
+    """Whether a person switched the probe off."""
+    return environment.get(SWITCH, "").strip().lower() in OFF
+
+
+class ProbeFolder:
+    """The folder of one attempt."""
+
+    def __init__(self) -> None:
+        """Raises `OSError` where no folder can be made."""
+        self.path = Path(tempfile.mkdtemp(prefix="autotune-probe-"))
+        self._code, self._reports = self.path / "code", self.path / "reports"
+        package = self._code / "autotune_probe"
+        package.mkdir(parents=True)
+        self._reports.mkdir()
+        self._read: dict[str, int] = {}
+        for file in _CODE.glob("*.py"):
+            shutil.copyfile(file, (self._code if file.name == _START else package) / file.name)
+
+    def variables(self, environment: Mapping[str, str], *, trial_folder: str, keeps_files: bool) -> dict[str, str]:
+        """What the program's environment gets. `keeps_files`: whether what was there before the trial is kept."""
+        path = environment.get("PYTHONPATH", "")
+        return {
+            "PYTHONPATH": f"{self._code}{os.pathsep}{path}" if path else str(self._code),
+            "AUTOTUNE_PROBE_REPORTS": str(self._reports),
+            "AUTOTUNE_PROBE_BEGAN_S": repr(time.time()),
+            "AUTOTUNE_PROBE_KEEP_FILES": str(int(keeps_files)),
+            "AUTOTUNE_TRIAL_DIR": trial_folder,
+        }
+
+    def read(self) -> list[dict[str, Any]]:
+        """Reports since the last call, each process's in its order."""
+        found = []
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(self._reports)):
+                if name.endswith(".jsonl"):
+                    found += list(self._lines(name))
+        return found
+
+    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
+        try:
+            file = os.open(self._reports / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return
+        with os.fdopen(file, "rb") as content:
+            if not stat.S_ISREG(os.fstat(content.fileno()).st_mode):
+                return
+            content.seek(self._read.get(name, 0))
+            chunk = content.read(MOST_READ)
+        whole = chunk[: chunk.rfind(b"\n") + 1]
+        self._read[name] = self._read.get(name, 0) + len(whole)
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):
+                report = json.loads(line)
+                if isinstance(report, dict):
+                    yield report
+
+    def put_back(self) -> list[str]:
+        """Gives the user's files their names again, once nothing is left that writes; those that cannot be put back, with where they are."""
+        lost = []
+        for journal in sorted(self._reports.glob("kept/*.jsonl")):
+            for line in journal.read_text(encoding="utf-8", errors="replace").splitlines():
+                path, kept = json.loads(line)
+                try:
+                    os.makedirs(os.path.dirname(path), exist_ok=True)
+                    os.replace(kept, path)
+                except FileNotFoundError:  # another node put it back
+                    continue
+                except OSError as error:
+                    lost.append(f"{path} is now {kept}: {error}")
+        return lost
+
+    def remove(self) -> None:
+        """Removes the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)

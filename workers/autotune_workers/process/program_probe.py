@@ -1,0 +1,171 @@
+"""What the probe says of one attempt: its reports in, steps and facts out. No clock, no I/O.
+
+Every process that trains reports each of its steps. The one with the lowest rank among those that report first is measured, as all take part in every
+step; the memory is the fullest one's. What was computed in a step is compared with the config:
+
+    sequences    expected on each process: global_batch_size x tp x pp x cp / processes; tokens: that x seq_len
+    micro-batch  accumulation_steps of micro_batch_size, where no pipeline cuts them anew
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from autotune.ports import TrialRequest
+
+SETTLED = 3
+"""steps after which it is clear what a step computes: the first may differ, and the last of an epoch may have less"""
+TOKENS_SLACK = 0.02
+"""share by which tokens may differ: inputs are often a token shorter than their sequences"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenStep:
+    """An optimizer step that a process has done."""
+
+    at_s: float
+    """its end, on the node's own monotonic clock"""
+    time_s: float
+    """seconds since the end of the step before"""
+    micro_batches: int
+    """forward passes with gradients of the outermost module"""
+    sequences: tuple[int, ...]
+    """how many sequences it may have trained, the likeliest first; empty: not seen"""
+    tokens: int | None
+    """how many tokens it trained; None: not seen"""
+    backwards: int
+    """backward passes"""
+    wait_s: float
+    """seconds that it waited for data"""
+    skipped: bool
+    """whether a gradient scaler left the weights as they were"""
+
+
+@final
+class ProgramProbe:
+    """What has been reported of one attempt."""
+
+    def __init__(self, request: TrialRequest) -> None:
+        self._request = request
+        self._leader: tuple[int, int] | None = None
+        """node and number of the process that is measured"""
+        self.is_watching = False
+        """whether a process of the program has imported torch under the probe's eyes"""
+        self.facts: dict[str, Any] = {}
+        """what the measured process trains, as it last said"""
+        self.files: dict[str, dict[str, Any]] = {}
+        """files outside of the trial's folder, by path: how they were changed, whether they existed before, whether they are kept"""
+        self.troubles: list[str] = []
+        """what ended the watching"""
+        self.peak_bytes: int | None = None
+        self.reserved_bytes: int | None = None
+        self.steps: list[SeenStep] = []
+
+    def hear(self, reports: Iterable[Mapping[str, Any]], node: int) -> list[SeenStep]:
+        """Reports of a node; the steps that they end. Reports that are not understood are left out."""
+        reports = list(reports)
+        if self._leader is None and (
+            stepping := [(r.get("rank", 0), r["pid"]) for r in reports if r.get("kind") == "step"]
+        ):
+            self._leader = (node, min(stepping)[1])
+        found: list[SeenStep] = []
+        for report in reports:
+            who = (node, report.get("pid"))
+            match report.get("kind"):
+                case "torch":
+                    self.is_watching = True
+                case "trouble":
+                    self.troubles.append(str(report.get("error")))
+                case "facts" if self._leader in (None, who):
+                    self.facts = {name: value for name, value in report.items() if name not in ("kind", "pid")}
+                case "files":
+                    for path, how, existed, kept in report.get("files", ()):
+                        self.files.setdefault(str(path), {"how": how, "existed": existed, "kept": kept})
+                case "step":
+                    self._peak(report)
+                    if who == self._leader:
+                        found += map(_step, report["steps"])
+        self.steps += found
+        return found
+
+    def _peak(self, report: Mapping[str, Any]) -> None:
+        if (peak := report.get("peak")) is not None:
+            self.peak_bytes = max(peak, self.peak_bytes or 0)
+        if (reserved := report.get("reserved")) is not None:
+            self.reserved_bytes = max(reserved, self.reserved_bytes or 0)
+
+    @property
+    def typical(self) -> SeenStep | None:
+        """A step that computes what most steps do."""
+        steps = [step for step in self.steps if step.micro_batches or step.sequences]
+        if not steps:
+            return None
+        of = Counter((step.micro_batches, step.sequences, step.tokens, step.backwards) for step in steps)
+        usual = of.most_common(1)[0][0]
+        return next(s for s in steps if (s.micro_batches, s.sequences, s.tokens, s.backwards) == usual)
+
+    @property
+    def processes(self) -> int:
+        """Processes that train together."""
+        return int(self.facts.get("world") or self._request.config.world_size)
+
+    def disagreement(self) -> str:
+        """How what a step computes differs from the config, in words; empty when it does not, or was not seen."""
+        step, config, workload = self.typical, self._request.config, self._request.workload
+        if step is None:
+            return ""
+        same_data = config.tp * config.pp * config.cp
+        share = config.global_batch_size * same_data / self.processes
+        seen = _numbered(step.micro_batches, "micro-batch", "es")
+        if step.sequences and not self._agrees(step, share):
+            each = step.sequences[0] / step.micro_batches if step.micro_batches else step.sequences[0]
+            total = step.sequences[0] * self.processes / same_data
+            groups = self.processes // same_data or 1
+            where = f" on each of {groups} data-parallel ranks" if groups > 1 else ""
+            return (
+                f"an optimizer step must train global_batch_size={config.global_batch_size} sequences, but the probe saw {seen} of {each:g} sequences"
+                f"{where}, which is {total:g} (of {workload.seq_len:,} tokens by the spec{f'; {step.tokens:,} tokens were seen on one rank' if step.tokens else ''})"
+            )
+        counts = {step.micro_batches, step.backwards}
+        sizes = {size / step.micro_batches for size in step.sequences if step.micro_batches}
+        if (
+            config.pp == 1
+            and step.sequences
+            and same_data * config.dp == self.processes
+            and config.accumulation_steps not in counts
+            and config.micro_batch_size not in sizes
+            and self._agrees_in_sequences(step, share)
+        ):
+            return (
+                f"an optimizer step must have accumulation_steps={config.accumulation_steps} micro-batches of micro_batch_size={config.micro_batch_size}, but the probe "
+                f"saw {seen} of {step.sequences[0] / max(1, step.micro_batches):g}: the program chooses its own (automatic batch size?)"
+            )
+        return ""
+
+    def _agrees_in_sequences(self, step: SeenStep, share: float) -> bool:
+        return any(abs(count - share) < 1e-6 * share for count in step.sequences)
+
+    def _agrees(self, step: SeenStep, share: float) -> bool:
+        expected = share * self._request.workload.seq_len
+        is_same = step.tokens is not None and abs(step.tokens - expected) <= TOKENS_SLACK * expected
+        return is_same or self._agrees_in_sequences(step, share)
+
+
+def _step(told: Mapping[str, Any]) -> SeenStep:
+    return SeenStep(
+        at_s=float(told["at"]),
+        time_s=float(told["s"]),
+        micro_batches=int(told["micro"]),
+        sequences=tuple(told["sequences"]),
+        tokens=told["tokens"],
+        backwards=int(told["backwards"]),
+        wait_s=float(told["wait_s"]),
+        skipped=bool(told["skipped"]),
+    )
+
+
+def _numbered(count: int, what: str, plural: str) -> str:
+    return f"{count} {what}{plural if count != 1 else ''}"
