@@ -55,7 +55,12 @@ def main() -> None:
     kind, _, at = arguments.fault.partition("@")
     if arguments.group:
         Path(arguments.group).write_text(str(os.getpid()))
-    print(f"settings {sorted(name for name in os.environ if name.startswith('AUTOTUNE_'))}", flush=True)
+    told = (
+        name
+        for name in os.environ
+        if name.startswith("AUTOTUNE_") and not name.startswith(("AUTOTUNE_PROBE_", "AUTOTUNE_TRIAL_"))
+    )
+    print(f"settings {sorted(told)}", flush=True)
     for step in range(arguments.steps):
         if kind and step == int(at):
             fall(kind)

@@ -96,7 +96,7 @@ def test_a_program_runs_as_the_user_that_the_service_names(monkeypatch: pytest.M
     assert (told["uid"], told["HOME"]) == (str(nobody.pw_uid), nobody.pw_dir)
     assert "0" not in told["groups"].split()
     assert told["parent"] == "denied"
-    assert told["files"] == "settings written"
+    assert told["files"] == "outputs settings written"
     assert not [name for name, value in told.items() if "secret" in value]
 
 
