@@ -511,8 +511,10 @@ def test_the_documents_know_every_field_of_the_values() -> None:
         "filled_in",
         "same_data",
         "at_hand",
+        "keeps_outputs",
+        "unwatched",
     }
-    assert set(StudyDocument.model_fields) == spoken | {"model", "cluster", "target", "knobs"}
+    assert set(StudyDocument.model_fields) == spoken | {"model", "cluster", "target", "knobs", "outputs", "probe"}
 
 
 def test_the_json_schema_knows_the_words() -> None:
