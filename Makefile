@@ -7,7 +7,7 @@ FAST := not slow and not gpu
 # A round that goes wrong from the ground up ends early and names its tests, rather than being ended from outside without a word.
 ROUND := --maxfail 12 --session-timeout 3000
 
-.PHONY: tune test test-alone test-shared check serve docs venv test-slow chaos test-gpu screenshots wheel clean
+.PHONY: tune test test-alone test-shared check serve docs venv test-slow test-lowest test-newest chaos test-gpu screenshots wheel clean
 
 tune: $(VENV)/.installed
 	$(BIN)/autotune tune $(STUDY)
@@ -38,6 +38,10 @@ serve: $(VENV)/.installed
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -m slow
 
+# In environments of their own, which they install: with the lowest versions that pyproject.toml allows, and with the newest.
+test-lowest test-newest:
+	$(PYTHON) .ci/version_job $(@:test-%=%)
+
 chaos: $(VENV)/.installed-dev
 	$(BIN)/pytest -m slow -s tests/chaos
 
@@ -67,4 +71,4 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest .venv-newest dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

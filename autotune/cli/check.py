@@ -41,9 +41,12 @@ def check(
     """
     from autotune import api
     from autotune.cli.exit_codes import FAILED
+    from autotune.results.hidden import secrets_note
 
     study = api.load_study(spec, overrides={"runner": runner} if runner else None)
     note_stand_ins(spec)
+    if secrets := secrets_note(study):
+        note(secrets)
     with closing(api.open_store(store)) as database:
         shown = _LogView()
         prepared = api.prepare_check(study, store=database)
@@ -105,7 +108,7 @@ def _said(line: LogLine) -> str:
 def _print_launch(prepared: PreparedCheck) -> None:
     from autotune.spec import config_label
 
-    study, launch = prepared.study, prepared.launch
+    study, launch = prepared.study, prepared.launch.shown if prepared.launch is not None else None
     rows: list[tuple[str, str]] = [
         (
             "study",

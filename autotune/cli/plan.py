@@ -60,6 +60,7 @@ def plan(
     """Ranks all feasible configs by predicted speed; needs no GPU."""
     from autotune import api
     from autotune.errors import SpecError
+    from autotune.results.hidden import secrets_note
     from autotune.spec.study import SIMULATED
 
     if train_tokens is not None and gpus is None and clusters is None:
@@ -70,6 +71,8 @@ def plan(
         )
     study = api.load_study(spec)
     note_stand_ins(spec)
+    if secrets := secrets_note(study):
+        note(secrets)
     with closing(api.open_store(store)) as database:
         found = api.plan_of(study, top=top, store=database, profile=not no_profile, on_dry_run=_tell)
         not_here = api.cannot_run_here(study)

@@ -47,13 +47,17 @@ class LocalSource:
 
     def record(self, study_id: str) -> Document:
         """The study in full."""
+        from autotune.results.hidden import hidden_record
         from autotune.results.records import record_document
 
-        return {"record": record_document(self.store.study(study_id))}
+        return {"record": record_document(hidden_record(self.store.study(study_id)))}
 
     def trials(self, study_id: str) -> list[Document]:
         """All trials of a study."""
-        return [trial.to_dict() for trial in self.store.trials(self.store.study(study_id).id)]
+        from autotune.results.hidden import hidden_trials
+
+        record = self.store.study(study_id)
+        return [trial.to_dict() for trial in hidden_trials(record, self.store.trials(record.id))]
 
     def result(self, study_id: str) -> Result:
         """The study with its trials."""
@@ -63,8 +67,10 @@ class LocalSource:
 
     def events(self, study_id: str, *, after: int = 0) -> list[Document]:
         """The next page of events after that sequence number."""
-        found = self.store.events(self.store.study(study_id).id, after=after)
-        return [event.to_dict() for event in found]
+        from autotune.results.hidden import hidden_events
+
+        record = self.store.study(study_id)
+        return [event.to_dict() for event in hidden_events(record, self.store.events(record.id, after=after))]
 
     def act(self, study_id: str, action: str) -> Document:
         """pause, resume, stop or cancel."""

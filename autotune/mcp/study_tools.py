@@ -26,6 +26,7 @@ from autotune.mcp.tool_answers import (
 from autotune.results.answers import trial_of
 from autotune.spec import StudyStatus, Trial
 from autotune.spec.checks import member_of
+from autotune.spec.secrets import masked
 
 if TYPE_CHECKING:
     from autotune.cli.source import Source
@@ -111,7 +112,7 @@ class StudyTools:
         self, study: StudyId, trainer: Annotated[str, Field(description="A trainer of the catalog.")]
     ) -> LaunchFiles:
         """The study's best config as a launch of that trainer: command line, environment, files. Nothing is written or started."""
-        found = self._source.export(study, trainer, {})
+        found = masked(self._source.export(study, trainer, {}))
         return LaunchFiles(
             trainer=found["trainer"],
             config=config_text(found["config"]),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autotune.onboarding.settings_program import COMMANDS
+from autotune.spec.secrets import is_secret_name
 from autotune.trainers.launcher_limits import MODULES
 from autotune.trainers.readers.shell_words import Commands, commands_of
 
@@ -28,7 +29,6 @@ _OF_THE_PLACE = re.compile(
     r"(MASTER_|WORLD_SIZE|(LOCAL_)?RANK$|N?NODE_?|NNODES|NGPU|GPUS_PER_NODE|CUDA_VISIBLE_DEVICES|SLURM_|FORCE_TORCHRUN|PATH$|LD_LIBRARY_PATH)"
 )
 """variables that say where a job runs, which a trial is told by its launcher"""
-_SECRET = re.compile(r"(KEY|TOKEN)S?(?![A-Z])|SECRET|PASSW", re.IGNORECASE)
 
 
 class Argument(NamedTuple):
@@ -146,7 +146,7 @@ def _started(words: Sequence[str], at: tuple[int, int], run: Commands, text: str
         of_launcher += behind[behind.index("--") + 1 :]
         del behind[behind.index("--") :]
     options = tuple(arguments_of(of_launcher))
-    told = {name: value for name, value in run.exported.items() if is_plain(value) and not _SECRET.search(name)}
+    told = {name: value for name, value in run.exported.items() if is_plain(value) and not is_secret_name(name)}
     of_program = [name for name in run.exported if _is_of_the_program(name, text)]
     ranks = _count(value_of(options, "num_processes"))
     nodes = (

@@ -13,11 +13,12 @@ from autotune.ports import HistoryReader, StudyReader, StudyRecord
 from autotune.registry import PASSED
 from autotune.results.config_figures import with_figures
 from autotune.results.confirmed import confirmed_best
+from autotune.results.hidden import hidden_record, hidden_trials
 from autotune.results.result import Result
 from autotune.results.target import first_pick, prediction_note, target_of
 from autotune.results.winner import standings, winner_of
 from autotune.reward import at_first_level
-from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialStatus, Workload
+from autotune.spec import ParallelConfig, Study, StudyStatus, Trial, TrialStatus, Workload
 from autotune.spec.duration import format_duration
 from autotune.spec.study import SIMULATED
 from autotune.spec.usual_names import OF_A_RUN
@@ -39,7 +40,8 @@ AGAIN_IN_PYTHON = (
 def result_of(store: StudyReader, study_id: str) -> Result:
     """What the store knows of a study, running or finished. Raises `NotFoundError`."""
     record = store.study(study_id)
-    return replace(result_from(record, store.trials(record.id)), is_left=is_left(store, record))
+    seen = result_from(hidden_record(record), hidden_trials(record, store.trials(record.id)))
+    return replace(seen, is_left=is_left(store, record))
 
 
 def is_left(store: StudyReader, record: StudyRecord) -> bool:
@@ -259,16 +261,26 @@ def export_document(
     on: str = "",
     trial: int | None = None,
 ) -> dict[str, Any]:
-    """`launch_document` of what the store knows of the study."""
-    return launch_document(result_of(store, study_id), trainer, options, on=on, trial=trial)
+    """`launch_document` of what the store knows of the study, with its secrets: for who owns the store."""
+    return launch_document(
+        result_of(store, study_id), trainer, options, on=on, trial=trial, study=store.study(study_id).study
+    )
 
 
 def launch_document(
-    result: Result, trainer: str, options: Mapping[str, Any], *, on: str = "", trial: int | None = None
+    result: Result,
+    trainer: str,
+    options: Mapping[str, Any],
+    *,
+    on: str = "",
+    trial: int | None = None,
+    study: Study | None = None,
 ) -> dict[str, Any]:
     """The best config of a study as a launch of that trainer: {trainer, config, argv, env, files, notes, tuned, job}. Nothing is written or started.
 
     `trial`: the config of this trial instead; then nothing is said of how it was measured, for it was not chosen.
+
+    `study`: the study with its secrets, for its owner; without it the launch has `***` in their place.
 
     `on`: the scheduler whose job starts it on its nodes (`autotune.trainers.schedulers`; default: shell); `options` may hold options of that
     too. For the study's own trainer the options of the study hold, unless `options` say otherwise. Raises `NotFoundError` when nothing has been
@@ -280,7 +292,7 @@ def launch_document(
 
     target, starter = trainer_of(trainer), scheduler(on or DEFAULT)
     config = _exported_config(result, trial)
-    study = result.record.study
+    study = study or result.record.study
     own = study.trainer_options if target.name == study.trainer else {}
     options, job_options = split_options(starter, options)
     launch = target.launch(study.workload, config, {**own, **options})

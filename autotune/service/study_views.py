@@ -109,6 +109,7 @@ class StudyViews:
 
     def _seen(self, study_id: str) -> tuple[Result, _View]:
         from autotune.results.answers import result_from
+        from autotune.results.hidden import hidden_record, hidden_trials
 
         revision = self._store.revision(study_id)  # read before the trials: a view is never taken for newer than it is
         with self._lock:
@@ -117,7 +118,7 @@ class StudyViews:
         with view.lock:
             if view.result is None or view.revision != revision:
                 record = self._store.study(revision.id)
-                view.result = result_from(record, self._trials(view, revision))
+                view.result = result_from(hidden_record(record), hidden_trials(record, self._trials(view, revision)))
                 view.source, view.figures = FigureSource(result=view.result), {}
                 view.revision = revision
             result = view.result

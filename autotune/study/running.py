@@ -22,6 +22,7 @@ from autotune.errors import (
 )
 from autotune.ports import LeasedStore, Store, StudyFields, StudyRecord, TrialRunner
 from autotune.results.answers import result_of
+from autotune.results.hidden import secrets_note
 from autotune.results.result import Result
 from autotune.spec import Study, StudyStatus, Wanted
 from autotune.study.assembly import Assembly, assemble, history_of, make_runner_of
@@ -248,6 +249,8 @@ def _run(
     study = record.study
     assembly = assemble(study, store)
     assembly.check_fit()
+    if secrets := secrets_note(study):
+        tell(Notice(message=secrets))
     for guess in study.left_out:
         tell(Notice(message=f"a guess of the spec is left out, because this cluster cannot run it: {guess}"))
         if record.started_at is None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import ExportError
+from autotune.spec.secrets import FROM_ENVIRONMENT, masked
 from autotune.trainers.provenance_comments import comments
 
 MANIFEST = "launch.json"
@@ -101,6 +102,11 @@ class Launch:
         )
 
     @property
+    def shown(self) -> Launch:
+        """The launch without secrets, for those who only look at it."""
+        return replace(self, argv=masked(self.argv), env=masked(self.env), files=masked(self.files))
+
+    @property
     def is_spread(self) -> bool:
         """Whether each node has to be told its number or the address of node 0, because there are several."""
         return self._uses(NODE_RANK) or self._uses(MASTER_ADDR)
@@ -129,7 +135,11 @@ class Launch:
     def _variables(self) -> list[str]:
         """NAME=VALUE for a shell."""
         path = [f'PATH={shlex.quote(self.programs_folder)}:"$PATH"'] if self.python else []
-        return [*(f"{name}={_quoted(value)}" for name, value in self.env.items()), *path]
+        given = [
+            f'{name}="${name}"' if value == FROM_ENVIRONMENT else f"{name}={_quoted(value)}"
+            for name, value in self.env.items()
+        ]
+        return [*given, *path]
 
     def _uses(self, word: str) -> bool:
         return any(word in text for text in (*self.argv, *self.env.values()))
@@ -150,6 +160,8 @@ class Launch:
             lines.append(': "${MASTER_ADDR:?set it to the address of node 0}"')
         if self._uses(MASTER_PORT):
             lines.append(f': "${{MASTER_PORT:={DEFAULT_PORT}}}"')
+        taken = [name for name, value in self.env.items() if value == FROM_ENVIRONMENT]
+        lines += [f': "${{{name}:?set it: the study takes it from the environment}}"' for name in taken]
         if self._uses(FOLDER):
             lines.append('here=$(cd "$(dirname "$0")" && pwd)')
         if self.cwd not in ("", "."):

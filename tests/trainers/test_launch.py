@@ -130,3 +130,15 @@ def test_the_same_script_starts_every_node_of_a_job(tmp_path: Path) -> None:
     assert "NODE_RANK: set it to the number of this node" in started(MASTER_ADDR="n").stderr
     one = launch.on_node(1, master_addr="n", master_port=7)
     assert (one.argv[3:], one.env, one.is_spread) == (("--node-rank=1", "n:7"), {"MEET": "n:7"}, False)
+
+
+def test_a_variable_from_the_environment_is_asked_for_by_the_script(tmp_path: Path) -> None:
+    launch = Launch(argv=("/bin/sh", "-c", 'echo "$A_TOKEN"'), env={"A_TOKEN": "from-environment", "B": "1"})
+    write_launch(launch, tmp_path)
+    script = [str(tmp_path / "launch.sh")]
+    done = subprocess.run(["/bin/sh", *script], env={"A_TOKEN": "given"}, capture_output=True, text=True, check=True)
+    assert done.stdout == "given\n"
+    failed = subprocess.run(["/bin/sh", *script], env={}, capture_output=True, text=True, check=False)
+    assert failed.returncode != 0
+    assert "A_TOKEN: set it" in failed.stderr
+    assert launch.command_line.startswith('A_TOKEN="$A_TOKEN" B=1 ')

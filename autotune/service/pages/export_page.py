@@ -37,7 +37,7 @@ async def export(request: Request) -> Response:
     asked = _asked(request, record.study.trainer)
     values: dict[str, Any] = {"launch": None, "error": None, "status": 200}
     try:
-        document = await service.plan(caller, partial(exported, service, record.id, *_arguments(asked)))
+        document = await service.plan(caller, partial(exported, service, caller, record.id, *_arguments(asked)))
         values["launch"] = {**document, "command": command_of(document)}
     except AutotuneError as error:
         values |= {"error": error, "status": status_of(error)}
@@ -62,7 +62,7 @@ async def archive(request: Request) -> Response:
     asked = _asked(request, record.study.trainer)
 
     def work() -> bytes:
-        return _archive(exported(service, record.id, *_arguments(asked)))
+        return _archive(exported(service, caller, record.id, *_arguments(asked)))
 
     headers = {"Content-Disposition": f'attachment; filename="launch-{record.id}.zip"'}
     return Response(await service.plan(caller, work), media_type="application/zip", headers=headers)

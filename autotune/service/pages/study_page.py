@@ -51,12 +51,13 @@ async def study(request: Request) -> Response:
     def load() -> dict[str, Any]:
         from autotune import api
         from autotune.results.answers import is_left
+        from autotune.results.hidden import hidden_events
 
         record = service.store.study(study_id)
         is_late = _is_large(record) and WHOLE not in request.query_params and not service.views.is_at_hand(record.id)
         results = {} if is_late else _results(service, service.views.result(record.id), query)
         tools, status = tools_of(service, caller, record), record.status
-        events = service.store.events(record.id, limit=SHOWN_EVENTS, newest=True)
+        events = hidden_events(record, service.store.events(record.id, limit=SHOWN_EVENTS, newest=True))
         document = api.study_document(record, is_left=is_left(service.store, record))
         return {
             "tools": tools,

@@ -23,6 +23,7 @@ from autotune.service.resources.studies import submitted
 from autotune.service.service_state import service_state_of
 from autotune.service.specs import YAML, confined, read_body
 from autotune.spec import Study
+from autotune.spec.secrets import masked
 
 router = APIRouter()
 
@@ -50,7 +51,7 @@ async def form(request: Request) -> Response:
     caller = await service.gate.admit(request, "submit")
     text, source = STARTER, request.query_params.get("from", "")[:200]
     if source:
-        text = spec_text((await run_in_threadpool(service.store.study, source)).spec)
+        text = spec_text(masked((await run_in_threadpool(service.store.study, source)).spec))
     return render("submit.html", caller=caller, **(_blank(text) | {"source": source}))
 
 

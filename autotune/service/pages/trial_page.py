@@ -68,13 +68,14 @@ async def figure_data(request: Request) -> Response:
 def _values(service: ServiceState, study_id: str, number: int) -> dict[str, Any]:
     from autotune import api
     from autotune.results.answers import trial_of
+    from autotune.results.hidden import hidden_events
 
     result = service.views.result(study_id)
     study, shown = result.record, trial_of(result, number)
     source = _source(service.store, result, number)
     url = f"/studies/{study.id}/trials/{number}"
     figures = [Markup(figure_html(f, csv=f"{url}/{f.name}.csv")) for f in trial_figures(source)]
-    events = events_of_trial(service.store, study.id, number)
+    events = hidden_events(service.store.study(study.id), events_of_trial(service.store, study.id, number))
     asked = next((str(e.data.get("reason") or "") for e in events if e.kind == "trial.asked"), "")
     is_open = shown.status in (TrialStatus.PENDING, TrialStatus.RUNNING)
     explanation = api.explained(result, number) if not is_open else {"text": [], "notes": []}
@@ -128,7 +129,7 @@ def _knobs(trial: Trial, baseline: Trial | None) -> list[dict[str, Any]]:
 def _launch(service: ServiceState, study_id: str, trainer: str, number: int) -> dict[str, Any]:
     """{command, notes} of the trial's config in the study's own trainer; {error, remedy} where it cannot be launched as it is."""
     try:
-        document = exported(service, study_id, trainer, [], "", number)
+        document = exported(service, None, study_id, trainer, [], "", number)
     except AutotuneError as error:
         return {"error": error.message, "remedy": error.remedy}
     return {"error": "", "command": command_of(document), "notes": document["notes"]}

@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from autotune.errors import AutotuneError, NotFoundError
+from autotune.results.hidden import hidden_events
 from autotune.service.access import Caller
 from autotune.service.error_responses import StrictJSONResponse
 from autotune.service.response_models import EventList, responses
@@ -47,8 +48,9 @@ async def events(
     """Events after a sequence number, or a live stream of them."""
     study = (await run_in_threadpool(service.store.revision, study_id)).id
     if STREAM not in request.headers.get("accept", ""):
+        record = await run_in_threadpool(service.store.study, study)
         found = await run_in_threadpool(service.store.events, study, after=after, limit=limit)
-        return StrictJSONResponse({"events": [event.to_dict() for event in found]})
+        return StrictJSONResponse({"events": [event.to_dict() for event in hidden_events(record, found)]})
     record = await run_in_threadpool(service.store.study, study)
     places = service.stream_places
     places.take(caller.name, is_owner=caller.owns(record))
@@ -69,7 +71,9 @@ async def _stream(service: ServiceState, caller: Caller, study: str, after: int)
             if revision != seen:
                 # read the study before its events: a study is terminal only after its last event
                 record = await run_in_threadpool(service.store.study, study)
-                found = await run_in_threadpool(service.store.events, study, after=after, limit=PAGE)
+                found = hidden_events(
+                    record, await run_in_threadpool(service.store.events, study, after=after, limit=PAGE)
+                )
                 seen = None if found else revision
         except NotFoundError:  # it was deleted; a client that asks again is told
             return

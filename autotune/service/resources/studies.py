@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from autotune.errors import NotFoundError, SpecError
 from autotune.ports import StudyRecord
+from autotune.results.hidden import hidden_record
 from autotune.service.access import Caller
 from autotune.service.error_responses import RefusalError, StrictJSONResponse, strict_json
 from autotune.service.response_models import (
@@ -160,7 +161,7 @@ async def record(study_id: StudyId, service: TheService, caller: Reader, if_none
     def make(found: str) -> bytes:
         from autotune.results.records import record_document
 
-        return strict_json({"record": record_document(service.store.study(found))})
+        return strict_json({"record": record_document(hidden_record(service.store.study(found)))})
 
     return (await service.response_cache.get(study_id, "record", make)).response(if_none_match)
 
@@ -230,14 +231,20 @@ async def export(
     ] = None,
 ) -> Response:
     """The best config as a launch of that trainer: command, environment, files, and the job of a scheduler. Nothing is written or started."""
-    work = partial(exported, service, study_id, trainer, option, on, trial)
+    work = partial(exported, service, caller, study_id, trainer, option, on, trial)
     return StrictJSONResponse(await service.plan(caller, work))
 
 
 def exported(
-    service: ServiceState, study_id: str, trainer: str, pairs: list[str], on: str = "", trial: int | None = None
+    service: ServiceState,
+    caller: Caller | None,
+    study_id: str,
+    trainer: str,
+    pairs: list[str],
+    on: str = "",
+    trial: int | None = None,
 ) -> dict[str, Any]:
-    """The launch as plain values."""
+    """The launch as plain values; with the study's secrets for its owner alone."""
     from autotune import api
     from autotune.trainers import trainer_names
 
@@ -255,7 +262,9 @@ def exported(
                 field="option",
             )
         options[key] = value
-    return api.launch_document(service.views.result(study_id), trainer, options, on=on, trial=trial)
+    record = service.store.study(study_id)
+    study = record.study if caller is not None and caller.owns(record) else None
+    return api.launch_document(service.views.result(study_id), trainer, options, on=on, trial=trial, study=study)
 
 
 @router.post("/studies/{study_id}/{action}", responses=responses(404, 409, model=StudyAnswer))

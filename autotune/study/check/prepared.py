@@ -130,8 +130,8 @@ def check_document(prepared: PreparedCheck, found: ProgramCheck) -> dict[str, An
         "launch": None
         if launch is None
         else {
-            **launch.to_dict(),
-            "command": launch.command,
+            **launch.shown.to_dict(),
+            "command": launch.shown.command,
             "folder": prepared.folder,
             "program": prepared.program,
             "python": prepared.python,

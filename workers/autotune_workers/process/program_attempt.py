@@ -17,6 +17,7 @@ from typing import Any, final
 
 from autotune.ports import AttemptStarted, LogRead, NodePlace, RunnerEvent
 from autotune.spec import FailureKind
+from autotune.spec.secrets import without
 from autotune.trainers.trainer import MAX_LINE
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.attempt_logs import NodeLog
@@ -59,6 +60,7 @@ class ProgramAttempt:
         self.job, self.place, self.placed = job, place, False
         self._nodes = [_Node(handle, number, ready=handle.ready) for number, handle in enumerate(place.handles)]
         self._trial = ProgramTrial(job.request, [job.reader() for _ in self._nodes], now_s)
+        self._secrets = job.secrets
         self._ends: list[NodeEnd] = []
         self._begun = self._announced = self._finished = False
         self._first_end_s: float | None = None
@@ -150,7 +152,7 @@ class ProgramAttempt:
     def _read(self, node: _Node, message: Message, now_s: float) -> None:
         left_out = LeftOut.of(message)
         gap = [f"[autotune left out {left_out.text}: more than it can read]"] if left_out else []
-        texts = [(arrived_s, line[:MAX_LINE]) for arrived_s, line in message["lines"]]
+        texts = [(arrived_s, without(self._secrets, line[:MAX_LINE])) for arrived_s, line in message["lines"]]
         lines = (*gap, *(line for _, line in texts))
         for line in lines:
             node.tail.append(line)

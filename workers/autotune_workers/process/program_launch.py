@@ -6,15 +6,18 @@ A trial is launched as an export is, but that the runner says where the nodes me
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autotune.errors import RunnerError
 from autotune.ports import TrialRequest
 from autotune.spec.plain import to_plain
+from autotune.spec.secrets import FROM_ENVIRONMENT, secrets_of
 from autotune.trainers import Launch, trainer
 from autotune.trainers.executable import find_executable, search_path
 from autotune.trainers.torchrun import Placement, place
 from autotune.trainers.trainer import LineReader
+from autotune_workers.process.program_environment import program_environment
 from autotune_workers.process.program_places import ProgramOrder
 from autotune_workers.runners.machine_limits import check_folder, check_launch
 
@@ -36,6 +39,16 @@ class ProgramJob:
     """nodes, and ranks on each"""
     upload: str
     """the folder that is sent along; empty when the nodes have it"""
+
+    @property
+    def secrets(self) -> frozenset[str]:
+        """What its program may print and nobody shall keep."""
+        taken = {f"{name}_TOKEN": self.launch.env[name] for name in self.launch.env if self._is_taken(name)}
+        return secrets_of(taken, self.launch.argv, self.launch.env, self.launch.files)
+
+    def _is_taken(self, name: str) -> bool:
+        asked = self.request.trainer_options.get("env")
+        return isinstance(asked, Mapping) and asked.get(name) == FROM_ENVIRONMENT
 
     def reader(self) -> LineReader:
         """A reader of one node's log."""
@@ -74,9 +87,22 @@ def prepare(request: TrialRequest, *, is_local: bool) -> ProgramJob:
         check_folder(whose.name, launch)
     cwd = os.path.abspath(launch.cwd) if launch.cwd or not launch.files else ""
     program = _program(whose.name, launch, cwd, upload=upload)
-    env = {**launch.env, "PATH": search_path(launch.env, launch.programs_folder)}
+    env = {**_taken(launch.env), "PATH": search_path(launch.env, launch.programs_folder)}
     launch = replace(launch, argv=(program, *launch.argv[1:]), env=env, cwd="." if upload else cwd)
     return ProgramJob(request=request, launch=launch, placement=placement, upload=cwd if upload else "")
+
+
+def _taken(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables, those that the spec takes from the environment with their values there. Raises `RunnerError`."""
+    ours = program_environment()
+    missing = [name for name, value in env.items() if value == FROM_ENVIRONMENT and name not in ours]
+    if missing:
+        raise RunnerError(
+            f"the spec takes {' and '.join(missing)} from the environment, where there is no such variable",
+            remedy="export it before you start autotune; a service passes on only what `--program-env` names",
+            field=f"trainer.env.{missing[0]}",
+        )
+    return {name: ours[name] if value == FROM_ENVIRONMENT else value for name, value in env.items()}
 
 
 def _program(name: str, launch: Launch, cwd: str, *, upload: bool) -> str:

@@ -1,0 +1,78 @@
+"""A study as everybody may see it: without the secrets of its spec. The store keeps them, because its trials are started with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from autotune.ports import HistoryEvent, StudyRecord
+from autotune.spec import Study, Trial
+from autotune.spec.secrets import FROM_ENVIRONMENT, masked, secret_places, secrets_of, without
+
+
+def secrets_of_record(record: StudyRecord) -> frozenset[str]:
+    """The secrets of what was asked that are long enough to be found in other texts."""
+    return _secrets(record.study) | secrets_of(record.spec)
+
+
+def hidden_record(record: StudyRecord) -> StudyRecord:
+    """The record without its secrets."""
+    study, spec = record.study, masked(record.spec)
+    options, runner_options, data = (masked(part) for part in (study.trainer_options, study.runner_options, study.data))
+    secrets = secrets_of_record(record)
+    if not secrets and (options, runner_options, data, spec) == _plain(record):
+        return record
+    return replace(
+        record,
+        study=replace(study, trainer_options=options, runner_options=runner_options, data=data),
+        spec=spec,
+        message=without(secrets, record.message),
+        result=without(secrets, record.result),
+    )
+
+
+def hidden_trials(record: StudyRecord, trials: Iterable[Trial]) -> list[Trial]:
+    """The trials of the study; their failures without what its program printed of the study's secrets."""
+    secrets, found = secrets_of_record(record), list(trials)
+    if not secrets:
+        return found
+    return [
+        trial
+        if (failure := trial.failure) is None
+        else replace(
+            trial,
+            failure=replace(
+                failure,
+                message=without(secrets, failure.message),
+                exception=without(secrets, failure.exception),
+                log_tail=without(secrets, failure.log_tail),
+            ),
+        )
+        for trial in found
+    ]
+
+
+def hidden_events(record: StudyRecord, events: Iterable[HistoryEvent]) -> list[HistoryEvent]:
+    """The events of the study without its secrets."""
+    secrets = secrets_of_record(record)
+    return [replace(event, data=without(secrets, event.data)) if secrets else event for event in events]
+
+
+def secrets_note(study: Study) -> str:
+    """What to say of secrets in a spec when it is loaded; empty where there are none."""
+    places = secret_places(study.trainer_options)
+    if not places:
+        return ""
+    variables = [name for name in places if name in (study.trainer_options.get("env") or {})]
+    remedy = f"`env: {{{variables[0] if variables else 'NAME'}: {FROM_ENVIRONMENT}}}` takes a variable from the environment of the process that runs the trial, and keeps it nowhere"
+    return f"the spec holds what looks like secrets ({', '.join(places)}): the store keeps them, and reports, pages and exports of others show ***; {remedy}"
+
+
+def _secrets(study: Study) -> frozenset[str]:
+    return secrets_of(study.trainer_options, study.runner_options, study.data)
+
+
+def _plain(record: StudyRecord) -> tuple[Mapping[str, Any], Mapping[str, Any], Any, Mapping[str, Any]]:
+    study = record.study
+    return study.trainer_options, study.runner_options, study.data, record.spec

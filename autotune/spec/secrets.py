@@ -1,0 +1,157 @@
+"""Secrets in what a spec tells its program: which they are, and the same values without them.
+
+A value is secret by the name that it stands under (a variable, an option, a key of a file, a parameter of a URL, a header), or by its place: what
+stands before the `@` of a URL. What a trial and its owner's export are launched with is never touched; whatever else shows a study shows `***`.
+A value that is `from-environment` is none: it is taken from the environment of the process that runs the trial.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+MASK = "***"
+FROM_ENVIRONMENT = "from-environment"
+"""a variable of `env` with this value is taken from the environment of the process that runs the trial, and is kept nowhere"""
+SHORTEST_FOUND = 6
+"""characters of a secret from which on it is found in other texts, such as a log: shorter ones are words and numbers too"""
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_ALWAYS = frozenset({"secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "authorization", "apikey"})  # fmt: skip
+_NO_KEYS = frozenset(
+    {"text", "sort", "group", "label", "labels", "image", "data", "dataset", "column", "json", "input", "output", "target", "prompt", "response",
+     "primary", "cache", "metric", "monitor", "num", "query", "batch", "public"}
+)  # fmt: skip
+"""words before `key` that make it the name of a column or of a place"""
+_NO_TOKENS = frozenset(
+    {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "audio", "video", "special", "stop", "start", "end", "max", "min", "num", "per", "new",
+     "train", "total", "begin", "begins", "target", "warmup", "added", "prompt", "decoder"}
+)  # fmt: skip
+"""words before `token` that make it one of a text"""
+_VALUE = r"""("[^"\n]*"|'[^'\n]*'|[^\s"',;&]+)"""
+_NAMED = re.compile(rf"(?P<name>[A-Za-z_][\w.-]*)(?P<sign>['\"]?\s?[=:]\s?){_VALUE}")
+_HEADER = re.compile(r"\b(?:Bearer|Basic)\s+([A-Za-z0-9._~+/=-]{6,})", re.IGNORECASE)
+_USER = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^\s/@:'\"]*:)?([^\s/@'\"]+)@")
+_NO_SECRET = re.compile(r"\{[^{}]*\}|\$\{?\w+\}?|\*+|true|false|null|none|yes|no|" + FROM_ENVIRONMENT, re.IGNORECASE)
+"""placeholders, variables of a shell, flags, and what is hidden already"""
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a value of this name is a secret, by the words of the name."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    if not words:
+        return False
+    if any(word in _ALWAYS or word.endswith(("password", "passwd")) for word in words):
+        return True
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
+    if last in ("key", "keys"):
+        return before not in _NO_KEYS
+    if last in ("token", "tokens"):
+        return before not in _NO_TOKENS and not (last == "tokens" and not before)
+    return last in ("pat", "auth") and bool(before)
+
+
+def masked(value: Any) -> Any:
+    """The plain value with `***` for each secret in it."""
+    return _Mask().of(value)
+
+
+def secrets_of(*values: Any) -> frozenset[str]:
+    """The secrets in plain values that are long enough to be found in other texts."""
+    mask = _Mask()
+    for value in values:
+        mask.of(value)
+    return frozenset(found for found in mask.found if len(found) >= SHORTEST_FOUND)
+
+
+def secret_places(value: Any) -> tuple[str, ...]:
+    """The names under which there are secrets, in their order."""
+    mask = _Mask()
+    mask.of(value)
+    return tuple(dict.fromkeys(mask.names))
+
+
+def without(secrets: Iterable[str], value: Any) -> Any:
+    """The plain value with `***` for each of these texts, wherever it stands."""
+    if not secrets:
+        return value
+    pattern = re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True))))
+
+    def clean(part: Any) -> Any:
+        if isinstance(part, str):
+            return pattern.sub(MASK, part)
+        if isinstance(part, Mapping):
+            return {clean(key): clean(item) for key, item in part.items()}
+        if isinstance(part, list | tuple):
+            return type(part)(map(clean, part))
+        return part
+
+    return clean(value)
+
+
+class _Mask:
+    """One walk through values; remembers what it hid."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.names: list[str] = []
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, Mapping):
+            return {name: self._named(str(name), item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._arguments(value))
+        return value
+
+    def _arguments(self, values: Iterable[Any]) -> Iterable[Any]:
+        """A list; what follows an option whose name says secret is one."""
+        option = ""
+        for value in values:
+            is_option = isinstance(value, str) and value.startswith("-")
+            yield self._named(option, value) if option and not is_option else self.of(value)
+            option = value.lstrip("-") if is_option and "=" not in value and is_secret_name(value) else ""
+
+    def _named(self, name: str, value: Any) -> Any:
+        if not is_secret_name(name):
+            return self.of(value)
+        if isinstance(value, Mapping):
+            return {inner: self._named(name, item) for inner, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._named(name, item) for item in value)
+        return (
+            self._hidden(name, value) if isinstance(value, str | int | float) and not isinstance(value, bool) else value
+        )
+
+    def _hidden(self, name: str, value: Any) -> Any:
+        text = str(value)
+        is_count = text.replace(".", "", 1).isdigit() and _WORDS.findall(name)[-1:] == ["tokens"]
+        if not text or is_count or _NO_SECRET.fullmatch(text):
+            return value
+        self.found.append(text)
+        self.names.append(name)
+        return MASK
+
+    def _text(self, text: str) -> str:
+        text = _USER.sub(lambda found: self._in(found, 1, "the user of a URL"), text)
+        text = _HEADER.sub(lambda found: self._in(found, 1, "a header"), text)
+        return _NAMED.sub(self._of_pair, text)
+
+    def _of_pair(self, found: re.Match[str]) -> str:
+        name = found["name"]
+        return (
+            self._in(found, 3, name)
+            if is_secret_name(name)
+            else found[0][: found.start(3) - found.start()] + self._inner(found[3])
+        )
+
+    def _inner(self, text: str) -> str:
+        """A value that is a pair itself, such as a URL's first parameter."""
+        return _NAMED.sub(self._of_pair, text)
+
+    def _in(self, found: re.Match[str], group: int, name: str) -> str:
+        start, end = found.start(group) - found.start(), found.end(group) - found.start()
+        inner = found[group].strip("\"'")
+        hidden = self._hidden(name, inner)
+        return found[0][:start] + found[group].replace(inner, str(hidden), 1) + found[0][end:] if inner else found[0]
