@@ -648,3 +648,10 @@ def test_adapters_that_stand_beside_the_model_are_sent_to_the_workload(model: An
         parse_study(asked if inside else {**asked, "peft": {"method": "lora"}})
     assert raised.value.field == ("model.peft" if inside else "peft")
     assert "workload: {peft: ...}" in raised.value.remedy
+
+
+def test_adapters_are_those_of_lora_unless_the_spec_says_otherwise() -> None:
+    workload = {**MINIMAL["workload"], "peft": {"rank": 16}}
+    found = parse_study({**MINIMAL, "workload": workload}).workload.peft
+    assert found is not None
+    assert (found.method, found.rank) == ("lora", 16)

@@ -6,13 +6,20 @@ A folder's launch.json tells command and environment; a single file is all that 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import re
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from autotune.errors import SpecError
+from autotune.onboarding.foreign_files import paths_of
 from autotune.trainers import Trainer, trainer, trainer_names
 from autotune.trainers.launch_files import MANIFEST
+from autotune.trainers.nested_documents import parse_document
 from autotune.trainers.present_configuration import PresentConfiguration
 
+DOCUMENTS = (".yaml", ".yml", ".json", ".toml")
+"""endings of files that are told apart by their keys"""
 MAX_BYTES = 1 << 20
 """A file larger than this is no configuration."""
 
@@ -38,11 +45,19 @@ def read_present(path: Path) -> PresentConfiguration:
 
 
 def recognized(present: PresentConfiguration) -> str | None:
-    """The trainer whose configuration it is, by the words in it; None where no trainer's words occur."""
-    text = "\n".join([*present.files.values(), " ".join(present.argv)])
-    found = {name: _score(trainer(name), text) for name in trainer_names()}
-    best = max(found, key=lambda name: found[name], default=None)
-    return best if best is not None and found[best] else None
+    """The trainer whose configuration it is: by the keys of its documents and the words of its command, each where that trainer has them; None where
+    it is no trainer's."""
+    found = frozenset(present.argv).union(*(_marks(name, text) for name, text in present.files.items()))
+    scores = {name: _score(trainer(name), found) for name in trainer_names()}
+    best = max(scores, key=lambda name: scores[name], default=None)
+    return best if best is not None and scores[best] else None
+
+
+def document_of(name: str, text: str) -> dict[str, Any]:
+    """The contents of a YAML, JSON or TOML file; empty for other files and for those that hold something else."""
+    with suppress(SpecError):
+        return parse_document(name, text) if PurePosixPath(name).suffix.lower() in DOCUMENTS else {}
+    return {}
 
 
 def importing_trainers() -> tuple[str, ...]:
@@ -50,8 +65,15 @@ def importing_trainers() -> tuple[str, ...]:
     return tuple(name for name in trainer_names() if trainer(name).can_import)
 
 
-def _score(candidate: Trainer, text: str) -> int:
-    return sum(word in text for word in candidate.recognized_by) if candidate.can_import else 0
+def _marks(name: str, text: str) -> frozenset[str]:
+    if PurePosixPath(name).suffix.lower() in DOCUMENTS:
+        return frozenset(paths_of(document_of(name, text)))
+    words = re.findall(r"[\w.-]+", text)
+    return frozenset(word.replace("_", "-") if word.startswith("--") else word for word in words)
+
+
+def _score(candidate: Trainer, found: frozenset[str]) -> int:
+    return len(found.intersection(candidate.recognized_by)) if candidate.can_import else 0
 
 
 def _text(path: Path) -> str:

@@ -34,6 +34,8 @@ class Template:
     """its contents"""
     stages: tuple[int, ...]
     """ZeRO stages that it can have, that of today first"""
+    precision: str = ""
+    """the number format that it fixes; empty where it leaves that to the program (`auto`)"""
 
 
 def deepspeed_template(started: Started, base: Path) -> Template | None:
@@ -51,7 +53,16 @@ def deepspeed_template(started: Started, base: Path) -> Template | None:
     stages = (stage,) if of_stage_3 else (stage, *(other for other in (1, 2, 3) if other != stage))
     batch = {key: text for key, text in _BATCH.items() if isinstance(document.get(key), int)}
     told = {**document, **batch, "zero_optimization": {**sharding, "stage": "{zero_stage}"}}
-    return Template(name=path.name, given=given, document=told, stages=stages)
+    return Template(name=path.name, given=given, document=told, stages=stages, precision=_fixed_format(document))
+
+
+def _fixed_format(document: Mapping[str, Any]) -> str:
+    """The format that the file switches on itself."""
+    for key, value in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
+        section = document.get(key)
+        if isinstance(section, Mapping) and section.get("enabled") is True:
+            return value
+    return ""
 
 
 def _escaped(node: Any) -> Any:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from autotune.errors import SpecError
-from autotune.onboarding.configuration_files import importing_trainers, read_present, recognized
+from autotune.onboarding.configuration_files import document_of, importing_trainers, read_present, recognized
 from autotune.onboarding.decided_elsewhere import ranks_asked
 from autotune.onboarding.draft import Draft
+from autotune.onboarding.foreign_files import foreign_program
 from autotune.onboarding.imported_spec import import_draft
 from autotune.onboarding.launch_script import Started, started_by
 from autotune.onboarding.named_cluster import Place
@@ -18,7 +20,6 @@ from autotune.onboarding.script_spec import script_draft
 from autotune.onboarding.settings_draft import Settings, settings_draft
 from autotune.onboarding.settings_program import settings_program
 from autotune.onboarding.started_program import started_draft
-from autotune.trainers.nested_documents import parse_document
 from autotune.trainers.present_configuration import PresentConfiguration
 
 SHELL_SCRIPTS = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".job", ".pbs"})
@@ -30,29 +31,53 @@ def first_draft(path: Path, *, model: str | None = None, cluster: str | None = N
     present = read_present(path)
     name = recognized(present)
     if path.suffix == ".py":
-        script = read_script(path.name, present.files[path.name])
+        script = read_script(path.name, present.files[path.name], file=path, base=path.parent)
         if name is not None and not script.options:  # torchtitan's configuration is Python, too
             with suppress(SpecError):
                 return _imported(present, name, path, model=model, cluster=cluster, folder=folder)
         return script_draft(script, Place(cluster), cwd=path.parent, source=path, model=model, folder=folder)
-    if path.suffix in (".yaml", ".yml"):
-        document = parse_document(path.name, present.files[path.name])
-        if (program := settings_program(document)) is not None:
+    if path.suffix in SHELL_SCRIPTS or _has_shebang(present.files.get(path.name, "")):
+        started = started_by(present.files[path.name])
+        if started is not None and not (name == "megatron" and _is_of_megatron(started)):
+            place = Place(cluster, *ranks_asked(started, path.parent))
+            return started_draft(started, path, place, model=model, folder=folder)
+        if started is None and name is None:
+            raise SpecError(
+                f"{path.name} starts no Python program that could be found in it",
+                remedy="give the script that starts the training itself, or the Python file that trains",
+                field="FILE",
+            )
+    elif document := document_of(path.name, present.files.get(path.name, "")):
+        program = settings_program(document)
+        if program is not None:
             told = Settings(program=program, document=document, source=path, cwd=path.parent, file=path.name)
             return settings_draft(told, Place(cluster), model=model, folder=folder)
-    started = started_by(present.files[path.name]) if path.suffix in SHELL_SCRIPTS else None
-    if started is not None and (name != "megatron" or _is_of_deepspeed(started)):
-        place = Place(cluster, *ranks_asked(started, path.parent))
-        return started_draft(started, path, place, model=model, folder=folder)
+        if foreign := foreign_program(document, is_json=path.suffix == ".json"):
+            raise SpecError(
+                f"{path.name} is a configuration of {foreign}, which autotune does not read",
+                remedy="give the shell script that starts the training with it, or the Python program: autotune init run.sh",
+                field="FILE",
+            )
     if name is None:
         raise SpecError(
             f"{path.name} is neither a Python script nor a configuration of {', '.join(importing_trainers())}",
-            remedy="no Python program was found that it starts: give the script or the settings file"
-            if path.suffix in SHELL_SCRIPTS
-            else "name the trainer with `autotune import --from TRAINER FILE`, or give the script that trains",
+            remedy="name the trainer with `autotune import --from TRAINER FILE`, or give the script that trains",
             field="FILE",
         )
     return _imported(present, name, path, model=model, cluster=cluster, folder=folder)
+
+
+def _has_shebang(text: str) -> bool:
+    """Whether a file without an ending is a script of a shell."""
+    return re.match(r"#!\S*(/|env )(ba|z|da|k)?sh\b", text) is not None
+
+
+def _is_of_megatron(started: Started) -> bool:
+    """Whether the program is Megatron-LM's own, by its name and its flags. Megatron-DeepSpeed has these flags, too, but is no Megatron-LM."""
+    names = {argument.name for argument in started.arguments}
+    is_shaped = {"num_layers", "hidden_size"} <= names or {"use_checkpoint_args", "yaml_cfg"} & names
+    is_named = re.match(r"pretrain_(gpt|mamba|moe|hybrid)", started.program.rpartition("/")[2]) is not None
+    return bool(is_named and is_shaped) and not _is_of_deepspeed(started)
 
 
 def _is_of_deepspeed(started: Started) -> bool:
@@ -65,5 +90,11 @@ def _is_of_deepspeed(started: Started) -> bool:
 def _imported(
     present: PresentConfiguration, name: str, path: Path, *, model: str | None, cluster: str | None, folder: Path
 ) -> Draft:
-    draft = import_draft(present, name, path, model=model, cluster=cluster, folder=folder)
+    try:
+        draft = import_draft(present, name, path, model=model, cluster=cluster, folder=folder)
+    except SpecError as error:
+        if "autotune init" not in error.remedy:
+            raise
+        remedy = f"give {name}'s own file as it stands in its documentation, or the script that starts the training"
+        raise SpecError(error.message, remedy=remedy, field="FILE") from None
     return replace(draft, notes=(f"{path.name} is a configuration of {name}, so it is imported", *draft.notes))

@@ -12,19 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from autotune.onboarding.command_words import LAUNCHERS, TASKS, CommandParts, Launcher, parts_of
 from autotune.onboarding.settings_program import COMMANDS
 from autotune.spec.secrets import is_secret_name
-from autotune.trainers.launcher_limits import MODULES
+from autotune.spec.usual_names import target_of
 from autotune.trainers.readers.shell_words import Commands, commands_of
 
-_LAUNCHERS = {
-    "torchrun": "torchrun",
-    "accelerate": "accelerate",
-    "accelerate-launch": "accelerate",
-    "deepspeed": "deepspeed",
-}
 _NODES = ("nnodes", "num_machines", "num_nodes")
 _PER_NODE = ("nproc_per_node", "num_gpus")
+_OF_TRAINING = ("micro_batch_size", "accumulation_steps", "global_batch_size", "seq_len", "steps", "precision", "model")
+_LEAST_OF_TRAINING = 2
+"""options by which a command that nobody here knows is taken for a training"""
 _OF_THE_PLACE = re.compile(
     r"(MASTER_|WORLD_SIZE|(LOCAL_)?RANK$|N?NODE_?|NNODES|NGPU|GPUS_PER_NODE|CUDA_VISIBLE_DEVICES|SLURM_|FORCE_TORCHRUN|PATH$|LD_LIBRARY_PATH)"
 )
@@ -47,11 +45,15 @@ class Started:
     """What a launch script starts."""
 
     launcher: str
-    """torchrun, accelerate, deepspeed or python"""
+    """torchrun, accelerate, deepspeed, python, or a launcher of tasks that starts one process for each rank"""
     options: tuple[Argument, ...]
     """of the launcher"""
+    carried: tuple[str, ...] = ()
+    """words between a launcher of tasks and the program, which stay"""
     program: str
     """the path of a .py file, a module, or a command"""
+    is_known: bool = True
+    """whether it is a Python program, or a command that autotune knows"""
     is_module: bool
     """whether it stands behind `-m`"""
     arguments: tuple[Argument, ...]
@@ -81,14 +83,18 @@ class Started:
 
 
 def started_by(text: str) -> Started | None:
-    """What the script starts: of several programs the one behind a launcher, then the one with the most options; None where it starts none."""
+    """What the script starts: of several programs one behind a launcher, then the one with the most options; None where it starts none. A command that
+    nobody here knows counts where its options are those of a training."""
     run = commands_of(text)
     best: tuple[tuple[bool, int], Started] | None = None
     for words, _ in run.commands:
-        if (at := _program_at(words)) is None:
+        if (parts := parts_of(words)) is None:
             continue
-        found = _started(words, at, run, text)
-        worth = (found.launcher != "python" or found.program in COMMANDS, len(found.arguments))
+        found = _started(parts, run, text)
+        trains = sum(target_of(argument.name.rpartition(".")[2]) in _OF_TRAINING for argument in found.arguments)
+        if not found.is_known and trains < _LEAST_OF_TRAINING and found.launcher == "python":
+            continue
+        worth = (found.launcher != "python" or found.program in COMMANDS or not found.is_known, len(found.arguments))
         if best is None or worth > best[0]:
             best = worth, found
     return best[1] if best else None
@@ -98,7 +104,12 @@ def arguments_of(words: Sequence[str]) -> Iterator[Argument]:
     """The words by their options: `--name value`, `--name=value`, `-n value`; and what stands before the first."""
     name, values, written = "", list[str](), list[str]()
     for word in words:
-        if re.match(r"--?[A-Za-z]", word):
+        if word == "--":  # it stays where it is, whatever becomes of the option before it
+            if written:
+                yield Argument(name, tuple(values), tuple(written))
+            yield Argument("", (), ("--",))
+            name, values, written = "", [], []
+        elif re.match(r"--?[A-Za-z]", word):
             if written:
                 yield Argument(name, tuple(values), tuple(written))
             name, sign, value = word.lstrip("-").partition("=")
@@ -120,59 +131,84 @@ def value_of(arguments: Sequence[Argument], *names: str) -> str:
     return next((a.values[0] for a in reversed(arguments) if a.name in names and a.values), "")
 
 
-def _program_at(words: Sequence[str]) -> tuple[int, int] | None:
-    """(place, length) of the program in a command."""
-    for at, word in enumerate(words):
-        following = words[at + 1] if at + 1 < len(words) else ""
-        if word == "-m" and following and following not in MODULES:
-            return at + 1, 1
-        if f"{word.rpartition('/')[2]} {following}" in COMMANDS:
-            return at, 2
-        if word.endswith(".py") and "=" not in word:
-            return at, 1
-    return None
-
-
-def _started(words: Sequence[str], at: tuple[int, int], run: Commands, text: str) -> Started:
-    place, length = at
-    launcher, begins = "python", place
-    for index, word in enumerate(words[:place]):
-        module = MODULES.get(words[index + 1], "") if word == "-m" and index + 1 < place else ""
-        if name := module or _LAUNCHERS.get(word.rpartition("/")[2], ""):
-            launcher, begins = name, index + (2 if module or name == "accelerate" else 1)
-    behind = list(words[place + length :])
-    of_launcher = [word for word in words[begins:place] if word not in ("-m", "launch")]
-    if "--" in behind:  # axolotl: what its launcher is told
+def _started(parts: CommandParts, run: Commands, text: str) -> Started:
+    inner = next((each for each in reversed(parts.launchers) if each.name in LAUNCHERS.values()), None)
+    tasks = next((each for each in reversed(parts.launchers) if each.name in TASKS), None)
+    of_tasks = tuple(arguments_of(tasks.words)) if tasks else ()
+    behind = list(parts.arguments)
+    of_launcher = list(inner.words) if inner else []
+    if "--" in behind and parts.program.startswith("axolotl"):  # what its own launcher is told
         of_launcher += behind[behind.index("--") + 1 :]
         del behind[behind.index("--") :]
     options = tuple(arguments_of(of_launcher))
     told = {name: value for name, value in run.exported.items() if is_plain(value) and not is_secret_name(name)}
     of_program = [name for name in run.exported if _is_of_the_program(name, text)]
-    ranks = _count(value_of(options, "num_processes"))
     nodes = (
-        _count(value_of(options, *_NODES))
+        _count(value_of(options, *_NODES).partition(":")[0])
         or _count(told.get("NNODES"))
+        or (_count(value_of(of_tasks, *TASKS[tasks.name].nodes)) if tasks else None)
         or _count(run.of_slurm.get("SLURM_NNODES"))
         or 1
     )
-    per_node = (
-        _count(value_of(options, *_PER_NODE))
-        or (max(1, ranks // nodes) if ranks else None)
-        or _count(run.of_slurm.get("SLURM_GPUS_ON_NODE"))
-    )
+    launcher, per_node = "python", None
+    if inner is not None:
+        launcher, per_node = inner.name, _ranks_of(inner.name, options, nodes, told)
+    elif tasks is not None:
+        per_node = _tasks_of(tasks, of_tasks, nodes, run.of_slurm)
+        if tasks.name != "srun" or nodes * (per_node or 1) > 1:
+            launcher, options = tasks.name, of_tasks
+    elif parts.program in COMMANDS:
+        per_node = (
+            _count(value_of(options, *_PER_NODE)) or _count(run.of_slurm.get("SLURM_GPUS_ON_NODE")) or _visible(told)
+        )
     return Started(
         launcher=launcher,
         options=options,
-        program=" ".join((words[place].rpartition("/")[2], *words[place + 1 : place + length]))
-        if length > 1
-        else words[place],
-        is_module=words[place - 1 : place] == ("-m",),
+        carried=parts.carried if launcher in TASKS else (),
+        program=parts.program,
+        is_known=parts.is_known,
+        is_module=parts.is_module,
         arguments=tuple(arguments_of(behind)),
         env={name: told[name] for name in of_program if name in told},
         not_carried=tuple(name for name in of_program if name not in told),
         nodes=nodes,
         gpus_per_node=per_node,
     )
+
+
+def _ranks_of(name: str, options: Sequence[Argument], nodes: int, env: Mapping[str, str]) -> int | None:
+    """Ranks of a node by a launcher's options; None where they do not say."""
+    if found := _count(value_of(options, *_PER_NODE)):
+        return found
+    if found := _count(value_of(options, "num_processes")):
+        return max(1, found // nodes)
+    if included := value_of(options, "include", "i"):
+        slots = included.partition("@")[0].partition(":")[2]
+        return len(slots.split(",")) if slots else None
+    if name == "torchrun":  # it starts one, unless it is told otherwise, or by words that only the shell knows
+        is_told = bool(value_of(options, *_PER_NODE)) or any(not is_plain(w) for o in options for w in o.words)
+        return None if is_told else 1
+    return _visible(env)
+
+
+def _visible(env: Mapping[str, str]) -> int | None:
+    """GPUs that the script lets its programs see."""
+    listed = env.get("CUDA_VISIBLE_DEVICES") or env.get("HIP_VISIBLE_DEVICES") or ""
+    return len(listed.split(",")) if re.fullmatch(r"[0-9]+(,[0-9]+)*", listed) else None
+
+
+def _tasks_of(tasks: Launcher, options: Sequence[Argument], nodes: int, slurm: Mapping[str, str]) -> int | None:
+    """Processes of a node; None where it does not say."""
+    names = TASKS[tasks.name]
+    if found := _count(value_of(options, *names.per_node)):
+        return found
+    if found := _count(value_of(options, *names.total)):
+        return max(1, found // nodes)
+    if tasks.name != "srun":
+        return None
+    if found := _count(slurm.get("SLURM_NTASKS_PER_NODE")):
+        return found
+    return max(1, (_count(slurm.get("SLURM_NTASKS")) or nodes) // nodes)  # Slurm starts one on each node
 
 
 def _is_of_the_program(name: str, text: str) -> bool:

@@ -36,6 +36,11 @@ class Place:
         return found.num_gpus if found else self.nodes * (self.gpus_per_node or RANKS)
 
     @property
+    def asked(self) -> int | None:
+        """Ranks that the launch asks for; None where it does not say."""
+        return self.nodes * self.gpus_per_node if self.gpus_per_node else None
+
+    @property
     def is_spread(self) -> bool:
         """Whether there are several nodes."""
         found = named_cluster(self.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +10,20 @@ from typing import Any
 
 from autotune.onboarding.decided_elsewhere import decided_for
 from autotune.onboarding.deepspeed_template import Template, deepspeed_template
-from autotune.onboarding.option_names import OF_MODEL, Meaning, is_log_interval, is_performance_choice, meaning_of
+from autotune.onboarding.option_names import (
+    OF_MODEL,
+    Meaning,
+    is_explicit_micro,
+    is_log_interval,
+    is_performance_choice,
+    meaning_of,
+)
 from autotune.onboarding.script import Script
 from autotune.onboarding.script_options import ScriptOption
 from autotune.onboarding.settings_file import SettingsFile, overridden, settings_file, told_by_file
+from autotune.spec.usual_names import AMP_FORMATS, FINDS_BATCH, OTHER_DEGREES, OTHER_PARTS, TRACKERS, WORDS, target_of
 
+DEGREES = ("tp", "pp", "cp", "ep")
 _SUPPLIED = ("local_rank", "rank", "node_rank", "master_addr", "master_port")
 """options that the launcher fills in by the environment"""
 
@@ -40,6 +50,12 @@ class OptionMatches:
     """after how many steps the script prints a line, where it does not print one for every step"""
     required: list[ScriptOption] = field(default_factory=list)
     """options that the script insists on and that autotune has no value for"""
+    unclear: list[str] = field(default_factory=list)
+    """what it is started with that concerns a knob and is not understood, as it is written"""
+    trackers: list[ScriptOption] = field(default_factory=list)
+    """flags by which the run is watched, and that it is started with"""
+    finds_batch: list[ScriptOption] = field(default_factory=list)
+    """options by which it changes its batch by itself"""
 
     def default(self, target: str) -> Any:
         """The script's own value of a knob or figure, by option or constant; None where it does not say."""
@@ -57,7 +73,7 @@ class OptionMatches:
     def where(self, target: str) -> str:
         """The line that says the value."""
         option = self.used[target][0] if target in self.used else next(self._constants(target))
-        return option.file or ("as it is started" if option.given is not None else f"line {option.line}")
+        return option.file or ("as it is started" if option.given is not None else option.place)
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
@@ -88,11 +104,25 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
     found.settings = settings_file(script, cwd)
     given = [option for option in script.options if option.given is not None]
     others = [option for option in script.options if option.given is None]
-    of_file = told_by_file(found.settings) if found.settings else ()
-    for option in (*given, *overridden(script, cwd), *of_file, *others):
-        meaning = meaning_of(option, script.divided, script.autocast)
-        if option.name.rpartition(".")[2] in _SUPPLIED:
+    of_file = tuple(told_by_file(found.settings)) if found.settings else ()
+    options = (*given, *overridden(script, cwd), *of_file, *others)
+    has_micro = any(is_explicit_micro(option) for option in options)
+    switch = next((option for option in options if _is_amp_switch(option)), None)
+    formats = next((o for o in options if switch and AMP_FORMATS.fullmatch(o.name.rpartition(".")[2])), None)
+    for option in options:
+        if option is formats:
+            continue  # it only says which format the flag switches on
+        autocast = _format_of(formats) if option is switch and formats else script.autocast
+        meaning = meaning_of(option, script.divided, autocast, has_micro=has_micro)
+        name = option.name.rpartition(".")[2]
+        if name in _SUPPLIED:
             continue
+        if option.kind == "flag" and option.given is True and TRACKERS.fullmatch(name) and not option.prefix:
+            found.trackers.append(option)
+        if FINDS_BATCH.fullmatch(name) and option.present not in (None, False):
+            found.finds_batch.append(option)
+        if (why := _unclear(option, meaning)) is not None:
+            found.unclear.append(why)
         if meaning is None:
             if is_log_interval(option):
                 found.log_interval = option if option.present != 1 else None
@@ -110,12 +140,50 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
             found.used.setdefault(meaning.target, (option, meaning))
     if "precision" in found.used:
         found.precision_flags.clear()
+    if any(meaning.default in ("bf16", "fp16") for _, meaning in found.precision_flags):
+        # beside one of these tf32 is about what is left in fp32: it stays as it is started
+        found.precision_flags = [pair for pair in found.precision_flags if pair[1].values != ("tf32",)]
     if found.settings and found.settings.name not in found.files:
         found.settings = None
     told = {*found.used, *(["precision"] if found.precision_flags else [])}
     told |= {"zero_stage"} if found.template else set()
+    if found.template and found.template.precision:
+        found.used.pop("precision", None)
+        found.precision_flags.clear()
+        decided = {**decided, "precision": found.template.precision}
+        told -= {"precision"}
     found.fixed = {knob: value for knob, value in decided.items() if knob not in told and value not in (False, "none")}
     return found
+
+
+def _is_amp_switch(option: ScriptOption) -> bool:
+    return (
+        option.kind == "flag"
+        and re.fullmatch(r"(use_|enable_)?(amp|autocast|mixed_precision)", option.name.rpartition(".")[2]) is not None
+    )
+
+
+def _format_of(option: ScriptOption) -> str:
+    """The number format that the option says, with which a flag switches autocast on."""
+    said = str(option.present).lower()
+    return next((value for value, words in WORDS["precision"].items() if said in words), "")
+
+
+def _unclear(option: ScriptOption, meaning: Meaning | None) -> str | None:
+    """What is said of precision, recomputation, sharding or a degree and is not understood; None where all is, or nothing is said."""
+    name, value = option.name.rpartition(".")[2].lower(), option.present
+    if OTHER_PARTS.search(option.name.lower()) or value in (None, False, "", 0, 1):
+        return None
+    is_said = option.given is not None or option.file
+    said = f"{option.shown}{'' if value is True else f'={value}'}"
+    if OTHER_DEGREES.fullmatch(name) and isinstance(value, int) and value is not True:
+        return said
+    target = target_of(name)
+    is_word = target in ("precision", "recompute", "zero_stage") and option.kind == "text"
+    if is_word and is_said and (meaning is None or meaning.default is None):
+        return said
+    is_degree = target in DEGREES and option.kind == "text" and is_said and not isinstance(value, int)
+    return said if is_degree else None
 
 
 def _is_launched_otherwise(target: str, script: Script) -> bool:

@@ -1,11 +1,11 @@
 """Which knob, or which figure of the workload, an option of a training script stands for, by its name, type, choices and default.
 
-    --batch-size           sequences per rank and micro-batch, unless its description says that it is for all ranks
-    --global-batch-size    sequences per optimizer step; in tokens where its default is far above any number of sequences
+    --batch-size           sequences per rank and micro-batch, unless the code divides it by the ranks; beside --micro-batch-size it is the batch of a step
+    --global-batch-size    sequences per optimizer step; in tokens where its name says so, or where its value is far above any number of sequences
     --dtype bfloat16       the knob precision, written in the script's own words
     --bf16                 a flag for one value of a knob
 
-The names themselves are in `autotune.spec.usual_names`.
+Help texts are for people and say nothing here. The names themselves, with their sources, are in `autotune.spec.usual_names`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.onboarding.script_options import ScriptOption
-from autotune.spec.usual_names import NAMES, PRECISION_FLAGS, WORDS, target_of
+from autotune.spec.usual_names import (
+    EXPLICIT_MICRO,
+    IN_TOKENS,
+    NAMES,
+    OTHER_DEGREES,
+    OTHER_PARTS,
+    PRECISION_FLAGS,
+    WORDS,
+    target_of,
+)
 
 SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 """figures that make a model's shape"""
@@ -56,21 +65,45 @@ class Meaning:
     """the knob's value today: as the script is started, else when the option is left out"""
 
 
-def meaning_of(option: ScriptOption, divided: frozenset[str] = frozenset(), autocast: str = "") -> Meaning | None:
+def meaning_of(
+    option: ScriptOption, divided: frozenset[str] = frozenset(), autocast: str = "", *, has_micro: bool = False
+) -> Meaning | None:
     """What the option stands for; None for options that autotune has no word for. `divided`: names that the script divides by its ranks;
-    `autocast`: the number format of its autocast, where its text says it."""
+    `autocast`: the number format of its autocast, where its text says it; `has_micro`: whether another option can only be the micro-batch."""
+    if OTHER_PARTS.search(option.name.lower()):
+        return None
     name = _last(option.name)
     if option.kind == "flag":
         return _flag(option, name, autocast)
     target = target_of(name)
     if target is not None and target in WORDS:
         return _worded(option, target)
+    if target == "micro_batch_size" and has_micro and not is_explicit_micro(option):
+        target = "global_batch_size"
     if target is not None and target in ("micro_batch_size", "accumulation_steps", "global_batch_size"):
         return _batch(option, target, divided)
     return (
         None
         if target is None or target in ("compile", "sequence_parallel")
         else Meaning(target=target, default=option.present)
+    )
+
+
+def is_of_knob(option: ScriptOption) -> bool:
+    """Whether its name is that of a knob or figure, whether or not its value is understood."""
+    name = _last(option.name)
+    is_named = target_of(name) is not None or OTHER_DEGREES.fullmatch(name) is not None
+    return meaning_of(option) is not None or (is_named and not OTHER_PARTS.search(option.name.lower()))
+
+
+def is_explicit_micro(option: ScriptOption) -> bool:
+    """Whether the option can be nothing but a micro-batch: `micro_batch_size`, `per_device_train_batch_size`."""
+    name = _last(option.name)
+    return (
+        option.kind != "flag"
+        and target_of(name) == "micro_batch_size"
+        and EXPLICIT_MICRO.search(name) is not None
+        and not OTHER_PARTS.search(option.name.lower())
     )
 
 
@@ -94,12 +127,12 @@ def _last(name: str) -> str:
 
 def _batch(option: ScriptOption, target: str, divided: frozenset[str]) -> Meaning:
     expression, default = "", option.present
-    over_all = re.search(r"\b(total|all (gpus|ranks|devices|nodes)|global|effective)\b", option.help.lower())
-    if target == "micro_batch_size" and over_all:
+    if target == "micro_batch_size" and option.name in divided:
         expression = "micro_batch_size * dp"
     if target == "accumulation_steps" and option.name in divided:
         expression = "accumulation_steps * dp"
-    if target == "global_batch_size" and isinstance(default, int) and default >= TOKENS:
+    is_large = isinstance(default, int) and default >= TOKENS
+    if target == "global_batch_size" and (is_large or IN_TOKENS.search(_last(option.name))):
         expression = "global_batch_size * seq_len"
     return Meaning(target=target, expression=expression, default=default)
 
@@ -112,14 +145,21 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
         said = {value: next((w for w in words if w in offered), None) for value, words in known.items()}
         words: dict[str, Any] = {value: word for value, word in said.items() if word is not None}
     elif target == "precision" and option.present is not None:
-        words = next((dict(f) for f in _FAMILIES if str(option.present) in f.values()), {})
+        present = str(option.present)
+        today = next((value for value, spellings in known.items() if present.lower() in spellings), None)
+        # of other words only the one that is there is sure: what its neighbours are called is the program's own choice
+        words = next((dict(f) for f in _FAMILIES if present in f.values()), {today: present} if today else {})
     elif target == "zero_stage" and option.kind == "int":
         words = {str(stage): str(stage) for stage in range(4)}
     else:
         words = {}
-    default = next((value for value, spellings in known.items() if str(option.present) in spellings), None)
+    default = next(
+        (v for v, spellings in known.items() if str(option.present).lower() in map(str.lower, spellings)), None
+    )
     if len(words) < 2 and default is None:
         return None
+    if default is not None and default not in words:
+        words[default] = str(option.present)
     values = sorted(words, key=lambda value: value != default)
     differing = {value: word for value, word in words.items() if word != value}
     return Meaning(target=target, words=differing, values=_typed(target, values), default=default)
@@ -129,7 +169,7 @@ def _flag(option: ScriptOption, name: str, autocast: str) -> Meaning | None:
     for precision, pattern in PRECISION_FLAGS.items():
         if re.fullmatch(pattern, name):
             if re.search("amp|mixed", name):
-                precision = "bf16" if re.search(r"\b(bf16|bfloat16)\b", option.help.lower()) else autocast or precision
+                precision = autocast or precision
             default = precision if option.present else None
             if option.is_in_file:
                 return _switch(option, "precision", precision, "fp32")

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from autotune.errors import SpecError
 from autotune.onboarding.launch_script import Started
+from autotune.onboarding.local_modules import imported_modules
 from autotune.onboarding.script_options import ScriptOption, constants_of, options_of
 from autotune.onboarding.syntax import called_name, keywords_of, literal, literal_or_none
 
+_RANKS = re.compile(
+    r"world|n_?gpus?\b|n_?gpus_|num_(gpus|devices|processes|replicas|ranks)|nproc|device_count|dp_size|data_parallel"
+)
+"""what a number of ranks is called"""
 _DISTRIBUTED = re.compile(r"\b(LOCAL_RANK|init_process_group|DistributedDataParallel|init_device_mesh|fully_shard)\b")
 
 
@@ -50,8 +56,9 @@ class Script:
 
     @property
     def launcher(self) -> str:
-        """torchrun, accelerate, deepspeed or python. DeepSpeed's own tells each rank its number by an option, which torchrun does not."""
-        if self.started is not None and (self.started.launcher in ("torchrun", "accelerate") or not self.is_read):
+        """What a launch script starts it by, and nothing else; where none is known, torchrun, accelerate, deepspeed or python by what it imports.
+        DeepSpeed's own tells each rank its number by an option, which torchrun does not."""
+        if self.started is not None:
             return self.started.launcher
         if "accelerate" in self.imports:
             return "accelerate"
@@ -61,8 +68,9 @@ class Script:
         return "torchrun" if starts_ranks or self.parser == "HfArgumentParser" else "python"
 
 
-def read_script(name: str, text: str) -> Script:
-    """The script of that text. Raises `SpecError` where it is no Python."""
+def read_script(name: str, text: str, *, file: Path | None = None, base: Path | None = None) -> Script:
+    """The script of that text. Raises `SpecError` where it is no Python. `file`: where it lies, so that a parser which it imports is found; `base`: the
+    folder in which it runs."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -74,18 +82,37 @@ def read_script(name: str, text: str) -> Script:
             field="FILE",
         ) from None
     parser, options = options_of(tree)
+    modules = list(imported_modules(tree, file, base or file.parent)) if file is not None else []
+    overridden = _overridden(tree)
+    if not options and not overridden:
+        parser, options = _parser_of(modules)
+    imports_parser = bool(options) and all(option.module for option in options)
+    whole = ast.Module(body=[*tree.body, *(node for _, module in modules for node in module.body)], type_ignores=[])
+    body = whole if imports_parser else tree
     return Script(
         name=name,
         options=options,
         parser=parser,
-        imports=frozenset(_imports(tree)),
-        is_distributed=_DISTRIBUTED.search(text) is not None,
-        divided=frozenset(_divided(tree)),
+        imports=frozenset(_imports(body)),
+        is_distributed=_DISTRIBUTED.search(ast.unparse(whole) if imports_parser else text) is not None,
+        divided=frozenset(_divided(whole)),
         constants=() if parser == "configurator" else constants_of(tree),
-        autocast=_autocast(tree),
-        overridden=_overridden(tree),
-        printed=tuple(_printed(tree)),
+        autocast=_autocast(whole),
+        overridden=overridden,
+        printed=tuple(_printed(tree)) or tuple(_printed(whole)),
     )
+
+
+def _parser_of(modules: Sequence[tuple[str, ast.Module]]) -> tuple[str, tuple[ScriptOption, ...]]:
+    """The first parser among the modules that a script imports; dataclasses may lie in others."""
+    classes = [node for _, module in modules for node in module.body if isinstance(node, ast.ClassDef)]
+    for name, module in modules:
+        own = {node.name for node in module.body if isinstance(node, ast.ClassDef)}
+        more = [node for node in classes if node.name not in own]
+        parser, options = options_of(ast.Module(body=[*module.body, *more], type_ignores=[]))
+        if options:
+            return parser, tuple(replace(option, module=name) for option in options)
+    return "", ()
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
@@ -117,20 +144,20 @@ def _autocast(tree: ast.Module) -> str:
 
 
 def _divided(tree: ast.Module) -> Iterator[str]:
-    """Names in `x //= world_size` and `x = x // world_size`."""
+    """Names in `x //= world_size`, `x // world_size` and `int(args.x / ngpus_per_node)`."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and called_name(node) == "Accelerator":
+            if literal_or_none(keywords_of(node).get("split_batches")) is True:
+                yield from ("batch_size", "train_batch_size")
+            continue
         target: ast.expr
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.FloorDiv):
             target, divisor = node.target, node.value
-        elif (
-            isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.BinOp)
-            and isinstance(node.value.op, ast.FloorDiv | ast.Div)
-        ):
-            target, divisor = node.value.left, node.value.right
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv | ast.Div):
+            target, divisor = node.left, node.right
         else:
             continue
-        if "world" in ast.unparse(divisor).lower():
+        if _RANKS.search(ast.unparse(divisor).lower()):
             yield ast.unparse(target).rpartition(".")[2]
 
 

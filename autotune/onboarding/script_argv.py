@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from autotune.onboarding.command_words import TASKS
 from autotune.onboarding.draft import Item
 from autotune.onboarding.launch_script import Argument, Started
 from autotune.onboarding.named_cluster import Place
@@ -47,6 +48,8 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         "deepspeed": "it reads --local_rank, which DeepSpeed's launcher gives it",
         "python": "",
     }
+    if started:
+        reasons |= dict.fromkeys(("torchrun", "accelerate", "deepspeed"), "as it is started")
     if launcher == "accelerate" and place.is_cpu:
         launcher, reasons["torchrun"] = "torchrun", "accelerate launch starts one process only on CPUs"
     starts = {
@@ -59,8 +62,10 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
             *(_kept_of_accelerate(started) if started else ()),
         ],
     }
+    if started and launcher in TASKS:
+        starts[launcher] = [*launcher.split(), *TASKS[launcher].start, *_kept_of_tasks(started), *started.carried]
     first, *more = starts[launcher]
-    yield Item(first, reasons[launcher])
+    yield Item(first, reasons.get(launcher, f"as it is started: one process for each rank by {launcher}"))
     yield from (Item(word) for word in more)
     if started and started.is_module:
         yield Item("-m")
@@ -73,7 +78,9 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         word = "{%s}" % (meaning.expression or target)
         yield Item(f"{option.prefix}{word}", _where(option, meaning))
     if found.precision_flags:
-        named = ", ".join(f"{option.shown} (line {option.line})" for option, _ in found.precision_flags)
+        named = ", ".join(
+            f"{option.shown} ({option.place or 'as it is started'})" for option, _ in found.precision_flags
+        )
         yield Item("{precision}", named)
     if script.parser == "HfArgumentParser":
         yield Item("--logging_steps=1", "a loss for every step")
@@ -88,7 +95,7 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         option = found.log_interval
         yield Item(f"{option.prefix}1", f"a line for every step ({_said(option)})")
     for option in found.required:
-        yield Item(f"{option.prefix}{FILL_IN}", f"fill in: the script requires it (line {option.line})")
+        yield Item(f"{option.prefix}{FILL_IN}", f"fill in: the script requires it ({option.place})")
 
 
 def _told(found: OptionMatches) -> Iterator[tuple[str, ScriptOption, Meaning]]:
@@ -101,6 +108,7 @@ def _told(found: OptionMatches) -> Iterator[tuple[str, ScriptOption, Meaning]]:
 def _kept(found: OptionMatches) -> Iterator[str]:
     """The arguments that the script is started with today, without those that a trial is told."""
     told = {option.name for _, option, _ in _told(found)} | {option.name for option, _ in found.precision_flags}
+    told |= {option.name for option in (*found.finds_batch, *found.trackers)}
     if found.log_interval is not None:
         told.add(found.log_interval.name)
     if found.script.parser == "HfArgumentParser":
@@ -108,6 +116,9 @@ def _kept(found: OptionMatches) -> Iterator[str]:
     files = {file.given: file.name for file in (found.template, found.settings) if file}
     for argument in found.script.started.arguments if found.script.started else ():
         if argument.name in told | {"local_rank"}:
+            continue
+        if argument.words == ("--",):
+            yield "--"
             continue
         for word in written(argument, found.script.is_read):
             head, sign, value = word.rpartition("=")
@@ -132,6 +143,15 @@ def _kept_of_accelerate(started: Started) -> Iterator[str]:
             yield from written(option, True)
 
 
+def _kept_of_tasks(started: Started) -> Iterator[str]:
+    """What a launcher of tasks is told beside the number of ranks and where they run."""
+    tasks = TASKS[started.launcher]
+    replaced = {*tasks.total, *tasks.per_node, *tasks.nodes, *tasks.elsewhere}
+    for option in started.options:
+        if option.name not in replaced:
+            yield from map(braced, option.words)
+
+
 def _where(option: ScriptOption, meaning: Meaning) -> str:
     assumed = ""
     if meaning.target == "micro_batch_size":
@@ -144,7 +164,7 @@ def _where(option: ScriptOption, meaning: Meaning) -> str:
 
 def _said(option: ScriptOption) -> str:
     """Where the option is declared, and its value."""
-    line = option.file or (f"line {option.line}" if option.line else "")
+    line = option.file or option.place
     default = "" if option.default is None else f"default {option.default}"
     now = "" if option.given is None else f"{option.given} at present"
     return ", ".join(text for text in (line, default, now) if text)
@@ -153,7 +173,7 @@ def _said(option: ScriptOption) -> str:
 def ideas_of(found: OptionMatches) -> Iterator[str]:
     """Comments: options that could be knobs of the study's own."""
     for option in found.ideas[:MAX_IDEAS]:
-        name, where = option.name.rpartition(".")[2], option.file or f"line {option.line}"
+        name, where = option.name.rpartition(".")[2], option.file or option.place or "an option of its library"
         told = f'in that file "{{{name}}}"' if option.is_in_file else f'here "{option.prefix}{{{name}}}"'
         if option.kind == "flag":
             more = "" if option.file else " and values below"

@@ -51,6 +51,8 @@ class ScriptOption:
     """line of the script that declares it"""
     file: str = ""
     """the file of settings that holds it instead"""
+    module: str = ""
+    """the file that declares it, where that is not the script itself"""
 
     @property
     def present(self) -> Any:
@@ -61,6 +63,11 @@ class ScriptOption:
     def shown(self) -> str:
         """The option as people write it."""
         return (self.prefix or str(self.on or self.off or self.name)).rstrip("=")
+
+    @property
+    def place(self) -> str:
+        """Where it is declared: `line 7`, `params.py line 7`; empty where nobody knows."""
+        return " ".join(filter(None, (self.module, f"line {self.line}"))) if self.line else ""
 
     @property
     def is_in_file(self) -> bool:

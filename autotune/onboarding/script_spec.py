@@ -17,9 +17,10 @@ from typing import Any
 from autotune.onboarding.draft import Draft, Entry, file_name
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.named_cluster import Place
-from autotune.onboarding.option_matches import OptionMatches, match_options
+from autotune.onboarding.option_matches import DEGREES, OptionMatches, match_options
 from autotune.onboarding.option_names import SHAPE, meaning_of
 from autotune.onboarding.printed_lines import patterns_of
+from autotune.onboarding.ranks_today import RanksToday, ranks_today
 from autotune.onboarding.script import Script
 from autotune.onboarding.script_argv import argv_of, ideas_of, precision_words, values_of
 from autotune.spec import KNOBS
@@ -29,7 +30,6 @@ MODEL, SEQ_LEN, VOCAB_SIZE = "nano-gpt", 1024, 50304
 """stand-ins for figures that the script does not say"""
 BATCH = 8
 """sequences per micro-batch where nothing tells them"""
-DEGREES = ("tp", "pp", "cp", "ep")
 
 
 def script_draft(
@@ -38,6 +38,7 @@ def script_draft(
     """The draft for a script; `cwd`: where it runs, `source`: the file that was read, `folder`: of the spec, against which its paths are read."""
     started = script.started
     found = match_options(script, cwd)
+    ranks = ranks_today(found, place)
     fill_in: list[str] = list(place.fill_in)
     shape = _model(found, model, cwd, folder)
     if shape is None or "fill in" in shape.comment:
@@ -72,9 +73,12 @@ def script_draft(
     if not found.used and not found.precision_flags:
         fill_in.append("trainer.argv")
         notes.append(_how_to_be_told(found))
-    workload = _workload(found, place)
-    if not found.count("seq_len"):
-        fill_in.append("workload.seq_len")
+    workload, unsaid = _workload(found, ranks)
+    fill_in += unsaid
+    if why_none := _no_baseline(found, ranks):
+        fill_in.append("baseline")
+        notes.append(f"no baseline: {why_none}; write what {source.name} trains with today as `baseline:`")
+    notes += _what_is_off(found, source, ranks)
     heading = (
         f"A first spec of {source.name}, by `autotune init`. Nothing was run; lines are those of {script.name}.",
         "Next: fill in what the comments name, then `autotune check` (five real steps) and `autotune tune`.",
@@ -85,8 +89,8 @@ def script_draft(
         shape or Entry(key="model", value=MODEL, comment="fill in: `autotune models`, a config.json, or the shape"),
         where,
         workload,
-        Entry(key="space", value=_space(found, place)),
-        *_baseline(found, place),
+        Entry(key="space", value=_space(found, ranks)),
+        *_baseline(found, ranks),
         Entry(key="trainer", parts=tuple(trainer)),
         runner,
     )
@@ -105,28 +109,30 @@ def _precisions(found: OptionMatches) -> list[Any]:
     return sorted(words, key=lambda value: value != default)
 
 
-def _micro(found: OptionMatches, place: Place) -> int | None:
+def _micro(found: OptionMatches, ranks: RanksToday) -> int | None:
     """Sequences of a rank and micro-batch today, as far as it is said."""
     micro = found.count("micro_batch_size")
     is_over_all = "micro_batch_size" in found.used and bool(found.used["micro_batch_size"][1].expression)
-    return max(1, micro // _ranks(found, place)) if micro and is_over_all else micro
+    return max(1, micro // ranks.replicas) if micro and is_over_all else micro
 
 
-def _ranks(found: OptionMatches, place: Place) -> int:
-    return 1 if found.script.launcher == "python" else place.ranks
+def _accumulates(found: OptionMatches) -> bool:
+    return "accumulation_steps" in found.used or "global_batch_size" in found.used
 
 
-def _space(found: OptionMatches, place: Place) -> dict[str, Any]:
+def _space(found: OptionMatches, ranks: RanksToday) -> dict[str, Any]:
     space: dict[str, Any] = {}
     if found.script.launcher == "python":
         space["world_sizes"] = [1]
-    micro = _micro(found, place)
+    elif ranks.is_part:
+        space["world_sizes"] = [ranks.of_trials]
+    micro = _micro(found, ranks)
     if "micro_batch_size" in found.used:
         around = micro or BATCH
         space["micro_batch_size"] = sorted({max(1, around // 4), max(1, around // 2), around, 2 * around, 4 * around})
     elif micro:
         space["micro_batch_size"] = [micro]
-    if "accumulation_steps" not in found.used and "global_batch_size" not in found.used:
+    if not _accumulates(found):
         space["accumulation_steps"] = [1]
     for target in DEGREES:
         if target in found.used:
@@ -140,47 +146,75 @@ def _space(found: OptionMatches, place: Place) -> dict[str, Any]:
     return {**space, **{knob: [value] for knob, value in found.fixed.items()}}
 
 
-def _batches(found: OptionMatches, place: Place) -> tuple[Any, str]:
-    """(the global batch, where it is from)"""
-    micro, steps = _micro(found, place) or BATCH, found.count("accumulation_steps") or 1
-    ranks = _ranks(found, place)
+def _batches(found: OptionMatches, ranks: RanksToday) -> tuple[Any, str, bool]:
+    """(the global batch, where it is from, whether it is only a stand-in)"""
+    known, steps = _micro(found, ranks), found.count("accumulation_steps") or 1
+    micro = known or BATCH
+    script = found.script
     stated = found.used.get("global_batch_size")
-    if stated and isinstance(stated[1].default, int):
-        in_tokens = bool(stated[1].expression)
-        seq_len = found.count("seq_len") or SEQ_LEN
-        return (stated[1].default // seq_len if in_tokens else stated[1].default), found.where("global_batch_size")
+    if stated and isinstance(stated[1].default, int) and stated[1].default > 0:
+        in_tokens, seq_len = bool(stated[1].expression), found.count("seq_len")
+        if not in_tokens or seq_len:
+            batch = stated[1].default // (seq_len or 1) if in_tokens else stated[1].default
+            return max(1, batch), found.where("global_batch_size"), False
     is_total = "accumulation_steps" in found.used and bool(found.used["accumulation_steps"][1].expression)
-    whole = micro * steps * (1 if is_total else ranks)
-    if "accumulation_steps" in found.used:
-        return (
-            whole,
-            f"sequences per optimizer step: {'as it is started' if found.script.started else 'its defaults'}"
-            + ("" if is_total or ranks == 1 else f" on {ranks} ranks"),
-        )
-    sizes = sorted(
-        {max(1, micro // 4) * ranks, max(1, micro // 2) * ranks, micro * ranks, 2 * micro * ranks, 4 * micro * ranks}
+    whole = micro * steps * (1 if is_total else ranks.replicas)
+    if known is None:
+        return whole, "fill in: sequences per optimizer step; nothing was found that says them", True
+    how = "as it is started" if script.started else "its defaults"
+    parts = f"{how}, {micro} x {steps}" + ("" if is_total or ranks.replicas == 1 else f" on {ranks.said}")
+    if ranks.is_assumed:
+        return whole, f"fill in: sequences per optimizer step, {parts}: the launch does not say its ranks", True
+    if _accumulates(found):
+        return whole, f"sequences per optimizer step: {parts}", False
+    if script.started and (not script.is_read or not script.parser):
+        return whole, f"fill in: sequences per optimizer step, {parts} if it does not accumulate", True
+    if "micro_batch_size" not in found.used or ranks.is_elsewhere:
+        return whole, "sequences per optimizer step", False
+    scales = {max(1, micro // 4), max(1, micro // 2), micro, 2 * micro, 4 * micro}
+    return (
+        sorted(scale * ranks.replicas for scale in scales),
+        "it cannot accumulate, so each micro-batch is a batch",
+        False,
     )
-    if "micro_batch_size" not in found.used:
-        return micro * ranks, "sequences per optimizer step"
-    return sizes, "it cannot accumulate, so each micro-batch is a batch"
 
 
-def _workload(found: OptionMatches, place: Place) -> Entry:
-    batch, why = _batches(found, place)
+def _workload(found: OptionMatches, ranks: RanksToday) -> tuple[Entry, tuple[str, ...]]:
+    """(the workload, what of it is to be filled in)"""
+    batch, why, is_open = _batches(found, ranks)
     seq_len = found.count("seq_len")
     told = f"seq_len: {found.where('seq_len')}" if seq_len else "fill in: seq_len, tokens per sequence"
     value = {"seq_len": seq_len or SEQ_LEN, "global_batch_size": batch}
-    return Entry(key="workload", value=value, comment=f"{told}; batch: {why}")
+    fill_in = (*(() if seq_len else ("workload.seq_len",)), *(("workload.global_batch_size",) if is_open else ()))
+    return Entry(key="workload", value=value, comment=f"{told}; batch: {why}"), fill_in
 
 
-def _baseline(found: OptionMatches, place: Place) -> Iterator[Entry]:
-    """What the script is started with, as far as it is said."""
-    micro = _micro(found, place)
-    if "micro_batch_size" not in found.used or not micro:
+def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
+    """Why what it is started with is no config of a study; empty where it is one."""
+    if found.unclear:
+        return f"autotune does not understand {', '.join(dict.fromkeys(found.unclear))}"
+    if ranks.problem:
+        return ranks.problem
+    micro = _micro(found, ranks)
+    if not micro:
+        return "the sequences of a micro-batch were not found" if found.script.started else ""
+    batch, _, _ = _batches(found, ranks)
+    per_step = micro * ranks.replicas_of_trials
+    if isinstance(batch, int) and (batch % per_step or (batch != per_step and not _accumulates(found))):
+        return f"a batch of {batch} is not made of micro-batches of {micro} on {ranks.replicas_of_trials} replicas"
+    return ""
+
+
+def _baseline(found: OptionMatches, ranks: RanksToday) -> Iterator[Entry]:
+    """What the script is started with: nothing where a part of it is not known, because speedups over another config mean nothing."""
+    micro = _micro(found, ranks)
+    if not micro or _no_baseline(found, ranks):
         return
     values: dict[str, Any] = {"dp": 1} if found.script.launcher == "python" else {}
+    if ranks.degrees or ranks.is_part:
+        values |= {**ranks.degrees, "dp": ranks.replicas_of_trials}
     values |= {"micro_batch_size": micro, "precision": _precisions(found)[0]}
-    if "accumulation_steps" not in found.used and "global_batch_size" not in found.used:
+    if not _accumulates(found):
         values["accumulation_steps"] = 1
     for target in ("recompute", "zero_stage", "compile", "sequence_parallel"):
         if target in found.used and found.used[target][1].values:
@@ -189,9 +223,10 @@ def _baseline(found: OptionMatches, place: Place) -> Iterator[Entry]:
     values |= {knob: value for knob, value in found.fixed.items() if knob not in values}
     shown = {k: v for k, v in values.items() if KNOBS[k].always_shown or v != KNOBS[k].default}
     text = ",".join(f"{name}={KNOBS[name].text(value)}" for name, value in shown.items())
-    yield Entry(
-        key="baseline", value=text, comment="as it is started" if found.script.started else "the script's defaults"
-    )
+    comment = "as it is started" if found.script.started else "the script's defaults"
+    if ranks.is_elsewhere:
+        comment += f", on {ranks.of_trials} ranks for {ranks.today}"
+    yield Entry(key="baseline", value=text, comment=comment)
 
 
 def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> Entry | None:
@@ -221,6 +256,20 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
     if (started := script.started) is None:
         return
     yield f"{source.name} starts {started.program} by {started.launcher}; its arguments that stand for no knob are kept"
+
+
+def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Iterator[str]:
+    """What trials do otherwise than the launch, and what they cannot do."""
+    if found.finds_batch:
+        named = ", ".join(option.shown for option in found.finds_batch)
+        yield f"off in trials: {named}, by which the program halves its batch when memory runs out, so that what is measured is another batch"
+    if found.trackers:
+        named = ", ".join(option.shown for option in found.trackers)
+        yield f"left out in trials: {named}; an exported launch takes it behind its own options"
+    if found.script.started and found.script.launcher == "python" and ranks.of_cluster > 1:
+        yield f"{source.name} starts one process, so trials have one rank; a script that starts several by torchrun, accelerate or srun is tuned over all"
+    if ranks.is_elsewhere:
+        yield f"{source.name} starts {ranks.today} ranks, and trials have {ranks.of_trials}: the batch of a step stays"
 
 
 def _what_reads(found: OptionMatches) -> str:

@@ -7,6 +7,7 @@ train.py --config=train.yaml, train.py train.json      each trial has a file of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,10 +19,27 @@ from autotune.onboarding.configuration_files import read_present
 from autotune.onboarding.deepspeed_template import OPTIONS
 from autotune.onboarding.script import Script
 from autotune.onboarding.script_options import ScriptOption, kind_of
+from autotune.spec.usual_names import target_of
 from autotune.trainers.nested_documents import parse_document
 from autotune.trainers.placeholders import braced
 
 ENDINGS = (".yaml", ".yml", ".json", ".toml")
+MAX_SETTINGS = 2000
+"""values of a file; one with more holds data"""
+_SETTINGS = re.compile(
+    r"((\w+_)?(config|cfg|conf|settings?|hparams|hyper_?param(eter)?s|params|recipe|experiment|exp|yaml|args|options|opts?)"
+    r"(_?(file|path|name|yaml|json|yml))?|c|f)"
+)
+"""options that name a file of settings"""
+_OTHER_SETTINGS = re.compile(
+    r"model|token|vocab|merge|deepspeed|(^|_)ds_|fsdp|accelerate|quant|bnb|peft|lora|data|generation|schedul|log|wandb|eval|prompt|template|class|label|"
+    r"processor|feature|kernel|autotune"
+)
+"""those whose settings are of something else"""
+_OF_TRAINING = re.compile(
+    r"lr|learning_rate|(max_|num_(train_)?)?epochs?|weight_decay|warmup(_\w+)?|optim(izer)?(_\w+)?|grad_clip|clip_grad_norm|max_grad_norm|dropout"
+)
+"""further settings that a training has"""
 
 
 @final
@@ -55,9 +73,27 @@ def settings_file(script: Script, cwd: Path) -> SettingsFile | None:
     for given, option in named:
         if option in OPTIONS or (script.parser == "HfArgumentParser" and not option):
             continue  # DeepSpeed's file has a template of its own; HfArgumentParser's has to be its only argument
-        if given.endswith(ENDINGS) and not given.startswith("-") and (document := _read(cwd / given)):
+        names_settings = not option or (_SETTINGS.fullmatch(option) is not None and not _OTHER_SETTINGS.search(option))
+        if not names_settings or not given.endswith(ENDINGS) or given.startswith("-"):
+            continue
+        document = _read(cwd / given)
+        if document and holds_settings(document, least=1 if option else 2):
             return SettingsFile(given=given, option=option, document=document)
     return None
+
+
+def holds_settings(document: Mapping[str, Any], *, least: int) -> bool:
+    """Whether a file holds settings of a training, not data: at least so many values that a training has, of not too many in all. A vocabulary counts its
+    words from 0."""
+    values = list(_values(document, ""))
+    if len(values) > MAX_SETTINGS:
+        return False
+    numbers = [value for _, value in values if type(value) is int]
+    if len(numbers) > 3 and len(numbers) >= 0.8 * len(values) and sorted(numbers) == list(range(len(numbers))):
+        return False
+    named = {path.rpartition(".")[2].lower() for path, _ in values}
+    known = sum(target_of(name) is not None or _OF_TRAINING.fullmatch(name) is not None for name in named)
+    return known >= least
 
 
 def told_by_file(file: SettingsFile) -> Iterator[ScriptOption]:

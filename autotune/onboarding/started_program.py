@@ -11,18 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import SpecError
+from autotune.onboarding.command_words import TASKS
 from autotune.onboarding.configuration_files import read_present
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.launch_script import Argument, Started, arguments_of, is_plain
 from autotune.onboarding.library_options import TRAINING_ARGUMENTS
 from autotune.onboarding.named_cluster import Place
-from autotune.onboarding.option_names import is_log_interval, meaning_of
+from autotune.onboarding.option_names import is_log_interval, is_of_knob
 from autotune.onboarding.script import Script, read_script
 from autotune.onboarding.script_options import ScriptOption, option_of
 from autotune.onboarding.script_spec import script_draft
 from autotune.onboarding.settings_draft import Settings, settings_draft
 from autotune.onboarding.settings_file import typed
 from autotune.onboarding.settings_program import COMMANDS, settings_program
+from autotune.spec.usual_names import FINDS_BATCH, TRACKERS
 from autotune.trainers.nested_documents import parse_document
 
 _ABOVE = 3
@@ -31,7 +34,9 @@ _FILES = (".yaml", ".yml", ".json")
 
 
 def started_draft(started: Started, path: Path, place: Place, *, model: str | None, folder: Path) -> Draft:
-    """The draft of what the script at `path` starts; `folder`: of the spec. Raises `SpecError` for a program that is no Python."""
+    """The draft of what the script at `path` starts; `folder`: of the spec. Raises `SpecError` for a program that is no Python, and for a launcher that
+    autotune cannot tell how many ranks a trial has."""
+    _refuse_unknown(started, path, place)
     draft = _draft(started, path, place, model=model, folder=folder)
     notes, fill_in = list(draft.notes), draft.fill_in
     if open_words := [word for word in started.words if not is_plain(word)]:
@@ -41,6 +46,45 @@ def started_draft(started: Started, path: Path, place: Place, *, model: str | No
         named = ", ".join(started.not_carried)
         notes.append(f"{path.name} also exports {named}: export them where you start autotune")
     return replace(draft, notes=tuple(notes), fill_in=fill_in)
+
+
+def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
+    """Raises `SpecError` for a command, or a launcher, that nobody here knows."""
+    if not started.is_known:
+        is_open = not is_plain(started.program)
+        raise SpecError(
+            f"only the shell knows the program that {path.name} starts: {started.program}"
+            if is_open
+            else f"{path.name} starts `{started.program}`, which autotune does not know",
+            remedy="write its path into the script"
+            if is_open
+            else "give a script that starts the Python program behind it: torchrun --nproc_per_node=8 train.py ..., or -m package.module",
+            field="FILE",
+        )
+    tasks = TASKS.get(started.launcher)
+    if tasks is None:
+        return
+    how = f"{path.name} starts {started.program} by {started.launcher}"
+    if not tasks.start:
+        raise SpecError(
+            f"{how}, which autotune cannot tell how many ranks a trial has",
+            remedy="start the ranks by torchrun, one on each node, and give that script; or by srun or mpirun on one node",
+            field="FILE",
+        )
+    if started.gpus_per_node is None:
+        raise SpecError(
+            f"{how}, but does not say how many processes that are",
+            remedy=f"write their number into the script: {started.launcher} {' '.join(tasks.start[:1])}...",
+            field="FILE",
+        )
+    if place.is_spread:
+        raise SpecError(
+            f"{how}, one process for each of {started.nodes * started.gpus_per_node} ranks; over several nodes autotune starts a command once on each node, "
+            "so that each would start all ranks again",
+            remedy="start the ranks of a node by torchrun (srun --ntasks-per-node=1 torchrun ... PROGRAM) and give that script, "
+            "or tune on one node: --cluster GPU-1x8",
+            field="FILE",
+        )
 
 
 def _draft(started: Started, path: Path, place: Place, *, model: str | None, folder: Path) -> Draft:
@@ -63,8 +107,9 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
         name=started.program, options=(), parser="", imports=frozenset(), is_distributed=False, is_read=False
     )
     if (cwd / file).is_file():
-        script = read_script(Path(file).name, read_present(cwd / file).files[Path(file).name])
-    elif {"per_device_train_batch_size"} & {argument.name for argument in started.arguments}:
+        text = read_present(cwd / file).files[Path(file).name]
+        script = read_script(Path(file).name, text, file=cwd / file, base=cwd)
+    if not script.parser and "per_device_train_batch_size" in {argument.name for argument in started.arguments}:
         known = tuple(option_of(name, kind, default) for name, kind, default in TRAINING_ARGUMENTS)
         script = replace(script, parser="HfArgumentParser", options=known)
     script = replace(script, started=started, options=tuple(_given(script, started.arguments)))
@@ -108,10 +153,17 @@ def _given(script: Script, arguments: tuple[Argument, ...]) -> Iterator[ScriptOp
         option = (
             ScriptOption(name=name, kind="flag", on=flag, given=True)
             if not argument.values
+            else ScriptOption(name=name, kind="flag", prefix=f"{flag}=", on="True", off="False", given=value)
+            if isinstance(value, bool)
             else ScriptOption(name=name, kind="int" if type(value) is int else "text", prefix=f"{flag}=", given=value)
         )
-        if flag.startswith("--") and (meaning_of(option) is not None or is_log_interval(option)):
+        if flag.startswith("--") and (is_of_knob(option) or is_log_interval(option) or _is_switched_off(option)):
             yield option
+
+
+def _is_switched_off(option: ScriptOption) -> bool:
+    name = option.name.rpartition(".")[2]
+    return FINDS_BATCH.fullmatch(name) is not None or TRACKERS.fullmatch(name) is not None
 
 
 def _value(argument: Argument, kind: str) -> Any:

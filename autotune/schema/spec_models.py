@@ -130,7 +130,7 @@ class TargetDocument(Document):
 class PeftDocument(Document):
     """Fine-tuning that trains low-rank adapters alone."""
 
-    method: Literal["lora", "qlora"] = Field(description="qlora keeps the frozen weights in 4 bits")
+    method: Literal["lora", "qlora"] = Field(default="lora", description="qlora keeps the frozen weights in 4 bits")
     rank: Annotated[StrictInt, Field(ge=1, le=1 << 16)] = Field(default=16, description="inner width of an adapter")
     targets: Literal["attention", "all"] = Field(
         default="all", description="projections with adapters: those of the attention, or those of the MLP too"

@@ -15,28 +15,33 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
+_RANK = "(gpu|device|rank|card|replica|process|worker|core)"
+_SIZE = "(_?size)?"
 NAMES: Mapping[str, str] = {
-    "micro_batch_size": "batch_size|bs|batch|(per_)?(device|gpu)(_train)?_(micro_)?batch_size|per_(device|gpu)_train_batch_size|per_device_bs|"
-    "train_batch_size|micro_batch(_size)?|mbs|local_batch_size|batch_size_(per|train)(_gpu|_device|_rank)?|train_micro_batch_size(_per_gpu)?|"
-    "micro_bs|mini_batch_size",
-    "accumulation_steps": "(gradient|grad)_?acc(um|umulation|umulate)?(_steps|_iters?)?|acc(um|umulation)?(_steps|_iters?|_freq|_grad)?|"
-    "accumulate_grad(ient)?(_batches|s)?|iters_to_accumulate|update_freq|gas?",
-    "global_batch_size": "(global|total|effective)_(train_)?(batch(_size)?|bs)|gbs",
-    "precision": "(d|data|torch_d|compute_d|amp_d|train_d|param_d)type|(mixed_)?precision|mixed|amp|compute_type",
-    "recompute": "(use_)?(gradient|grad|activation|act)_?(checkpoint|ckpt|recompute)(ing|s)?|checkpoint_activations|use_checkpoint(ing)?|"
+    "micro_batch_size": f"batch{_SIZE}|bsz?|(train(ing)?_)?micro_?(train_)?batch{_SIZE}(_per_{_RANK})?|mbs|micro_bs|mini_?batch{_SIZE}|"
+    f"(per_)?{_RANK}(_train(ing)?)?_((micro_?)?batch{_SIZE}|bs)|(train(ing)?_)?(micro_?)?(batch{_SIZE}|bs)_per_({_RANK}|train_gpu)|"
+    f"train(ing)?_(batch{_SIZE}|bs)|local_(train_)?batch{_SIZE}|batch_size_train|(samples|imgs|images|sequences|seqs)_per_{_RANK}",
+    "accumulation_steps": "((gradient|grad)s?_?)?acc(um|umulate|umulation)?(_(gradients?|grads?|(grad_|gradient_)?batches))?"
+    "(_(steps?|iters?|iterations?|every|freq(uency)?|factor))?|(num|n)_(grad(ient)?_)?acc(um|umulate|umulation)?(_steps?)?|iters_to_accumulate|"
+    "update_freq|gas?|ga_steps|batch_accumulation(_per_replica)?",
+    "global_batch_size": f"(global|total|effective|overall)_((train(ing)?)_)?(batch{_SIZE}|bsz?)|gbs|(train_)?batch_size_(total|global)|"
+    "tokens_per_(global_)?batch|((global|total)_)?batch(_size)?_(in_)?tokens",
+    "precision": "(d|torch_d|compute_d|amp_d|autocast_d|mixed_precision_d|train_d|param_d|model_d|weight_d)type|(mixed_|amp_|train_)?precision|mixed|amp|"
+    "compute_type",
+    "recompute": "(use_|enable_)?(gradient|grad|activation|act)s?_?(checkpoint|ckpt|recompute)(ing|s)?|(full_)?checkpoint_activations|use_checkpoint(ing)?|"
     "recompute(_activations|_granularity)?|ac(_mode)?|activation_checkpoint_mode|remat|use_gc",
-    "compile": "(torch_|use_|use_torch_|enable_)?compile(_model)?",
-    "zero_stage": "zero(_stage)?|(deepspeed_)?stage|ds_stage|sharding_strategy|fsdp_sharding_strategy",
-    "tp": "tp(_size|_degree|_dim)?|tensor(_model)?_parallel(_size|_degree|ism)?|model_parallel_size",
-    "pp": "pp(_size|_degree)?|pipeline(_model)?_parallel(_size|_degree|ism)?|num_stages",
-    "cp": "cp(_size|_degree)?|context_parallel(_size|_degree|ism)?",
-    "ep": "ep(_size|_degree)?|expert(_model)?_parallel(_size|_degree|ism)?",
-    "dp": "dp(_size|_degree)?|data_parallel(_size|_degree)?",
+    "compile": "(torch_|use_|use_torch_|enable_|do_)?compile(_model)?",
+    "zero_stage": "(deepspeed_|ds_)?zero(_stage|_level)?|(deepspeed_|ds_)stage|sharding_strategy|fsdp_sharding_strategy",
+    "tp": "tp(_size|_degree|_dim|_world_size)?|tensor(_model)?_parallel(_size|_degree|ism)?|model_parallel_size",
+    "pp": "pp(_size|_degree|_world_size)?|pipe(line)?(_model)?_parallel(_size|_degree|ism)?|num_stages",
+    "cp": "cp(_size|_degree|_world_size)?|context_parallel(_size|_degree|ism)?|ring_attn_size",
+    "ep": "ep(_size|_degree)?|(moe_)?expert(_model)?_parallel(_size|_degree|ism)?",
+    "dp": "dp(_size|_degree|_world_size)?|data_parallel(_size|_degree)?",
     "sequence_parallel": "(use_)?sequence_parallel|sp",
-    "seq_len": "(max_)?seq(uence)?_?len(gth)?|block_size|context_(length|len|size|window)|ctx(_len|_size|_length)?|max_length|model_max_length|cutoff_len|"
-    "(max_)?seqlen|n_ctx|t?bptt(_len)?",
-    "steps": "(max_|num_|total_|n_|train_|num_train_|max_train_|training_|num_training_)(steps|iters|iterations)|iterations|iters|steps|"
-    "num_batches|max_iter",
+    "seq_len": "(max_|train_)?seq(uence)?_?len(gth)?|block_size|context_(length|len|size|window)|ctx(_len|_size|_length)?|max_length|model_max_length|cutoff_len|"
+    "(max_)?seqlen|n_ctx|t?bptt(_len)?|tokens_per_sample|max_sequence_length|max_len",
+    "steps": "(max_|num_|total_|n_|train_|num_train_|max_train_|training_|num_training_|total_training_|total_train_|optimizer_|max_optimizer_)"
+    "(steps|iters|iterations|updates?)|iterations|iters|steps|num_batches|max_iter|total_num_updates?",
     "seed": "(random_|manual_)?seed",
     "nnodes": "nnodes|num_nodes|nodes",
     "nproc_per_node": "devices|(num_|n)?gpus(_per_node)?|nproc(_per_node)?|ngpus",
@@ -47,7 +52,34 @@ NAMES: Mapping[str, str] = {
     "vocab_size": "vocab(_size)?|padded_vocab_size",
     "model": "model(_name|_id|_path)?(_or_path)?|config_name|pretrained_model_name_or_path|base_model",
 }
-"""patterns of names, by knob or figure"""
+"""patterns of names, by knob or figure. Sources: the parsers of transformers 5.23 and trl 1.16, Megatron-LM core 0.16 and Megatron-DeepSpeed, DeepSpeed 0.18,
+accelerate 1.15, Lightning 2.6, torchtitan 0.3, nanotron, torchtune 0.6, litgpt 0.5, fairseq 0.12, timm 1.0, open_clip 3, MAE, nanoGPT, nanochat, verl 0.6,
+OpenRLHF 0.8, x-transformers, llm-foundry 0.22, OLMo 0.6, LLaMA-Factory 0.9 and axolotl 0.21"""
+EXPLICIT_MICRO = re.compile(rf"micro|mbs|local_|(^|_)per_{_RANK}|^{_RANK}_|_per_{_RANK}$|^per_device")
+"""names of a micro-batch that can be nothing else: a plain `batch_size` or `train_batch_size` beside one is the batch of a step
+(DeepSpeed, verl, OpenRLHF, alpaca-lora)"""
+IN_TOKENS = re.compile(r"tokens")
+"""names of batches that count tokens"""
+OTHER_PARTS = re.compile(
+    r"(^|[._])(eval(uation)?|val(id|idation)?|test(ing)?|sampl(e|er|ing)|generat(e|ion)|infer(ence)?|rollout|ref(erence)?|critic|reward|actor|"
+    r"ckpt|checkpoint(ing|er)?|log(ging|ger)?|save|tokenizer|vocab|profil(e|er|ing))\."
+)
+"""parts of a dotted name that are about something else than training steps: `eval.steps`"""
+OTHER_DEGREES = re.compile(
+    r"(ds_)?sequence_parallel_(size|degree)|sp_(size|degree)|ulysses\w*(size|degree)|expert_tensor_parallel_size|etp(_size)?|"
+    r"(data_parallel|dp)_(replicate|shard)(_degree|_size|_dim)?|ring_degree|num_layers_per_virtual_pipeline_stage|virtual_pipeline\w*"
+)
+"""degrees that change what a rank does, for which `init` has no knob"""
+AMP_FORMATS = re.compile(r"(amp|autocast|mixed_precision)_(dtype|precision)")
+"""options that only say which format a flag switches on: timm's `--amp-dtype` beside `--amp`"""
+FINDS_BATCH = re.compile(
+    r"auto_find_batch_size|auto_scale_batch_size|auto_lr_bs_find|find_batch_size|auto_batch_size|batch_size_finder"
+)
+"""options by which a program changes its batch by itself, where memory runs out"""
+TRACKERS = re.compile(
+    r"(use_|enable_|log_to_|log_|with_)?(wandb|tensorboard|mlflow|comet(_ml)?|neptune|clearml|tracking|swanlab|trackio)(_log(ging)?)?"
+)
+"""flags by which a run is watched"""
 PRECISION_FLAGS: Mapping[str, str] = {
     "bf16": "(use_|enable_)?(bf16|bfloat16)(_training)?",
     "fp16": "(use_|enable_)?(fp16|half|float16|amp|mixed_precision)(_training)?",
@@ -56,22 +88,62 @@ PRECISION_FLAGS: Mapping[str, str] = {
 """flags that switch one number format on"""
 WORDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "precision": {
-        "fp32": ("float32", "fp32", "32-true", "32", "no", "full", "float", "single", "none"),
+        "fp32": (
+            "float32",
+            "fp32",
+            "32-true",
+            "32",
+            "no",
+            "full",
+            "float",
+            "single",
+            "none",
+            "amp_fp32",
+            "torch.float32",
+        ),
         "tf32": ("tf32",),
-        "bf16": ("bfloat16", "bf16", "bf16-mixed", "bf16-true", "bf16_mixed", "amp_bf16"),
-        "fp16": ("float16", "fp16", "16-mixed", "16-true", "16", "half", "amp", "amp_fp16"),
-        "fp8": ("fp8", "float8", "transformer-engine"),
+        "bf16": (
+            *(
+                "bfloat16",
+                "bf16",
+                "bf16-mixed",
+                "bf16-true",
+                "bf16_mixed",
+                "amp_bf16",
+                "amp_bfloat16",
+                "pure_bf16",
+                "torch.bfloat16",
+            ),
+            *("bfloat16-mixed", "mixed_bf16", "bf16-amp"),
+        ),
+        "fp16": (
+            *(
+                "float16",
+                "fp16",
+                "16-mixed",
+                "16-true",
+                "16",
+                "half",
+                "amp",
+                "amp_fp16",
+                "amp_float16",
+                "pure_fp16",
+                "torch.float16",
+            ),
+            *("fp16-mixed", "fp16_mixed", "mixed_fp16"),
+        ),
+        "fp8": ("fp8", "float8", "transformer-engine", "amp_fp8"),
     },
     "recompute": {
-        "none": ("none", "off", "no"),
+        "none": ("none", "off", "no", "null"),
         "selective": ("selective",),
         "full": ("full", "all", "on", "block", "uniform"),
     },
     "zero_stage": {
-        "0": ("NO_SHARD", "ddp", "0"),
+        "0": ("NO_SHARD", "ddp", "0", "no_shard"),
         "1": ("1",),
-        "2": ("SHARD_GRAD_OP", "2", "zero2"),
-        "3": ("FULL_SHARD", "3", "fsdp", "zero3"),
+        "2": ("SHARD_GRAD_OP", "2", "zero2", "shard_grad_op"),
+        "3": ("FULL_SHARD", "3", "fsdp", "zero3", "full_shard"),
     },
 }
 """how scripts write the values of a knob, the most usual first"""
@@ -81,8 +153,10 @@ OF_A_RUN: Mapping[str, str] = {
     "eval_strategy": "no",
     "evaluation_strategy": "no",
     "load_best_model_at_end": "False",
+    "auto_find_batch_size": "False",
 }
-"""options of `TrainingArguments` by which a run is watched, saved and judged, each with the value that switches it off"""
+"""options of `TrainingArguments` by which a run is watched, saved and judged, or by which it changes its batch by itself, each with the value that switches
+it off"""
 
 OPTIMIZERS: Mapping[str, str] = {
     "adamw_8bit": "(paged_|ao_)?adamw?(_torch|_bnb)?_?8bit",

@@ -101,7 +101,8 @@ class Trainer(ABC):
     can_import: ClassVar[bool] = False
     """whether `read_config` reads what `build` writes"""
     recognized_by: ClassVar[tuple[str, ...]] = ()
-    """words that its configuration holds and others do not: `autotune init` tells the trainer by them"""
+    """what its configuration has and others do not, by which `autotune init` tells the trainer: paths of keys from the top of a document
+    (`parallelism.tp_mode`), whole words of a command or of a Python file (`--num-layers`)"""
     settings_file: ClassVar[str] = ""
     """name of the file of a launch into which the option `settings` is written"""
 

@@ -285,9 +285,9 @@ def test_a_script_of_deepspeed_trains_on_all_ranks(option: str, cluster: str, wo
 
 def test_a_shell_script_that_starts_no_program_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("make train\n")
-    with pytest.raises(SpecError, match=r"job\.sh is neither") as refused:
+    with pytest.raises(SpecError, match=r"job\.sh starts no Python program") as refused:
         first_draft(tmp_path / "job.sh", folder=tmp_path)
-    assert refused.value.remedy == "no Python program was found that it starts: give the script or the settings file"
+    assert "give the script that starts the training" in refused.value.remedy
 
 
 def test_a_script_that_cannot_accumulate_has_its_batch_as_a_knob(tmp_path: Path) -> None:
@@ -393,10 +393,11 @@ TOTAL = """
 import argparse, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch-size", type=int, default=32, help="the total batch size of all GPUs on the current node")
+parser.add_argument("--batch-size", type=int, default=32, help="whatever this says of GPUs")
 parser.add_argument("--ga", type=int, default=2)
 parser.add_argument("--seq-len", type=int, default=128)
 parser.add_argument("--amp", action="store_true")
+args.batch_size = int(args.batch_size / ngpus_per_node)
 with torch.autocast("cuda", torch.bfloat16, enabled=args.amp):
     pass
 """

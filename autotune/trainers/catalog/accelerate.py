@@ -46,7 +46,7 @@ class AccelerateTrainer(Trainer):
         "virtual_stages": "it has no pipeline: pp above 1 is refused",
     }
     can_import = True
-    recognized_by = ("distributed_type", "fsdp_config:", "num_machines")
+    recognized_by = ("distributed_type", "compute_environment")
     settings_file = "accelerate.yaml"
     options = (
         *SHARED_OPTIONS,

@@ -47,7 +47,7 @@ class HfTrainer(Trainer):
         "sequence_parallel": "it has no tensor parallelism: tp above 1 is refused",
     }
     can_import = True
-    recognized_by = ("per_device_train_batch_size", "logging_steps", "output_dir")
+    recognized_by = ("per_device_train_batch_size",)
     settings_file = "training_args.json"
     options = (
         *SHARED_OPTIONS,

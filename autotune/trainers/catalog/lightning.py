@@ -47,7 +47,12 @@ class LightningTrainer(Trainer):
     checked_against = "lightning 2.6.6"
     can_import = True
     watching = ("trainer.profiler", "trainer.profiler.*", "trainer.logger", "trainer.logger.*")
-    recognized_by = ("accumulate_grad_batches:", "seed_everything:", "lightning.pytorch.strategies")
+    recognized_by = (
+        "seed_everything",
+        "trainer.accumulate_grad_batches",
+        "trainer.strategy.class_path",
+        "model.class_path",
+    )
     settings_file = "lightning.yaml"
     no_adapters = "the program of its launches starts from random weights, of which adapters alone learn nothing"
     reads = frozenset({

@@ -67,7 +67,7 @@ class MegatronTrainer(Trainer):
         "profile", "profile-*", "use-pytorch-profiler", "record-memory-history", "memory-snapshot-path", "nvtx-ranges",
         "tensorboard-*", "log-*-to-tensorboard", "wandb-*", "timing-log-*",
     )  # fmt: skip
-    recognized_by = ("tensor-model-parallel-size", "pretrain_gpt.py", "num-layers")
+    recognized_by = ("--tensor-model-parallel-size", "--num-layers", "--micro-batch-size", "pretrain_gpt.py")
     options = (
         *SHARED_OPTIONS,
         SETTINGS,

@@ -57,10 +57,11 @@ class MegatronBridgeTrainer(Trainer):
         "logger.timing_log_*",
     )  # fmt: skip
     recognized_by = (
-        "tensor_model_parallel_size:",
-        "expert_model_parallel_size:",
-        "pipeline_model_parallel_size:",
-        "bf16_mixed",
+        "model.tensor_model_parallel_size",
+        "model.pipeline_model_parallel_size",
+        "model.expert_model_parallel_size",
+        "train.micro_batch_size",
+        "train.global_batch_size",
     )
     settings_file = "bridge.yaml"
     no_adapters = "they belong to its fine-tuning recipes, which start from a checkpoint that a launch does not name"

@@ -58,7 +58,7 @@ class NanotronTrainer(Trainer):
     cannot = NOT_SET
     can_import = True
     watching = ("profiler", "profiler.*")
-    recognized_by = ("batch_accumulation_per_replica", "pp_engine", "context_parallel_size")
+    recognized_by = ("tokens.batch_accumulation_per_replica", "parallelism.pp_engine", "parallelism.tp_mode")
     settings_file = "config.yaml"
     options = (
         *SHARED_OPTIONS,

@@ -54,7 +54,7 @@ class NativeTrainer(Trainer):
     peft_methods = frozenset({"lora"})
     trains_modules = True
     can_import = True
-    recognized_by = ('"trainer_options"', "autotune_workers.launch")
+    recognized_by = ("trainer_options", "autotune_workers.launch")
     options = (
         Option(
             name="learning_rate",

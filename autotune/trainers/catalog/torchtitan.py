@@ -66,7 +66,14 @@ class TorchtitanTrainer(Trainer):
     watching = (
         "profiling.*", "profiler.*", "metrics.enable_tensorboard", "metrics.enable_wandb", "metrics.save_tb_folder",
     )  # fmt: skip
-    recognized_by = ("tensor_parallel_degree", "[activation_checkpoint]", "data_parallel_shard_degree")
+    recognized_by = (
+        "tensor_parallel_degree",
+        "data_parallel_shard_degree",
+        "parallelism.tensor_parallel_degree",
+        "parallelism.data_parallel_shard_degree",
+        "activation_checkpoint.mode",
+        "training.local_batch_size",
+    )
     settings_file = "torchtitan.toml"
     options = (
         *SHARED_OPTIONS,

@@ -62,6 +62,7 @@ _SLURM = {
     **dict.fromkeys(("--nodes", "-N"), ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")),
     **dict.fromkeys(("--gpus-per-node", "--gres"), ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")),
     "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    **dict.fromkeys(("--ntasks", "-n"), ("SLURM_NTASKS",)),
 }
 """variables that Slurm sets, by the option of sbatch"""
 

@@ -1,0 +1,398 @@
+"""A command by its parts: what stands before a program, the launchers of its ranks with their options, the program, and its arguments.
+
+    numactl -l srun --label bind.sh python -u -m pkg.train --lr 1
+    ^ wrapper  ^ launcher   ^ carried      ^ module        ^ arguments
+    torchrun --nproc-per-node 8 train.py -- --lr 1           words behind `--` are arguments, too
+    swift sft --external_plugins reward.py                   a command that nobody here knows: `swift sft`, and not the file that an option names
+
+Launchers of processes: torchrun, accelerate, deepspeed and those of `TASKS`, which start one process for each rank by themselves, or one for each
+node with another launcher behind them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+from autotune.onboarding.settings_program import COMMANDS
+from autotune.trainers.launch_files import INTERPRETER
+from autotune.trainers.launcher_limits import MODULES
+
+LAUNCHERS = {
+    "torchrun": "torchrun",
+    "accelerate": "accelerate",
+    "accelerate-launch": "accelerate",
+    "deepspeed": "deepspeed",
+    "ds": "deepspeed",
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks:
+    """A launcher that starts any command as many times as it is told."""
+
+    total: tuple[str, ...] = ()
+    """its options of the number of processes"""
+    per_node: tuple[str, ...] = ()
+    """its options of the processes of a node"""
+    nodes: tuple[str, ...] = ()
+    """its options of the number of nodes"""
+    elsewhere: tuple[str, ...] = ()
+    """its options of where processes run and where their output goes, of which an autotune trial has its own"""
+    start: tuple[str, ...] = ()
+    """how a trial on one node starts it; empty: autotune cannot tell it how many ranks a trial has"""
+
+
+_SRUN = Tasks(
+    total=("n", "ntasks"),
+    per_node=("ntasks_per_node",),
+    nodes=("N", "nodes"),
+    elsewhere=(
+        *("o", "output", "e", "error", "i", "input", "w", "nodelist", "x", "exclude", "jobid", "p", "partition", "A", "account", "t", "time"),
+        *("J", "job_name", "D", "chdir", "q", "qos", "d", "dependency", "r", "relative", "reservation", "C", "constraint"),
+    ),
+    start=("--nodes=1", "--ntasks={world_size}"),
+)  # fmt: skip
+_MPI = Tasks(
+    total=("n", "np", "c"),
+    per_node=("npernode", "N", "ppn", "perhost"),
+    elsewhere=("H", "host", "hosts", "hostfile", "machinefile", "f", "map_by", "output_filename", "npersocket"),
+    start=("-n", "{world_size}"),
+)
+TASKS: Mapping[str, Tasks] = {
+    "srun": _SRUN,
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "mpirun_rsh", "orterun", "prterun"), _MPI),
+    "horovodrun": Tasks(total=("np", "num_proc"), elsewhere=("H", "hosts", "hostfile", "output_filename"), start=("-np", "{world_size}")),
+    "flux run": Tasks(total=("n", "ntasks"), per_node=("tasks_per_node",), nodes=("N", "nodes"), elsewhere=("output", "error", "t"), start=("-N1", "-n{world_size}")),
+    "colossalai run": Tasks(per_node=("nproc_per_node",), nodes=("num_nodes",), elsewhere=("host", "hostfile", "H", "include", "exclude", "master_addr", "master_port"), start=("--nproc_per_node={nproc_per_node}",)),
+    "composer": Tasks(per_node=("n", "nproc"), total=("world_size",), elsewhere=("node_rank", "base_rank", "master_addr", "master_port"), start=("-n", "{nproc_per_node}")),
+    "jsrun": Tasks(total=("n", "nrs")),
+    **{name: Tasks() for name in ("lrun", "aprun", "ibrun", "flux submit", "torchx run", "ray job", "sky launch", "msrun", "bsub", "lightning run", "fabric run")},
+}  # fmt: skip
+"""launchers of any command, by name. Options: srun of Slurm 24, mpirun of Open MPI 5 and mpiexec of MPICH 4, horovodrun 0.28, flux-core 0.70,
+colossalai 0.5, composer 0.28. What jsrun and the others count are resource sets, components or jobs, which no number of ranks tells"""
+_FLAGS = frozenset(
+    [
+        "standalone",
+        "no_python",
+        "run_path",
+        "no_ssh",
+        "use_env",
+        "multi_gpu",
+        "cpu",
+        "use_deepspeed",
+        "use_fsdp",
+        "tpu",
+        "quiet",
+        "q",
+        "debug",
+        "save_bytecode",
+        "m",
+        "module",
+        "label",
+        "l",
+        "exclusive",
+        "overlap",
+        "u",
+        "unbuffered",
+        "v",
+        "verbose",
+        "pty",
+        "exact",
+        "no_kill",
+        "allow_run_as_root",
+        "tag_output",
+        "oversubscribe",
+        "report_bindings",
+        "nv",
+        "bind_to_core",
+        "use_hwthread_cpus",
+        "no_container_mount_home",
+        "disable_status",
+        "force_multi",
+        "no_local_rank",
+        "enable_each_rank_log",
+        "use_xpu",
+        "rdma",
+        "use_megatron_lm",
+        "dynamo_use_dynamic",
+        "same_network",
+    ]
+)
+"""options of launchers that have no value"""
+_WRAPPERS = frozenset(
+    [
+        "env",
+        "exec",
+        "time",
+        "nohup",
+        "sudo",
+        "nice",
+        "ionice",
+        "stdbuf",
+        "numactl",
+        "taskset",
+        "timeout",
+        "nsys",
+        "ncu",
+        "rocprof",
+        "rocprofv3",
+        "catchsegv",
+        "strace",
+        "conda",
+        "mamba",
+        "micromamba",
+        "uv",
+        "poetry",
+        "pipenv",
+        "pdm",
+        "hatch",
+        "apptainer",
+        "singularity",
+        "docker",
+        "podman",
+        "enroot",
+        "shifter",
+        "xvfb-run",
+        "setsid",
+        "chrt",
+        "unbuffer",
+        "script",
+        "command",
+        "builtin",
+        "watch",
+        "ts",
+        "dlprof",
+        "scalene",
+        "py-spy",
+        "viztracer",
+        "kernprof",
+        "memray",
+        "coverage",
+        "gdb",
+        "bash",
+        "sh",
+        "zsh",
+        "source",
+        ".",
+        "eval",
+    ]
+)
+"""programs that start another one"""
+_SUBSTITUTED = re.compile(r"^\$\((?:which|command -v) ([\w.-]+)\)$|^`(?:which|command -v) ([\w.-]+)`$")
+_PYTHON_FLAGS = ("-u", "-O", "-OO", "-B", "-E", "-s", "-S", "-I", "-v", "-q", "-b", "-d", "-P", "-x")
+_NAMED_PYTHON = re.compile(r"^\$\{?\w*PY\w*\}?$", re.IGNORECASE)
+_OPEN = re.compile(r"^\$|^`")
+"""a word that only the shell knows"""
+
+
+class Launcher(NamedTuple):
+    """A launcher of a command."""
+
+    name: str
+    """one of `LAUNCHERS`' values or of `TASKS`"""
+    words: tuple[str, ...]
+    """its options, as they are written"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandParts:
+    """The parts of a command."""
+
+    launchers: tuple[Launcher, ...]
+    """the outermost first"""
+    carried: tuple[str, ...]
+    """words between the last launcher's options and the program: wrapper scripts, an interpreter"""
+    program: str
+    """a .py file, a module, or the words of a command"""
+    is_module: bool
+    is_known: bool
+    """whether it is a Python program, or one of `COMMANDS`"""
+    arguments: tuple[str, ...]
+
+
+def parts_of(words: Sequence[str]) -> CommandParts | None:
+    """The parts; None for a command that starts no program of training."""
+    words = [_plain(word) for word in words]
+    launchers: list[Launcher] = []
+    carried: list[str] = []
+    at = 0
+    while at < len(words):
+        word = words[at]
+        base = word.rpartition("/")[2]
+        two = f"{base} {words[at + 1]}" if at + 1 < len(words) else ""
+        if two in COMMANDS:
+            return _parts(launchers, carried, two, words[at + 2 :])
+        if name := _tasks(base, two):
+            at, told = _options(words, at + len(name.split()), launched=True)
+            parted = [part for word in told for part in _short(word)]
+            launchers.append(Launcher(name, tuple(parted)))
+            carried = []
+        elif name := LAUNCHERS.get(base, ""):
+            begin = at + (2 if name == "accelerate" and words[at + 1 : at + 2] == ["launch"] else 1)
+            if base == "accelerate" and begin == at + 1:
+                return None  # accelerate config, accelerate env
+            at, told = _options(words, begin, launched=False)
+            launchers.append(Launcher(name, told))
+            carried = []
+            return _launched(launchers, words, at)
+        elif _is_python(base):
+            carried.append(word)
+            at += 1
+            while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-"):
+                carried.append(words[at])
+                at += 1 if words[at] in _PYTHON_FLAGS or len(words[at]) > 2 else 2
+            if words[at : at + 1] == ["-m"] and at + 1 < len(words):
+                module = words[at + 1]
+                if name := MODULES.get(module, ""):
+                    begin = at + (3 if module == "accelerate.commands.accelerate_cli" else 2)
+                    at, told = _options(words, begin, launched=False)
+                    launchers.append(Launcher(name, told))
+                    return _launched(launchers, words, at)
+                if module in ("pip", "venv", "http.server", "pytest", "json.tool"):
+                    return None
+                return _parts(launchers, carried, module, words[at + 2 :], is_module=True)
+            if at < len(words) and (words[at].endswith(".py") or _OPEN.match(words[at])):
+                is_file = words[at].endswith(".py")
+                return _parts(launchers, carried, words[at], words[at + 1 :], is_known=is_file)
+            return None
+        elif " " in word:
+            return None  # a command in a text is read for itself
+        elif word.endswith(".py"):
+            return _parts(launchers, carried, word, words[at + 1 :])
+        elif re.match(r"[A-Za-z_]\w*\+?=", word) or word.startswith("-"):
+            at += 1  # an assignment, or a wrapper's option
+        elif base in _WRAPPERS or base.endswith((".sh", ".bash", ".sif", ".sqsh", ".img")) or _at_value(words, at):
+            is_script = base.endswith((".sh", ".bash"))
+            if is_script and not _leads_on(words[at + 1 :]):
+                return _parts(launchers, carried, word, words[at + 1 :], is_known=False)
+            if is_script or launchers:
+                carried.append(word)
+            at += 1
+        elif _leads_on(words[at + 1 :]) and _OPEN.match(word):
+            carried.append(word)
+            at += 1
+        else:
+            named = [base, *(w for w in words[at + 1 : at + 2] if re.fullmatch(r"[a-z][\w-]*", w))]
+            return _parts(launchers, carried, " ".join(named), words[at + len(named) :], is_known=False)
+    return None
+
+
+def _at_value(words: Sequence[str], at: int) -> bool:
+    """Whether the word stands behind an option of a wrapper, whose value it may be: `numactl --membind 0`, `docker run --gpus all image`."""
+    wrapped = any(word.rpartition("/")[2] in _WRAPPERS for word in words[:at])
+    return wrapped and _leads_on(words[at + 1 :])
+
+
+def _leads_on(words: Sequence[str]) -> bool:
+    """Whether a launcher, an interpreter or a Python file that no option names comes behind."""
+    for at, word in enumerate(words):
+        base = word.rpartition("/")[2]
+        two = f"{base} {words[at + 1]}" if at + 1 < len(words) else ""
+        before = words[at - 1] if at else ""
+        is_value = before.startswith("-") and "=" not in before
+        if two in COMMANDS or base in LAUNCHERS or _is_python(base) or _tasks(base, two):
+            return not is_value
+        if word.endswith(".py") and not (is_value or word.startswith("-")):
+            return True
+    return False
+
+
+def _launched(launchers: list[Launcher], words: Sequence[str], at: int) -> CommandParts | None:
+    """The program behind a launcher of ranks."""
+    launcher = launchers[-1]
+    flags = {word.lstrip("-").replace("-", "_") for word in launcher.words}
+    is_module = bool({"m", "module"} & flags)
+    if at >= len(words):
+        return None
+    told = tuple(word for word in launcher.words if word not in ("-m", "--module"))
+    launchers[-1] = Launcher(launcher.name, told)
+    program = words[at]
+    is_known = is_module or program.endswith(".py")
+    if is_module and _OPEN.match(program):
+        is_known = False
+    if "no_python" in flags:
+        is_known = False
+    return _parts(launchers, [], program, words[at + 1 :], is_module=is_module, is_known=is_known)
+
+
+def _options(words: Sequence[str], at: int, *, launched: bool) -> tuple[int, tuple[str, ...]]:
+    """(where the options of a launcher end, these options). `launched`: whether it starts any command."""
+    begin = at
+    while at < len(words):
+        word = words[at]
+        if word == "--":
+            return at + 1, tuple(words[begin:at])
+        if not word.startswith("-"):
+            if _OPEN.match(word) and _leads_on(words[at + 1 :]) and not launched:
+                at += 1  # `torchrun $ARGS train.py`: what the shell alone knows
+                continue
+            break
+        name = word.lstrip("-").partition("=")[0].replace("-", "_")
+        following = words[at + 1] if at + 1 < len(words) else ""
+        has_value = (
+            "=" not in word
+            and name not in _FLAGS
+            and following
+            and not following.startswith("-")
+            and not _begins(following)
+        )
+        is_short_with_value = re.fullmatch(r"-[A-Za-z]\d+", word) is not None
+        at += 2 if has_value and not is_short_with_value else 1
+        if launched and has_value and name in ("env", "genv"):
+            at += 1  # mpiexec -genv NAME VALUE
+    return at, tuple(words[begin:at])
+
+
+def _short(word: str) -> tuple[str, ...]:
+    """A short option and the number that is written without a space behind it: `-n8`."""
+    found = re.fullmatch(r"(-[A-Za-z])(\d+)", word)
+    return (found[1], found[2]) if found else (word,)
+
+
+def _begins(word: str) -> bool:
+    """Whether a word begins the command behind a launcher's options."""
+    base = word.rpartition("/")[2]
+    return (
+        word.endswith((".py", ".sh"))
+        or base in LAUNCHERS
+        or _is_python(base)
+        or base in TASKS
+        or base in ("numactl", "bash", "apptainer", "singularity")
+    )
+
+
+def _tasks(base: str, two: str) -> str:
+    return base if base in TASKS else two if two in TASKS else ""
+
+
+def _is_python(base: str) -> bool:
+    return INTERPRETER.fullmatch(base) is not None or _NAMED_PYTHON.match(base) is not None
+
+
+def _plain(word: str) -> str:
+    found = _SUBSTITUTED.match(word)
+    return (found[1] or found[2]) if found else word
+
+
+def _parts(
+    launchers: Sequence[Launcher],
+    carried: Sequence[str],
+    program: str,
+    arguments: Sequence[str],
+    *,
+    is_module: bool = False,
+    is_known: bool = True,
+) -> CommandParts:
+    return CommandParts(
+        launchers=tuple(launchers),
+        carried=tuple(carried),
+        program=program,
+        is_module=is_module,
+        is_known=is_known,
+        arguments=tuple(arguments),
+    )

@@ -1,0 +1,403 @@
+"""Launches in the manner of public programs: what is read of each is what it really starts, or it is refused by name. Nothing is made up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import api
+from autotune.errors import SpecError
+from autotune.onboarding.draft import Draft
+from autotune.onboarding.first_spec import first_draft
+from autotune.onboarding.launch_script import started_by
+from autotune.spec import Study
+
+A100 = "a100-80gb-1x8"
+ARGPARSE = "import argparse\np = argparse.ArgumentParser()\n"
+HF = "from transformers import HfArgumentParser, TrainingArguments\nHfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
+HF_FLAGS = "--bf16 True --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --gradient_checkpointing True --model_max_length 1024"
+
+
+def drafted(folder: Path, files: Mapping[str, str], first: str = "run.sh", cluster: str | None = A100) -> Draft:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return first_draft(folder / first, cluster=cluster, folder=folder)
+
+
+def loaded(draft: Draft, folder: Path) -> Study:
+    (folder / "spec.yaml").write_text(draft.text.replace("FILL-IN", "data"))
+    return api.load_study(folder / "spec.yaml")
+
+
+def argv(draft: Draft) -> list[str]:
+    found: list[str] = draft.document["trainer"]["argv"]
+    return found
+
+
+def test_deepspeed_stays_the_launcher_of_a_program_that_imports_it_elsewhere(tmp_path: Path) -> None:
+    zero = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}
+    files = {
+        "run.sh": f"deepspeed train.py --deepspeed z3.json {HF_FLAGS}\n",
+        "train.py": "import helpers\nhelpers.main()\n",
+        "z3.json": json.dumps(zero),
+    }
+    study = loaded(draft := drafted(tmp_path, files), tmp_path)
+    assert argv(draft)[:2] == ["deepspeed", "--num_gpus={nproc_per_node}"]
+    assert study.workload.global_batch_sizes == (4 * 2 * 8,)
+    assert study.baseline is not None
+    assert (study.baseline.dp, study.baseline.zero_stage, study.baseline.precision) == (8, 3, "bf16")
+
+
+def test_a_parser_of_an_imported_module_is_found(tmp_path: Path) -> None:
+    files = {
+        "run.sh": f'torchrun --nproc_per_node=4 pkg/fast.py --fsdp "full_shard auto_wrap" --tf32 True {HF_FLAGS}\n',
+        "pkg/fast.py": "from pkg.patch import patch\npatch()\nfrom pkg.train import run\nrun()\n",
+        "pkg/train.py": "from dataclasses import dataclass\n" + HF,
+    }
+    draft = drafted(tmp_path, files, cluster="a100-80gb-1x4")
+    assert draft.document["baseline"] == "micro_batch_size=4,precision=bf16,recompute=full,zero_stage=3"
+    assert draft.document["workload"]["global_batch_size"] == 4 * 2 * 4
+    assert "--tf32=True" in argv(draft), "beside bf16 it stays as it is"
+
+
+def test_a_parser_behind_a_relative_import_says_its_own_lines(tmp_path: Path) -> None:
+    params = (
+        ARGPARSE
+        + 'p.add_argument("--batch-size", type=int, default=64)\np.add_argument("--precision", default="fp32")\n'
+    )
+    files = {
+        "src/clipper/main.py": "from .params import parse\n",
+        "src/clipper/params.py": params,
+        "src/run.sh": "torchrun --nproc_per_node 8 -m clipper.main --precision amp_bfloat16 --batch-size 32\n",
+    }
+    draft = drafted(tmp_path, files, "src/run.sh")
+    assert draft.document["baseline"].startswith("micro_batch_size=32,precision=bf16")
+    assert "params.py line 3" in draft.text
+    assert "--precision={precision}" in argv(draft)
+
+
+@pytest.mark.parametrize("word", ["amp_bf16", "amp_bfloat16", "bf16-mixed", "pure_bf16", "bfloat16"])
+def test_words_for_bf16(tmp_path: Path, word: str) -> None:
+    run = f"torchrun --nproc_per_node 8 -m trainer.main --precision {word} --batch-size 64 --seq-len 512\n"
+    draft = drafted(tmp_path, {"run.sh": run})
+    assert draft.document["space"]["precision"][0] == "bf16"
+    assert "precision=bf16" in draft.document["baseline"]
+    assert "workload.global_batch_size" in draft.fill_in, "nobody knows whether it accumulates"
+    loaded(draft, tmp_path)
+
+
+def test_a_word_that_nobody_knows_leaves_no_baseline(tmp_path: Path) -> None:
+    draft = drafted(
+        tmp_path, {"run.sh": "torchrun --nproc_per_node 8 t.py --precision mxfp4 --batch-size 8 --seq-len 64\n"}
+    )
+    assert "baseline" not in draft.document
+    assert "baseline" in draft.fill_in
+    assert any("--precision=mxfp4" in note for note in draft.notes)
+
+
+def test_degrees_of_a_fork_are_in_the_baseline_and_in_the_batch(tmp_path: Path) -> None:
+    run = (
+        "deepspeed --num_gpus 8 pretrain_llm.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-layers 32 --hidden-size 4096 "
+        "--num-attention-heads 32 --seq-length 2048 --micro-batch-size 2 {batch} --train-iters 100 --bf16 --deepspeed --zero-stage 1\n"
+    )
+    draft = drafted(tmp_path, {"run.sh": run.format(batch="--global-batch-size 64")})
+    assert draft.document["baseline"].startswith("tp=2,pp=2,dp=2,micro_batch_size=2,precision=bf16")
+    draft = drafted(tmp_path, {"run.sh": run.format(batch="--grad-accum 4")})
+    assert draft.document["workload"]["global_batch_size"] == 2 * 4 * 2
+    draft = drafted(tmp_path, {"run.sh": run.format(batch="--ds-sequence-parallel-size 2")})
+    assert "baseline" not in draft.document
+    assert any("--ds-sequence-parallel-size=2" in note for note in draft.notes)
+
+
+def test_degrees_of_a_file_of_settings_are_in_the_baseline(tmp_path: Path) -> None:
+    settings = {
+        "distributed": {"tp_size": 2, "cp_size": 1, "pp_size": 2, "dp_size": 2},
+        "training": {"micro_batch_size": 4, "gradient_accumulation_steps": 8, "seq_length": 1024, "seed": 1},
+    }
+    files = {
+        "run.sh": "torchrun --nproc_per_node 8 train.py --config c.json\n",
+        "train.py": ARGPARSE + 'p.add_argument("--config")\n',
+        "c.json": json.dumps(settings),
+    }
+    study = loaded(draft := drafted(tmp_path, files), tmp_path)
+    assert study.baseline is not None
+    assert (study.baseline.tp, study.baseline.pp, study.baseline.dp) == (2, 2, 2)
+    assert draft.document["workload"]["global_batch_size"] == 4 * 8 * 2
+
+
+def test_ranks_are_those_of_the_launch_and_not_those_of_the_cluster(tmp_path: Path) -> None:
+    run = "torchrun --nproc_per_node={n} t.py --per_device_batch 2 --grad_accum 8 --seq_len 64\n"
+    study = loaded(drafted(tmp_path, {"run.sh": run.format(n=4)}), tmp_path)
+    assert study.workload.global_batch_sizes == (2 * 8 * 4,)
+    assert study.baseline is not None
+    assert study.baseline.world_size == 4
+    study = loaded(draft := drafted(tmp_path, {"run.sh": run.format(n=8)}, cluster="a100-80gb-1x2"), tmp_path)
+    assert study.workload.global_batch_sizes == (2 * 8 * 8,)
+    assert study.baseline is not None
+    assert (study.baseline.dp, study.baseline.accumulation_steps) == (2, 32)
+    assert any("8 ranks, and trials have 2" in note for note in draft.notes)
+
+
+def test_ranks_that_nothing_says_are_to_be_filled_in(tmp_path: Path) -> None:
+    run = "accelerate launch t.py --per_device_batch 2 --grad_accum 8 --seq_len 64\n"
+    assert "workload.global_batch_size" in drafted(tmp_path, {"run.sh": run}, cluster=None).fill_in
+    assert "workload.global_batch_size" not in drafted(tmp_path, {"run.sh": run}).fill_in
+    assert (
+        drafted(tmp_path, {"run.sh": f"CUDA_VISIBLE_DEVICES=0,1 {run}"}, cluster=None).document["workload"][
+            "global_batch_size"
+        ]
+        == 32
+    )
+
+
+LAUNCHES = [
+    ("torchrun train.py --a 1", "torchrun", "train.py", 1),
+    ("python -m torch.distributed.run --nproc-per-node=4 train.py", "torchrun", "train.py", 4),
+    ("python3.11 -u -m torch.distributed.launch --use_env --nproc_per_node 4 train.py", "torchrun", "train.py", 4),
+    ("deepspeed --include localhost:0,1,2 --master_port 29501 train.py --x", "deepspeed", "train.py", 3),
+    ("deepspeed --hostfile hosts --no_ssh --num_gpus=8 --module pkg.train", "deepspeed", "pkg.train", 8),
+    ("srun -N 1 -n 8 --label python -u train.py --lr 1", "srun", "train.py", 8),
+    ("srun --nodes=1 --ntasks-per-node=4 --cpu-bind=none ./bind.sh python train.py", "srun", "train.py", 4),
+    ("#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=8\nsrun python train.py", "srun", "train.py", 8),
+    ("#SBATCH -N 1\n#SBATCH -n 4\nsrun singularity exec --nv image.sif python train.py", "srun", "train.py", 4),
+    ("srun --ntasks-per-node=1 torchrun --nproc_per_node=8 train.py", "torchrun", "train.py", 8),
+    ("mpirun -np 8 --bind-to none -x PATH -x LD_LIBRARY_PATH python train.py", "mpirun", "train.py", 8),
+    ("mpirun -n 16 -H a:8,b:8 --allow-run-as-root python train.py", "mpirun", "train.py", 16),
+    ("mpiexec -n 4 -ppn 4 python3 -m pkg.train", "mpiexec", "pkg.train", 4),
+    ("mpirun -np 1 torchrun --nproc_per_node=2 train.py", "torchrun", "train.py", 2),
+    ("horovodrun -np 4 -H localhost:4 python train.py", "horovodrun", "train.py", 4),
+    ("flux run -N1 -n8 python train.py", "flux run", "train.py", 8),
+    ("colossalai run --nproc_per_node 4 --hostfile h train.py --plugin gemini", "colossalai run", "train.py", 4),
+    ("composer -n 8 train.py conf.yaml", "composer", "train.py", 8),
+    ("nohup numactl --cpunodebind 0 python train.py --lr 1 > log 2>&1 &", "python", "train.py", None),
+    ("uv run train.py --lr 1", "python", "train.py", None),
+    ("$(which torchrun) --nproc_per_node 2 train.py", "torchrun", "train.py", 2),
+    ("PYTHON=python3\n$PYTHON train.py --lr 1", "python", "train.py", None),
+    ("torchrun --nproc_per_node=8 -m scripts.base -- --depth=20", "torchrun", "scripts.base", 8),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "launcher", "program", "ranks"), LAUNCHES, ids=[text for text, *_ in LAUNCHES])
+def test_launchers(text: str, launcher: str, program: str, ranks: int | None) -> None:
+    found = started_by(text)
+    assert found is not None
+    asked = found.nodes * found.gpus_per_node if found.gpus_per_node else None
+    assert (found.launcher, found.program, asked) == (launcher, program, ranks)
+
+
+@pytest.mark.parametrize(
+    ("launch", "words"),
+    [
+        ("srun --nodes=1 --ntasks=4 -o log.txt --label bind.sh", ["srun", "--nodes=1", "--ntasks={world_size}", "--label", "bind.sh"]),
+        ("mpirun -np 4 --hostfile hosts -x PATH python", ["mpirun", "-n", "{world_size}", "-x", "PATH", "python"]),
+        ("horovodrun -np 4 python -u", ["horovodrun", "-np", "{world_size}", "python", "-u"]),
+        ("composer -n 4", ["composer", "-n", "{nproc_per_node}"]),
+    ],
+)  # fmt: skip
+def test_a_launcher_of_tasks_stays_with_the_number_of_ranks_of_a_trial(
+    tmp_path: Path, launch: str, words: list[str]
+) -> None:
+    run = f"{launch} train.py --micro-batch-size 2 --grad-accum 2 --seq-len 64\n"
+    study = loaded(draft := drafted(tmp_path, {"run.sh": run}, cluster="a100-80gb-1x4"), tmp_path)
+    assert argv(draft)[: len(words) + 1] == [*words, "train.py"]
+    assert study.workload.global_batch_sizes == (2 * 2 * 4,)
+    assert study.baseline is not None
+    assert study.baseline.world_size == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("jsrun -n 4 -a 1 -g 1 python train.py --batch-size 4", "by jsrun"),
+        ("aprun -n 8 python train.py --batch-size 4", "by aprun"),
+        ("mpirun --hostfile hosts python train.py --batch-size 4", "does not say how many"),
+        ("srun -N 2 --ntasks-per-node 8 python train.py --batch-size 4", "over several nodes"),
+        ("NPROC_PER_NODE=4 swift rlhf --external_plugins plugins/reward.py --model a/b --max_length 2048", "`swift rlhf`"),
+        ("swift sft --model a/b --torch_dtype bfloat16 --per_device_train_batch_size 1 --logging_steps 5 --output_dir o", "`swift sft`"),
+        ("megatron sft --micro_batch_size 1 --global_batch_size 16", "`megatron sft`"),
+        ("bash scripts/train.sh --batch_size 4 --max_steps 10", "scripts/train.sh"),
+        ("torchrun --nproc_per_node 8 $SCRIPT --batch-size 4 --seq-len 8", "$SCRIPT"),
+        ("make train", "starts no Python program"),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_refused_by_name(tmp_path: Path, text: str, says: str) -> None:
+    cluster = "a100-80gb-2x8" if "-N 2" in text else A100
+    with pytest.raises(SpecError) as refused:
+        drafted(tmp_path, {"run.sh": text + "\n"}, cluster=cluster)
+    assert says in refused.value.message
+    assert refused.value.remedy
+    assert "autotune init FILE" not in str(refused.value)
+
+
+def test_no_launcher_is_added_where_there_was_none(tmp_path: Path) -> None:
+    files = {
+        "run.sh": "python train.py --batch_size 4 --seq_len 64\n",
+        "train.py": "from accelerate import Accelerator\n" + ARGPARSE + 'p.add_argument("--batch_size", type=int)\n',
+    }
+    draft = drafted(tmp_path, files)
+    assert argv(draft)[:2] == ["python", "train.py"]
+    assert any("starts one process" in note for note in draft.notes)
+
+
+def test_words_behind_two_dashes_stay(tmp_path: Path) -> None:
+    run = "torchrun --standalone --nproc_per_node=8 -m scripts.base -- --depth=20 --device_batch_size=32 --run=x\n"
+    draft = drafted(tmp_path, {"run.sh": run})
+    words = argv(draft)
+    behind = words[words.index("scripts.base") + 1 :]
+    assert behind == ["--", "--depth=20", "--run=x", "--device_batch_size={micro_batch_size}"]
+    assert draft.document["baseline"].startswith("micro_batch_size=32")
+
+
+FOREIGN = [
+    ("composer.yaml", "device_train_microbatch_size: 8\nglobal_train_batch_size: 48\nfsdp_config: {sharding_strategy: FULL_SHARD}\n", "llm-foundry"),
+    ("wrapped.yaml", "exp_name: a\nmodules:\n  pre_trainer:\n    overrides: {tensor_model_parallel_size: 1, bf16: true}\n", "Primus"),
+    ("nemo.yaml", "trainer: {devices: 8, num_nodes: 1, accumulate_grad_batches: 1}\nexp_manager: {}\nmodel: {tensor_model_parallel_size: 2}\n", "NeMo 1"),
+    ("grpo.yaml", "grpo: {num_prompts_per_step: 32}\npolicy: {megatron_cfg: {tensor_model_parallel_size: 2}}\n", "NeMo-RL"),
+    ("verl.yaml", "actor_rollout_ref: {actor: {fsdp_config: {param_offload: false}}}\n", "verl"),
+    ("neox.yml", "pipe_parallel_size: 1\nmodel_parallel_size: 2\ntrain_micro_batch_size_per_gpu: 4\nzero_optimization: {stage: 1}\n", "GPT-NeoX"),
+    ("tune.yaml", "model: {_component_: torchtune.models.llama3}\nbatch_size: 2\ngradient_accumulation_steps: 8\n", "torchtune"),
+    ("lit.yaml", "model_name: a\nout_dir: o\ntrain: {micro_batch_size: 4, global_batch_size: 512, log_interval: 1}\n", "litgpt"),
+    ("model_config.yaml", "ENV_VARS: {A: 1}\nTEST_TYPE: regular\nMODEL_ARGS: {--tensor-model-parallel-size: 2, --num-layers: 12}\n", "functional tests"),
+    ("recipe.yaml", "model_name_or_path: a/b\nper_device_train_batch_size: 4\noutput_dir: o\nlogging_steps: 1\n", "TrainingArguments"),
+    ("card.yaml", "title: verification\nevidence:\n  - {test: convert, context_parallel_size: 2}\n", "neither a Python script"),
+    ("readme.yaml", "text: set distributed_type and fsdp_config and num_machines\nzero: zero_optimization\n", "neither a Python script"),
+    ("matrix.json", '{"cases": [{"train_micro_batch_size_per_gpu": 1}, {"zero_optimization": {}}]}', "neither a Python script"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "says"), FOREIGN, ids=[name for name, *_ in FOREIGN])
+def test_files_of_others_are_refused_by_what_they_are(tmp_path: Path, name: str, text: str, says: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        drafted(tmp_path, {name: text}, name)
+    assert says in refused.value.message
+    assert refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "baseline"),
+    [
+        ('"--amp", action="store_true"|"--amp-dtype", default="float16"', {"fp16": "--amp", "fp32": None}, "fp32"),
+        ('"--amp", action="store_true"|"--amp-dtype", default="bfloat16"', {"bf16": "--amp", "fp32": None}, "fp32"),
+        ('"--use_amp", action="store_true"|"--autocast_dtype", default="bfloat16"', {"bf16": "--use_amp", "fp32": None}, "fp32"),
+        ('"--dtype", default="bfloat16"', {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}, "bf16"),
+    ],
+)  # fmt: skip
+def test_a_format_that_a_flag_switches_on(tmp_path: Path, options: str, values: dict[str, Any], baseline: str) -> None:
+    declared = "".join(f"p.add_argument({option})\n" for option in options.split("|"))
+    train = f'{ARGPARSE}p.add_argument("--batch-size", type=int, default=128)\n{declared}'
+    draft = drafted(tmp_path, {"train.py": train}, "train.py")
+    assert draft.document["trainer"]["values"]["precision"] == values
+    assert f"precision={baseline}" in draft.document["baseline"]
+
+
+BATCHES = [
+    ({"batch_size": 4, "gradient_accumulate_every": 4}, 16, 4),
+    ({"batch_size": 4, "grad_accum_every": 2}, 8, 4),
+    ({"train_batch_size": 256, "micro_batch_size_per_gpu": 4}, 256, 4),
+    ({"train_batch_size": 128, "micro_train_batch_size": 2}, 128, 2),
+    ({"batch_size": 128, "micro_batch_size": 4}, 128, 4),
+    ({"device_batch_size": 8, "total_batch_size": 524288, "seq_len": 1024}, 512, 8),
+    ({"batch_size_per_gpu": 4, "accum_iter": 2}, 8, 4),
+    ({"imgs_per_gpu": 4, "num_accumulation_steps": 3}, 12, 4),
+    ({"micro_batch_size": 4, "tokens_per_batch": 8192, "seq_len": 1024}, 8, 4),
+]
+
+
+@pytest.mark.parametrize(("options", "batch", "micro"), BATCHES, ids=[" ".join(options) for options, *_ in BATCHES])
+def test_names_of_batches(tmp_path: Path, options: dict[str, int], batch: int, micro: int) -> None:
+    parameters = ", ".join(f"{name}={value}" for name, value in options.items())
+    train = f"import fire\ndef train(num_batches=100, {parameters}):\n    pass\nfire.Fire(train)\n"
+    draft = drafted(tmp_path, {"train.py": train}, "train.py")
+    assert draft.document["workload"]["global_batch_size"] == batch
+    assert f"micro_batch_size={micro}" in draft.document["baseline"]
+
+
+def test_names_that_mean_something_else(tmp_path: Path) -> None:
+    declared = {
+        "--batch-size": 8,
+        "--eval.steps": 50,
+        "--eval.batch_size": 64,
+        "--num_iterations": -1,
+        "--total_batch_size": -1,
+        "--max-seq-len": 64,
+    }
+    train = ARGPARSE + "".join(
+        f'p.add_argument("{name}", type=int, default={value})\n' for name, value in declared.items()
+    )
+    draft = drafted(tmp_path, {"train.py": train}, "train.py")
+    assert "--num_iterations={steps}" in argv(draft)
+    assert not any("eval" in word for word in argv(draft))
+    assert draft.document["workload"]["global_batch_size"] > 0
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "args.batch_size = int(args.batch_size / ngpus_per_node)",
+        "n = args.batch_size // dist.get_world_size()",
+        "Accelerator(split_batches=True)",
+    ],
+)
+def test_a_batch_over_all_ranks_is_seen_in_the_code_and_not_in_help_texts(tmp_path: Path, code: str) -> None:
+    train = f'import torch.distributed as dist\ndist.init_process_group()\n{ARGPARSE}p.add_argument("--batch_size", type=int, default=64, help="{{}}")\n'
+    draft = drafted(tmp_path, {"train.py": train.format("per GPU") + code + "\n"}, "train.py")
+    assert draft.document["baseline"].startswith("micro_batch_size=8")
+    draft = drafted(tmp_path, {"train.py": train.format("effective batch is batch_size * # gpus")}, "train.py")
+    assert draft.document["baseline"].startswith("micro_batch_size=64")
+
+
+def test_what_changes_the_batch_by_itself_is_off_in_trials(tmp_path: Path) -> None:
+    run = "torchrun --nproc_per_node 4 sft.py --output_dir out --per_device_train_batch_size 64 --auto_find_batch_size True --bf16\n"
+    draft = drafted(tmp_path, {"run.sh": run, "sft.py": HF}, cluster="a100-80gb-1x4")
+    assert [word for word in argv(draft) if "auto_find" in word] == ["--auto_find_batch_size=False"]
+    assert any("--auto_find_batch_size" in note for note in draft.notes)
+    draft = drafted(
+        tmp_path,
+        {
+            "run.sh": run.replace("sft.py", "elsewhere.py")
+            .replace("--per_device_train_batch_size", "--batch-size")
+            .replace("size True", "size")
+        },
+    )
+    assert not any("auto_find" in word for word in argv(draft))
+    assert any("--auto_find_batch_size" in note for note in draft.notes)
+
+
+def test_a_run_is_not_watched_by_trials(tmp_path: Path) -> None:
+    draft = drafted(tmp_path, {"run.sh": "torchrun --nproc_per_node 8 t.py --batch-size 4 --grad-accum 1 --wandb\n"})
+    assert "--wandb" not in argv(draft)
+    assert any("--wandb" in note for note in draft.notes)
+
+
+def test_a_format_that_the_file_of_deepspeed_fixes_is_not_searched(tmp_path: Path) -> None:
+    files = {
+        "run.sh": f"deepspeed --num_gpus 8 train.py --deepspeed ds.json {HF_FLAGS}\n",
+        "train.py": HF,
+        "ds.json": json.dumps({"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}),
+    }
+    draft = drafted(tmp_path, files)
+    assert draft.document["space"]["precision"] == ["bf16"]
+    assert "precision=bf16" in draft.document["baseline"]
+    assert "--bf16=True" in argv(draft)
+
+
+@pytest.mark.parametrize("option", ["--vocab-file", "--data-config", "--tokenizer_file", "--train_file", "--config"])
+def test_data_is_no_file_of_settings(tmp_path: Path, option: str) -> None:
+    words = {word: number for number, word in enumerate(["the", "of", "batch", "seed", "steps", "depth", "amp", "lr"])}
+    files = {
+        "run.sh": f"torchrun --nproc_per_node=8 train.py {option} v.json --lr 3e-4\n",
+        "train.py": f'{ARGPARSE}p.add_argument("{option}")\np.add_argument("--lr", type=float)\n',
+        "v.json": json.dumps(words),
+    }
+    draft = drafted(tmp_path, files)
+    assert "files" not in draft.document["trainer"]
+    assert f"{option}=v.json" in argv(draft)
+    assert {"workload.global_batch_size", "baseline"} <= set(draft.fill_in)
+    large = {f"word{number}": number for number in range(50_000)}
+    (tmp_path / "v.json").write_text(json.dumps(large))
+    assert len(first_draft(tmp_path / "run.sh", cluster=A100, folder=tmp_path).text) < 5000
