@@ -23,6 +23,7 @@ from autotune.schema.source_text import ReadDocument, places_in
 from autotune.spec import ModelSpec, catalog
 from autotune.spec.checks import nearest
 from autotune.spec.model import read_config_json
+from autotune.spec.model_figures import check_source
 from autotune.spec.plain import canonical
 from autotune.trainers import trainer, trainer_names
 from autotune.trainers.own_program import CWD, PROGRAM_OPTIONS
@@ -164,7 +165,7 @@ def read_model(text: str, base: Path | None) -> ModelSpec:
     """The model of a Hugging Face `config.json`, or of the folder that holds one, named after the folder."""
     path = config_json(text, base)
     model = ModelSpec.from_hf(path, name=model_name(path))
-    return replace(model, source=canonical(json.loads(path.read_text(encoding="utf-8"))))
+    return check_source(replace(model, source=canonical(json.loads(path.read_text(encoding="utf-8")))))
 
 
 def config_json(text: str, base: Path | None) -> Path:

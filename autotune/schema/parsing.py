@@ -52,6 +52,7 @@ from autotune.spec import (
     Workload,
     catalog,
 )
+from autotune.spec.model_figures import check_source
 from autotune.trainers import trainer
 from autotune.trainers.trainer import SAME_DATA
 
@@ -251,7 +252,7 @@ def _model(asked: AskedModel, base: Path | None, inspect: Inspect | None) -> Mod
     if isinstance(asked, NamedModelDocument):
         return replace(_model(asked.name, base, inspect), mtp_layers=asked.mtp_layers)
     if isinstance(asked, ModelDocument):
-        return located("model", lambda: ModelSpec(**asked.model_dump()))
+        return located("model", lambda: check_source(ModelSpec(**asked.model_dump())))
     return read_model(asked, base) if is_model_file(asked) else catalog.model(asked)
 
 

@@ -85,28 +85,45 @@ def _nearest_file(path: Path) -> str:
 def check_size(document: Mapping[str, Any]) -> None:
     """Raises `SpecError` when the document is too deep, too large (aliases followed), or holds what JSON cannot."""
     left = MAX_NODES
-    stack: list[tuple[Any, int]] = [(document, 0)]
+    stack: list[tuple[Any, int, Any]] = [(document, 0, ())]
     while stack:
-        node, depth = stack.pop()
+        node, depth, place = stack.pop()
         left -= 1
         if left < 0 or depth > MAX_DEPTH:
             raise SpecError(f"a spec may have {MAX_NODES:,} values, nested {MAX_DEPTH} deep, but this one has more")
         if isinstance(node, Mapping):
-            stack.extend((key, depth + 1) for key in node)
-            stack.extend((value, depth + 1) for value in node.values())
+            stack.extend((key, depth + 1, place) for key in node)
+            stack.extend((value, depth + 1, (place, key)) for key, value in node.items())
         elif isinstance(node, list | tuple):
-            stack.extend((value, depth + 1) for value in node)
-        elif isinstance(node, str) and any("\ud800" <= sign <= "\udfff" for sign in node):
-            raise SpecError(f"a spec's text must be Unicode, but {node[:40]!a} holds half a character")
-        elif isinstance(node, int) and abs(node) >= 1 << 63:
-            raise SpecError("a spec's whole numbers must be below 2^63, but one is larger")
-        elif isinstance(node, float) and not math.isfinite(node):
-            raise SpecError(f"a spec's numbers must be finite, but one is {node}")
-        elif not isinstance(node, str | int | float | bool | None):
-            raise SpecError(
-                f"a spec holds text, numbers, true, false and null, but a value is a {type(node).__name__}: {str(node)[:40]!r}",
-                remedy="put quotes around it if it is meant as text",
-            )
+            stack.extend((value, depth + 1, (place, index)) for index, value in enumerate(node))
+        elif why := _why_not_json(node):
+            remedy = "" if isinstance(node, str | int | float) else "put quotes around it if it is meant as text"
+            raise SpecError(why, remedy=remedy, field=_field(place))
+
+
+def _why_not_json(node: Any) -> str:
+    """Why a value is none of JSON, in words; empty when it is one."""
+    if isinstance(node, str):
+        is_whole = not any("\ud800" <= sign <= "\udfff" for sign in node)
+        return "" if is_whole else f"a spec's text must be Unicode, but {node[:40]!a} holds half a character"
+    if isinstance(node, int):
+        return "" if abs(node) < 1 << 63 else "a spec's whole numbers must be below 2^63, but one is larger"
+    if isinstance(node, float):
+        return "" if math.isfinite(node) else f"a spec's numbers must be finite, but one is {node}"
+    if node is None:
+        return ""
+    return (
+        f"a spec holds text, numbers, true, false and null, but a value is a {type(node).__name__}: {str(node)[:40]!r}"
+    )
+
+
+def _field(place: Any) -> str:
+    """The dotted name of a place, which is its parent's and its key."""
+    parts: list[str] = []
+    while place:
+        place, key = place
+        parts.insert(0, str(key)[:40])
+    return ".".join(parts)
 
 
 def _json(text: str) -> Any:

@@ -243,7 +243,14 @@ class ModelSpec:
         """
         document = read_config_json(config) if isinstance(config, str | Path) else config
         label = name or str(document.get("_name_or_path") or document.get("model_type") or "model")
-        return cls(name=label, **fields_of(document))
+        try:
+            return cls(name=label, **fields_of(document))
+        except SpecError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise SpecError(
+                f"the config.json of {label} has a value of the wrong kind: {error}", field="model"
+            ) from None
 
 
 def read_config_json(path: str | Path) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
 
+from autotune.errors import SpecError
 from autotune.spec.catalog import published_config
 from autotune.spec.hugging_face import text_model
 from autotune.spec.model import ModelSpec
@@ -39,6 +40,7 @@ ROUTER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
 """what these families' classes in transformers 5.23 take where the file does not say"""
 WINDOWED = frozenset({"mistral", "mixtral", "phi3"})
 """families all of whose layers attend to `sliding_window` tokens, where the file names some; of others some layers do, or none"""
+_SOURCE = "leave `source` out, or give the text of the model's config.json"
 ROTARY_SHARES: Mapping[str, float] = {"glm4_moe": 0.5}
 """shares of a head that are rotated where the file does not say, of families that rotate a part"""
 
@@ -186,6 +188,32 @@ def text_document(model: ModelSpec) -> dict[str, Any]:
     found = _config_json(model)
     assert found is not None, "a model by its shape alone has no config.json"
     return dict(text_model(found)[1])
+
+
+def check_source(model: ModelSpec) -> ModelSpec:
+    """The model, when all that is read of its `source` can be read. Raises `SpecError`."""
+    if not model.source:
+        return model
+    try:
+        document = json.loads(model.source)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"the config.json is not JSON: {error}", remedy=_SOURCE, field="source") from None
+    if not isinstance(document, dict):
+        what = "null" if document is None else f"a {type(document).__name__}"
+        raise SpecError(f"the config.json must hold a JSON object, but holds {what}", remedy=_SOURCE, field="source")
+    try:
+        if figures_of(model) is not None:
+            text_document(model)
+            yarn_scaling(model)
+            llama3_scaling(model)
+            is_truncated(model)
+    except SpecError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise SpecError(
+            f"the config.json has a value of the wrong kind: {error}", remedy=_SOURCE, field="source"
+        ) from None
+    return model
 
 
 def _config_json(model: ModelSpec) -> Mapping[str, Any] | None:
