@@ -5,16 +5,20 @@ Modules, from the parts to the whole:
     draft.py                  Draft: a spec as YAML with comments, and what is still to be filled in
     named_cluster.py          the cluster that a draft names, and how torchrun starts its ranks
     configuration_files.py    a file or an exported folder as a `PresentConfiguration`, and the trainer that it belongs to
+    foreign_files.py          programs that autotune does not read, by the keys of their files
     imported_spec.py          import: the draft of a trainer's present configuration
     script.py                 Script: a Python program's options, constants and imports, read without running it
-    syntax.py, script_options.py, library_options.py   used by `script`
+    syntax.py, script_options.py, library_options.py, local_modules.py   used by `script`
     option_names.py           which knob an option stands for, by its name
     option_matches.py         all options of a script, matched to knobs
-    printed_lines.py          patterns from the f-strings that a program prints
+    ranks_today.py            how many ranks it is started on, and how many have data of their own
+    print_statements.py       what a program prints, and how often
+    printed_lines.py          patterns from that
     script_argv.py            the command of a script's draft
     script_spec.py            the draft of a script
     settings_program.py       programs that are told by a file of settings: LLaMA-Factory, axolotl
     settings_draft.py         the draft of such settings
+    command_words.py          a command: launchers, program, arguments
     launch_script.py          a launch script: the program that it starts, and how
     decided_elsewhere.py      knobs that files of DeepSpeed and accelerate decide
     deepspeed_template.py     DeepSpeed's file with placeholders

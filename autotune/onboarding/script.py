@@ -8,15 +8,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from autotune.errors import SpecError
 from autotune.onboarding.launch_script import Started
 from autotune.onboarding.local_modules import imported_modules
+from autotune.onboarding.print_statements import Printed, print_statements
 from autotune.onboarding.script_options import ScriptOption, constants_of, options_of
-from autotune.onboarding.syntax import called_name, keywords_of, literal, literal_or_none
+from autotune.onboarding.syntax import called_name, keywords_of, literal_or_none
 
 _RANKS = re.compile(
     r"world|n_?gpus?\b|n_?gpus_|num_(gpus|devices|processes|replicas|ranks)|nproc|device_count|dp_size|data_parallel"
@@ -51,8 +51,8 @@ class Script:
     """how a launch script starts it; None: not known"""
     is_read: bool = True
     """whether its text is known, and not only how it is started"""
-    printed: tuple[tuple[Any, ...], ...] = field(default=())
-    """lines that it prints: literal texts, and (expression, format) for what is put between them"""
+    printed: tuple[Printed, ...] = ()
+    """its print statements"""
 
     @property
     def launcher(self) -> str:
@@ -99,7 +99,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         constants=() if parser == "configurator" else constants_of(tree),
         autocast=_autocast(whole),
         overridden=overridden,
-        printed=tuple(_printed(tree)) or tuple(_printed(whole)),
+        printed=tuple(print_statements(tree)) or tuple(print_statements(whole)),
     )
 
 
@@ -159,67 +159,3 @@ def _divided(tree: ast.Module) -> Iterator[str]:
             continue
         if _RANKS.search(ast.unparse(divisor).lower()):
             yield ast.unparse(target).rpartition(".")[2]
-
-
-def _printed(tree: ast.Module) -> Iterator[tuple[Any, ...]]:
-    """The lines of print and logger calls whose text holds numbers."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or not node.args:
-            continue
-        if re.fullmatch(r"print\w*|info|write|debug|main_print|master_print|rank0_print", called_name(node)):
-            parts = tuple(_parts(node.args[0], node.args[1:]))
-            if any(isinstance(part, tuple) for part in parts):
-                yield parts
-
-
-def _parts(text: ast.expr, more: list[ast.expr]) -> Iterator[Any]:
-    if isinstance(text, ast.JoinedStr):
-        for value in text.values:
-            if isinstance(value, ast.FormattedValue):
-                yield ast.unparse(value.value), _format(value.format_spec)
-            else:
-                yield str(literal(value))
-    elif isinstance(text, ast.BinOp) and isinstance(text.op, ast.Mod):
-        values = text.right.elts if isinstance(text.right, ast.Tuple) else [text.right]
-        yield from _percent(str(literal_or_none(text.left) or ""), values)
-    elif isinstance(text, ast.BinOp) and isinstance(text.op, ast.Add):
-        yield from _parts(text.left, [])
-        yield from _parts(text.right, [])
-    elif isinstance(text, ast.Call) and isinstance(text.func, ast.Attribute) and text.func.attr == "format":
-        yield from _braces(str(literal_or_none(text.func.value) or ""), text.args)
-    elif isinstance(value := literal_or_none(text), str):
-        if "%" in value and more:  # logger.info("step %d", step)
-            yield from _percent(value, more)
-        else:  # print("step", step)
-            yield value
-            for other in more:
-                yield " "
-                known = literal_or_none(other)
-                yield known if isinstance(known, str) else (ast.unparse(other), "")
-
-
-def _percent(text: str, values: list[ast.expr]) -> Iterator[Any]:
-    rest = iter(values)
-    for literal_text, code in re.findall(r"([^%]*)(%[-+ 0-9.]*[a-zA-Z]|%%|$)", text):
-        if literal_text:
-            yield literal_text
-        if code == "%%":
-            yield "%"
-        elif code and (value := next(rest, None)) is not None:
-            yield ast.unparse(value), "" if code[-1] in "sr" else code[1:].replace("i", "d")
-
-
-def _braces(text: str, values: list[ast.expr]) -> Iterator[Any]:
-    rest = iter(values)
-    for literal_text, spec in re.findall(r"([^{]*)(?:\{[0-9]*(?::([^}]*))?\}|$)", text):
-        if literal_text:
-            yield literal_text
-        if (value := next(rest, None)) is not None:
-            yield ast.unparse(value), spec
-
-
-def _format(spec: ast.expr | None) -> str:
-    if not isinstance(spec, ast.JoinedStr):
-        return ""
-    parts = [part.value for part in spec.values if isinstance(part, ast.Constant)]
-    return "".join(map(str, parts))

@@ -55,15 +55,30 @@ def is_other_bar(text: str) -> bool:
     return found is not None and not (_TRAINING.match(found[1].strip()) and _PER_STEP.search(found[2]))
 
 
+def _first_word(said: str) -> str:
+    """The word by which a bar is named, whatever numbers follow it."""
+    found = re.match(r"[A-Za-z]+", said)
+    return found[0].lower() if found else ""
+
+
+def _counted(said: str) -> str:
+    """The first number of a description: which epoch it is."""
+    found = re.search(r"\d+", said)
+    return found[0] if found else ""
+
+
 @final
 class ProgressBars:
     """tqdm's bars as step numbers that rise: a bar that starts anew, as for the next epoch, goes on where the last one was.
 
-    Bars with a description count only when it begins with train, step, iter or epoch: others load or prepare something.
+    Bars with a description count only when it begins with train, step, iter or epoch: others load or prepare something. A bar is known by its total and
+    by the words of its description: the numbers in it (`epoch 1 iter 3: train loss 5.21`) change from step to step. A bar inside an unfinished one, as of
+    an evaluation, counts nothing.
     """
 
     def __init__(self) -> None:
         self._bar: tuple[str, int] | None = None
+        self._said = ""
         self._before = self._last = 0
 
     def step_of(self, line: str) -> int | None:
@@ -71,14 +86,24 @@ class ProgressBars:
         found = _BAR.match(clean(line)[:MAX_SEARCHED])
         if found is None or not _TRAINING.match(found[1].strip()):
             return None
-        bar, done = (found[1].strip(), int(found[3])), int(found[2])
-        is_next = bar == self._bar and done <= 1 and self._last >= bar[1]
-        if is_next or bar != self._bar:
+        said, total, done = found[1].strip(), int(found[3]), int(found[2])
+        bar = (_first_word(said), total)
+        if self._bar is not None and total == self._bar[1]:
+            is_next = (
+                done <= 1 and done < self._last and (self._last >= total or _counted(said) != _counted(self._said))
+            )
+            if done < self._last and not is_next:
+                return None  # another rank's, late
+        elif self._bar is not None:
+            is_named = bool(bar[0]) and not self._bar[0]
+            if 0 < self._last < self._bar[1] and not is_named:
+                return None  # a bar inside it
+            is_next = True
+        else:
+            is_next = False
+        if is_next:
             self._before += self._last
-            self._bar, self._last = bar, done
-        elif done < self._last:
-            return None  # another rank's, late
-        self._last = done
+        self._bar, self._said, self._last = bar, said, done
         return self._before + done
 
 
@@ -156,7 +181,7 @@ def pattern_reader(asked: Mapping[str, object]) -> LineReader:
                 values["resolution_s"] = _last_digit(word) * factor
         if ends_step in values:
             return StepMetrics(**values, ends_step=True)
-        return StepMetrics(**values) if values.keys() & set(MEASURED) else None
+        return StepMetrics(**values) if values else None  # a number alone tells which step the next lines are of
 
     return read
 

@@ -4,8 +4,9 @@
     candidate   a clue as these lines write it: its text taken literally, with a group in place of the number
 
 A candidate must repeat, and its numbers must behave as the metric does: steps are whole numbers that never fall, and a time that only grows is a
-clock. Its pattern must find exactly these numbers in all lines. Among the candidates of a metric the one in most lines counts. The proposal is returned
-only if the reader that it makes reads steps from the lines.
+clock. Its pattern must find exactly these numbers in all lines: the whole word that names a number tells it from others that end alike
+(`throughput/batches_per_sec`, `throughput/device/batches_per_sec`). Among the candidates of a metric the one in most lines counts; a step number of
+far fewer lines than the rest is that of an evaluation. The proposal is returned only if the reader that it makes reads steps from the lines.
 """
 
 from __future__ import annotations
@@ -46,7 +47,19 @@ _OTHER_FIGURE = re.compile(rf"(?:loss|norm|ppl|perplexity|lr|learning[ _]rate|ep
 """what stands before a number that is none of a unit's that follows it: `loss 2.31 ms/step 38`"""
 _IS_LABEL = re.compile(r"['\"\])]{0,2}\s{0,8}[:=]")
 """what stands after a unit that names the number behind it: `ms/step: 38`"""
-_NOT_TRAINING = re.compile(r"(?:val|valid|validation|eval|evaluation|test|aux|balancing|best|target)[\s_/.:-]*$")
+_NOT_TRAINING = re.compile(
+    r"(?:(?<![a-z])z|val|valid|validation|eval|evaluation|test|aux|auxiliary|balanc(?:e|ing)|router|best|target|kl|reward|critic|value|entropy)[\s_/.:-]*$"
+)
+_OTHER_TIME = re.compile(
+    r"(?:data|load(?:ing|er)?|dataloader|batch[ _]?gen\w*|tokeniz\w*|eval\w*|valid\w*|val|test|ckpt|checkpoint\w*|sav(?:e|ing)|compil\w*|init\w*|start(?:up)?|"
+    r"setup|download\w*|build\w*|eta|remaining|left|total|elapsed|since|wall|cumulative|so far)[\s_/.:(-]*(?:\w{1,8}[ _])?$"
+)
+"""what stands before a time that is none of a step: of loading, evaluating, saving, or of the whole run"""
+_OF_RANK = re.compile(r"(?:device|gpu|rank|local|worker)[\s_/.:-]*$")
+"""what stands before a rate of one rank"""
+_PER_STEP = re.compile(rf"per[ _]{_STEP}|{_STEP}[ _]?time")
+_FEW = 0.6
+"""a step number in fewer lines than this part of the rest's is that of something else"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +107,17 @@ CLUES = (
         metric="tokens_per_s_per_gpu",
         before=rf"\b(?:tps|tok(?:en)?s?(?:/|_per_)s(?:ec(?:ond)?)?(?:/|_per_)(?:gpu|device)){_IS}",
     ),
+    Clue(
+        metric="tokens_per_s_per_gpu",
+        before=rf"\b(?:device|gpu|rank)[/_]tok(?:en)?s?(?:/|_per_| per )s(?:ec(?:ond)?)?{_IS}",
+    ),
     Clue(metric="tokens_per_s", before=r"(?<![\w.])", after=rf" ?tok(?:en)?s?{_PER_S}(?!{_GPU})"),
     Clue(metric="tokens_per_s", before=rf"\btok(?:en)?s?(?:/|_per_| per )s(?:ec(?:ond)?)?{_IS}"),
     Clue(metric="samples_per_s", before=r"(?<![\w.])", after=rf" ?(?:samples?|seqs?|sequences|examples?){_PER_S}"),
     Clue(metric="samples_per_s", before=rf"\b(?:samples?|seqs?|sequences)(?:/|_per_| per )s(?:ec(?:ond)?)?{_IS}"),
     Clue(
         metric="loss",
-        before=rf"(?<!\w)(?:(?:train|training|lm|total|global|mean|avg|running)[ _/-])?loss(?: train)?{_IS}",
+        before=rf"(?<!\w)(?:(?:train|training|lm|total|global|mean|avg|running|ce|nll)[ _/-])?(?:cross[ _]?entropy[ _]?)?loss(?:/train/total| train)?{_IS}",
     ),
     Clue(metric="grad_norm", before=rf"\b(?:grad(?:ient)?s?[ _-]?norm|gnorm){_IS}"),
     Clue(
@@ -127,6 +144,8 @@ class Candidate:
     """the clue that it was found by"""
     numbers: dict[int, str] = field(default_factory=dict)
     """the number that it finds, by line"""
+    word: str = ""
+    """the rest of the word that its text ends: `throughput/device/` before `batches_per_sec`"""
     texts: list[tuple[str, str]] = field(default_factory=list)
     """what stands before each number (with a little of what stands before that) and after it"""
 
@@ -141,6 +160,8 @@ class Candidate:
         yield f"{boundary}{bare[0]}{_group(self)}{after[0]}"
         if len(set(before)) == 1:
             yield f"{before[0]}{_group(self)}{after[0]}"
+        if self.word:
+            yield f"{_literal(self.word, is_wide)}{bare[0]}{_group(self)}{after[0]}"
 
     def behaves(self) -> bool:
         """Whether the numbers are such as the metric has."""
@@ -169,6 +190,8 @@ def propose_patterns(lines: Sequence[str]) -> dict[str, str]:
         metric, count = candidate.clue.metric, len(candidate.numbers)
         if count > lines_of.get(metric, 0) and candidate.behaves() and (pattern := candidate.pattern_in(texts)):
             best[metric], lines_of[metric] = pattern, count
+    if lines_of.get("step", 0) < _FEW * max((n for metric, n in lines_of.items() if metric in best), default=0):
+        best.pop("step", None)
     times = [metric for metric in TIMES if metric in best]
     for metric in times[1:]:
         del best[metric]
@@ -194,29 +217,48 @@ def ends_step(metrics: StepMetrics) -> bool:
 
 def _candidates(lines: Sequence[str]) -> list[Candidate]:
     """All of them, those without a unit last."""
-    found: dict[tuple[int, str, str], Candidate] = {}
+    found: dict[tuple[int, str, str, str], Candidate] = {}
     for order, clue in enumerate(CLUES):
         for index, line in enumerate(lines):
             for match in clue.found_in(line):
                 start, end = match.span(1)
                 if "_time_" in clue.metric and _END_OF_EPOCH.search(line[: match.end()].lower()):
                     continue
+                head = line[: match.start()].lower()
+                if "_time_" in clue.metric and not _PER_STEP.search(match[0].lower()) and _is_other_time(line, match):
+                    continue
+                if clue.metric in ("steps_per_s", "samples_per_s", "tokens_per_s") and _OF_RANK.search(head):
+                    continue
                 is_unit_behind = not line[match.start() : match.start(1)]
                 if is_unit_behind and (
                     _OTHER_FIGURE.search(line[: match.start()]) or _IS_LABEL.match(line, match.end())
                 ):
                     continue
-                if clue.metric == "loss" and _NOT_TRAINING.search(line[: match.start()].lower()):
+                if clue.metric == "loss" and _NOT_TRAINING.search(head):
                     continue
                 before, after = line[match.start() : start], line[end : match.end()]
-                key = (order, _literal(before, is_wide=True), _literal(after, is_wide=True))
-                candidate = found.setdefault(key, Candidate(clue=clue))
+                word = _rest_of_word(line, match.start()) if before[:1].isalpha() else ""
+                key = (order, _literal(before, is_wide=True), _literal(after, is_wide=True), word)
+                candidate = found.setdefault(key, Candidate(clue=clue, word=word))
                 if index not in candidate.numbers:
                     candidate.numbers[index] = match[1]
                     candidate.texts.append(
                         (line[max(0, match.start() - CONTEXT) : start].rjust(CONTEXT + len(before)), after)
                     )
     return sorted(found.values(), key=lambda candidate: candidate.clue.is_loose)
+
+
+def _rest_of_word(line: str, at: int) -> str:
+    """What stands before this place in a word that is a path: `throughput/device/`."""
+    found = re.search(r"[A-Za-z_][\w/.-]{0,40}[/.]$", line[:at])
+    return found[0] if found else ""
+
+
+def _is_other_time(line: str, match: re.Match[str]) -> bool:
+    """Whether the words before a time, or its own, say that it is of something else than a step."""
+    said = line[max(0, match.start() - 24) : match.start(1)].lower()
+    named = re.sub(r"(?:time|dt|took|duration|latency).*$", "", said)
+    return _OTHER_TIME.search(named) is not None
 
 
 def _finds(pattern: str, lines: Sequence[str]) -> dict[int, str]:

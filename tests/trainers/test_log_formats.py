@@ -118,3 +118,30 @@ def test_unknown_metrics_are_refused_with_the_nearest() -> None:
 def test_metrics_that_end_no_step_are_refused() -> None:
     with pytest.raises(SpecError, match="must say when a step ends"):
         pattern_reader({"grad_norm": r"norm ([\d.]+)"})
+
+
+def bar(said: str, done: int, total: int) -> str:
+    return f"{said}{100 * done // total}%|#   | {done}/{total} [00:01<00:01, 10.0it/s]"
+
+
+def test_a_bar_whose_text_changes_is_one_bar() -> None:
+    bars = ProgressBars()
+    told = [bars.step_of(bar(f"step {i} loss {5 - i / 100:.3f}: ", i + 1, 30)) for i in range(6)]
+    assert told == [1, 2, 3, 4, 5, 6]
+    epochs = ProgressBars()
+    shown = [(epoch, i) for epoch in (1, 2, 3) for i in range(5)]
+    told = [epochs.step_of(bar(f"epoch {e} iter {i}: train loss {5 - i / 9:.3f}. lr 6e-4: ", i, 4)) for e, i in shown]
+    assert told == [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 10, 11, 12]
+
+
+def test_a_bar_inside_an_unfinished_one_counts_nothing() -> None:
+    bars = ProgressBars()
+    shown = [(1, 10), (2, 10), (1, 5), (5, 5), (3, 10), (9, 10), (10, 10), (1, 10), (2, 10)]
+    assert [bars.step_of(bar("", done, total)) for done, total in shown] == [1, 2, None, None, 3, 9, 10, 11, 12]
+
+
+def test_a_line_with_only_a_step_number_is_kept_beside_patterns_of_times() -> None:
+    read = pattern_reader({"step": r"\bbatch=([0-9]+)", "steps_per_s": r"t/batches_per_sec: ([0-9.]+)"})
+    assert read("[batch=3/90]:") == StepMetrics(step=3)
+    assert read("    Train throughput/batches_per_sec: 7.69") == StepMetrics(steps_per_s=7.69)
+    assert read("    Train throughput/device/batches_per_sec: 0.96") is None

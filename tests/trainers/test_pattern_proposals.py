@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -222,3 +225,35 @@ def test_a_proposal_is_allowed_and_reads_steps_whatever_the_lines(lines: list[st
     proposal = propose_patterns(lines)
     assert list(proposal) == [metric for metric in METRICS if metric in proposal]
     assert not proposal or steps_read(proposal, lines) >= 2
+
+
+def log(write: Callable[[int], str]) -> list[str]:
+    return [line for i in range(1, 9) for line in write(i).splitlines()]
+
+
+ROWS: list[tuple[str, Callable[[int], str], dict[str, float]]] = [
+    ("rates of the job and of a device, rows of their own", lambda i: f"[batch={i}/90]:\n  Train loss/train/total: {6 - i / 100:.4f}\n  Train throughput/batches_per_sec: 7.6{i}\n  Train throughput/device/batches_per_sec: 0.9{i}", {"step": 8, "steps_per_s": 7.68, "loss": 5.92}),
+    ("the device's row first", lambda i: f"[batch={i}/90]:\n  Train throughput/device/batches_per_sec: 0.9{i}\n  Train throughput/batches_per_sec: 7.6{i}", {"step": 8, "steps_per_s": 7.68}),
+    ("Z loss and tokens of a device", lambda i: f"[step={i}/99]\n  train/CrossEntropyLoss={9 - i / 9:.3f}\n  train/ZLoss=0.{i}1\n  throughput/device/tokens_per_second=12{i}00.0", {"step": 8, "loss": 8.111, "tokens_per_s_per_gpu": 12800}),
+    ("CE loss and TPS", lambda i: f"[step={i}/99,epoch=1]\n  optim/total grad norm=0.{i}\n  train/CE loss={9 - i / 9:.3f}\n  train/Z loss=0.00{i}1\n  throughput/device/TPS=12,{i}00\n  throughput/device/data loading (s)=0.00{i}", {"step": 8, "loss": 8.111, "tokens_per_s_per_gpu": 12800, "grad_norm": 0.8}),
+    ("a clock and a running mean", lambda i: f"step:{i}/99 train_loss:{9 - i / 9:.3f} train_time:{95 * i}ms step_avg:95.{i}ms", {"step": 8, "loss": 8.111}),
+    ("time of loading beside that of a batch", lambda i: f"step {i} loss {9 - i / 9:.3f} data time: 0.01{i}s batch time: 0.2{i}s", {"step": 8, "loss": 8.111, "step_time_s": 0.28}),
+    ("losses of routers", lambda i: f"step {i} aux loss 0.0{i} z loss 0.00{i} router loss 0.1{i} loss {9 - i / 9:.3f}", {"step": 8, "loss": 8.111}),
+    ("an evaluation now and then", lambda i: (f"step {i - 1}: train loss 5.{i}, val loss 5.6\n" if i % 4 == 1 else "") + f"{i} | loss {9 - i / 9:.4f} | lr 1.0e-04 | 12.0{i}ms", {"loss": 8.1111}),
+    ("rates with a letter behind them", lambda i: f"[rank 0] Step: {i} | Loss: {9 - i / 9:.4f} | Global batch size: 8.2K | Tokens/s: 12.{i}K | Tokens/s/GPU: 1.{i}K", {"step": 8, "loss": 8.1111}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("write", "last"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_each_step_is_read_once_and_by_its_own_figures(write: Callable[[int], str], last: dict[str, float]) -> None:
+    lines = log(write)
+    proposal = propose_patterns(lines)
+    assert steps_read(proposal, lines) == 8
+    read, held = pattern_reader(proposal), dict[str, float]()
+    for line in write(8).splitlines():
+        if (found := read(line)) is not None:
+            held |= {
+                f.name: getattr(found, f.name) for f in fields(found) if type(getattr(found, f.name)) in (int, float)
+            }
+    held = {name: value for name, value in held.items() if name != "resolution_s"}
+    assert held == pytest.approx(last)

@@ -1,0 +1,148 @@
+"""The print statements of a script: what each writes, and how often.
+
+    once           outside of loops, and outside of functions that a loop calls
+    every step     in a loop; under a test of its own kind (`if rank == 0`, `if it % log_interval == 0`), too
+    now and then   in a loop under a test that counts (`if it % 50 == 0`), or that evaluates or saves
+
+A number that is the time since a moment before the loop is a clock: `time.time() - begin`, where nothing in the loop sets `begin` again.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.onboarding.syntax import called_name, literal, literal_or_none
+
+CLOCK = "clock "
+"""stands before the expression of a number that only grows with the time"""
+ONCE, EVERY_STEP, NOW_AND_THEN = 0, 1, 4
+_PRINTS = re.compile(r"print\w*|info|write|debug|main_print|master_print|rank0_print|log")
+_LOGS = re.compile(r"log|print|report|display|verbose|rank|master|main_process|is_main|world|local")
+_RARE = re.compile(r"eval|(?<![a-z])val|valid|test|save|ckpt|checkpoint|sampl|generat")
+_NOW = re.compile(r"\b(?:time|perf_counter|monotonic|process_time|default_timer)\(\) - (?P<since>[A-Za-z_][\w.]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A print statement."""
+
+    parts: tuple[Any, ...]
+    """literal texts, and (expression, format) for what is put between them"""
+    every: int
+    """steps from one to the next; 0: it is written once"""
+
+
+def print_statements(tree: ast.Module) -> Iterator[Printed]:
+    """The print and logger calls whose text holds numbers, in their order."""
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.AsyncFor)]
+    in_loops = {called_name(call) for loop in loops for call in ast.walk(loop) if isinstance(call, ast.Call)}
+    yield from _statements(tree.body, in_loops, loop=None, every=ONCE)
+
+
+def _statements(body: list[ast.stmt], in_loops: set[str], *, loop: ast.AST | None, every: int) -> Iterator[Printed]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            is_called = node.name in in_loops and node.name != "main"
+            yield from _statements(node.body, in_loops, loop=None, every=EVERY_STEP if is_called else ONCE)
+        elif isinstance(node, ast.ClassDef):
+            yield from _statements(node.body, in_loops, loop=None, every=every)
+        elif isinstance(node, ast.For | ast.While | ast.AsyncFor):
+            yield from _statements(node.body, in_loops, loop=node, every=max(every, EVERY_STEP))
+            yield from _statements(node.orelse, in_loops, loop=loop, every=every)
+        elif isinstance(node, ast.If):
+            test = ast.unparse(node.test).lower()
+            is_rare = every and (_RARE.search(test) or ("%" in test and not _LOGS.search(test)))
+            yield from _statements(node.body, in_loops, loop=loop, every=NOW_AND_THEN if is_rare else every)
+            yield from _statements(node.orelse, in_loops, loop=loop, every=every)
+        elif isinstance(node, ast.With | ast.AsyncWith):
+            yield from _statements(node.body, in_loops, loop=loop, every=every)
+        elif isinstance(node, ast.Try):
+            for part in (node.body, node.orelse, node.finalbody):
+                yield from _statements(part, in_loops, loop=loop, every=every)
+        else:
+            for call in ast.walk(node):
+                if isinstance(call, ast.Call) and call.args and _PRINTS.fullmatch(called_name(call)):
+                    parts = tuple(_clocked(part, loop) for part in _parts(call.args[0], call.args[1:]))
+                    if any(isinstance(part, tuple) for part in parts):
+                        yield Printed(parts, every)
+
+
+def _clocked(part: Any, loop: ast.AST | None) -> Any:
+    """The part, marked where it is a time since a moment before the loop."""
+    if loop is None or isinstance(part, str):
+        return part
+    set_inside: dict[str, str] = {}
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                names = target.elts if isinstance(target, ast.Tuple) else [target]
+                set_inside |= {ast.unparse(name): ast.unparse(node.value) for name in names}
+        elif isinstance(node, ast.AugAssign):
+            set_inside[ast.unparse(node.target)] = ""
+    expression = part[0]
+    for _ in range(2):  # `ms = 1000 * (now - begin)`, `now = time.time()`
+        expression = re.sub(
+            r"(?<![\w.])[A-Za-z_][\w.]*(?![\w(.])",
+            lambda found: f"({set_inside[found[0]]})" if 0 < len(set_inside.get(found[0], "")) < 200 else found[0],
+            expression,
+        )[:2000]
+    since = [found["since"] for found in _NOW.finditer(re.sub(r"[()]+(?= - )", "()", expression))]
+    is_clock = bool(since) and all(name not in set_inside for name in since)
+    return (f"{CLOCK}{part[0]}", part[1]) if is_clock else part
+
+
+def _parts(text: ast.expr, more: list[ast.expr]) -> Iterator[Any]:
+    if isinstance(text, ast.JoinedStr):
+        for value in text.values:
+            if isinstance(value, ast.FormattedValue):
+                yield ast.unparse(value.value), _format(value.format_spec)
+            else:
+                yield str(literal(value))
+    elif isinstance(text, ast.BinOp) and isinstance(text.op, ast.Mod):
+        values = text.right.elts if isinstance(text.right, ast.Tuple) else [text.right]
+        yield from _percent(str(literal_or_none(text.left) or ""), values)
+    elif isinstance(text, ast.BinOp) and isinstance(text.op, ast.Add):
+        yield from _parts(text.left, [])
+        yield from _parts(text.right, [])
+    elif isinstance(text, ast.Call) and isinstance(text.func, ast.Attribute) and text.func.attr == "format":
+        yield from _braces(str(literal_or_none(text.func.value) or ""), text.args)
+    elif isinstance(value := literal_or_none(text), str):
+        if "%" in value and more:  # logger.info("step %d", step)
+            yield from _percent(value, more)
+        else:  # print("step", step)
+            yield value
+            for other in more:
+                yield " "
+                known = literal_or_none(other)
+                yield known if isinstance(known, str) else (ast.unparse(other), "")
+
+
+def _percent(text: str, values: list[ast.expr]) -> Iterator[Any]:
+    rest = iter(values)
+    for literal_text, code in re.findall(r"([^%]*)(%[-+ 0-9.]*[a-zA-Z]|%%|$)", text):
+        if literal_text:
+            yield literal_text
+        if code == "%%":
+            yield "%"
+        elif code and (value := next(rest, None)) is not None:
+            yield ast.unparse(value), "" if code[-1] in "sr" else code[1:].replace("i", "d")
+
+
+def _braces(text: str, values: list[ast.expr]) -> Iterator[Any]:
+    rest = iter(values)
+    for literal_text, spec in re.findall(r"([^{]*)(?:\{[0-9]*(?::([^}]*))?\}|$)", text):
+        if literal_text:
+            yield literal_text
+        if (value := next(rest, None)) is not None:
+            yield ast.unparse(value), spec
+
+
+def _format(spec: ast.expr | None) -> str:
+    if not isinstance(spec, ast.JoinedStr):
+        return ""
+    parts = [part.value for part in spec.values if isinstance(part, ast.Constant)]
+    return "".join(map(str, parts))
