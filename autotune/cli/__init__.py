@@ -61,6 +61,14 @@ def run(argv: list[str]) -> int:
         # The reader of stdout has gone (`autotune list | head`), for which click and rich end the program; redirect stdout so that the exit prints no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return DONE
+    except (MemoryError, ImportError, OSError) as error:
+        if not isinstance(error, MemoryError) and "Cannot allocate memory" not in str(error):
+            raise
+        told = AutotuneError(
+            "autotune ran out of memory; what a study has measured is stored",
+            remedy="give this process more memory (a container's limit, `ulimit -v`), then repeat the command: a study goes on",
+        )
+        return report_error(told, as_json=as_json)
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's errors of a wrong command line
             return report_error(error, as_json=as_json)

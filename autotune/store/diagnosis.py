@@ -37,6 +37,14 @@ DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _DAMAGED_REMEDY = "restore a backup (FILE.*.backup, or one made by `autotune store backup`) with `autotune store restore`, or name another file"
 
 
+_NO_CONNECTION_LEFT = (
+    "too many clients already",
+    "remaining connection slots are reserved",
+    "too many connections for",
+)
+"""words of a PostgreSQL server that refuses a connection, for which the driver knows no state"""
+
+
 def diagnose(error: Exception, location: StoreLocation) -> StoreError:
     """The store's error for what the driver raised."""
     cause = getattr(error, "orig", None) or error
@@ -57,6 +65,11 @@ def diagnose(error: Exception, location: StoreLocation) -> StoreError:
     if state.startswith("XX"):
         return StoreCorruptError(
             f"the store {location} is damaged: {_line(cause)}", remedy="restore a backup of the server"
+        )
+    if state == "53300" or any(words in str(cause) for words in _NO_CONNECTION_LEFT):
+        return StoreUnavailableError(
+            f"the store {location} is out of connections: {_line(cause)}",
+            remedy="try again when others have closed theirs, or raise max_connections of the server (or the limit of this user or database)",
         )
     if state[:2] in ("53", "25"):
         return StoreUnavailableError(

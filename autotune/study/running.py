@@ -122,6 +122,8 @@ def run_study(
             raise
         except Exception as error:
             message = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
+            if isinstance(error, MemoryError):
+                message = "the controller ran out of memory: give it more, and the study goes on"
             lacks_object = isinstance(error, CatalogError) and error.field in ("searcher", "runner")
             can_go_on = (
                 lacks_object

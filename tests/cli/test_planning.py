@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import yaml
+
+from tests.cli.conftest import SPEC
 
 
 def test_plan_ranks_feasible_configs(run, write):
@@ -218,3 +225,29 @@ def test_an_unknown_runner_and_an_empty_space_are_errors_of_a_plan(run, write, c
     done = run("plan", write(**changes))
     assert (done.code, done.out) == (code, "")
     assert words in done.err
+
+
+def test_a_command_that_runs_out_of_memory_says_so_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(SPEC))
+    code = """
+import resource, sys
+from pathlib import Path
+from autotune import cli
+assert cli.run(["plan", "spec.yaml", "--no-profile"]) == 0  # all that it imports is there
+size = int(next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmSize")).split()[1]) << 10
+resource.setrlimit(resource.RLIMIT_AS, (size + (4 << 20),) * 2)
+held = []
+try:
+    while True:
+        held.append(bytearray(1 << 16))
+except MemoryError:
+    del held[-4:]
+sys.exit(cli.run(["plan", "spec.yaml", "--no-profile"]))
+"""
+    environment = os.environ | {"AUTOTUNE_STORE": str(tmp_path / "results.db"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode not in (0, -6, -9, -11)
+    assert "autotune ran out of memory" in done.stderr
+    assert "Traceback" not in done.stderr

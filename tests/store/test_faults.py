@@ -116,6 +116,18 @@ def test_nothing_acknowledged_is_lost_when_writers_are_killed(tmp_path: Path) ->
     store.close()
 
 
+def test_a_server_that_is_out_of_connections_has_a_remedy_of_its_own(crash_server: PostgresServer) -> None:
+    import psycopg
+
+    address = crash_server.new_database()
+    with psycopg.connect(crash_server.url(), autocommit=True) as connection:
+        connection.execute("CREATE ROLE limited LOGIN SUPERUSER CONNECTION LIMIT 0")
+        connection.execute("ALTER ROLE limited NOSUPERUSER")
+    with pytest.raises(StoreUnavailableError, match="out of connections") as refused:
+        open_store(address.replace("autotune@", "limited@"))
+    assert "max_connections" in refused.value.remedy
+
+
 @pytest.mark.flaky(reruns=2)
 def test_a_server_that_crashes_and_comes_back_has_lost_nothing(crash_server: PostgresServer) -> None:
     address = crash_server.new_database()

@@ -25,6 +25,7 @@ touch written || exit 1
 echo uid=$(id -u)
 echo groups=$(id -G)
 echo files=$(ls)
+echo rights=$(grep NoNewPrivs /proc/self/status | tail -c 2)
 if cat /proc/$PPID/environ >/dev/null 2>&1; then echo parent=readable; else echo parent=denied; fi
 env
 """
@@ -96,6 +97,7 @@ def test_a_program_runs_as_the_user_that_the_service_names(monkeypatch: pytest.M
     assert (told["uid"], told["HOME"]) == (str(nobody.pw_uid), nobody.pw_dir)
     assert "0" not in told["groups"].split()
     assert told["parent"] == "denied"
+    assert told["rights"] == "1"  # what is setuid gives it none
     assert told["files"] == "outputs settings written"
     assert not [name for name, value in told.items() if "secret" in value]
 

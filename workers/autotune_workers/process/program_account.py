@@ -5,10 +5,13 @@ A program of another user cannot read our files, nor the environment of our proc
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pwd
 from collections.abc import Mapping
 from pathlib import Path
+
+_PR_SET_NO_NEW_PRIVS = 38
 
 
 def account(user: str) -> pwd.struct_passwd | None:
@@ -42,8 +45,9 @@ def hand_over(who: pwd.struct_passwd | None, *folders: str) -> None:
 
 
 def become(who: pwd.struct_passwd | None) -> None:
-    """Turns this process into one of that account, for good."""
+    """Turns this process into one of that account, for good: no program that it starts gets more rights, not even a setuid one."""
     if who is not None:
+        ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         os.initgroups(who.pw_name, who.pw_gid)
         os.setgid(who.pw_gid)
         os.setuid(who.pw_uid)
