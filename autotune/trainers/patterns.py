@@ -4,7 +4,8 @@ Python's matcher backtracks, and for some patterns it needs exponential time eve
 case is a small power of the line's length are accepted:
 
     - a repetition contains neither another open repetition nor alternatives;
-    - a pattern has few open repetitions, and no two of the same kind follow each other;
+    - a pattern has few open repetitions, and no two of the same kind follow each other, or stand with nothing between that must be there;
+    - the choices of its other repetitions and alternatives, multiplied, are at most `MAX_CHOICES`;
     - lines are cut at `MAX_SEARCHED` characters.
 
 This prevents accidents. It is not a defence against a malicious spec: such a spec chooses the command, too.
@@ -15,7 +16,6 @@ from __future__ import annotations
 import re
 import re._constants as op  # type: ignore[import-not-found]
 import re._parser as parser  # type: ignore[import-not-found]
-from itertools import pairwise
 from typing import Any
 
 from autotune.errors import SpecError
@@ -28,6 +28,8 @@ MAX_OPEN = 6
 """open repetitions (without an upper bound) in one pattern"""
 MAX_WIDE = 2
 """open repetitions that match nearly any character (`.`, `[^x]`)"""
+MAX_CHOICES = 10_000
+"""ways to match, of repetitions with an upper bound and of alternatives together"""
 _LONG = 64
 """a repetition with an upper bound up to this counts as closed"""
 
@@ -47,13 +49,19 @@ def compile_pattern(pattern: object, *, field: str) -> re.Pattern[str]:
             remedy="put brackets around the number, as in 'loss=([0-9.]+)'",
             field=field,
         )
-    counts = {"open": 0, "wide": 0}
+    counts = {"open": 0, "wide": 0, "choices": 1}
     _walk(tree, counts, inside=False, pattern=pattern, field=field)
     kinds = _kinds(tree)
-    if any(kind and kind == after for kind, after in pairwise(kinds)):
+    if _meet_again(kinds):
         raise SpecError(
             f"the pattern {pattern!r} has two open repetitions of the same kind next to each other",
             remedy="write the text that separates them into the pattern",
+            field=field,
+        )
+    if counts["choices"] > MAX_CHOICES:
+        raise SpecError(
+            f"the pattern {pattern!r} has repetitions and alternatives that match in more than {MAX_CHOICES:,} ways together",
+            remedy="match only the text around the number",
             field=field,
         )
     if counts["open"] > MAX_OPEN or counts["wide"] > MAX_WIDE:
@@ -88,10 +96,13 @@ def _walk(tree: Any, counts: dict[str, int], *, inside: bool, pattern: str, fiel
             if is_open:
                 counts["open"] += 1
                 counts["wide"] += any(_is_wide(item) for item in body)
+            else:
+                counts["choices"] *= most - least + 1
             _walk(body, counts, inside=inside or most > 1, pattern=pattern, field=field)
         elif code is op.BRANCH:
             if inside:
                 raise _endless(pattern, field)
+            counts["choices"] *= len(argument[1])
             for branch in argument[1]:
                 _walk(branch, counts, inside=inside, pattern=pattern, field=field)
         elif code is op.SUBPATTERN:
@@ -102,20 +113,32 @@ def _walk(tree: Any, counts: dict[str, int], *, inside: bool, pattern: str, fiel
             raise SpecError(f"the pattern {pattern!r} refers back to a group, which is not allowed", field=field)
 
 
-def _kinds(tree: Any) -> list[str]:
-    """The items in order: "wide" or the repeated class for an open repetition, "" for any other required item; optional items are left out."""
-    kinds: list[str] = []
+def _meet_again(kinds: list[tuple[str, bool]]) -> bool:
+    """Whether two open repetitions of one kind have nothing between them that must be there."""
+    near: set[str] = set()
+    for kind, is_needed in kinds:
+        if kind and kind in near:
+            return True
+        near = {kind} if is_needed else near | {kind}
+        near.discard("")
+    return False
+
+
+def _kinds(tree: Any) -> list[tuple[str, bool]]:
+    """The items in order, each with whether it must be there: "wide" or the repeated class for an open repetition, "" for any other; optional items
+    are left out."""
+    kinds: list[tuple[str, bool]] = []
     for code, argument in tree:
         if code in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
             least, most, body = argument
             if most > _LONG:
-                kinds.append("wide" if any(_is_wide(item) for item in body) else str(body))
+                kinds.append(("wide" if any(_is_wide(item) for item in body) else str(body), bool(least)))
             elif least:
-                kinds.append("")
+                kinds.append(("", True))
         elif code is op.SUBPATTERN:
             kinds += _kinds(argument[3])
         elif code is not op.AT:
-            kinds.append("")
+            kinds.append(("", True))
     return kinds
 
 

@@ -251,6 +251,10 @@ class TestCommand(TrainerContract):
         r"(x)\1",
         r".*[^y]*(x)",
         r"\d*y?\d*(x)",
+        r"\d+y*\d+(x)",
+        "(?:a|aa)" * 24 + "(b)",
+        "(a{0,64}b?)" * 12,
+        "a?" * 40 + "a" * 40 + "(b)",
         r"no group",
         "",
         "(",
@@ -263,7 +267,14 @@ def test_patterns_of_exponential_time_are_refused(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"loss=([\d.]+)", r"step\s+(\d+).*?time: *([\d.]+)", r"tps: (\d{1,3}(?:,\d{3})*)", r"a|b(c)"]
+    "pattern",
+    [
+        r"loss=([\d.]+)",
+        r"step\s+(\d+).*?time: *([\d.]+)",
+        r"tps: (\d{1,3}(?:,\d{3})*)",
+        r"a|b(c)",
+        r"(\d{1,2}):(\d{1,2}):(\d{1,2})",
+    ],
 )
 def test_plain_patterns_are_accepted(pattern: str) -> None:
     assert isinstance(compile_pattern(pattern, field="x"), re.Pattern)
