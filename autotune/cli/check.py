@@ -13,7 +13,7 @@ from autotune.cli.stand_ins import note_stand_ins
 
 if TYPE_CHECKING:
     from autotune.study.check.prepared import PreparedCheck
-    from autotune.study.check.program_check import LogLine
+    from autotune.study.check.program_check import LogLine, ProgramCheck
     from autotune.study.check.verdict import Verdict
 
 SHOWN_LINES = 100
@@ -58,6 +58,7 @@ def check(
         emit(api.check_document(prepared, found))
     else:
         shown.end()
+        _print_seen(found)
         _print_end(found.proposal, verdict)
     if not verdict.ready:
         raise typer.Exit(FAILED)
@@ -134,6 +135,20 @@ def _print_launch(prepared: PreparedCheck) -> None:
         for line in text.splitlines():
             out.print(f"          {line}", soft_wrap=True)
     sys.stdout.flush()
+
+
+def _print_seen(found: ProgramCheck) -> None:
+    """Said by the spec and seen by the probe, side by side, a column for each config that was run."""
+    from autotune.spec import config_label
+
+    runs = [run for run in (found, found.second) if run is not None and run.rows]
+    for run in runs:
+        print(f"\n{config_label(run.config)}\n  {'':20} {'said':28} {'seen':40}")
+        for row in run.rows:
+            sign = "differs" if row.agrees is False else "" if row.agrees else "not told"
+            print(f"  {row.name:20} {row.said:28} {row.seen or '-':40} {sign}".rstrip())
+    if found.seen is not None and not runs and found.step_times_s:
+        print("\nthe probe saw no optimizer step of torch, so the log counts")
 
 
 def _print_end(proposal: Any, verdict: Verdict) -> None:

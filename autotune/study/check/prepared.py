@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.ports import KnowledgeStore
-from autotune.spec import ParallelConfig, Study
+from autotune.spec import ParallelConfig, Study, config_label
 from autotune.study.assembly import Assembly, assemble, make_runner_of
 from autotune.study.check.program_check import LogLine, ProgramCheck, check_program, launch_of, request_of
-from autotune.study.check.unseen_program import NATIVE, config_to_check
+from autotune.study.check.unseen_program import NATIVE, config_to_check, second_config
 from autotune.study.check.verdict import verdict_of
 from autotune.study.preflight import check_here
 from autotune.trainers import Launch
@@ -87,6 +87,22 @@ def prepare_check(study: Study, *, store: KnowledgeStore | None = None) -> Prepa
     )
 
 
+def _said_and_seen(found: ProgramCheck) -> dict[str, Any]:
+    """Of one config."""
+    seen = found.seen
+    return {
+        "config": config_label(found.config),
+        "rows": [{"name": r.name, "said": r.said, "seen": r.seen, "agrees": r.agrees} for r in found.rows],
+        "micro_batches": seen.micro_batches if seen else None,
+        "sequences": seen.sequences if seen else None,
+        "tokens": seen.tokens if seen else None,
+        "wait_share": seen.wait_share if seen else None,
+        "facts": dict(seen.facts) if seen else {},
+        "step_time_s": found.step_time_s,
+        "witness": seen.witness if seen else "",
+    }
+
+
 def _environment(launch: Launch) -> dict[str, str]:
     """The variables of a launch, with the programs of its Python first."""
     return {**launch.env, "PATH": search_path(launch.env, launch.programs_folder)}
@@ -114,7 +130,13 @@ def run_check(
     """Runs the steps. Raises `RunnerError` when nothing can be run."""
     with closing(make_runner_of(prepared.assembly)) as runner:
         return check_program(
-            prepared.study, runner, prepared.config, on_line=on_line, on_wait=on_wait, interrupted=interrupted
+            prepared.study,
+            runner,
+            prepared.config,
+            on_line=on_line,
+            on_wait=on_wait,
+            interrupted=interrupted,
+            second=second_config(prepared.assembly, prepared.config, runner.capacity),
         )
 
 
@@ -145,6 +167,9 @@ def check_document(prepared: PreparedCheck, found: ProgramCheck) -> dict[str, An
         "peak_memory_bytes": found.peak_memory_bytes,
         "failure": found.failure.to_dict() if found.failure is not None else None,
         "proposal": dict(found.proposal),
+        "said_and_seen": [_said_and_seen(found), *([_said_and_seen(found.second)] if found.second else [])],
+        "differences": list(found.differences),
+        "files": {path: dict(file) for path, file in found.files.items()},
         "ready": verdict.ready,
         "message": verdict.message,
         "remedy": verdict.remedy,

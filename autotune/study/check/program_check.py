@@ -1,7 +1,8 @@
-"""The check of a program: five real steps of one config on the study's own runner, and what of its log was understood.
+"""The check of a program: five real steps of one config on the study's own runner, then of another one, and what was understood and seen of them.
 
 It is no trial: nothing of it is stored or counted. The program is told the study's own number of steps, so that it logs as it will in trials, and is ended
-after `STEPS` of them; sooner when its lines are plainly those of steps and none of them is understood.
+after `STEPS` of them; sooner when its lines are plainly those of steps and none of them is understood. The second time it is told to take `STEPS` and may go on
+to its own end, so that it is seen what it writes there.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from autotune.ports import AttemptEnded, AttemptQueued, LogRead, StepsReported, TrialRequest, TrialRunner
-from autotune.spec import Failure, FailureKind, ParallelConfig, Study
+from autotune.ports import AttemptEnded, AttemptQueued, LogRead, ProgramSeen, StepsReported, TrialRequest, TrialRunner
+from autotune.spec import Failure, FailureKind, ParallelConfig, Study, config_label
 from autotune.study.check.doubts import doubts_of
+from autotune.study.check.said_and_seen import Row, rows_of, without_effect
 from autotune.trainers import Launch, StepMetrics, trainer
 from autotune.trainers.log_formats import stock_reader
+from autotune.trainers.output_options import with_own_outputs
 from autotune.trainers.pattern_proposals import TIMES, ends_step, propose_patterns, steps_read
 from autotune.trainers.trainer import LineReader
 
 STEPS = 5
 """number of steps, of which the first is warm-up; fewer where a trial of the study is shorter"""
+SPARE = 2
+"""steps beyond those that are measured, of a program that goes on to its own end: the first line of a log only starts the clock"""
 KEPT_LINES = 500
 """lines of the log that are kept: the last ones"""
 PLAIN_STEPS = 5
@@ -74,6 +79,12 @@ class ProgramCheck:
     """whether the log would be understood without the study's own patterns, which read nothing of it"""
     doubts: tuple[str, ...] = ()
     """figures of the log that do not agree with the spec or with the clock, each with what to do"""
+    seen: ProgramSeen | None = None
+    """what the probe saw; None where the runner has none"""
+    second: ProgramCheck | None = None
+    """the check of another config, where there is one"""
+    last: ProgramCheck | None = None
+    """the first config to the program's own end, where the second did not get there"""
 
     @property
     def understood(self) -> tuple[LogLine, ...]:
@@ -84,6 +95,40 @@ class ProgramCheck:
     def metrics(self) -> tuple[str, ...]:
         """Names of all metrics that the log was understood to hold."""
         return tuple(dict.fromkeys(name for line in self.lines for name in line.metrics))
+
+    @property
+    def rows(self) -> list[Row]:
+        """What the spec says beside what the probe saw."""
+        return rows_of(self.study, self.config, self.seen) if self.seen is not None else []
+
+    @property
+    def files(self) -> dict[str, Mapping[str, Any]]:
+        """Files that the program wrote or removed outside of the trials' folders, of both configs."""
+        later = {path: file for run in (self.second, self.last) if run is not None for path, file in run.files.items()}
+        return {**later, **(dict(self.seen.files) if self.seen is not None else {})}
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """Those that were there before, unless the spec wants that."""
+        return () if self.study.keeps_outputs else tuple(p for p, file in self.files.items() if file["existed"])
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """Where the spec is wrong about the program, each with what to do; of the second config what the first does not show."""
+        mine = self.rows
+        found = [row.difference for row in mine if row.difference]
+        known = {row.name for row in mine if row.difference}
+        if self.second is not None:
+            theirs = self.second.rows
+            found = [*without_effect((self.config, mine), (self.second.config, theirs)), *found]
+            label = config_label(self.second.config)
+            more = [row for row in theirs if row.difference and row.name not in known]
+            found += [
+                f"with {label}, {row.difference}"
+                for row in more
+                if not any(t.startswith(f"{row.name} has") for t in found)
+            ]
+        return tuple(found)
 
     @property
     def step_time_s(self) -> float | None:
@@ -111,9 +156,37 @@ def check_program(
     on_line: Callable[[LogLine], None] = lambda _: None,
     on_wait: Callable[[str], None] = lambda _: None,
     interrupted: Callable[[], bool] = lambda: False,
+    second: ParallelConfig | None = None,
 ) -> ProgramCheck:
-    """Runs the steps and returns what came of them. `interrupted()` is asked several times a second. Raises `RunnerError` when nothing can be run."""
-    request = request_of(study, config, study_id)
+    """Runs the steps and returns what came of them; then those of the config `second`, if the program works. `interrupted()` is asked several times a second.
+    Raises `RunnerError` when nothing can be run."""
+    found = _run(request_of(study, config, study_id), study, runner, on_line, on_wait, interrupted)
+    if second is None or found.failure is not None or found.interrupted:
+        return found
+    other = to_its_end(request_of(study, second, study_id), number=1)
+    found = replace(found, second=_run(other, study, runner, lambda _: None, on_wait, interrupted))
+    if found.second is None or found.second.failure is None or found.second.interrupted:
+        return found
+    again = to_its_end(request_of(study, config, study_id), number=2)  # for what it writes at its end
+    return replace(found, last=_run(again, study, runner, lambda _: None, on_wait, interrupted))
+
+
+def to_its_end(request: TrialRequest, *, number: int) -> TrialRequest:
+    """The request, with few steps, after which the program may go on to its own end."""
+    known = {option.name for option in trainer(request.trainer).options}
+    steps = {"steps": request.measure.warmup_steps + request.measure.max_steps + SPARE} if "steps" in known else {}
+    return replace(request, number=number, trainer_options={**request.trainer_options, **steps}, ends_itself=True)
+
+
+def _run(
+    request: TrialRequest,
+    study: Study,
+    runner: TrialRunner,
+    on_line: Callable[[LogLine], None],
+    on_wait: Callable[[str], None],
+    interrupted: Callable[[], bool],
+) -> ProgramCheck:
+    config = request.config
     reading = _Reading(study, on_line, steps=request.measure.warmup_steps + request.measure.max_steps)
     runner.start(request)
     is_cancelled = is_unread = False
@@ -163,6 +236,7 @@ def launch_of(request: TrialRequest) -> Launch:
     known = {option.name for option in own.options}
     seed = {"seed": request.seed} if "seed" in known else {}
     launch = own.launch(request.workload, request.config, own.in_trial({**seed, **request.trainer_options}))
+    launch = launch if request.keeps_outputs else with_own_outputs(launch)
     return launch.on_node(0, master_addr=FIRST_NODE, master_port=MEETING_PORT) if launch.is_spread else launch
 
 
@@ -178,6 +252,7 @@ class _Reading:
         self._losses: list[float] = []
         self._arrivals: list[tuple[float, int]] = []
         self._is_stopped = False
+        self._seen: ProgramSeen | None = None
         self.end: AttemptEnded | None = None
 
     def stop(self) -> None:
@@ -194,6 +269,8 @@ class _Reading:
                 self._times += times
                 self._losses += losses
                 self._is_stopped = self._is_stopped or len(self._times) >= self._steps
+            case ProgramSeen():
+                self._seen = event
             case AttemptQueued(reason=reason):
                 on_wait(reason)
             case AttemptEnded():
@@ -246,7 +323,10 @@ class _Reading:
             failure=failure,
             interrupted=interrupted,
             proposal=propose_patterns(texts) if is_silent and is_unclear else {},
-            doubts=tuple(doubts_of(self._study, config, read, self._times, self._arrivals, time_from)),
+            doubts=()
+            if time_from == "probe"
+            else tuple(doubts_of(self._study, config, read, self._times, self._arrivals, time_from)),
+            seen=self._seen,
             needs_no_patterns=is_silent and any(m is not None and ends_step(m) for m in map(stock, texts)),
         )
 

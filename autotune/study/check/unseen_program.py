@@ -16,10 +16,12 @@ from autotune.spec import ParallelConfig, Study, Trial, TrialStatus
 from autotune.spec.plain import canonical
 from autotune.spec.study import SIMULATED
 from autotune.study.assembly import Assembly
+from autotune.study.check.contrast import contrast_of
 from autotune.study.check.program_check import STEPS, check_program, launch_of, request_of
-from autotune.study.check.verdict import in_one_line, verdict_of
+from autotune.study.check.verdict import in_one_line, uncounted, verdict_of
 from autotune.study.lease import StudyLease
 from autotune.study.preflight import smallest_config
+from autotune.study.program_remarks import listed
 from autotune.study.progress import Notice, OnEvent
 
 NATIVE = "native"
@@ -70,10 +72,21 @@ def check_unseen(
             message=f"this program is new to this store, so {STEPS} steps of it are tried first{_command(study, config)}"
         )
     )
-    found = check_program(study, runner, config, study_id=lease.study_id, interrupted=interrupted)
+    second = second_config(assembly, config, runner.capacity)
+    found = check_program(study, runner, config, study_id=lease.study_id, interrupted=interrupted, second=second)
     if found.interrupted:
         return
     verdict = verdict_of(found)
+    if found.replaced:
+        raise ProgramError(
+            f"the study has not begun, because its program writes into files that exist already: {listed(found.files)}",
+            remedy=verdict.remedy,
+        )
+    if uncounted(found):
+        raise ProgramError(
+            "the study has not begun, because it is not known what a line of the program's log counts",
+            remedy=verdict.remedy,
+        )
     if found.is_programs_fault:
         patterns = f": {in_one_line(found.proposal)}" if found.proposal else ""
         raise ProgramError(
@@ -89,6 +102,11 @@ def config_to_check(assembly: Assembly, capacity: float = math.inf) -> ParallelC
     default = assembly.baseline
     is_runnable = default.world_size <= capacity and not assembly.refuse(default)
     return default if is_runnable else smallest_config(assembly.space)
+
+
+def second_config(assembly: Assembly, first: ParallelConfig, capacity: float = math.inf) -> ParallelConfig | None:
+    """The other config of a check of a program; None for the native trainer, whose knobs need no proof."""
+    return None if assembly.study.trainer == NATIVE else contrast_of(assembly, first, capacity)
 
 
 def _command(study: Study, config: ParallelConfig) -> str:

@@ -7,12 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.spec import Failure, FailureKind
+from autotune.spec import Failure, FailureKind, config_label
 from autotune.spec.duration import format_duration
 from autotune.spec.size import format_bytes
 from autotune.study.check.program_check import ProgramCheck
+from autotune.study.program_remarks import listed, remarks
 from autotune.trainers import trainer
 
+JSON_STEP = re.compile(r'\{.*"step"')
+"""a line of the documented form, which counts steps by definition"""
 JSON_LINE = '{"step": 3, "step_time_s": 0.41, "loss": 2.31}'
 
 
@@ -61,8 +64,16 @@ def verdict_of(check: ProgramCheck) -> Verdict:
     failure = check.failure
     if check.interrupted:
         return Verdict(ready=False, message="the check was interrupted")
+    if failure is None and (check.differences or check.replaced):
+        return Verdict(
+            ready=False,
+            message=_ready(check).replace("ready: ", "", 1),
+            remedy="; ".join([*_files(check), *check.differences]),
+        )
+    if failure is None and (why := uncounted(check)):
+        return Verdict(ready=False, message=_ready(check).replace("ready: ", "", 1), remedy=why)
     if failure is None:
-        return Verdict(ready=True, message=_ready(check), remedy="; ".join(check.doubts))
+        return Verdict(ready=True, message=_ready(check), remedy="; ".join([*check.doubts, *_remarks(check)]))
     if failure.kind is FailureKind.OUT_OF_MEMORY:
         return Verdict(
             ready=False,
@@ -82,13 +93,71 @@ def _ready(check: ProgramCheck) -> str:
     steps, time_s, memory = len(check.step_times_s), check.step_time_s, check.peak_memory_bytes
     words = [f"ready: {steps} steps were read"]
     if time_s is not None:
-        source = {"log": " by its log", "rate": " by the rate in its log", "arrival": " by when its lines arrive"}
+        source = {
+            "probe": " by the probe",
+            "log": " by its log",
+            "rate": " by the rate in its log",
+            "arrival": " by when its lines arrive",
+        }
         words.append(f"{format_duration(time_s)} each{source.get(check.time_from, '')}")
     is_known = any(map(math.isfinite, check.losses))
     words.append("with losses" if is_known else "without losses, so stability is judged by time and memory alone")
     if memory is not None:
         words.append(f"peak memory {format_bytes(memory)}")
     return ", ".join(words)
+
+
+_OUTPUTS = "let the option that names its output folder have the value {trial_dir}, or write `outputs: keep` into the spec where they may be replaced"
+
+
+def _files(check: ProgramCheck) -> list[str]:
+    """What to do about files of the user's that the program writes."""
+    if not check.replaced:
+        return []
+    files = {path: check.files[path] for path in check.replaced}
+    back = "they were put back, but" if all(file["kept"] for file in files.values()) else "they were not put back, and"
+    return [
+        f"the program writes outside of its trial's folder, and these exist already: {listed(files)}; {back} each trial would write them: {_OUTPUTS}"
+    ]
+
+
+def _remarks(check: ProgramCheck) -> list[str]:
+    """What is no fault."""
+    found = list(remarks(check.seen, keeps_outputs=True)) if check.seen is not None else []
+    if check.files and not check.study.keeps_outputs:
+        found.append(f"each trial writes outside of its folder: {listed(check.files)}")
+    if check.second is not None and (failure := check.second.failure) is not None:
+        found.append(f"the second config, {config_label(check.second.config)}, failed: {failure.message}")
+    return found
+
+
+def uncounted(check: ProgramCheck) -> str:
+    """What to do where nothing proves what a line of the log counts, though accumulation varies; empty where something does."""
+    space = check.study.space.knobs.get("accumulation_steps", ())
+    second = check.second
+    batches = check.study.workload.global_batch_sizes
+    if check.time_from in ("", "probe") or second is None or check.study.trainer != "command":
+        return ""
+    if second.config.accumulation_steps == check.config.accumulation_steps and len(space) < 2 and len(batches) < 2:
+        return ""
+    if check.study.trainer_options.get("counts", "unknown") != "unknown" or all(
+        JSON_STEP.search(line.text) for line in check.understood
+    ):
+        return ""
+    more = second.config.accumulation_steps / check.config.accumulation_steps
+    if max(more, 1 / more) < 2 or check.step_time_s is None or second.step_time_s is None:
+        return ""
+    first_rate = check.config.global_batch_size / check.step_time_s
+    faster = second.config.global_batch_size / second.step_time_s / first_rate
+    if abs(math.log(faster)) < abs(math.log(more)) / 2:
+        return ""
+    if (faster > 1) == (more > 1):
+        why = f"its sequences/s grow by {max(faster, 1 / faster):.2g} where accumulation alone grows by {max(more, 1 / more):g}"
+        return (
+            f"the probe does not see this program, and a line of its log seems to count a micro-batch, not an optimizer step: {why}. Write "
+            "`counts: micro-batches` under `trainer` where that is so, else `counts: steps`"
+        )
+    return ""
 
 
 def _after_steps(check: ProgramCheck, failure: Failure) -> Verdict:

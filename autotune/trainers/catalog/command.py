@@ -6,7 +6,7 @@
       metrics: {step_time_s: 'step time: ([0-9.]+) s', loss: 'loss: ([0-9.]+)', step: '^step ([0-9]+)'}
 
 Placeholders are the knobs of the config, including a study's own, the sizes of the model, `{seq_len} {global_batch_size} {world_size} {nnodes}
-{nproc_per_node} {model} {seed} {steps}`, in arguments and variables also `{node_rank} {master_addr} {master_port}` of the node that is started, and arithmetic over them (see `placeholders.py`); `values` says what their values are written as. `files`
+{nproc_per_node} {model} {seed} {steps}`, in arguments and variables also `{node_rank} {master_addr} {master_port}` of the node that is started, `{trial_dir}` into which a trial writes, and arithmetic over them (see `placeholders.py`); `values` says what their values are written as. `files`
 are rendered for each trial (see `program_files.py`) into a folder of its own, `{files}`. No shell is involved. Without `metrics`, JSON objects, loss dictionaries and progress bars are read (see `log_formats.py`).
 
 A knob that no placeholder mentions must have one value in all configs, its default or the one in `fixed`, else the program would train something
@@ -29,6 +29,7 @@ from autotune.trainers.launch_files import FOLDER, MASTER_ADDR, MASTER_PORT, NOD
 from autotune.trainers.launcher_limits import launcher_limits
 from autotune.trainers.limit import Limit
 from autotune.trainers.log_formats import STOCK_LINES, pattern_marks, pattern_reader, stock_reader
+from autotune.trainers.output_options import TRIAL_DIR
 from autotune.trainers.placeholders import Values, check_names, null_inside, parse, word
 from autotune.trainers.program_files import check_templates, expressions, render
 from autotune.trainers.steplines import parse_step_line
@@ -73,6 +74,8 @@ _SURROUNDINGS = frozenset(
 """placeholders that are not knobs"""
 _NODE = ("node_rank", "master_addr", "master_port")
 """placeholders of the node that is started: known in arguments and variables, not in files, which are the same on all nodes"""
+_TRIAL = "trial_dir"
+"""placeholder of the folder of a trial's own into which it writes; in an export, one beside its `launch.sh`"""
 _IN_FILES = "{files}"
 """`cwd` of a program that runs in the folder of its rendered files"""
 _UNNAMED = "argv, env and files have no placeholder {{{}}}, so the program would not receive it"
@@ -129,6 +132,13 @@ class CommandTrainer(Trainer):
         Option(
             name="metrics", meaning="regular expression with one group by metric name", default={}, reach=Reach.ARGUMENT
         ),
+        Option(
+            name="counts",
+            meaning="what a line, bar or number of its log counts, where the probe does not see the program: steps, or micro-batches",
+            default="unknown",
+            reach=Reach.NOTHING,
+            choices=("unknown", "steps", "micro-batches"),
+        ),
         Option(name="steps", meaning="what {steps} stands for", default=50, reach=Reach.NOTHING),
         SAME_DATA,
         WORKING_DIR,
@@ -158,7 +168,7 @@ class CommandTrainer(Trainer):
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
         """A placeholder carries it, as it does every knob; its name must not be one that stands for something else."""
-        if name in _SURROUNDINGS or name in _NODE:
+        if name in _SURROUNDINGS or name in _NODE or name == _TRIAL:
             return f"the placeholder {{{name}}} stands for something else already: give the knob another name"
         is_told = not options["argv"] or name in options["fixed"] or name in self._named(options)
         return "" if is_told else _UNNAMED.format(name)
@@ -188,7 +198,7 @@ class CommandTrainer(Trainer):
         for text in self._texts(options):
             template = parse(text)
             for expression in template.expressions:
-                check_names(expression, known | {*_NODE, *(["files"] if options["files"] else [])})
+                check_names(expression, known | {*_NODE, _TRIAL, *(["files"] if options["files"] else [])})
                 may_be_null = None in written.get(expression.name, {}).values()
                 if may_be_null and template.only is None:
                     raise null_inside(text)
@@ -202,7 +212,9 @@ class CommandTrainer(Trainer):
         placement = place(workload.cluster, config)
         node = _node(placement.nnodes)
         files = {"files": FOLDER} if options["files"] else {}
-        values = Values(known={**known, **node, **files}, written=_written(options["values"], frozenset(known)))
+        values = Values(
+            known={**known, **node, **files, _TRIAL: TRIAL_DIR}, written=_written(options["values"], frozenset(known))
+        )
         filled = [values.fill(argument) for argument in _arguments(options["argv"])]
         variables = {name: values.fill(text) for name, text in _variables(options["env"]).items()}
         return Launch(

@@ -15,6 +15,7 @@ from autotune.spec.plain import to_plain
 from autotune.spec.secrets import FROM_ENVIRONMENT, secrets_of
 from autotune.trainers import Launch, trainer
 from autotune.trainers.executable import find_executable, search_path
+from autotune.trainers.output_options import with_own_outputs
 from autotune.trainers.torchrun import Placement, place
 from autotune.trainers.trainer import LineReader
 from autotune_workers.process.program_environment import program_environment
@@ -79,6 +80,7 @@ def prepare(request: TrialRequest, *, is_local: bool) -> ProgramJob:
     own = {k: v for k, v in (("steps", steps), ("seed", request.seed)) if k in known}
     options = {**own, **{k: v for k, v in options.items() if k not in _MEETING}}
     launch = whose.launch(request.workload, request.config, whose.in_trial(options))
+    launch = launch if request.keeps_outputs else with_own_outputs(launch)
     placement = place(request.workload.cluster, request.config)
     upload = options.get("working_dir") == UPLOAD
     if is_local:

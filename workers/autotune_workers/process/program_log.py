@@ -49,6 +49,9 @@ class ProgramLog:
         config = request.config
         self._sequences, self._ranks = config.global_batch_size, config.world_size
         self._tokens = config.global_batch_size * request.workload.seq_len
+        self._per_step = config.accumulation_steps if request.trainer_options.get("counts") == "micro-batches" else 1
+        self._parts: list[float] = []
+        """times of the micro-batches of a step, where the log counts those"""
         self._read = read
         self._held = StepMetrics()
         self._numbers: set[int] = set()
@@ -85,6 +88,10 @@ class ProgramLog:
         if time_s is None or not 0 < time_s < math.inf or self._is_timed_by_arrival not in (None, is_arrival):
             return None
         self._is_timed_by_arrival = is_arrival
+        self._parts.append(time_s)
+        if len(self._parts) < self._per_step:
+            return None
+        time_s, self._parts = math.fsum(self._parts), []
         return self._end_step(time_s, source, resolution_s, arrived_s)
 
     def _end_step(self, time_s: float, source: str, resolution_s: float, arrived_s: float) -> LoggedStep:

@@ -60,9 +60,9 @@ class _Watch:
         folders += [sysconfig.get_paths().get(name, "") for name in ("stdlib", "purelib", "platlib")]
         own = os.environ.get("AUTOTUNE_TRIAL_DIR")
         self.alone = tuple({os.path.realpath(folder) + os.sep for folder in [*folders, own] if folder})
-        cwd = os.path.realpath(os.getcwd()) + os.sep
         # a program that itself lies in a temporary folder is watched there
-        self.alone = tuple(folder for folder in self.alone if not cwd.startswith(folder) or folder.startswith(cwd))
+        here = os.path.realpath(os.getcwd()) + os.sep
+        self.here = here if here.startswith(self.alone) and here != os.sep else ""
         self.inside = tuple(os.path.realpath(folder) + os.sep for folder in (reports.folder, own) if folder)
         self.seen: set[str] = set()
         self.local = threading.local()
@@ -158,7 +158,10 @@ def _noted(path: Any, how: str, *, cut: bool, link_only: bool = False) -> None:
 def _counts(watch: _Watch, path: str) -> bool:
     if path.startswith(watch.inside) or path.endswith(KEPT):
         return False
-    if path.startswith(watch.alone) or path in ("/dev/null", "/dev/tty"):
+    if (path.startswith(watch.alone) and not (watch.here and path.startswith(watch.here))) or path in (
+        "/dev/null",
+        "/dev/tty",
+    ):
         return False
     return not any(os.sep + name + os.sep in path for name in _ALONE)
 

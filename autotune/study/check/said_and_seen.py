@@ -1,0 +1,196 @@
+"""What a spec says of a program beside what the probe saw of it, for one config that was run, or for two.
+
+a difference    the spec is wrong, or an option does not reach the program: it names what to change
+no effect       a knob whose two values look the same from inside
+not seen        nothing is claimed: fp8 kernels, recomputation in compiled code, a model behind another launcher
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.ports import ProgramSeen
+from autotune.spec import ParallelConfig, Study
+
+PARAMETERS = 0.05
+"""relative difference of parameters that is none: padded vocabularies, biases, norms"""
+LENGTH = 0.02
+"""relative difference of the length of sequences that is none: inputs are often a token shorter"""
+RECOMPUTED = 0.02
+"""share of the modules' calls that are repeated within backward passes, above which something is recomputed"""
+_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "adamw_8bit": "8bit", "muon": "muon", "adafactor": "adafactor"}
+"""what the name of an optimizer's class holds, in lower case"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One thing that is said and seen."""
+
+    name: str
+    """of a knob or a key of the spec, where it is one"""
+    said: str
+    seen: str
+    """empty: not seen"""
+    agrees: bool | None
+    """None: it cannot be told"""
+    remedy: str = ""
+    """what to do about a difference"""
+    fix: tuple[str, Any] | None = None
+    """key of the spec and the value that was seen, where writing it there mends the difference"""
+
+    @property
+    def difference(self) -> str:
+        """In words; empty where there is none."""
+        if self.agrees is not False:
+            return ""
+        return f"{self.name}: the spec says {self.said}, the probe saw {self.seen}; {self.remedy}"
+
+
+def rows_of(study: Study, config: ParallelConfig, seen: ProgramSeen) -> list[Row]:
+    """Of one config that was run. Empty where the probe saw no training."""
+    return list(_rows(study, config, seen)) if seen.facts else []
+
+
+def _rows(study: Study, config: ParallelConfig, seen: ProgramSeen) -> Iterator[Row]:
+    facts, workload = seen.facts, study.workload
+    world = int(facts["world"])
+    yield Row(
+        name="ranks",
+        said=str(config.world_size),
+        seen=str(world),
+        agrees=world == config.world_size,
+        remedy="the launcher in trainer.argv must start {nproc_per_node} processes on each node, or the space hold world_sizes that it starts",
+    )
+    yield from _batch(study, config, seen, world)
+    yield _precision(config, facts)
+    names = " and ".join(name.rsplit(".", 1)[-1] for name in facts.get("optimizers", ()))
+    yield Row(
+        name="optimizer",
+        said=workload.optimizer,
+        seen=names,
+        agrees=_OPTIMIZERS.get(workload.optimizer, workload.optimizer) in names.lower() if names else None,
+        remedy="correct workload.optimizer: the memory of its states follows from it",
+        fix=_optimizer_fix(names),
+    )
+    yield from _knobs(config, facts)
+    yield _parameters(study, facts)
+
+
+def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) -> Iterator[Row]:
+    same_data = config.tp * config.pp * config.cp
+    total = seen.sequences * world / same_data if seen.sequences else None
+    said = f"{config.global_batch_size} ({config.accumulation_steps} x {config.micro_batch_size} on {config.dp} ranks)"
+    found = (
+        f"{total:g} ({seen.micro_batches} micro-batches a step)"
+        if total
+        else f"{seen.micro_batches} micro-batches a step"
+    )
+    yield Row(
+        name="sequences per step",
+        said=said,
+        seen=found if seen.micro_batches else "",
+        agrees=not seen.disagreement if total else None,
+        remedy="correct the options in trainer.argv from which the batch follows (a micro-batch per rank or of all ranks? accumulation that is not passed?), or "
+        "workload.global_batch_size",
+    )
+    length = seen.tokens / seen.sequences if seen.tokens and seen.sequences else None
+    expected = study.workload.seq_len
+    packed = seen.tokens is not None and length is not None and length > expected and length % expected == 0
+    yield Row(
+        name="seq_len",
+        said=str(expected),
+        seen=f"{length:g}" if length else "",
+        agrees=None if length is None else packed or abs(length - expected) <= max(1.0, LENGTH * expected),
+        remedy="correct workload.seq_len, or the option that sets the length: tokens/s and memory follow from it",
+        fix=("seq_len", round(length)) if length else None,
+    )
+
+
+def _precision(config: ParallelConfig, facts: Any) -> Row:
+    types = {
+        _TYPES.get(name, name): count
+        for name, count in (facts.get("types") or facts.get("stepped_types") or {}).items()
+    }
+    weights = max(types, key=lambda name: types[name]) if types else ""
+    computes = _TYPES.get(facts.get("autocast", ""), "") or _TYPES.get(facts.get("sharded_type", ""), "")
+    found = computes or weights
+    said = config.precision
+    agrees: bool | None = found == said
+    if said == "tf32":
+        agrees = found == "fp32" if found in ("bf16", "fp16") else None
+    if said in ("fp8", "mxfp8", "nvfp4") or not found:
+        agrees = None  # kernels of their own, which no type of a weight tells
+    where = f"{found} (autocast)" if facts.get("autocast") else f"{found} (weights)" if found else ""
+    return Row(
+        name="precision",
+        said=said,
+        seen=where,
+        agrees=agrees,
+        remedy="the option that sets it does not act as it is written: another option may have to switch it on, or trainer.values say how it is written",
+    )
+
+
+def _knobs(config: ParallelConfig, facts: Any) -> Iterator[Row]:
+    stage = facts.get("zero_stage")
+    wrappers = ", ".join(facts.get("wrappers", ()))
+    yield Row(
+        name="zero_stage",
+        said=str(config.zero_stage),
+        seen=f"{stage} ({wrappers})" if stage is not None else "",
+        agrees=None if stage is None or config.dp == 1 else stage == config.zero_stage,
+        remedy="pass {zero_stage} to the program, or give the space the stage that it has",
+    )
+    is_compiled = bool(facts.get("compiled"))
+    share = float(facts.get("recomputed") or 0.0)
+    yield Row(
+        name="recompute",
+        said=config.recompute,
+        seen="" if is_compiled else f"{share:.0%} of the modules' calls repeated" if share > RECOMPUTED else "none",
+        agrees=None if is_compiled else (config.recompute != "none") == (share > RECOMPUTED),
+        remedy="the option that sets it does not act as it is written, or is missing in the space: recompute: [full] where the program always recomputes",
+    )
+    yield Row(
+        name="compile",
+        said=str(config.compile).lower(),
+        seen=str(is_compiled).lower(),
+        agrees=is_compiled == config.compile,
+        remedy="pass {compile} to the program, or give the space the value that it has",
+    )
+
+
+def _parameters(study: Study, facts: Any) -> Row:
+    said, found = study.workload.model.num_parameters, facts.get("parameters")
+    whole = found is not None and facts.get("stages", 1) == 1
+    return Row(
+        name="parameters",
+        said=f"{said:,}",
+        seen=f"{found:,} ({facts.get('model', '')})" if whole else "",
+        agrees=None if not whole else abs(found - said) <= PARAMETERS * said,
+        remedy="correct `model`: predictions of time and memory are of another one",
+    )
+
+
+def _optimizer_fix(names: str) -> tuple[str, Any] | None:
+    found = [name for name, word in _OPTIMIZERS.items() if word in names.lower()]
+    return ("optimizer", found[0]) if len(found) == 1 else None
+
+
+def without_effect(
+    first: tuple[ParallelConfig, Sequence[Row]], second: tuple[ParallelConfig, Sequence[Row]]
+) -> list[str]:
+    """Knobs that differ between two configs which look the same in them."""
+    (one, rows), (other, beside) = first, second
+    seen = {row.name: row for row in rows}
+    found = []
+    for row in beside:
+        before = seen.get(row.name)
+        if before is None or not row.seen or row.name not in ("precision", "zero_stage", "recompute", "compile"):
+            continue
+        values = one.value(row.name), other.value(row.name)
+        if values[0] != values[1] and row.seen == before.seen and (row.agrees is False or before.agrees is False):
+            told = " and ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
+            found.append(f"{row.name} has no effect: with {told} the probe saw the same, {row.seen}")
+    return found
