@@ -140,9 +140,7 @@ def uncounted(check: ProgramCheck) -> str:
         return ""
     if second.config.accumulation_steps == check.config.accumulation_steps and len(space) < 2 and len(batches) < 2:
         return ""
-    if check.study.trainer_options.get("counts", "unknown") != "unknown" or all(
-        JSON_STEP.search(line.text) for line in check.understood
-    ):
+    if check.study.trainer_options.get("counts", "unknown") != "unknown" or _numbers_steps(check):
         return ""
     more = second.config.accumulation_steps / check.config.accumulation_steps
     if max(more, 1 / more) < 2 or check.step_time_s is None or second.step_time_s is None:
@@ -158,6 +156,10 @@ def uncounted(check: ProgramCheck) -> str:
             "`counts: micro-batches` under `trainer` where that is so, else `counts: steps`"
         )
     return ""
+
+
+def _numbers_steps(check: ProgramCheck) -> bool:
+    return bool(check.understood) and all(JSON_STEP.search(line.text) for line in check.understood)
 
 
 def _after_steps(check: ProgramCheck, failure: Failure) -> Verdict:

@@ -1,0 +1,233 @@
+"""What a spec says beside what the probe saw: rows, differences, knobs without effect, configs that are compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotune import api
+from autotune.ports import ProgramSeen
+from autotune.spec import ParallelConfig, Study
+from autotune.study.assembly import assemble
+from autotune.study.check.contrast import contrast_of
+from autotune.study.check.program_check import ProgramCheck
+from autotune.study.check.said_and_seen import rows_of, without_effect
+from autotune.study.check.verdict import uncounted, verdict_of
+from tests.small_studies import spec
+
+CONFIG = ParallelConfig(dp=2, micro_batch_size=4, accumulation_steps=8, precision="bf16")
+COMMAND = {"kind": "command", "argv": ["python", "t.py", "{micro_batch_size}", "{accumulation_steps}", "{precision}"]}
+
+
+def study(**changes: Any) -> Study:
+    return api.load_study(spec(trainer=COMMAND, **changes))
+
+
+def facts(of: Study, **changes: Any) -> dict[str, Any]:
+    return {
+        "world": 2,
+        "optimizers": ["torch.optim.adamw.AdamW"],
+        "autocast": "bfloat16",
+        "types": {"float32": 100},
+        "sharded_type": "",
+        "zero_stage": 0,
+        "wrappers": ["DDP"],
+        "recomputed": 0.0,
+        "compiled": False,
+        "parameters": of.workload.model.num_parameters,
+        "model": "m.GPT",
+        **changes,
+    }
+
+
+def seen(of: Study, *, config: ParallelConfig = CONFIG, sequences: int | None = None, **changes: Any) -> ProgramSeen:
+    count = config.micro_batch_size * config.accumulation_steps if sequences is None else sequences
+    told = {name: changes.pop(name) for name in ("disagreement", "files", "witness", "troubles") if name in changes}
+    return ProgramSeen(
+        id=("check", 0, 0),
+        facts=facts(of, **changes),
+        micro_batches=config.accumulation_steps,
+        sequences=count,
+        tokens=count * of.workload.seq_len,
+        measured=True,
+        **told,
+    )
+
+
+def check(
+    of: Study, *, config: ParallelConfig = CONFIG, time_from: str = "probe", each_s: float = 0.1, **more: Any
+) -> ProgramCheck:
+    return ProgramCheck(
+        study=of,
+        config=config,
+        lines=(),
+        step_times_s=(each_s,) * 5,
+        losses=(1.0,) * 5,
+        time_from=time_from,
+        peak_memory_bytes=None,
+        failure=None,
+        interrupted=False,
+        proposal={},
+        needs_no_patterns=False,
+        **more,
+    )
+
+
+def test_a_program_that_does_what_the_spec_says_has_no_difference() -> None:
+    of = study()
+    rows = rows_of(of, CONFIG, seen(of))
+    assert [row.difference for row in rows if row.difference] == []
+    assert {row.name for row in rows} >= {
+        "ranks",
+        "sequences per step",
+        "seq_len",
+        "precision",
+        "optimizer",
+        "zero_stage",
+        "recompute",
+        "compile",
+        "parameters",
+    }
+    assert verdict_of(check(of, seen=seen(of))).ready
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "words"),
+    [
+        ({"world": 1}, "ranks", "saw 1"),
+        ({"autocast": ""}, "precision", "saw fp32 (weights)"),
+        ({"autocast": "", "types": {"float16": 9}}, "precision", "saw fp16"),
+        ({"autocast": "", "sharded_type": "float32"}, "precision", "saw fp32"),
+        ({"optimizers": ["torch.optim.sgd.SGD"]}, "optimizer", "saw SGD"),
+        ({"zero_stage": 3, "wrappers": ["FSDP2"]}, "zero_stage", "saw 3 (FSDP2)"),
+        ({"recomputed": 0.4}, "recompute", "40%"),
+        ({"compiled": True}, "compile", "saw true"),
+        ({"parameters": 7_000_000_000}, "parameters", "7,000,000,000"),
+    ],
+)
+def test_each_difference_is_an_error_that_says_what_to_change(changes: dict[str, Any], name: str, words: str) -> None:
+    of = study()
+    found = check(of, seen=seen(of, **changes))
+    (told,) = [d for d in found.differences if d.startswith(f"{name}:")]
+    assert words in told
+    verdict = verdict_of(found)
+    assert not verdict.ready
+    assert told in verdict.remedy
+
+
+@pytest.mark.parametrize(
+    "changes", [{"parameters": None}, {"zero_stage": None}, {"autocast": "", "types": {}, "sharded_type": ""}]
+)
+def test_what_is_not_seen_is_no_difference(changes: dict[str, Any]) -> None:
+    of = study()
+    assert check(of, seen=seen(of, **changes)).differences == ()
+
+
+def test_a_length_that_differs_is_seen_and_one_that_is_a_token_short_is_not() -> None:
+    of = study()
+    length = of.workload.seq_len
+    for tokens, differs in ((32 * length // 2, True), (32 * (length - 1), False), (32 * length, False)):
+        rows = rows_of(of, CONFIG, replace(seen(of), tokens=tokens))
+        assert next(row for row in rows if row.name == "seq_len").agrees is not differs
+
+
+def test_a_knob_whose_values_look_the_same_has_no_effect() -> None:
+    """`--amp-dtype` without `--amp`."""
+    of, other = study(), replace(CONFIG, precision="fp16")
+    first, second = (rows_of(of, config, seen(of, config=config, autocast="")) for config in (CONFIG, other))
+    (told,) = without_effect((CONFIG, first), (other, second))
+    assert told.startswith("precision has no effect: with bf16 and fp16")
+    found = check(
+        of, seen=seen(of, autocast=""), second=check(of, config=other, seen=seen(of, config=other, autocast=""))
+    )
+    assert told in verdict_of(found).remedy
+
+
+def test_a_difference_that_only_the_second_config_shows_names_it() -> None:
+    of, other = study(), replace(CONFIG, recompute="full")
+    found = check(of, seen=seen(of), second=check(of, config=other, seen=seen(of, config=other)))
+    assert any("recompute has no effect" in told for told in found.differences)
+
+
+def test_files_that_were_there_stop_it_until_the_spec_says_that_they_may_be_replaced() -> None:
+    of = study()
+    files = {
+        "/w/ckpt.pt": {"how": "written", "existed": True, "kept": True},
+        "/w/new": {"how": "written", "existed": False, "kept": False},
+    }
+    verdict = verdict_of(check(of, seen=seen(of, files=files)))
+    assert not verdict.ready
+    assert "these exist already: /w/ckpt.pt; they were put back" in verdict.remedy
+    assert "outputs: keep" in verdict.remedy
+    keeping = study(outputs="keep")
+    assert verdict_of(check(keeping, seen=seen(keeping, files=files))).ready
+    fresh = verdict_of(check(of, seen=seen(of, files={"/w/new": files["/w/new"]})))
+    assert fresh.ready
+    assert "/w/new" in fresh.remedy
+
+
+def test_a_log_that_counts_micro_batches_is_told_by_two_configs_where_no_probe_sees_them() -> None:
+    """Four micro-batches a step, each logged as a step: the sequences/s of the log grow four times."""
+    of = study()
+    one = replace(CONFIG, micro_batch_size=8, accumulation_steps=4)
+    other = replace(CONFIG, micro_batch_size=2, accumulation_steps=16)
+    wrong = check(
+        of,
+        config=one,
+        time_from="arrival",
+        each_s=0.08,
+        second=check(of, config=other, time_from="arrival", each_s=0.02),
+    )
+    assert "counts: micro-batches" in uncounted(wrong)
+    assert not verdict_of(wrong).ready
+    right = check(
+        of,
+        config=one,
+        time_from="arrival",
+        each_s=0.32,
+        second=check(of, config=other, time_from="arrival", each_s=0.34),
+    )
+    assert uncounted(right) == ""
+    said = api.load_study(spec(trainer={**COMMAND, "counts": "steps"}))
+    assert uncounted(replace(wrong, study=said)) == ""
+
+
+def test_the_second_config_differs_in_what_can_be_seen_and_is_not_compiled_first() -> None:
+    of = api.load_study(
+        spec(
+            trainer={
+                "kind": "command",
+                "argv": [
+                    "python",
+                    "t.py",
+                    *(
+                        f"{{{name}}}"
+                        for name in (
+                            "micro_batch_size",
+                            "accumulation_steps",
+                            "precision",
+                            "recompute",
+                            "compile",
+                            "dp",
+                        )
+                    ),
+                ],
+            },
+            space={
+                "micro_batch_size": [1, 2, 4],
+                "precision": ["fp32", "bf16"],
+                "recompute": ["none", "full"],
+                "compile": [False, True],
+            },
+        )
+    )
+    assembly = assemble(of)
+    first = assembly.baseline
+    other = contrast_of(assembly, first, 8)
+    assert other is not None
+    assert other.precision != first.precision
+    assert other.recompute != first.recompute
+    assert other.micro_batch_size != first.micro_batch_size
+    assert not other.compile
