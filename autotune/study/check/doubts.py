@@ -9,6 +9,7 @@ Only plain disagreement counts: small windows, padding and other ranks' rates ma
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from statistics import mean, median
 
 from autotune.spec import ParallelConfig, Study
@@ -17,6 +18,12 @@ from autotune.trainers.printed_rates import printed_rate
 
 TOKENS_RATIO = 1.3
 """figures of one step that differ by less agree"""
+CLOCK_STEPS = 4
+"""times in a row that only grow, by about the same each, which are a clock"""
+CLOCK = (
+    "the pattern of the time reads a clock, which grows from step to step: the time since the start, not that of a step. Leave it out of trainer.metrics: then steps "
+    "are timed by when their lines arrive"
+)
 TIMES_RATIO, TIMES_S = 2.0, 0.5
 """times that differ by less, or over all steps by so few seconds, agree: lines are looked at a few times a second"""
 
@@ -32,10 +39,21 @@ def doubts_of(
     """In words, each with what to do. `lines`: those of which something was read; `arrivals`: (when, number) of steps that have a number."""
     if len(step_times_s) < 2:
         return
+    if time_from == "log" and is_clock(step_times_s):
+        yield CLOCK
+        return
     if time_from in ("log", "arrival"):
         yield from _of_tokens(study, config, lines, median(step_times_s[1:]))
     if time_from in ("log", "rate"):
         yield from _of_times(step_times_s[1:], arrivals, is_rate=time_from == "rate")
+
+
+def is_clock(times_s: Sequence[float]) -> bool:
+    """Whether these are times since the start rather than of steps: each is longer than the one before by about as much as the first pace says."""
+    gains = [after - before for before, after in pairwise(times_s)]
+    if len(gains) < CLOCK_STEPS - 1 or min(gains) <= 0 or times_s[-1] < 2 * times_s[0]:
+        return False
+    return max(gains) < 3 * median(gains)
 
 
 def _of_tokens(study: Study, config: ParallelConfig, lines: Sequence[str], step_time_s: float) -> Iterator[str]:

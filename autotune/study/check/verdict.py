@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from autotune.spec import Failure, FailureKind, config_label
 from autotune.spec.duration import format_duration
 from autotune.spec.size import format_bytes
+from autotune.study.check.doubts import CLOCK
 from autotune.study.check.program_check import ProgramCheck
 from autotune.study.program_remarks import listed, remarks
 from autotune.trainers import trainer
@@ -70,6 +71,8 @@ def verdict_of(check: ProgramCheck) -> Verdict:
             message=_ready(check).replace("ready: ", "", 1),
             remedy="; ".join([*_files(check), *check.differences]),
         )
+    if failure is None and CLOCK in check.doubts:
+        return Verdict(ready=False, message=_ready(check).replace("ready: ", "", 1), remedy="; ".join(check.doubts))
     if failure is None and (why := uncounted(check)):
         return Verdict(ready=False, message=_ready(check).replace("ready: ", "", 1), remedy=why)
     if failure is None:

@@ -6,7 +6,7 @@ import pytest
 
 from autotune import api
 from autotune.spec import ParallelConfig, Study
-from autotune.study.check.doubts import doubts_of
+from autotune.study.check.doubts import doubts_of, is_clock
 from autotune.trainers.printed_rates import printed_rate
 from tests.small_studies import spec
 
@@ -81,3 +81,20 @@ def test_a_time_that_the_clock_does_not_confirm_is_doubted() -> None:
 def test_few_steps_that_are_over_at_once_are_not_doubted() -> None:
     assert list(doubts_of(study(), CONFIG, (), (0.1, 0.01, 0.01), [(1.0, 0), (1.2, 1), (1.3, 2)], "log")) == []
     assert list(doubts_of(study(), CONFIG, (), (0.1,), [], "log")) == []
+
+
+@pytest.mark.parametrize(
+    ("times_s", "clock"),
+    [
+        ((0.026, 0.047, 0.070, 0.090, 0.110), True),  # the time since the start
+        ((2.0, 2.5, 3.0, 3.5, 4.0), True),
+        ((0.10, 0.11, 0.12, 0.13, 0.14), False),  # slower and slower, but not twice
+        ((0.1, 0.3, 0.2, 0.4, 0.5), False),
+        ((0.1, 0.1, 0.1, 0.1, 9.0), False),
+        ((0.1, 0.2, 0.3), False),
+    ],
+)
+def test_times_that_only_grow_are_a_clock(times_s: tuple[float, ...], clock: bool) -> None:
+    assert is_clock(times_s) is clock
+    found = list(doubts_of(study(), CONFIG, (), times_s, [], "log"))
+    assert any("reads a clock" in text for text in found) is clock

@@ -11,7 +11,7 @@ from autotune.ports import StepsReported
 from autotune.reward import diverged
 from autotune.spec import FailureKind, Measurement
 from autotune.trainers.log_formats import pattern_reader, stock_reader
-from autotune.trainers.trainer import LineReader
+from autotune.trainers.trainer import LineReader, StepMetrics
 from autotune_workers.process.program import ProgramTrial
 from autotune_workers.process.program_evidence import NodeEnd
 from autotune_workers.process.step_arrivals import RESOLUTION_S, StepArrivals
@@ -102,3 +102,15 @@ def test_a_log_without_steps_is_said_to_have_none() -> None:
     failure = trial.end([NodeEnd(node=0, code=0)]).failure
     assert failure is not None
     assert failure.kind is FailureKind.METRICS_MISSING
+
+
+def test_another_row_of_a_step_is_no_step() -> None:
+    """Composer's console: the rate of the job and then that of one device, each on a line of its own, below the line that has the number."""
+
+    def read(line: str) -> StepMetrics | None:
+        name, _, value = line.partition(" ")
+        return StepMetrics(step=int(value)) if name == "batch" else StepMetrics(steps_per_s=float(value))
+
+    lines = [(1.0 * step, text) for step in range(12) for text in (f"batch {step}", "rate 8", "device 1")]
+    _, steps = told(read, lines)
+    assert {step.step_times_s for step in steps} == {(0.125,)}

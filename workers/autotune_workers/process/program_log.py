@@ -1,7 +1,7 @@
 """The log of one node of a program: lines in, steps out. No clock, no I/O.
 
 A line with a time (or a rate) ends a step; loss, gradient norm and memory of the lines before it belong to that step. Where lines
-number their steps, a number that was there already is another rank's and is ignored. A trainer that logs every few steps is measured by what
+number their steps, a number that was there already is another rank's and is ignored. A time without a number, where steps have numbers, is another row of the same step. A trainer that logs every few steps is measured by what
 it logs: each such line counts as one step. One that logs neither times nor rates is timed by the arrival of its step lines
 (`step_arrivals`); what comes first, a time or a second arrival, decides for the whole attempt.
 """
@@ -88,6 +88,8 @@ class ProgramLog:
         if time_s is None or not 0 < time_s < math.inf or self._is_timed_by_arrival not in (None, is_arrival):
             return None
         self._is_timed_by_arrival = is_arrival
+        if self._numbers and self._held.step is None:
+            return None  # another row of the same step: its rate on one rank, or of validation
         self._parts.append(time_s)
         if len(self._parts) < self._per_step:
             return None
