@@ -35,6 +35,9 @@ def serve(
     max_studies: Annotated[
         int, typer.Option("--max-studies", min=0, max=10_000, help="Most studies that run at once on this host.")
     ] = 4,
+    max_waiting: Annotated[
+        int, typer.Option("--max-waiting", min=1, max=10_000, help="Most studies of one owner that wait to be started.")
+    ] = 1000,
     runner: Annotated[
         str,
         typer.Option(
@@ -121,6 +124,7 @@ def serve(
         host=host,
         port=port,
         max_studies=max_studies,
+        max_queued_per_owner=max_waiting,
         way="ray" if runner == "ray" else "process",
         ray_address=ray,
         allowed_hosts=frozenset(allowed_host or ()),

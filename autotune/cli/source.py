@@ -42,8 +42,11 @@ class LocalSource:
     def status(self, study_id: str) -> Document:
         """The study with its best config and its baseline."""
         from autotune import api
+        from autotune.results.answers import waiting_behind
 
-        return api.document(api.result_of(self.store, study_id))
+        answer = api.document(api.result_of(self.store, study_id))
+        answer["study"]["waits_behind"] = waiting_behind(self.store.waiting(), answer["study"]["id"])
+        return answer
 
     def record(self, study_id: str) -> Document:
         """The study in full."""

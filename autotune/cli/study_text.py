@@ -24,6 +24,7 @@ from autotune.report.terminal import (
     safe,
     trials_table,
 )
+from autotune.results.answers import waiting_words
 from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, TrialStatus, config_label
 from autotune.spec.speedup import DEFAULT_IS_BEST, format_speedup
 from autotune.spec.trial import trial_numbers
@@ -53,7 +54,8 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
         out.print(trials_table(rows, best=best["number"] if best else None, palette=palette))
     out.print(
         f"study {study['id']} ({study['name']}): {study['status']}"
-        + (f", {study['message']}" if study["message"] else ""),
+        + (f", {study['message']}" if study["message"] else "")
+        + (f"; it {behind}" if (behind := waiting_words(study.get("waits_behind"))) else ""),
     )
     if (job := study.get("ray")) is not None:
         out.print(f"Ray job {job['job']}" + (f": {job['url']}" if job["url"] else ""), soft_wrap=True)

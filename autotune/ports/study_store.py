@@ -81,7 +81,15 @@ class StudyReader(Protocol):
         ...
 
     def claimable(self, *, limit: int = 50) -> list[StudyRecord]:
-        """Studies that should run (QUEUED, RUNNING, STOPPING) but that nobody holds, oldest first."""
+        """Studies that should run (QUEUED, RUNNING, STOPPING) but that nobody holds: first those that ran before, oldest first, then those of `waiting`."""
+        ...
+
+    def waiting(self) -> list[tuple[str, str]]:
+        """Id and owner of the QUEUED studies that nobody holds, in the order in which they are started: owners take turns.
+
+        A study counts those of its owner that run and that wait before it; the lowest count goes first. Of equals, that of the owner whose last study was
+        started longest ago, and then the oldest.
+        """
         ...
 
 

@@ -209,6 +209,25 @@ def trial_document(trial: Trial) -> dict[str, Any]:
     return trial.to_dict()
 
 
+def waiting_behind(line: Sequence[tuple[str, str]], study_id: str) -> dict[str, int] | None:
+    """{studies, owners} that are started before a study that waits; None when it does not. `line`: id and owner of those that wait, in their order."""
+    ids = [study for study, _ in line]
+    if study_id not in ids:
+        return None
+    before = line[: ids.index(study_id)]
+    return {"studies": len(before), "owners": len({owner for _, owner in before})}
+
+
+def waiting_words(behind: Mapping[str, int] | None) -> str:
+    """The same in words; empty for a study that does not wait."""
+    if behind is None:
+        return ""
+    if not behind["studies"]:
+        return "is the next in the queue"
+    studies = "1 study" if behind["studies"] == 1 else f"{behind['studies']:,} studies"
+    return f"waits behind {studies} of {behind['owners']:,} {'owner' if behind['owners'] == 1 else 'owners'}"
+
+
 def document(result: Result, *, top: int = 0) -> dict[str, Any]:
     """Plain JSON values: study {id, name, status, trials (count by status), ...}, best, baseline, speedup with its interval; `configs` when `top` > 0.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -95,6 +96,8 @@ Text = Annotated[StrictStr, Field(min_length=1, max_length=1000)]
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$")]
 
 
+MOST_MISTAKES = 10
+"""mistakes that an error tells, the first of a document: another ten thousand would cost as much to find and help nobody"""
 OF_WORKLOAD = ("seq_len", "global_batch_size", "optimizer", "document_len", "peft", "pure_bf16", "unfused_attention")
 """keys of `workload` that are sought in other places"""
 
@@ -114,21 +117,23 @@ class Document(BaseModel):
         mistakes = [
             InitErrorDetails(
                 type=PydanticCustomError(
-                    "unknown_key", "no key is called '{key}'", {"key": str(key)[:80], "remedy": cls._remedy(key)}
+                    "unknown_key",
+                    "no key is called '{key}'",
+                    {"key": str(key)[:80], "remedy": partial(cls._remedy, key)},
                 ),
                 input=values,
             )
-            for key in unknown
+            for key in unknown[:MOST_MISTAKES]  # the first: no error tells more
         ]
         try:
             check({key: values[key] for key in values if key in cls.model_fields})
         except ValidationError as error:
-            mistakes += [_carried(found) for found in error.errors(include_url=False)]
+            mistakes += [_carried(found) for found in error.errors(include_url=False)]  # sorted where all are known
         raise ValidationError.from_exception_data(cls.__name__, mistakes)
 
     @classmethod
     def _remedy(cls, key: Any) -> str:
-        """What to write instead of a key that this mapping does not have."""
+        """What to write instead of a key that this mapping does not have. Sought only for mistakes that are told: it takes a millisecond."""
         of_workload = {key} | (meant_by(str(key)) - {"model"}) if isinstance(key, str) else set()
         if (meant := next((name for name in OF_WORKLOAD if name in of_workload), "")) and meant not in cls.model_fields:
             its = "it" if meant == key else meant

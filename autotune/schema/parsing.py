@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from autotune.assets import space_file
 from autotune.errors import SpecError
 from autotune.schema.clusters import LOCAL, asked_cluster, asked_job
+from autotune.schema.document import MOST_MISTAKES
 from autotune.schema.files import find_data, is_model_file, is_space_file, locate, name_of, read_model
 from autotune.schema.located import located
 from autotune.schema.model_code import Inspect, own_model, transformers_model
@@ -56,8 +57,6 @@ from autotune.spec.model_figures import check_source
 from autotune.trainers import trainer
 from autotune.trainers.trainer import SAME_DATA
 
-MAX_OTHERS = 9
-"""further mistakes that an error carries"""
 _PLAIN = {
     "missing": "this key is required, but is missing",
     "model_type": "must hold keys and values",
@@ -204,32 +203,49 @@ def _checked(kind: type[D], document: Any, *, field: str = "") -> D:
 
 
 def _readable(error: ValidationError, document: Mapping[str, Any], field: str) -> SpecError:
-    """All problems in words, in the order of the document: the first as the error, with the others."""
+    """The first problems in words, in the order of the document: the first as the error, with the others."""
+    order = _Order(document, field)
     found: dict[tuple[str, str], SpecError] = {}
-    for problem in error.errors(include_url=False):
+    for problem in sorted(error.errors(include_url=False), key=lambda problem: order.of(_where(problem, field))):
         mistake = _mistake(problem, field)
         found.setdefault((mistake.field, mistake.message), mistake)
-    first, *others = sorted(found.values(), key=lambda mistake: _order(document, mistake.field, field))
-    first.others = tuple(others[:MAX_OTHERS])
+        if len(found) == MOST_MISTAKES:
+            break
+    first, *others = found.values()
+    first.others = tuple(others)
     return first
 
 
-def _order(document: Any, field: str, prefix: str) -> list[int]:
-    """Where a field stands among its neighbours, from the outermost mapping inwards; a missing key comes last."""
-    found: list[int] = []
-    for part in field.removeprefix(prefix).strip(".").split("."):
-        keys = [str(key) for key in document] if isinstance(document, Mapping) else []
-        found.append(keys.index(part) if part in keys else len(keys))
-        document = document.get(part) if isinstance(document, Mapping) else None
-    return found
+class _Order:
+    """Where fields stand in a document."""
+
+    def __init__(self, document: Mapping[str, Any], prefix: str) -> None:
+        self._document, self._prefix = document, prefix
+        self._places: dict[int, dict[str, int]] = {}
+        """of each mapping of the document, by identity: the places of its keys"""
+
+    def of(self, field: str) -> list[int]:
+        """Where a field stands among its neighbours, from the outermost mapping inwards; a missing key comes last."""
+        found: list[int] = []
+        document: Any = self._document
+        for part in field.removeprefix(self._prefix).strip(".").split("."):
+            if isinstance(document, Mapping):
+                if id(document) not in self._places:
+                    self._places[id(document)] = {str(key): i for i, key in enumerate(document)}
+                found.append(self._places[id(document)].get(part, len(document)))
+                document = document.get(part)
+            else:
+                found.append(int(part) if isinstance(document, list) and part.isdigit() and len(part) < 10 else 0)
+                document = document[found[-1]] if isinstance(document, list) and found[-1] < len(document) else None
+        return found
 
 
 def _mistake(problem: Mapping[str, Any], field: str) -> SpecError:
     """One problem of pydantic's."""
-    where, context = _where(problem["loc"], field), problem.get("ctx", {})
+    where, context = _where(problem, field), problem.get("ctx", {})
     message = _PLAIN.get(problem["type"], "").format(**context) or problem["msg"].replace("Input should", "must")
     if problem["type"] == "unknown_key":
-        where = f"{where}.{context['key']}" if where else context["key"]
+        context = {**context, "remedy": context["remedy"]()}
     elif problem["type"] not in ("missing", "quantity") and not isinstance(problem["input"], Mapping | BaseModel):
         message += f", but is {problem['input']!r:.80}"
     remedy = _TO_WRITE.get(where, "") if problem["type"] == "missing" else str(context.get("remedy", ""))
@@ -238,9 +254,11 @@ def _mistake(problem: Mapping[str, Any], field: str) -> SpecError:
     return SpecError(message, remedy=remedy, field=where)
 
 
-def _where(location: Sequence[int | str], field: str) -> str:
-    parts = [str(part) for part in location if not str(part).startswith("<") and part != "[key]"]
-    return ".".join(([field] if field else []) + parts)
+def _where(problem: Mapping[str, Any], field: str) -> str:
+    """The field of a problem."""
+    parts = [str(part) for part in problem["loc"] if not str(part).startswith("<") and part != "[key]"]
+    named = [problem["ctx"]["key"]] if problem["type"] == "unknown_key" else []
+    return ".".join([*filter(None, [field]), *parts, *named])
 
 
 def _model(asked: AskedModel, base: Path | None, inspect: Inspect | None) -> ModelSpec:

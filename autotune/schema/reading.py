@@ -47,22 +47,28 @@ def read_document(source: str | Path, *, what: str) -> ReadDocument:
         raise SpecError(f"the {what} {str(source)!r} cannot be read: {reason}") from None
 
 
-def parse_text(text: str, *, where: str, what: str, file: str = "") -> ReadDocument:
+def parse_text(text: str, *, where: str, what: str, file: str = "", most_yaml_bytes: int = MAX_BYTES) -> ReadDocument:
     """The mapping that the text holds, as YAML or JSON. `file`: the name of the text in the places of mistakes."""
     import yaml
 
-    if len(text.encode("utf-8", errors="replace")) > MAX_BYTES:
+    size = len(text.encode("utf-8", errors="replace"))
+    if size > MAX_BYTES:
         raise SpecError(f"the {what} in {where} is larger than {MAX_BYTES >> 10} KiB")
     source = SourceText(text=text, file=file)
     try:
         document = _json(text) if text.lstrip().startswith("{") else None
         if document is None:
+            if size > most_yaml_bytes:
+                raise SpecError(
+                    f"a {what} in YAML may have {most_yaml_bytes >> 10} KiB here, but this one has {size >> 10}",
+                    remedy="send it as JSON, which is read much faster",
+                )
             if open_brackets(text) > MAX_BRACKETS:
                 raise SpecError(f"the {what} in {where} is nested too deeply")
             document = yaml.load(text, Loader=_loader())
     except SpecError:
         raise
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise yaml_mistake(error, source, what=what) from None
     if not isinstance(document, dict):
         found = "a list" if isinstance(document, list) else "text" if isinstance(document, str) else "one value"
@@ -136,10 +142,11 @@ def _json(text: str) -> Any:
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The object of these pairs, for `json.loads`. Raises `SpecError` for a key that is given twice (JSON would silently take the last)."""
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise SpecError(f"the key {next(n for n in names if names.count(n) > 1)!r} is given twice")
+    document: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in document:
+            raise SpecError(f"the key {name[:80]!r} is given twice")
+        document[name] = value
     return document
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from autotune.errors import AutotuneError, SourcePlace
@@ -52,7 +53,7 @@ class SourceText:
         key, _, rest = field.partition(".")
         if key in self.included and rest and (inner := self.included[key].place_of(rest)):
             return inner
-        found = _entry(self._root(), field)
+        found = _entry(_root(self.text), field)
         if found is None:
             return None
         start, end = found
@@ -68,15 +69,18 @@ class SourceText:
                 mistake.place = place
                 error.add_note(place.excerpt)  # for the traceback of a Python program
 
-    def _root(self) -> Any:
-        import yaml
 
-        if len(self.text) > LARGEST_CHARACTERS or open_brackets(self.text) > MAX_BRACKETS:
-            return None
-        try:
-            return yaml.compose(self.text.replace("\t", " "), Loader=yaml.SafeLoader)  # JSON may be indented with tabs
-        except (yaml.YAMLError, ValueError, RecursionError):
-            return None
+@lru_cache(maxsize=1)
+def _root(text: str) -> Any:
+    """The text as the parser's nodes, which have places; None where it has none. Kept for the other mistakes of the same text."""
+    import yaml
+
+    if len(text) > LARGEST_CHARACTERS or open_brackets(text) > MAX_BRACKETS:
+        return None
+    try:
+        return yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)  # JSON may be indented with tabs
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
 
 
 def open_brackets(text: str) -> int:

@@ -19,7 +19,7 @@ from autotune.schema import StudyDocument
 from autotune.service import error_responses, pages
 from autotune.service.access import COOKIE, Gate
 from autotune.service.counters import Counters, CountRequests
-from autotune.service.middleware import RequestGuards
+from autotune.service.middleware import HeadAsGet, RequestGuards
 from autotune.service.options import ServiceOptions
 from autotune.service.refusals import Refusals
 from autotune.service.resources import across_studies, events, health, studies, study_annotations, study_figures
@@ -68,6 +68,7 @@ def create_app(store: ServiceStore, options: ServiceOptions, *, supervisor: Supe
     app.add_exception_handler(HTTPException, error_responses.of_http)
     app.add_exception_handler(RequestValidationError, error_responses.of_validation)
     app.add_exception_handler(Exception, error_responses.of_unexpected)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(CountRequests, counters=counters)
     app.add_middleware(RequestGuards, options=options)
     app.add_middleware(Refusals, store=store)

@@ -3,6 +3,7 @@
 Host      must be on the allow-list; a page of another site that rebinds its name to this address (DNS rebinding) still sends its own name
 body      is limited in size, counted as it arrives whatever Content-Length says, and must be complete in time, or the connection is closed
 response  gets security headers
+HEAD      is answered as GET is
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ _POLICY = (
     b"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; "
     b"base-uri 'none'"
 )
+
+
+WITHOUT_BODY = "autotune.without_body"
+"""in the scope of a request by HEAD: a stream then ends with its head"""
 
 
 class RequestGuards:
@@ -98,6 +103,26 @@ class RequestGuards:
                 remedy="send it again",
             ) from None
         return {"type": "http.request", "body": b"".join(chunks), "more_body": False}
+
+
+class HeadAsGet:
+    """Middleware that has HEAD answered wherever GET is, with the same head; the server leaves the body out. The innermost."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on as GET."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
+            return
+        asked = {**scope, "method": "GET", WITHOUT_BODY: True}
+        try:
+            await self.app(asked, receive, send)
+        finally:
+            scope.update(
+                {name: value for name, value in asked.items() if name != "method"}
+            )  # the route, for the counts
 
 
 def allowed_host(host: str, options: ServiceOptions) -> bool:

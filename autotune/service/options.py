@@ -86,6 +86,8 @@ class ServiceOptions:
     """time in which a request must be complete"""
     max_queued: int = 10_000
     """most studies that wait in the queue"""
+    max_queued_per_owner: int = 1000
+    """most of them for one owner"""
     max_streams: int = 200
     """most event streams that are open at once"""
     max_streams_per_caller: int = 48
@@ -111,6 +113,7 @@ class ServiceOptions:
         one_of("way", self.way, WAYS)
         positive_int("port", self.port, least=0, at_most=65535)
         positive_int("max_studies", self.max_studies, least=0, at_most=10_000)
+        positive_int("max_queued_per_owner", self.max_queued_per_owner, at_most=self.max_queued)
         for name in ("body_timeout_s", "lease_s", "poll_s", "grace_s"):
             positive(name, getattr(self, name))
 

@@ -86,6 +86,10 @@ class StudySummary(Answer):
     budget: BudgetSummary
     owner: str
     created_at: str
+    waits_behind: Plain | None = Field(
+        default=None,
+        description="{studies, owners} that are started before it while it waits; only in the answer of one study",
+    )
     started_at: str | None
     ended_at: str | None
     updated_at: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 STREAM_POLL_S = 0.5
 """time between two looks of an event stream at its study"""
+LINE_S = 0.5
+"""time for which a reading of the studies that wait is used"""
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$"
 StudyId = Annotated[
     str,
@@ -52,6 +55,8 @@ class ServiceState:
     """set when the service shuts down: open event streams then end"""
     last_health: tuple[dict[str, Any] | None, float] = (None, 0.0)
     """the last health document, and the monotonic time at which it was made"""
+    _line: tuple[list[tuple[str, str]], float] = ([], float("-inf"))
+    """the studies that wait, and the monotonic time at which they were read"""
     _plans: FairQueue = field(
         default_factory=lambda: FairQueue("plans and searches", places=2, places_per_caller=1, waiting_per_caller=200)
     )
@@ -82,6 +87,16 @@ class ServiceState:
         """Runs the function, unless the caller's token was revoked or expired while it waited for its turn."""
         self.gate.check_still_valid(caller)
         return what()
+
+    def waiting_behind(self, study_id: str) -> dict[str, int] | None:
+        """Behind what the study waits (`autotune.results.answers.waiting_behind`), at most `LINE_S` old. Raises `NotFoundError`."""
+        from autotune.results.answers import waiting_behind
+
+        line, at_s = self._line
+        if time.monotonic() - at_s >= LINE_S:
+            line = self.store.waiting()
+            self._line = line, time.monotonic()
+        return waiting_behind(line, self.store.revision(study_id).id) if line else None
 
     @property
     def streams(self) -> int:

@@ -24,6 +24,8 @@ from autotune.spec import Study
 from autotune.spec.checks import nearest
 
 JSON, YAML = "application/json", "application/yaml"
+MOST_YAML_BYTES = 1 << 16
+"""size of the largest spec in YAML: its parser takes seconds for larger ones"""
 
 
 def read_body(body: bytes, content_type: str) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def read_body(body: bytes, content_type: str) -> dict[str, Any]:
         raise SpecError("the request is not UTF-8 text") from None
     if media == JSON:
         return _strict_json(text)
-    return parse_text(text, where="the request", what="study spec")
+    return parse_text(text, where="the request", what="study spec", most_yaml_bytes=MOST_YAML_BYTES)
 
 
 def confined(document: dict[str, Any], options: ServiceOptions, *, may_run: bool = False) -> Study:

@@ -85,6 +85,8 @@ class Supervisor:
         self._left: set[str] = set()
         """studies of other runners, which it does not start"""
         self._started: set[str] = set()
+        self._beside: frozenset[str] = frozenset()
+        """studies that run on this host without it having started them, as of its last round"""
         self._orphaned: set[str] = set()
         self._leases: dict[str, _LeaseWatch] = {}
         self._ended: list[Ended] = []
@@ -121,8 +123,8 @@ class Supervisor:
 
     @property
     def running(self) -> frozenset[str]:
-        """Studies whose processes it started or adopted and has not seen end."""
-        return frozenset(self._started)
+        """Studies whose processes run on this host, as far as it has seen: those that it started or adopted, and those that outlived an earlier service."""
+        return self._beside.union(self._started)
 
     def round(self) -> None:
         """One round: takes note of processes that ended, then starts studies that should run, up to the limit."""
@@ -131,7 +133,8 @@ class Supervisor:
             self._note(self._ended[0])
             self._ended.pop(0)
         self._check_processes()
-        free = self._max - len(self._started | self._others())
+        self._beside = frozenset(self._others())
+        free = self._max - len(self._started | self._beside)
         if free <= 0:
             return
         now = self._monotonic()
@@ -205,7 +208,7 @@ class Supervisor:
         self._told = problem
 
     def _candidates(self, free: int) -> list[StudyRecord]:
-        """Studies to start: first those whose lease still names a dead process of this host, then those that nobody holds, oldest first."""
+        """Studies to start: first those whose lease still names a dead process of this host, then those that nobody holds, in the store's order: owners take turns."""
         first = []
         for study in sorted(self._orphaned):
             record = self._record(study)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, Row, Select, bindparam, func, select
+from sqlalchemy import Column, ColumnElement, Connection, Row, Select, bindparam, case, func, select
 
 from autotune.errors import NotFoundError
 from autotune.ports import Revision, StudyRecord
@@ -120,15 +120,47 @@ def _equal(*asked: tuple[Column[Any], Any]) -> list[ColumnElement[bool]]:
 
 
 def claimable(connection: Connection, now: int, *, limit: int) -> list[StudyRecord]:
-    """Studies that should run but whose lease nobody holds, oldest first."""
-    wanted = [str(s) for s in (StudyStatus.QUEUED, StudyStatus.RUNNING, StudyStatus.STOPPING)]
-    query = (
+    """Studies that should run but whose lease nobody holds: those that ran before, oldest first, then those that wait, in the order of `waiting`."""
+    active = [str(StudyStatus.RUNNING), str(StudyStatus.STOPPING)]
+    begun = (
         _study_rows()
-        .where(studies.c.status.in_(wanted), studies.c.lease_expires_us <= now)
+        .where(studies.c.status.in_(active), studies.c.lease_expires_us <= now)
         .order_by(studies.c.created_us, studies.c.key)
         .limit(limit)
     )
-    return _records(connection, connection.execute(query).all())
+    found = connection.execute(begun).all()
+    keys = [row.key for row in waiting(connection, now, limit=limit - len(found))]
+    rows = {row.key: row for row in connection.execute(_study_rows().where(studies.c.key.in_(keys)))}
+    return _records(connection, [*found, *(rows[key] for key in keys)])
+
+
+def waiting(connection: Connection, now: int, *, limit: int | None = None) -> Sequence[Any]:
+    """The studies that wait for their first process (key, id, owner), in the order in which they are started: owners take turns.
+
+    A study counts those of its owner that run and that wait before it; the lowest count goes first. Of equals, that of the owner whose last study was
+    started longest ago, and then the oldest.
+    """
+    line = studies.alias("line")
+    waits = (line.c.status == str(StudyStatus.QUEUED)) & (line.c.lease_expires_us <= now)
+    place = func.row_number().over(partition_by=line.c.owner, order_by=(line.c.created_us, line.c.key))
+    of_owner = (
+        select(
+            studies.c.owner,
+            func.count(case((studies.c.lease_expires_us > now, 1))).label("running"),
+            func.coalesce(func.max(studies.c.started_us), 0).label("last_us"),
+        )
+        .where(studies.c.owner.in_(select(line.c.owner).where(waits)))
+        .group_by(studies.c.owner)
+        .subquery()
+    )
+    query = (
+        select(line.c.key, line.c.id, line.c.owner)
+        .join(of_owner, of_owner.c.owner == line.c.owner)
+        .where(waits)
+        .order_by(place + of_owner.c.running, of_owner.c.last_us, line.c.created_us, line.c.key)
+        .limit(limit)
+    )
+    return connection.execute(query).all()
 
 
 def list_trials(connection: Connection, study_id: str, numbers: Collection[int] | None = None) -> list[Trial]:

@@ -90,9 +90,15 @@ class SqlStore:
             return queries.list_studies(connection, limit=limit, offset=offset, **filters)
 
     def claimable(self, *, limit: int = 50) -> list[StudyRecord]:
-        """Studies that should run (QUEUED, RUNNING, STOPPING) but whose lease nobody holds, oldest first."""
+        """Studies that should run (QUEUED, RUNNING, STOPPING) but whose lease nobody holds, in the order in which they are started."""
         with self.database.read() as connection:
             return queries.claimable(connection, self.database.server_now_us(connection), limit=limit)
+
+    def waiting(self) -> list[tuple[str, str]]:
+        """Id and owner of the studies that wait for their first process, in the order in which they are started: owners take turns."""
+        with self.database.read() as connection:
+            found = queries.waiting(connection, self.database.server_now_us(connection))
+        return [(row.id, row.owner) for row in found]
 
     def trials(self, study_id: str, *, numbers: Collection[int] | None = None) -> list[Trial]:
         """All trials of a study by number, or those of these numbers that there are."""

@@ -108,6 +108,34 @@ def test_the_oldest_go_first_and_no_more_than_fit(store: SqlStore) -> None:
     assert launcher.started == made[:3]
 
 
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_study_of_another_owner_gets_the_next_free_place(store: SqlStore, most: int) -> None:
+    """However many of the first owner wait, and however long."""
+    document = spec()
+
+    def of(owner: str, seed: int) -> str:
+        return api.submit_study(store, api.load_study(document | {"seed": seed}), document, owner=owner).id
+
+    hog = [of("hog", seed) for seed in range(40)]
+    launcher = PaperLauncher()
+    watch = supervisor(store, launcher, most=most)
+    watch.round()
+    assert launcher.started == hog[:most]
+    for study in hog[:most]:
+        lease = store.claim(study, "elsewhere:1:1", lease_s=600)
+        store.set_status(study, StudyStatus.RUNNING, lease=lease, expect=[StudyStatus.QUEUED])
+    other = [of("other", 100 + seed) for seed in range(2)]
+    watch.round()
+    assert launcher.started == hog[:most], "no place is free"
+    for number, study in enumerate(hog[: most + 1][:most]):
+        lease = store.holder(study)
+        store.set_status(study, StudyStatus.COMPLETED, lease=lease, expect=[StudyStatus.RUNNING])
+        launcher.over = [Ended(study=study, code=0)]
+        watch.round()
+        assert launcher.started[most] == other[0], number
+    assert set(launcher.started[most:]) <= {*other, *hog[most : 2 * most]}
+
+
 def test_what_is_in_the_way_of_studies_is_logged_once_and_so_is_its_end(
     store: SqlStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,8 +183,9 @@ def test_studies_that_outlived_a_service_of_this_host_take_up_room(store: SqlSto
     lease = store.claim(running, this_process(), lease_s=60)
     store.set_status(running, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
     launcher = PaperLauncher()
-    supervisor(store, launcher, most=1).round()
-    assert launcher.started == []
+    full = supervisor(store, launcher, most=1)
+    full.round()
+    assert (launcher.started, full.running) == ([], {running}), "health counts it, too"
     supervisor(store, launcher, most=2).round()
     assert launcher.started == [waiting]
 

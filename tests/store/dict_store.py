@@ -222,8 +222,24 @@ class DictStore:
 
     @locked
     def claimable(self, *, limit: int = 50) -> list[StudyRecord]:
-        waits = [k.seen() for k in self._studies.values() if k.record.status in ACTIVE and not is_held(k)]
-        return waits[:limit]
+        kept = [k.seen() for k in self._studies.values() if k.record.status in ACTIVE and not is_held(k)]
+        begun = [record for record in kept if record.status is not StudyStatus.QUEUED]
+        return [*begun, *(self._exact(study).seen() for study, _ in self.waiting())][:limit]
+
+    @locked
+    def waiting(self) -> list[tuple[str, str]]:
+        running, last, order = Counter[str](), dict[str, float](), []
+        for kept in self._studies.values():
+            record = kept.record
+            running[record.owner] += is_held(kept)
+            began = record.started_at.timestamp() if record.started_at else 0.0
+            last[record.owner] = max(last.get(record.owner, 0.0), began)
+        for at, kept in enumerate(self._studies.values()):
+            record = kept.record
+            if record.status is StudyStatus.QUEUED and not is_held(kept):
+                running[record.owner] += 1
+                order.append((running[record.owner], last[record.owner], at, record.id, record.owner))
+        return [(study, owner) for *_, study, owner in sorted(order)]
 
     # -- HistoryReader
 

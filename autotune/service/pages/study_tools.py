@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.ports import StudyRecord
+from autotune.results.answers import waiting_words
 from autotune.service.access import Caller
 from autotune.service.service_state import ServiceState
 from autotune.spec import StudyStatus
-
-COUNTED = 100
-"""waiting studies that are counted; beyond them a page says `more than`"""
 
 
 def tools_of(service: ServiceState, caller: Caller, record: StudyRecord) -> dict[str, Any]:
@@ -35,16 +33,8 @@ def queue_line(service: ServiceState, record: StudyRecord) -> str:
     """Where the study stands in the queue, in a sentence; empty when it does not wait."""
     if record.status is not StudyStatus.QUEUED:
         return ""
-    waiting = [r.id for r in service.store.claimable(limit=COUNTED + 1) if r.status is StudyStatus.QUEUED]
-    if record.id in waiting:
-        before = waiting.index(record.id)
-        place = (
-            "It is the next in the queue"
-            if not before
-            else f"{before} {'study waits' if before == 1 else 'studies wait'} before it"
-        )
-    else:
-        place = f"More than {COUNTED} studies wait before it" if len(waiting) > COUNTED else "It is about to start"
+    behind = service.waiting_behind(record.id)
+    place = f"It {waiting_words(behind)}" if behind else "It is about to start"
     supervisor = service.supervisor
     if supervisor is None:
         return f"{place}. This service starts no studies: run `autotune serve` on its store."

@@ -19,6 +19,7 @@ from autotune.errors import AutotuneError, NotFoundError
 from autotune.results.hidden import hidden_events
 from autotune.service.access import Caller
 from autotune.service.error_responses import StrictJSONResponse
+from autotune.service.middleware import WITHOUT_BODY
 from autotune.service.response_models import EventList, responses
 from autotune.service.service_state import STREAM_POLL_S, Limit, Reader, ServiceState, StudyId, TheService
 from autotune.service.stream_places import PlacedStream
@@ -51,6 +52,8 @@ async def events(
         record = await run_in_threadpool(service.store.study, study)
         found = await run_in_threadpool(service.store.events, study, after=after, limit=limit)
         return StrictJSONResponse({"events": [event.to_dict() for event in hidden_events(record, found)]})
+    if request.scope.get(WITHOUT_BODY):
+        return Response(media_type=STREAM)
     record = await run_in_threadpool(service.store.study, study)
     places = service.stream_places
     places.take(caller.name, is_owner=caller.owns(record))

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import BeforeValidator
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from autotune.errors import NotFoundError, SpecError
@@ -100,7 +101,17 @@ def submitted(
     from autotune import api
 
     study = confined(document, service.options, may_run=caller.allows("run"))
-    if service.store.studies(status=StudyStatus.QUEUED, limit=1, offset=service.options.max_queued - 1):
+    waiting = service.store.waiting()
+    own = sum(owner == caller.owner for _, owner in waiting)
+    if own >= service.options.max_queued_per_owner:
+        raise RefusalError(
+            429,
+            "busy",
+            f"{own:,} studies of this owner wait already, and a service lets one owner have no more (--max-waiting)",
+            remedy="wait until some have run, or cancel some with `autotune cancel ID`",
+            headers={"Retry-After": "60"},
+        )
+    if len(waiting) >= service.options.max_queued:
         raise RefusalError(
             503,
             "busy",
@@ -146,12 +157,16 @@ async def status_of(
 ) -> Response:
     """A study with its best config so far. With the last ETag in If-None-Match: 304 while nothing has changed."""
 
+    behind = await run_in_threadpool(service.waiting_behind, study_id)
+
     def make(found: str) -> bytes:
         from autotune import api
 
-        return strict_json(api.document(service.views.result(found)))
+        answer = api.document(service.views.result(found))
+        return strict_json(answer | {"study": answer["study"] | {"waits_behind": behind}})
 
-    return (await service.response_cache.get(study_id, "status", make)).response(if_none_match)
+    kind = f"status {behind or ''}"  # others' studies move it on, without a revision of its own
+    return (await service.response_cache.get(study_id, kind, make)).response(if_none_match)
 
 
 @router.get("/studies/{study_id}/record", responses=responses(304, 404, model=RecordAnswer))

@@ -77,6 +77,32 @@ class LeaseContract(StoreFixture):
             leases = list(pool.map(lambda i: store.claim(record.id, f"c{i}", lease_s=LONG_S), range(100)))
         assert len([lease for lease in leases if lease]) == 1
 
+    def test_owners_take_turns(self, store: LeasedStore) -> None:
+        def submit(owner: str, name: str) -> str:
+            return store.submit(a_study(name), {}, owner=owner).id
+
+        a, b, c = [submit("ann", f"a{i}") for i in range(4)], [submit("bob", "b0")], [submit("cy", "c0")]
+        assert [study for study, _ in store.waiting()] == [a[0], b[0], c[0], *a[1:]]
+        assert [record.id for record in store.claimable(limit=4)] == [a[0], b[0], c[0], a[1]]
+        lease = store.claim(a[0], "c", lease_s=LONG_S)
+        assert lease is not None
+        store.set_status(a[0], StudyStatus.RUNNING, lease=lease, expect=[StudyStatus.QUEUED])
+        assert store.waiting() == [(b[0], "bob"), (c[0], "cy"), *((study, "ann") for study in a[1:])]
+        store.set_status(a[0], StudyStatus.CANCELLED, lease=lease, expect=[StudyStatus.RUNNING])
+        store.release(lease)
+        later = submit("bob", "b1")
+        assert [study for study, _ in store.waiting()] == [b[0], c[0], a[1], later, *a[2:]], (
+            "her last turn was the last"
+        )
+
+    def test_what_ran_before_goes_on_before_others_begin(self, store: LeasedStore) -> None:
+        first, second = (store.submit(a_study(name), {}, owner="ann") for name in ("a", "b"))
+        lease = store.claim(second.id, "c", lease_s=LONG_S)
+        assert lease is not None
+        store.set_status(second.id, StudyStatus.RUNNING, lease=lease, expect=[StudyStatus.QUEUED])
+        store.renew(lease, lease_s=0)
+        assert [record.id for record in store.claimable()] == [second.id, first.id]
+
     def test_what_waits_can_be_claimed(self, store: LeasedStore) -> None:
         first, second = (store.submit(a_study(name), {}) for name in ("a", "b"))
         assert [r.id for r in store.claimable()] == [first.id, second.id]
