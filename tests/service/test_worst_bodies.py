@@ -100,6 +100,7 @@ def taking_a_body() -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_body_costs_much_more_than_reading_it(service: Service, bodies: dict[str, bytes]) -> None:
     study = service.http.post(f"{API}/studies", json=spec()).json()["study"]["id"]
     reading_s = cost_s(lambda: [json.loads(bodies["unknown keys"]) for _ in range(10)])
