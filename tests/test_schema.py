@@ -263,8 +263,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"baseline": {"zero_stage": 4}}, "baseline.zero_stage", "must be 0, 1, 2 or 3"),
     ({"name": "../x"}, "name", "must begin with a letter"),
     ({"seed": -1}, "seed", "greater than or equal to 0"),
-    ({"seed": 1 << 80}, "", "below 2^63"),
-    ({"budget": {"max_wall_s": float("nan")}}, "", "must be finite"),
+    ({"seed": 1 << 80}, "seed", "below 2^63"),
+    ({"budget": {"max_wall_s": float("nan")}}, "budget.max_wall_s", "must be finite"),
     (
         {"model": {"hidden_size": 10, "num_attention_heads": 3, "num_layers": 1, "vocab_size": 9}},
         "model.num_attention_heads",
