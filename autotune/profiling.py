@@ -220,10 +220,21 @@ def profile_study(
     your own runs its code, in a process of its own within `limits`. `on_run` hears of each dry run before it begins. `space`: that of the study, where it
     is enumerated already. Raises `DryRunError` where the model cannot be run dry, and `MissingExtraError` without torch.
     """
+    code = study.workload.model.code
     if study.workload.trainer not in PROFILED_TRAINERS:
         raise DryRunError(
             f"a profile tells the memory of the trainers whose code is run dry ({', '.join(PROFILED_TRAINERS)}), but trainer={study.workload.trainer}",
             remedy="plans and searches take the memory from the formulas; `autotune fit --config` tells that of one config under the native trainer",
+        )
+    if code is not None and code.has_towers:
+        raise DryRunError(
+            f"a profile runs the model on tokens, but {study.workload.model.name} has parts that take other inputs",
+            remedy="`autotune fit --config` runs one config of it dry, on tokens",
+        )
+    if code is not None and len(code.layers) > 1:
+        raise DryRunError(
+            f"a profile composes layers of one kind, but {study.workload.model.name} has {len(code.layers)} kinds",
+            remedy="`autotune fit --config` runs one config of it dry, with all its layers",
         )
     table = (space or SearchSpace.of_study(study)).table
     known = find_profile(study.workload, store)

@@ -83,7 +83,7 @@ def plan(
         compared = (
             api.compare_clusters_of(study, names, tokens=train_tokens, store=database) if clusters is not None else ()
         )
-    document = found.to_dict() | {"cannot_run_here": not_here}
+    document = found.to_dict() | {"cannot_run_here": not_here, "assumed": list(study.workload.model.assumptions)}
     document |= proxied if study.at_hand is not None else {}
     document |= {"what_if": [row.to_dict() for row in sizes]} if gpus else {}
     document |= {"clusters": [choice.to_dict() for choice in compared]} if clusters is not None else {}
@@ -132,6 +132,8 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
         f"{workload.model.name} ({format_count(workload.model.num_parameters)} parameters) on {workload.cluster.name}, "
         f"{workload.seq_len} token{'s' if workload.seq_len > 1 else ''} x {', '.join(map(str, workload.global_batch_sizes))} sequences, trainer {study.trainer}"
     )
+    for line in workload.model.assumptions:
+        out.print(f"assumed: {line}")
     why = ", for these reasons (`autotune estimate SPEC --config ...` gives the reason for one config):"
     out.print(f"{found.feasible:,} feasible configs, {excluded:,} combinations excluded{why if excluded else ''}")
     for reason, count in in_words(found.infeasible).items():
@@ -239,9 +241,12 @@ def estimate(
     if json:
         emit(
             {"config": asked.to_dict(), "legal": True, "reason": "", "estimate": predicted.to_dict(), "source": source}
+            | {"assumed": list(study.workload.model.assumptions)}
         )
         return
     _print_estimate(asked, predicted, study.workload.cluster)
+    for line in study.workload.model.assumptions:
+        note(f"assumed: {line}")
     _print_source(source)
 
 

@@ -21,7 +21,7 @@ from autotune.cost.stages import stages_of
 from autotune.cost.stalls import with_stalls
 from autotune.cost.step_time import time_parts
 from autotune.cost.traits import traits_of
-from autotune.cost.uncertainty import exceeds, interval, time_sigma, upper_end
+from autotune.cost.uncertainty import exceeds, interval, memory_sigma, time_sigma, upper_end
 from autotune.errors import ConfigError
 from autotune.space import LAWS
 from autotune.spec import ConfigTable, Estimate, MemoryParts, ParallelConfig, TimeParts, Workload
@@ -93,21 +93,21 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     work = profiled_work(workload, table, constants)
     times = time_parts(workload, table, layout, stages, constants, traits, work)
     memory = fullest(rank_memories(workload, table, layout, stages, constants, traits))
-    memory_sigma = np.full(len(table), constants.memory_sigma)
+    spread = memory_sigma(memory.parts, constants, workload.model)
     if constants.profile is not None:
         memory, known = with_profile(memory, constants.profile, workload, table, constants)
-        memory_sigma[known] = reserved_sigma(workload.cluster.gpu.name, workload.trainer)
+        spread[known] = reserved_sigma(workload.cluster.gpu.name, workload.trainer)
     step, peak = times.total, memory.parts.total
     tokens = layout.micro_batch * layout.accumulation * layout.dp * float(workload.seq_len)
     per_gpu = tokens / step / layout.world
     gpu = workload.cluster.gpu
     reference = peak_flops_per_s(workload, table)
     level_sigma = np.full_like(step, constants.level_sigma)
-    sigma = np.hypot(time_sigma(times, constants, experts=workload.model.num_experts > 0), level_sigma)
+    sigma = np.hypot(time_sigma(times, constants, workload.model), level_sigma)
     low, _ = interval(step, sigma)
     chance, stalled = with_stalls(workload.cluster, layout, step)
     high = upper_end(step, sigma, stalled, chance)
-    memory_low, memory_high = interval(peak, memory_sigma)
+    memory_low, memory_high = interval(peak, spread)
     return Estimate(
         step_time_s=step,
         step_time_low_s=low,
@@ -120,7 +120,7 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
         peak_memory_low_bytes=memory_low,
         peak_memory_high_bytes=memory_high,
         memory_parts_bytes=memory.parts,
-        oom_probability=exceeds(memory.needed, gpu.memory_bytes * constants.usable_fraction, memory_sigma),
+        oom_probability=exceeds(memory.needed, gpu.memory_bytes * constants.usable_fraction, spread),
         mfu_peak_flops_per_s=reference,
         level=np.ones_like(step),
         level_sigma=level_sigma,

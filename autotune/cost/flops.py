@@ -64,9 +64,14 @@ def layer_matmul_flops(model: ModelSpec) -> float:
 
 
 def layer_attention_flops(model: ModelSpec, seq_len: float, *, causal: bool = True) -> float:
-    """Forward FLOPs per token in one layer's scores and weighted values: 4*s*q, half of it when the causal mask is used."""
-    width = model.head_dim + (model.v_head_dim or model.head_dim)
+    """Forward FLOPs per token in one layer's scores and weighted values: 4*s*q, half of it when the causal mask is used; averaged over layers that attend and others."""
+    width = (model.head_dim + (model.v_head_dim or model.head_dim)) * attending_share(model)
     return 2.0 * seq_len * model.num_attention_heads * width * (0.5 if causal else 1.0)
+
+
+def attending_share(model: ModelSpec) -> float:
+    """Share of the layers that attend by scores, 0 to 1."""
+    return 1.0 if model.code is None else model.code.attending_share
 
 
 def attended_len(workload: Workload) -> float:

@@ -20,11 +20,13 @@ def layer_weights(model: ModelSpec, layout: Layout) -> tuple[Column, Column]:
 
 
 def edge_weights(model: ModelSpec, layout: Layout, vocab_parallel: bool) -> tuple[Column, Column]:
-    """Weights of (embedding, output projection) on the first and last rank; tied weights count once if both are on the same rank."""
+    """Weights of (embedding, output projection) on the first and last rank; tied weights count once if both are on the same rank. What lies outside of the
+    language model, such as a vision tower, is whole on the first rank."""
     cut = layout.tp if vocab_parallel else np.ones_like(layout.tp)
     # positions are not cut: there are few of them
     positions = float(model.embedding_parameters - model.vocab_size * model.hidden_size)
-    embedding = model.vocab_size * model.hidden_size / cut + positions
+    other = 0.0 if model.code is None else float(model.code.other_parameters)
+    embedding = model.vocab_size * model.hidden_size / cut + positions + other
     head = model.vocab_size * model.hidden_size / cut
     return embedding, np.where((layout.pp == 1) & model.tied_embeddings, 0.0, head)
 

@@ -129,6 +129,7 @@ def _by_budget(model: ModelSpec, seq_len: float) -> NDArray[np.float64]:
         dropped = (1.0 - percent / 100.0) * sum(elements for elements, _, _ in items)
         for elements, flops, kind in items:
             share = min(1.0, dropped / elements)
-            found[kind, column] += share if kind == 2 else share * flops / all_flops[kind]
+            if flops or kind == 2:  # without attention there are no scores
+                found[kind, column] += share if kind == 2 else share * flops / all_flops[kind]
             dropped -= share * elements
     return found

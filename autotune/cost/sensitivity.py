@@ -101,7 +101,7 @@ def sensitivity(
     return Sensitivity(
         log_step_s=log_step_s,
         jacobian=jacobian,
-        own_sigma=np.asarray(time_sigma(here, constants, experts=workload.model.num_experts > 0)),
+        own_sigma=np.asarray(time_sigma(here, constants, workload.model)),
         points=table.coordinates(),
         workloads=np.full(len(table), number, dtype=np.intp),
         layers=np.full(len(table), _layers_of(workload), dtype=np.int64),

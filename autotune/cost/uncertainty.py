@@ -8,13 +8,17 @@ import numpy as np
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.layout import Column
-from autotune.spec import Estimate, TimeParts
+from autotune.spec import Estimate, MemoryParts, ModelSpec, TimeParts
 
 Z90 = 1.6448536269514722
 """half-width of the central 90% of a standard normal"""
 TAIL = 0.05
 """probability that the upper end of an interval is exceeded"""
 BISECTIONS = 10
+OTHER_LAYERS_TIME = 0.5
+"""assumed: no published run of such a model has been read; kernels of state-space and linear layers reach a half to all of what matmuls do"""
+OTHER_LAYERS_MEMORY = 0.5
+"""assumed of log activations of such layers: dry runs scatter by 0.3 about `activations.OTHER_LAYERS_KEPT`, and a GPU's kernels keep less than torch's own code"""
 
 
 def moving_share(times: TimeParts) -> Column:
@@ -23,11 +27,20 @@ def moving_share(times: TimeParts) -> Column:
     return np.asarray(moving / times.total)
 
 
-def time_sigma(times: TimeParts, constants: Calibration, *, experts: bool = False) -> Column:
-    """Standard deviation of a config's own error of log step time: `time_sigma` of the fit, `comm_sigma` for the share of communication and bubbles, and
-    `expert_sigma` for a model with experts."""
+def time_sigma(times: TimeParts, constants: Calibration, model: ModelSpec) -> Column:
+    """Standard deviation of a config's own error of log step time: `time_sigma` of the fit, `comm_sigma` for the share of communication and bubbles,
+    `expert_sigma` for a model with experts, and `OTHER_LAYERS` for one whose layers are not a decoder's."""
     plain = np.hypot(constants.time_sigma, constants.comm_sigma * moving_share(times))
-    return np.asarray(np.hypot(plain, constants.expert_sigma if experts else 0.0))
+    other = OTHER_LAYERS_TIME if model.code is not None and model.code.layers else 0.0
+    return np.asarray(np.hypot(plain, np.hypot(constants.expert_sigma if model.num_experts else 0.0, other)))
+
+
+def memory_sigma(memory: MemoryParts, constants: Calibration, model: ModelSpec) -> Column:
+    """Standard deviation of the error of log peak memory: `memory_sigma` of the fit, and `OTHER_LAYERS_MEMORY` for the share of activations of a model whose
+    layers are not a decoder's; its weights are counted."""
+    share = np.asarray(memory.activations / memory.total)
+    other = OTHER_LAYERS_MEMORY if model.code is not None and model.code.layers else 0.0
+    return np.asarray(np.hypot(constants.memory_sigma, other * share))
 
 
 def interval(center: Column, sigma: Column | float) -> tuple[Column, Column]:

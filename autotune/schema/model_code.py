@@ -1,7 +1,7 @@
 """Models that code builds: a function of the user's (`module`), or transformers' own class of a config.json (`hf`).
 
 A user's code runs only where the spec is a file of this machine, and in a process of its own (`Inspect`). The shapes of transformers' classes follow from
-the config.json; only a family that is not known has to be built.
+the config.json; what no shape describes has to be built: a family that is not known, layers of several kinds, and a model with other towers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.schema.files import config_json, locate, model_name, name_of
 from autotune.spec import ModelCode, ModelSpec
-from autotune.spec.hugging_face import text_model
+from autotune.spec.hugging_face import text_model, text_of
 from autotune.spec.hugging_face_families import FAMILIES
 from autotune.spec.hugging_face_plans import PIPELINE_SPLITS, TENSOR_PLANS
 from autotune.spec.plain import canonical, fingerprint
@@ -58,9 +58,15 @@ def transformers_model(text: str, source: str, *, base: Path | None, inspect: In
         has_pipeline_split=family in PIPELINE_SPLITS,
         fingerprint=fingerprint([document, _version("transformers"), _version("torch")]),
     )
-    if family not in FAMILIES and inspect is not None and base is not None:
-        return inspect(replace(_unknown(name, code=code), source=canonical(document)))
-    model = ModelSpec.from_hf(document, name=name)
+    can_build = inspect if base is not None else None
+    if can_build is not None and (family not in FAMILIES or text_of(document) is not None):
+        return can_build(replace(_unknown(name, code=code), source=canonical(document)))
+    try:
+        model = ModelSpec.from_hf(document, name=name)
+    except SpecError:  # sizes that differ from layer to layer, layers of other kinds
+        if can_build is None:
+            raise
+        return can_build(replace(_unknown(name, code=code), source=canonical(document)))
     cuts = model.num_layers - 1 if code.has_pipeline_split else 0
     return replace(model, source=canonical(document), code=replace(code, num_cuts=cuts))
 

@@ -36,7 +36,7 @@ from autotune.spec.knob_use import KnobUse
 from autotune.spec.loss_comparison import LossComparison
 from autotune.spec.measurement import Measurement
 from autotune.spec.model import ModelSpec
-from autotune.spec.model_code import ModelCode
+from autotune.spec.model_code import LayerKind, ModelCode
 from autotune.spec.study import Budget, MeasureSpec, Objective, SpaceSpec, Study, StudyStatus, Wanted
 from autotune.spec.table import ConfigTable
 from autotune.spec.trial import Failure, FailureKind, Reward, StandsFor, Trial, TrialPurpose, TrialStatus
@@ -59,6 +59,7 @@ __all__ = [
     "GpuSpec",
     "Knob",
     "KnobUse",
+    "LayerKind",
     "LinkSpec",
     "LossComparison",
     "MatrixProduct",

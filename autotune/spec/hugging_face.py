@@ -91,7 +91,7 @@ def text_model(document: Document) -> tuple[str, Document]:
     """The family's name, and the document of the language model: the file itself, or the part of a multimodal one. Families that are another one under
     other names are that one, with its keys."""
     name = str(document.get("model_type") or "")
-    text = next((document[key] for key in _TEXT_KEYS if isinstance(document.get(key), Mapping)), None)
+    text = text_of(document)
     if text is not None:
         called = f"{name}_text"
         family = str(text.get("model_type") or _TEXT_OF.get(name) or (called if _is_named(called) else name))
@@ -103,6 +103,11 @@ def text_model(document: Document) -> tuple[str, Document]:
         return name, document
     alike = as_alike(document)
     return str(alike["model_type"]), alike
+
+
+def text_of(document: Document) -> Document | None:
+    """The language model's part of a file with other towers; None for a language model's own file."""
+    return next((document[key] for key in _TEXT_KEYS if isinstance(document.get(key), Mapping)), None)
 
 
 def _is_named(family: str) -> bool:

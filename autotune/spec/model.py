@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.spec.checks import positive_int
-from autotune.spec.hugging_face import fields_of
+from autotune.spec.hugging_face import fields_of, text_of
 from autotune.spec.model_code import ModelCode
 
 
@@ -219,6 +219,11 @@ class ModelSpec:
         """All weights: layers, embeddings, final norm and output projection (once when tied); of a model with code of its own, those that it built."""
         if self.code is not None and self.code.num_parameters:
             return self.code.num_parameters
+        return self.shape_parameters
+
+    @property
+    def shape_parameters(self) -> int:
+        """All weights of a decoder of this shape, whatever builds it."""
         head = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
         dense = self.attention_parameters + self.norm_parameters + self._mlp(self.dense_ffn_hidden_size)
         layers = (self.num_layers - self.num_dense_layers) * self.layer_parameters + self.num_dense_layers * dense
@@ -230,6 +235,34 @@ class ModelSpec:
         """Weights that one token uses: `num_parameters` without the experts that it does not visit."""
         idle = max(0, self.num_experts - self.experts_per_token) * self.mlp_parameters
         return self.num_parameters - (self.num_layers - self.num_dense_layers + self.mtp_layers) * idle
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What predictions assume of a model that is not the decoder that ships, in sentences."""
+        code, found = self.code, list[str]()
+        if self.source and text_of(json.loads(self.source)) is not None and not (code and code.num_parameters):
+            found.append(
+                f"{self.name} is counted by its language model alone: what else its config.json names, such as a vision tower, is left out; "
+                "`model: {hf: PATH}` on a machine with transformers counts it"
+            )
+        if code is None:
+            return tuple(found)
+        if code.layers:
+            kinds = ", ".join(f"{kind.count} x {kind.name}" for kind in code.layers)
+            found.append(
+                f"{self.name} has layers that are not a decoder's ({kinds}): weights and matmuls are counted by kind from its class; activations and times follow "
+                "the formulas of a decoder with as many weights in each layer, so their intervals are wider"
+            )
+        elif code.guessed:
+            found.append(
+                f"{', '.join(code.guessed)} of {self.name} {'is' if len(code.guessed) == 1 else 'are'} not known from its code: taken from a decoder with as many weights, which predicted times rest on"
+            )
+        if code.has_towers:
+            found.append(
+                f"{code.other_parameters / 1e6:,.1f}M of the {self.num_parameters / 1e6:,.1f}M weights of {self.name} lie outside of its language model: their memory and gradient "
+                "traffic are counted, their compute and activations are not, because the workload is tokens alone"
+            )
+        return tuple(found)
 
     def _mlp(self, width: int) -> int:
         biases = 0 if self.gated_mlp else width + self.hidden_size

@@ -4,6 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+OTHER_NAMED = 0.01
+"""share of the weights outside of the language model from which on they are parts of their own"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """Repeated layers of one kind, counted on the module."""
+
+    name: str
+    """classes that set them apart from the others, or what they are made of"""
+    count: int
+    """layers of this kind"""
+    parameters: int
+    """weights of one layer, its experts included"""
+    expert_parameters: int = 0
+    """weights of one layer's routed experts; 0 without experts"""
+    attends: bool = True
+    """whether its tokens attend to one another by scores (softmax attention); state-space, linear and convolution layers do not"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCode:
@@ -27,6 +46,10 @@ class ModelCode:
     """places where it can be cut: one less than the most stages of a pipeline"""
     guessed: tuple[str, ...] = ()
     """fields of `ModelSpec` that neither the module's config nor its `shapes` tell: they are those of a decoder with as many weights"""
+    layers: tuple[LayerKind, ...] = ()
+    """repeated layers by kind, where they are not those of the decoder that ships; their shape is that of a decoder with the same weights, by kind"""
+    other_parameters: int = 0
+    """weights outside of the embedding, the layers and the output projection, such as a vision tower's"""
     reads_tokens: bool = True
     """whether it is trained on tokens with their cross entropy; false where the builder brings an input or a loss of its own"""
     fingerprint: str = ""
@@ -34,3 +57,16 @@ class ModelCode:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "guessed", tuple(self.guessed))
+        kinds = (one if isinstance(one, LayerKind) else LayerKind(**one) for one in self.layers)  # of plain values
+        object.__setattr__(self, "layers", tuple(kinds))
+
+    @property
+    def attending_share(self) -> float:
+        """Share of the layers that attend by scores, 0 to 1; 1 where nothing was counted."""
+        layers = sum(kind.count for kind in self.layers)
+        return sum(kind.count for kind in self.layers if kind.attends) / layers if layers else 1.0
+
+    @property
+    def has_towers(self) -> bool:
+        """Whether so many weights lie outside of the language model that they are parts of their own."""
+        return self.other_parameters > OTHER_NAMED * self.num_parameters

@@ -55,6 +55,8 @@ def shape_limits(trainer: Trainer, workload: Workload) -> Iterator[Limit]:
     model = workload.model
     if not (trainer.trains_modules or trainer.has_own_model):
         yield from module_limits(model, trainer.name)
+    if model.code is not None and trainer.trains_modules:
+        return  # its code builds it, whatever its shape
     figures = figures_of(model)
     if model.mtp_layers and "mtp_layers" not in trainer.shapes:
         message = f"the trainer {trainer.name} builds no {UNCOMMON_SHAPES['mtp_layers']}"

@@ -81,10 +81,12 @@ def answer(
             reserved=_predicted(workload, predicted, constants),
             problem=error.message,
             remedy=error.remedy,
+            notes=workload.model.assumptions,
             took_s=time.monotonic() - begun,
         )
     allocated = max(run.peak.total_bytes for run in runs)
     is_played = workload.trainer == PLAYED
+    assumed = () if is_played else workload.model.assumptions  # what is run dry assumes nothing
     return Fit(
         workload=workload,
         config=config,
@@ -93,6 +95,7 @@ def answer(
         reserved=Reserved.of(allocated, workload, constants)
         if is_played
         else _predicted(workload, predicted, constants),
+        notes=assumed,
         took_s=time.monotonic() - begun,
     )
 

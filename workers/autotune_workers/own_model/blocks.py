@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -10,8 +11,27 @@ from autotune_workers.own_model.built_model import BuiltModel
 
 
 def block_names(built: BuiltModel) -> tuple[str, ...]:
-    """Names of the repeated blocks, in the order in which they run; those of the longest ModuleList where the builder named none."""
-    return built.layers or longest_list(built.model)
+    """Names of the repeated blocks, in the order in which they run; `repeated_blocks` where the builder named none."""
+    return built.layers or repeated_blocks(built.model)
+
+
+def repeated_blocks(module: nn.Module) -> tuple[str, ...]:
+    """Those of the longest ModuleList; of a class of transformers with other towers, of its language model, which may have fewer blocks than a tower."""
+    language = language_config(module)
+    if language is not None:
+        for prefix, part in module.named_modules():
+            if type(getattr(part, "config", None)) is type(language):
+                return tuple(f"{prefix}.{name}" for name in longest_list(part))
+    return longest_list(module)
+
+
+def language_config(module: nn.Module) -> Any:
+    """The config of the language model inside a class of transformers with other towers; None where the module is no such class."""
+    config: Any = getattr(module, "config", None)
+    if not hasattr(config, "get_text_config"):
+        return None
+    language = config.get_text_config()
+    return None if type(language) is type(config) else language
 
 
 def longest_list(module: nn.Module) -> tuple[str, ...]:

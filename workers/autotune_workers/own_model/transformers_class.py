@@ -15,7 +15,7 @@ from torch import nn
 from autotune.errors import ConfigError, MissingExtraError
 from autotune.spec import ModelSpec
 from autotune.spec.hugging_face_alike import as_alike
-from autotune_workers.own_model.blocks import longest_list
+from autotune_workers.own_model.blocks import repeated_blocks
 from autotune_workers.own_model.built_model import BuiltModel
 from autotune_workers.own_model.tensor_plan import is_supported
 
@@ -50,7 +50,7 @@ def build_class(model: ModelSpec) -> BuiltModel:
 def with_own_plans(built: BuiltModel) -> BuiltModel:
     """The model with the plans that a transformers class brings, where the builder gave none."""
     module = built.model
-    layers = built.layers or longest_list(module)
+    layers = built.layers or repeated_blocks(module)
     plan: dict[str, Any] = dict(built.tp_plan)
     if not plan and is_transformers(module):
         own = dict(module.tp_plan or {})  # with that of the classification head or the output projection
