@@ -182,6 +182,12 @@ _WRAPPERS = frozenset(
     ]
 )
 """programs that start another one"""
+_OF_THE_SHELL = re.compile(
+    r"echo|printf|cat|tee|cd|mkdir|rm|cp|mv|ln|ls|export|set|unset|sleep|pip3?|git|wget|curl|tar|unzip|touch|module|ulimit|trap|wait|kill|pkill|grep|sed|awk|"
+    r"test|\[|\[\[|read|exit|return|apt(-get)?|yum|nvidia-smi|rocm-smi|huggingface-cli|hf|aws|gsutil|gcloud|ssh|scp|rsync|make|cmake|date|hostname|chmod|find|xargs|"
+    r"declare|local|let|true|false|shift|getopts|sudo|wandb|tensorboard|ray|sbatch|scontrol|squeue|pdsh|dsh"
+)
+"""commands that train nothing"""
 _SUBSTITUTED = re.compile(r"^\$\((?:which|command -v) ([\w.-]+)\)$|^`(?:which|command -v) ([\w.-]+)`$")
 _PYTHON_FLAGS = ("-u", "-O", "-OO", "-B", "-E", "-s", "-S", "-I", "-v", "-q", "-b", "-d", "-P", "-x")
 _NAMED_PYTHON = re.compile(r"^\$\{?\w*PY\w*\}?$", re.IGNORECASE)
@@ -276,6 +282,8 @@ def parts_of(words: Sequence[str]) -> CommandParts | None:
         elif _leads_on(words[at + 1 :]) and _OPEN.match(word):
             carried.append(word)
             at += 1
+        elif _OF_THE_SHELL.fullmatch(base):
+            return None
         else:
             named = [base, *(w for w in words[at + 1 : at + 2] if re.fullmatch(r"[a-z][\w-]*", w))]
             return _parts(launchers, carried, " ".join(named), words[at + len(named) :], is_known=False)
@@ -343,8 +351,8 @@ def _options(words: Sequence[str], at: int, *, launched: bool) -> tuple[int, tup
         )
         is_short_with_value = re.fullmatch(r"-[A-Za-z]\d+", word) is not None
         at += 2 if has_value and not is_short_with_value else 1
-        if launched and has_value and name in ("env", "genv"):
-            at += 1  # mpiexec -genv NAME VALUE
+        if launched and has_value and name in ("env", "genv", "mca", "omca", "pmca", "gmca"):
+            at += 1  # mpiexec -genv NAME VALUE, mpirun -mca NAME VALUE
     return at, tuple(words[begin:at])
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.errors import SpecError
+from autotune.errors import AutotuneError, SpecError
 from autotune.onboarding.configuration_files import document_of, importing_trainers, read_present, recognized
 from autotune.onboarding.decided_elsewhere import ranks_asked
 from autotune.onboarding.draft import Draft
@@ -20,6 +20,7 @@ from autotune.onboarding.script_spec import script_draft
 from autotune.onboarding.settings_draft import Settings, settings_draft
 from autotune.onboarding.settings_program import settings_program
 from autotune.onboarding.started_program import started_draft
+from autotune.schema import parse_study
 from autotune.trainers.present_configuration import PresentConfiguration
 
 SHELL_SCRIPTS = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".job", ".pbs"})
@@ -28,6 +29,21 @@ SHELL_SCRIPTS = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".job", ".pbs"})
 
 def first_draft(path: Path, *, model: str | None = None, cluster: str | None = None, folder: Path) -> Draft:
     """The draft for the file; `folder`: of the spec. Raises `SpecError` for a file that is neither."""
+    draft = _first_draft(path, model=model, cluster=cluster, folder=folder)
+    if "model" in draft.fill_in:
+        return draft  # what its stand-in allows says nothing of the program
+    try:
+        parse_study(draft.document, base=folder.resolve(), inspect=None)
+    except AutotuneError as error:
+        if error.field.partition(".")[0] == "baseline" and any(entry.key == "baseline" for entry in draft.entries):
+            why = f"no baseline: what {path.name} trains with today breaks a law of studies: {error.message}"
+            kept = tuple(entry for entry in draft.entries if entry.key != "baseline")
+            fill_in = tuple(dict.fromkeys((*draft.fill_in, "baseline")))
+            return replace(draft, entries=kept, notes=(*draft.notes, why), fill_in=fill_in)
+    return draft
+
+
+def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: Path) -> Draft:
     present = read_present(path)
     name = recognized(present)
     if path.suffix == ".py":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,13 @@ class OptionMatches:
         """The script's own value, where it is a whole number above 0."""
         value = self.default(target)
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+    def without_sharding(self) -> None:
+        """On one rank nothing is sharded, whatever stage it is started with."""
+        self.fixed = {knob: value for knob, value in self.fixed.items() if knob != "zero_stage"}
+        self.used.pop("zero_stage", None)
+        if self.template is not None:
+            self.template = replace(self.template, stages=(0,))
 
     def constant(self, target: str) -> Any:
         """A constant of the script's text."""
@@ -152,6 +159,8 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
         found.precision_flags.clear()
         decided = {**decided, "precision": found.template.precision}
         told -= {"precision"}
+    if "precision" not in told and "precision" not in decided and script.autocast:
+        decided = {**decided, "precision": script.autocast}
     found.fixed = {knob: value for knob, value in decided.items() if knob not in told and value not in (False, "none")}
     return found
 

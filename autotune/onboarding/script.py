@@ -45,6 +45,8 @@ class Script:
     """numbers that it sets in its own text, which no option changes"""
     autocast: str = ""
     """the number format that its calls of autocast name; empty where they name none, or several"""
+    formats: frozenset[str] = frozenset()
+    """narrow number formats that its code names"""
     overridden: str = ""
     """the file of settings any of which its command overrides by `key=value`: Hydra's, or OmegaConf's"""
     started: Started | None = None
@@ -98,6 +100,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         divided=frozenset(_divided(whole)),
         constants=() if parser == "configurator" else constants_of(tree),
         autocast=_autocast(whole),
+        formats=frozenset(_formats(whole if imports_parser else tree)),
         overridden=overridden,
         printed=tuple(print_statements(tree)) or tuple(print_statements(whole)),
     )
@@ -141,6 +144,13 @@ def _autocast(tree: ast.Module) -> str:
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and called_name(n) == "autocast"]
     named = {word for call in calls for word in re.findall(r"\btorch\.(bfloat16|float16)\b", ast.unparse(call))}
     return {"bfloat16": "bf16", "float16": "fp16"}[named.pop()] if len(named) == 1 else ""
+
+
+def _formats(tree: ast.Module) -> Iterator[str]:
+    """Narrow formats in expressions such as `torch.bfloat16`, `model.half()`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ("bfloat16", "float16", "half"):
+            yield "bf16" if node.attr == "bfloat16" else "fp16"
 
 
 def _divided(tree: ast.Module) -> Iterator[str]:

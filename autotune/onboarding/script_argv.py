@@ -63,13 +63,18 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         ],
     }
     if started and launcher in TASKS:
-        starts[launcher] = [*launcher.split(), *TASKS[launcher].start, *_kept_of_tasks(started), *started.carried]
+        starts[launcher] = [
+            *launcher.split(),
+            *TASKS[launcher].start,
+            *_kept_of_tasks(started),
+            *map(braced, started.carried),
+        ]
     first, *more = starts[launcher]
     yield Item(first, reasons.get(launcher, f"as it is started: one process for each rank by {launcher}"))
     yield from (Item(word) for word in more)
     if started and started.is_module:
         yield Item("-m")
-    yield Item(started.program if started else script.name)
+    yield Item(braced(started.program) if started else script.name)
     if script.parser == "LightningCLI":
         yield Item("fit")
     if started:

@@ -39,6 +39,8 @@ def script_draft(
     started = script.started
     found = match_options(script, cwd)
     ranks = ranks_today(found, place)
+    if ranks.of_trials == 1:
+        found.without_sharding()
     fill_in: list[str] = list(place.fill_in)
     shape = _model(found, model, cwd, folder)
     if shape is None or "fill in" in shape.comment:
@@ -75,6 +77,8 @@ def script_draft(
         notes.append(_how_to_be_told(found))
     workload, unsaid = _workload(found, ranks)
     fill_in += unsaid
+    if _formats_unsaid(found):
+        fill_in.append("space.precision")
     if why_none := _no_baseline(found, ranks):
         fill_in.append("baseline")
         notes.append(f"no baseline: {why_none}; write what {source.name} trains with today as `baseline:`")
@@ -95,6 +99,12 @@ def script_draft(
         runner,
     )
     return Draft(heading=heading, entries=entries, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))
+
+
+def _formats_unsaid(found: OptionMatches) -> tuple[str, ...]:
+    """Number formats that the program's code names, where neither an option nor a setting says which one it trains in."""
+    is_said = "precision" in found.used or found.precision_flags or "precision" in found.fixed
+    return () if is_said else tuple(sorted(found.script.formats))
 
 
 def _precisions(found: OptionMatches) -> list[Any]:
@@ -191,6 +201,8 @@ def _workload(found: OptionMatches, ranks: RanksToday) -> tuple[Entry, tuple[str
 
 def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
     """Why what it is started with is no config of a study; empty where it is one."""
+    if formats := _formats_unsaid(found):
+        return f"its code names {' and '.join(formats)}, and nothing says whether it trains in that: `space.precision` is a stand-in"
     if found.unclear:
         return f"autotune does not understand {', '.join(dict.fromkeys(found.unclear))}"
     if ranks.problem:
@@ -235,7 +247,7 @@ def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> 
     named = found.default("model")
     if isinstance(named, str) and (known := model_named(named, cwd, folder)):
         return Entry(key="model", value=known[0], comment=known[1] or found.where("model"))
-    sizes = {target: found.default(target) for target in SHAPE}
+    sizes = {target: found.count(target) for target in SHAPE}
     if all(isinstance(sizes[target], int) for target in SHAPE[:3]):
         vocab = sizes["vocab_size"] or VOCAB_SIZE
         return Entry(

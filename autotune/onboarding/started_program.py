@@ -39,7 +39,7 @@ def started_draft(started: Started, path: Path, place: Place, *, model: str | No
     _refuse_unknown(started, path, place)
     draft = _draft(started, path, place, model=model, folder=folder)
     notes, fill_in = list(draft.notes), draft.fill_in
-    if open_words := [word for word in started.words if not is_plain(word)]:
+    if open_words := [word for word in (started.program, *started.carried, *started.words) if not is_plain(word)]:
         notes.append(f"only the shell knows {', '.join(open_words)}: write the values into argv")
         fill_in = tuple(dict.fromkeys((*fill_in, "trainer.argv")))
     if started.not_carried:

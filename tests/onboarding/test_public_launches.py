@@ -401,3 +401,55 @@ def test_data_is_no_file_of_settings(tmp_path: Path, option: str) -> None:
     large = {f"word{number}": number for number in range(50_000)}
     (tmp_path / "v.json").write_text(json.dumps(large))
     assert len(first_draft(tmp_path / "run.sh", cluster=A100, folder=tmp_path).text) < 5000
+
+
+def test_a_format_that_only_the_code_knows_is_not_called_fp32(tmp_path: Path) -> None:
+    train = f'import torch\n{ARGPARSE}p.add_argument("--batch-size", type=int, default=8)\nmodel.to(torch.bfloat16)\n'
+    files = {"run.sh": "torchrun --nproc_per_node 8 train.py --batch-size 4\n", "train.py": train}
+    draft = drafted(tmp_path, files)
+    assert "baseline" not in draft.document
+    assert {"space.precision", "baseline"} <= set(draft.fill_in)
+    autocast = train.replace("model.to(torch.bfloat16)", 'torch.autocast("cuda", dtype=torch.bfloat16)')
+    draft = drafted(tmp_path, {**files, "train.py": autocast})
+    assert draft.document["space"]["precision"] == ["bf16"]
+    assert "precision=bf16" in draft.document["baseline"]
+
+
+def test_on_one_rank_nothing_is_sharded(tmp_path: Path) -> None:
+    files = {
+        "run.sh": f"deepspeed --num_gpus 1 train.py --deepspeed ds.json {HF_FLAGS}\n",
+        "train.py": HF,
+        "ds.json": json.dumps({"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}),
+    }
+    study = loaded(drafted(tmp_path, files), tmp_path)
+    assert study.baseline is not None
+    assert (study.baseline.world_size, study.baseline.zero_stage) == (1, 0)
+
+
+def test_a_command_that_is_shown_is_not_the_one_that_is_run(tmp_path: Path) -> None:
+    text = 'CMD="deepspeed --num_gpus 4 train.py --batch-size 4 --max-steps 9 --seq-len 64"\necho ${CMD}\neval ${CMD}\n'
+    found = started_by(text)
+    assert found is not None
+    assert (found.launcher, found.program, found.gpus_per_node) == ("deepspeed", "train.py", 4)
+    found = started_by("mpirun -n 4 -mca btl ^openib -mca btl_tcp_if_include eth0 python train.py --lr 1\n")
+    assert found is not None
+    assert (found.launcher, found.program, found.gpus_per_node) == ("mpirun", "train.py", 4)
+
+
+def test_a_path_that_only_the_shell_knows_stays_in_a_draft_that_loads(tmp_path: Path) -> None:
+    run = "torchrun --nproc_per_node 8 ${CODE}/train.py --batch-size 4 --grad-accum 2 --seq-len 64 --n-layer -1\n"
+    draft = drafted(tmp_path, {"run.sh": run})
+    assert "trainer.argv" in draft.fill_in
+    assert any("${CODE}/train.py" in note for note in draft.notes)
+    loaded(draft, tmp_path)
+
+
+def test_a_baseline_that_no_study_has_is_left_out(tmp_path: Path) -> None:
+    run = (
+        "torchrun --nproc_per_node 8 t.py --tensor-model-parallel-size 8 --num-layers 4 --hidden-size 96 --num-attention-heads 6 --vocab-size 512 "
+        "--micro-batch-size 2 --grad-accum 2 --seq-len 64 --bf16\n"
+    )
+    draft = drafted(tmp_path, {"run.sh": run})
+    assert "baseline" not in draft.document
+    assert any("breaks a law" in note and "tp" in note for note in draft.notes)
+    loaded(draft, tmp_path)

@@ -169,6 +169,7 @@ def test_optimizer_and_kind_of_training_are_counted_or_named(
 
 def test_settings_of_megatron_core_have_its_degrees_and_its_recomputation(tmp_path: Path) -> None:
     core = {"pipeline_model_parallel_size": 4, "expert_model_parallel_size": 2, "use_distributed_optimizer": True}
+    core |= {"model_name_or_path": "mistralai/Mixtral-8x7B-v0.1", "gradient_accumulation_steps": 4}
     factory = {key: value for key, value in FACTORY.items() if key != "deepspeed"}
     document = drafted({**factory, **core, "recompute_granularity": "full"}, tmp_path).document
     assert document["trainer"]["fixed"] == {"pp": 4, "ep": 2, "precision": "bf16", "zero_stage": 1}
