@@ -33,6 +33,7 @@ FOREIGN = (
     Foreign("fairseq", (("distributed_training", "optimization"), ("common", "optimization"), ("dataset.max_tokens", "optimization"))),
     Foreign("Megatron-LM's functional tests", (("MODEL_ARGS",), ("ENV_VARS", "TEST_TYPE"))),
     Foreign("levanter", (("trainer.train_batch_size", "trainer.num_train_steps"),)),
+    Foreign("ms-swift", (("tuner_type",), ("train_type",), ("rlhf_type",), ("model", "dataset", "per_device_train_batch_size"))),
     Foreign("MaxText", (("per_device_batch_size", "base_emb_dim"), ("ici_fsdp_parallelism",), ("per_device_batch_size", "run_name", "dataset_path"))),
     Foreign("transformers' TrainingArguments in a file (TRL, alignment-handbook, ms-swift)", (("per_device_train_batch_size", "model_name_or_path"), ("per_device_train_batch_size", "output_dir"), ("per_device_train_batch_size", "learning_rate"))),
 )  # fmt: skip

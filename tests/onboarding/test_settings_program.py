@@ -176,7 +176,7 @@ def test_settings_of_megatron_core_have_its_degrees_and_its_recomputation(tmp_pa
     assert document["trainer"]["env"] == {"USE_MCA": "1"}
     assert "recompute_granularity={recompute}" in document["trainer"]["argv"]
     assert "recompute=full" in document["baseline"]
-    assert document["workload"]["global_batch_size"] == 1 * 2 * 4
+    assert document["workload"]["global_batch_size"] == 1 * 4 * 4
 
 
 def test_settings_of_the_next_version_are_read_by_its_names(tmp_path: Path) -> None:
