@@ -18,6 +18,8 @@ from autotune.trainers.placeholders import braced
 
 FILL_IN = "FILL-IN"
 """value of an option that the script requires and that nobody but its owner knows"""
+EACH_STEP = "--logging_steps=1"
+OFF_IN_TRIALS = "off in trials; `training` below has your own"
 MAX_IDEAS = 4
 """options that are suggested as knobs of the study's own"""
 _WHERE = frozenset(
@@ -88,19 +90,28 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         )
         yield Item("{precision}", named)
     if script.parser == "HfArgumentParser":
-        yield Item("--logging_steps=1", "a loss for every step")
-        given = {argument.name for argument in started.arguments} if started else set()
-        given.add("save_strategy")  # by itself it saves at the end of each trial
-        for name, off in OF_A_RUN.items():
-            if name in given:
-                yield Item(f"--{name}={off}", "off in trials: give launch.sh your own behind it")
+        yield from (
+            Item(word, OFF_IN_TRIALS if word != EACH_STEP else "a loss for every step") for word in trial_words(found)
+        )
     if found.settings and not started:
         yield Item(f"--{found.settings.option}={{files}}/{found.settings.name}", "each trial has its own, as below")
-    if found.log_interval is not None and not found.log_interval.is_in_file and script.parser != "HfArgumentParser":
-        option = found.log_interval
-        yield Item(f"{option.prefix}1", f"a line for every step ({_said(option)})")
+    if found.log_interval is not None and script.parser != "HfArgumentParser":
+        said = _said(found.log_interval)
+        yield from (Item(word, f"a line for every step ({said})") for word in trial_words(found))
     for option in found.required:
         yield Item(f"{option.prefix}{FILL_IN}", f"fill in: the script requires it ({option.place})")
+
+
+def trial_words(found: OptionMatches) -> list[str]:
+    """The words that only trials have: a line for every step, and what switches saving, evaluation and trackers off."""
+    if found.script.parser == "HfArgumentParser":
+        started = found.script.started
+        given = {argument.name for argument in started.arguments} if started else set()
+        given.add("save_strategy")  # by itself it saves at the end of each trial
+        return [EACH_STEP, *(f"--{name}={off}" for name, off in OF_A_RUN.items() if name in given)]
+    if found.log_interval is not None and not found.log_interval.is_in_file:
+        return [f"{found.log_interval.prefix}1"]
+    return []
 
 
 def _told(found: OptionMatches) -> Iterator[tuple[str, ScriptOption, Meaning]]:

@@ -23,6 +23,7 @@ from autotune.onboarding.printed_lines import patterns_of
 from autotune.onboarding.ranks_today import RanksToday, ranks_today
 from autotune.onboarding.script import Script
 from autotune.onboarding.script_argv import argv_of, ideas_of, precision_words, values_of
+from autotune.onboarding.script_training import training_of
 from autotune.spec import KNOBS
 from autotune.trainers.placeholders import braced
 
@@ -67,6 +68,10 @@ def script_draft(
         trainer.append(Entry(key="files", value=found.files, comment=f"{given}, as each trial has it"))
     if found.fixed:
         trainer.append(Entry(key="fixed", value=dict(found.fixed), comment="what its settings decide alone"))
+    if training := training_of(found):
+        trainer.append(
+            Entry(key="training", value=training, comment="what launch.sh has in their place; null: nothing")
+        )
     if metrics:
         trainer.append(Entry(key="metrics", value=metrics, comment="from its print statements"))
     if found.required:
@@ -277,7 +282,7 @@ def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Itera
         yield f"off in trials: {named}, by which the program halves its batch when memory runs out, so that what is measured is another batch"
     if found.trackers:
         named = ", ".join(option.shown for option in found.trackers)
-        yield f"left out in trials: {named}; an exported launch takes it behind its own options"
+        yield f"left out in trials: {named}; the exported launch has it again"
     if found.script.started and found.script.launcher == "python" and ranks.of_cluster > 1:
         yield f"{source.name} starts one process, so trials have one rank; a script that starts several by torchrun, accelerate or srun is tuned over all"
     if ranks.is_elsewhere:

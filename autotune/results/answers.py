@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ExportError, MissingExtraError, NotFoundError, RunnerError, SpecError
@@ -26,7 +27,7 @@ from autotune.study.controller import Winner, training_s
 from autotune.study.process_id import is_gone
 
 if TYPE_CHECKING:
-    from autotune.trainers import Trainer
+    from autotune.trainers import Launch, Trainer
 
 NO_CONTROLLER = (
     "No controller is running this study. A service on this store starts it again as soon as nothing is in the way, which its health names; "
@@ -312,10 +313,13 @@ def launch_document(
     target, starter = trainer_of(trainer), scheduler(on or DEFAULT)
     config = _exported_config(result, trial)
     study = study or result.record.study
-    own = study.trainer_options if target.name == study.trainer else {}
+    own = target.in_training(study.trainer_options) if target.name == study.trainer else {}
     options, job_options = split_options(starter, options)
     launch = target.launch(study.workload, config, {**own, **options})
-    told = () if "steps" in options else _length_notes(target, study.workload, config, {**own, **options})
+    is_told = "steps" in options or "steps" in study.trainer_options.get("training", {})
+    told = () if is_told else _length_notes(target, study.workload, config, {**own, **options})
+    if own and study.baseline is not None:
+        told = (*told, *_change_notes(target.launch(study.workload, study.baseline, {**own, **options}), launch))
     if result.best is None and trial is None:
         told = (prediction_note(result.record), *told)
     if silenced := [f"--{name}={off}" for name, off in OF_A_RUN.items() if f"--{name}={off}" in launch.argv]:
@@ -324,6 +328,27 @@ def launch_document(
     launch = in_environment_of(study, replace(launch, notes=(*launch.notes, *told), tuned=tuned))
     job = job_of(starter, launch, study.workload, config, job_options)
     return {"trainer": target.name, "config": config.to_dict(), **launch.to_dict(), "job": job}
+
+
+def _change_notes(present: Launch, launch: Launch) -> tuple[str, ...]:
+    """What the launch changes of the one of the study's baseline, word by word."""
+    before, after = (list(one.argv) for one in (present, launch))
+    changes = [
+        f"{' '.join(before[a:b]) or 'nothing'} -> {' '.join(after[c:d]) or 'nothing'}"
+        for kind, a, b, c, d in SequenceMatcher(a=before, b=after, autojunk=False).get_opcodes()
+        if kind != "equal"
+    ]
+    names = sorted({*present.env, *launch.env})
+    changes += [
+        f"{name}={present.env.get(name, '')} -> {launch.env.get(name, '')}"
+        for name in names
+        if present.env.get(name) != launch.env.get(name)
+    ]
+    files = [name for name in launch.files if launch.files[name] != present.files.get(name)]
+    if not changes and not files:
+        return ("it is the launch of the study's baseline, word for word",)
+    inside = f"; and {', '.join(files)}" if files else ""
+    return (f"changed from the launch of the study's baseline: {'; '.join(changes) or 'no word'}{inside}",)
 
 
 def _exported_config(result: Result, number: int | None) -> ParallelConfig:

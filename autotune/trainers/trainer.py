@@ -239,6 +239,10 @@ class Trainer(ABC):
         given = {name: known[name].check(value) for name, value in (options or {}).items()}
         return {name: given.get(name, option.default) for name, option in known.items()}
 
+    def in_training(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a study as its exported launch has them: without what only trials are told."""
+        return dict(options)
+
     @final
     def launch(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None) -> Launch:
         """The config as a launch of this trainer.

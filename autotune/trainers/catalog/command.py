@@ -24,6 +24,7 @@ from autotune.errors import SpecError
 from autotune.spec import FIELDS, KNOBS, ModelSpec, ParallelConfig, Workload
 from autotune.spec.checks import nearest
 from autotune.spec.workload import OPTIMIZERS, PEFT_METHODS
+from autotune.trainers.command_training import check_training, in_training
 from autotune.trainers.effective import effective
 from autotune.trainers.launch_files import FOLDER, MASTER_ADDR, MASTER_PORT, NODE_RANK, Launch
 from autotune.trainers.launcher_limits import launcher_limits
@@ -140,6 +141,12 @@ class CommandTrainer(Trainer):
             choices=("unknown", "steps", "micro-batches"),
         ),
         Option(name="steps", meaning="what {steps} stands for", default=50, reach=Reach.NOTHING),
+        Option(
+            name="training",
+            meaning="what the exported launch has in place of what only trials are told, by word of argv, steps, seed or append; null leaves it out",
+            default={},
+            reach=Reach.ARGUMENT,
+        ),
         SAME_DATA,
         WORKING_DIR,
         Option(name="seed", meaning="what {seed} stands for", default=1234, reach=Reach.NOTHING),
@@ -194,6 +201,7 @@ class CommandTrainer(Trainer):
                 remedy = nearest(name, known)
                 raise SpecError(f"no knob is called {name!r}", remedy=remedy, field=f"trainer.fixed.{name}")
         check_templates(options["files"], known)
+        check_training(options["training"], _arguments(options["argv"]))
         self._check_folders(options)
         for text in self._texts(options):
             template = parse(text)
@@ -203,6 +211,10 @@ class CommandTrainer(Trainer):
                 if may_be_null and template.only is None:
                     raise null_inside(text)
         self.reader(options)
+
+    def in_training(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """See `command_training`."""
+        return in_training(options, _arguments(options.get("argv", ())))
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """The command with its placeholders filled in. Arguments and variables whose value is written as null are left out."""

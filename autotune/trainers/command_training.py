@@ -1,0 +1,66 @@
+"""The option `training` of a program: what its exported launch has in place of what only trials are told.
+
+    argv: [python, train.py, "--max_steps={steps}", "--save_strategy=no", "--seed={seed}"]
+    training: {steps: 100, seed: null, "--save_strategy=no": "--save_strategy=steps", append: [--wandb]}
+
+A key is a word of `argv`, `steps`, `seed` or `append`. Its value takes the place of the word: text, a list of words, or null, which leaves it out. A null
+for `steps` or `seed` leaves out the words that name them, so that the program's own value holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.errors import SpecError
+from autotune.spec.checks import nearest
+from autotune.trainers.placeholders import parse
+
+APPEND = "append"
+"""the key of words that trials leave out"""
+NUMBERS = ("steps", "seed")
+"""placeholders that a training has values of its own for"""
+
+
+def check_training(training: Mapping[str, Any], argv: Sequence[str]) -> None:
+    """Raises `SpecError` for a key that is no word of `argv`, and for a value that cannot take its place."""
+    known = {*argv, *NUMBERS, APPEND}
+    for key, value in training.items():
+        where = f"trainer.training.{key}"
+        if key not in known:
+            near = nearest(str(key), known)
+            raise SpecError(
+                f"a key of training must be a word of argv, steps, seed or append, but is {key!r}",
+                remedy=near or "write the word as argv has it",
+                field=where,
+            )
+        if key in NUMBERS:
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise SpecError(f"{key} must be a whole number or null, but is {value!r:.80}", field=where)
+        elif value is not None and not _is_words(value):
+            raise SpecError(f"it must be text, a list of texts or null, but is {value!r:.80}", field=where)
+
+
+def in_training(options: Mapping[str, Any], argv: Sequence[str]) -> dict[str, Any]:
+    """The trainer's options with the argv, steps and seed of a training; the same options where there is no `training`."""
+    training = options.get("training") or {}
+    if not training:
+        return dict(options)
+    left_out = {name for name in NUMBERS if name in training and training[name] is None}
+    words: list[str] = []
+    for word in argv:
+        if word in training:
+            words += _words(training[word])
+        elif not left_out & {name for part in parse(word).expressions for name in part.names}:
+            words.append(word)
+    words += _words(training.get(APPEND))
+    numbers = {name: training[name] for name in NUMBERS if training.get(name) is not None}
+    return {**options, "argv": tuple(words), **numbers}
+
+
+def _words(value: Any) -> list[str]:
+    return [] if value is None else [value] if isinstance(value, str) else list(value)
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(word, str) for word in value))
