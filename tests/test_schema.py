@@ -655,3 +655,19 @@ def test_adapters_are_those_of_lora_unless_the_spec_says_otherwise() -> None:
     found = parse_study({**MINIMAL, "workload": workload}).workload.peft
     assert found is not None
     assert (found.method, found.rank) == ("lora", 16)
+
+
+def test_a_model_without_a_name_is_called_after_its_study_and_its_shape() -> None:
+    """Records, best configs and reference losses are found by the model's name."""
+    shape = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256}
+    asked = {"cluster": "cpu-1x1", "workload": {"seq_len": 64, "global_batch_size": 4}, "space": {"micro_batch_size": [4]}}  # fmt: skip
+
+    def name(model: dict[str, object], **more: object) -> str:
+        return parse_study({**asked, "model": model, **more}).workload.model.name
+
+    first = name(shape, name="mine")
+    assert first.startswith("mine-")
+    assert first == name(dict(reversed(shape.items())), name="mine")
+    assert first != name({**shape, "num_layers": 3}, name="mine")
+    assert name(shape).startswith("model-")
+    assert name({**shape, "name": "own"}, name="mine") == "own"

@@ -146,7 +146,7 @@ def best(
         from autotune.cli.study_text import next_step, print_target
 
         print_target(target, top=top)
-        note(f"next: {next_step(document['study']['id'], document.get('next_export'))}")
+        note(f"next: {next_step(document)}")
     else:
         _print_best(document, pareto=pareto)
     if not found:
@@ -173,7 +173,7 @@ def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
         if line := speedup_line(document):
             out.print(line)
     if document["study"] and (not asked or asked == document["study"]["objective"]):  # export knows the study's own
-        note(f"next: {next_step(document['study']['id'], document.get('next_export'))}")
+        note(f"next: {next_step(document)}")
 
 
 def _print_predicted(document: dict[str, Any]) -> None:

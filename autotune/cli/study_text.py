@@ -79,7 +79,7 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
     if target := document.get("target"):
         print_target(target)
         if target["proxies"]:
-            err.print(f"next: {next_step(study['id'], document.get('next_export'))}", soft_wrap=True)
+            err.print(f"next: {next_step(document)}", soft_wrap=True)
     if best:
         config = ParallelConfig.from_dict(best["config"])
         out.print(f"best: {config}", soft_wrap=True)
@@ -91,7 +91,7 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
             out.print(f"  {sentence}")
         err.print(
             f"next: autotune explain {study['id']}\n      autotune report {study['id']} -o report.html\n"
-            f"      {next_step(study['id'], document.get('next_export'))}",
+            f"      {next_step(document)}",
             soft_wrap=True,
         )
 
@@ -130,9 +130,10 @@ def next_best(document: Mapping[str, Any], trials: Sequence[Trial]) -> str:
     return f"; the next best, trial {number}, has {ratio:.2f} of its tokens/s"
 
 
-def next_step(study_id: str, target: Mapping[str, Any] | None) -> str:
-    """The command that exports the best config, or the line of Python that starts it; `target`: `next_export` of the study's document."""
-    target = target or {"trainer": "native", "options": {}}
+def next_step(document: Mapping[str, Any]) -> str:
+    """The command that exports the best config of a study's document, by its `next_export` or else by the study's own trainer, or the line of Python that starts it."""
+    study_id = document["study"]["id"]
+    target = document.get("next_export") or {"trainer": document["study"]["trainer"], "options": {}}
     if line := target.get("python"):
         return f"in Python: {line}"
     options = "".join(f" --option {name}={value}" for name, value in target["options"].items())

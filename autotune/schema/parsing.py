@@ -54,6 +54,7 @@ from autotune.spec import (
     catalog,
 )
 from autotune.spec.model_figures import check_source
+from autotune.spec.plain import identity
 from autotune.trainers import trainer
 from autotune.trainers.trainer import SAME_DATA
 
@@ -97,7 +98,7 @@ def parse_study(
     _refuse_export_options(trainer_name, trainer_options)
     check_searcher(asked.searcher)
     runner, runner_options = _kind(asked.runner)
-    model = _for_sequence(_model(asked.model, base, inspect), job.seq_len)
+    model = _for_sequence(_named(_model(asked.model, base, inspect), asked), job.seq_len)
     workload = located(
         "workload",
         lambda: Workload(
@@ -272,6 +273,14 @@ def _model(asked: AskedModel, base: Path | None, inspect: Inspect | None) -> Mod
     if isinstance(asked, ModelDocument):
         return located("model", lambda: check_source(ModelSpec(**asked.model_dump())))
     return read_model(asked, base) if is_model_file(asked) else catalog.model(asked)
+
+
+def _named(model: ModelSpec, asked: StudyDocument) -> ModelSpec:
+    """A model that is written out without a name is called after its study, with a digest of its shape: in history two models never share a name."""
+    if not isinstance(asked.model, ModelDocument) or "name" in asked.model.model_fields_set:
+        return model
+    shape = {name: value for name, value in asked.model.model_dump().items() if name != "name"}
+    return replace(model, name=f"{asked.name or 'model'}-{identity(shape)[:6]}")
 
 
 def _for_sequence(model: ModelSpec, seq_len: int) -> ModelSpec:
