@@ -113,6 +113,7 @@ def list_studies(
     rows = []
     for s in document["studies"]:
         speedup = format_speedup(s["speedup"], *interval_of(s)) if s.get("speedup") else ""
+        speedup = "too noisy" if s.get("too_noisy") else speedup
         created = str(s["created_at"])[:19].replace("T", " ")
         trials = f"{sum(s['trials'].values()):,}"
         rows.append([s["id"], s["name"], s["status"], s["model"], s["cluster"], trials, speedup, created])

@@ -178,6 +178,8 @@ def speedup_line(document: Mapping[str, Any]) -> str:
         return ""
     ended = StudyStatus(study["status"]).is_terminal
     tied = f", tied with {trial_numbers(document['tied_with'])}" if document.get("tied_with") else ""
+    if noisy := document.get("too_noisy"):
+        return str(noisy["message"])
     if best["config"] == baseline["config"]:
         return DEFAULT_IS_BEST + ("" if ended else " so far") + tied
     if not document.get("speedup"):

@@ -78,6 +78,8 @@ def facts(found: Result) -> dict[str, str]:
 
 
 def _speedup(found: Result) -> str:
+    if found.too_noisy is not None:
+        return "too noisy to tell"
     if found.speedup is None:
         return "-"
     is_open = not found.record.status.is_terminal

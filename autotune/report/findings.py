@@ -44,6 +44,8 @@ def why(found: Result) -> list[str]:
         ]
     rivals = trial_numbers(found.tied_with) if found.tied_with else ""
     tied = [f"The measurements do not tell trial {best.number} from {rivals}."] if rivals else []
+    if found.too_noisy is not None:
+        return [f"{str(found.too_noisy).capitalize()}, so nothing is claimed and the default config stays."]
     if best.config == baseline.config:
         return ["Nothing that was tried beats the default config.", *tied]
     sentences = []

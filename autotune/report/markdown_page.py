@@ -69,7 +69,11 @@ def markdown_report(record: StudyRecord, trials: Sequence[Trial], *, service: st
 
 def _head(found: Result, page: str) -> str:
     record = found.record
-    gain = "" if found.speedup is None else f": {speedup_word(found, over=' over the default config')}"
+    gain = (
+        ""
+        if found.speedup is None and found.too_noisy is None
+        else f": {speedup_word(found, over=' over the default config')}"
+    )
     study = f"[study {record.id}]({page})" if page else f"study {code(record.id)}"
     lines = [f"### {text(record.study.name)}{gain}", text(setting_line(found), most=MOST_SENTENCE)]
     message = f": {text(record.message, most=MOST_SENTENCE)}" if record.message else ""

@@ -29,7 +29,9 @@ class NotebookView:
         heading = (
             f"<strong>{escape(study.name)}</strong>: {escape(str(result.record.status))}, {len(result.shown)} trials"
         )
-        if result.speedup is not None:
+        if result.too_noisy is not None:
+            heading += f", {escape(str(result.too_noisy))}"
+        elif result.speedup is not None:
             speedup = result.speedup, result.speedup_low, result.speedup_high
             is_open = not result.record.status.is_terminal
             heading += f", {escape(format_speedup(*speedup, over=' over the default config', is_open=is_open))}"

@@ -23,7 +23,7 @@ from autotune.spec import ParallelConfig, Study, StudyStatus, Trial, TrialStatus
 from autotune.spec.duration import format_duration
 from autotune.spec.study import SIMULATED
 from autotune.spec.usual_names import OF_A_RUN
-from autotune.study.controller import Winner, training_s
+from autotune.study.controller import Winner, noisy_of, training_s
 from autotune.study.process_id import is_gone
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
     trials = tuple(sorted(found, key=lambda trial: trial.number))
     weight = record.study.objective.stability_weight
     winner, shown = with_figures(winner_of(record, trials), at_first_level(trials, weight), weight)
+    is_settled = record.status.is_terminal or winner.rounds >= max(1, record.study.measure.final_rounds)
     return Result(
         record=record,
         trials=trials,
@@ -69,12 +70,13 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
         best=winner.best,
         baseline=winner.baseline,
         speedup=winner.speedup,
-        speedup_low=winner.speedup_low,
-        speedup_high=winner.speedup_high,
+        speedup_low=winner.speedup_low if is_settled else None,
+        speedup_high=winner.speedup_high if is_settled else None,
         tied_with=winner.tied_with,
         final_rounds=winner.rounds,
         confirmed=winner.confirmed,
-        notes=(*winner.notes, *_payback(record, winner)),
+        notes=(*winner.notes, *(() if winner.too_noisy else _payback(record, winner))),
+        too_noisy=winner.too_noisy,
     )
 
 
@@ -197,6 +199,7 @@ def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, A
         "elapsed_s": record.elapsed_s,
         "trials": dict(record.trial_counts),
         "speedup": record.speedup,
+        "too_noisy": noisy_of(record.result),
         "tags": list(record.tags),
         "ray": record.result.get("ray"),
         "placed": list(record.result.get("placed") or ()),
@@ -246,6 +249,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
         "speedup": result.speedup,
         "speedup_low": result.speedup_low,
         "speedup_high": result.speedup_high,
+        "too_noisy": result.too_noisy.to_dict() if result.too_noisy is not None else None,
         "tied_with": list(result.tied_with),
         "final_rounds": result.final_rounds,
         "infeasible": dict(result.infeasible),

@@ -2,7 +2,7 @@
 
 study {id, name}   model   cluster   trainer   runner   config (its label)   autotune (version of this package)
 tokens_per_s, step_time_s, step_time_spread (relative), steps, final_rounds, measured_at (ISO 8601, UTC)
-trials {measured, failed}   default {config, tokens_per_s, step_time_s, step_time_spread} or null   speedup, speedup_low, speedup_high: numbers or null
+trials {measured, failed}   default {config, tokens_per_s, step_time_s, step_time_spread} or null   speedup, speedup_low, speedup_high: numbers or null   too_noisy: why there is no speedup, or null
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def provenance(result: Result) -> dict[str, Any]:
         "speedup": result.speedup,
         "speedup_low": result.speedup_low,
         "speedup_high": result.speedup_high,
+        "too_noisy": str(result.too_noisy) if result.too_noisy is not None else None,
     }
 
 

@@ -111,7 +111,7 @@ def _under(result: Result, ranked: list[Trial]) -> dict[str, Any]:
     confirmed = best is not None and base is not None and {best.number, base.number} <= again
     return {
         "best": trial_document(best) if best is not None else None,
-        "speedup": speeds[0] / speeds[1] if len(speeds) == 2 else None,
+        "speedup": speeds[0] / speeds[1] if len(speeds) == 2 and result.too_noisy is None else None,
         "speedup_low": None,
         "speedup_high": None,
         "tied_with": [],

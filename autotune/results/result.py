@@ -11,6 +11,7 @@ from autotune.results.plots import Plots, result_view
 from autotune.results.trial_frame import trial_frame
 from autotune.spec import Trial
 from autotune.spec.speedup import format_speedup
+from autotune.study.controller import TooNoisy
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -46,6 +47,8 @@ class Result:
     """configs that cannot be run here, counted by reason: the law, the trainer's limit, or what the runner lacks"""
     notes: tuple[str, ...] = ()
     """what must be said beside the speedup, in words"""
+    too_noisy: TooNoisy | None = None
+    """why nothing can be claimed: how far apart the runs of the default config are"""
     is_left: bool = False
     """whether it waits for another controller, because the last one died"""
 
@@ -76,7 +79,9 @@ class Result:
         facts = [repr(record.study.name), str(record.status), f"{len(self.shown)} trials"]
         if self.best is not None:
             facts.append(f"best {self.best.config}")
-        if self.speedup is not None:
+        if self.too_noisy is not None:
+            facts.append(str(self.too_noisy))
+        elif self.speedup is not None:
             is_open = not record.status.is_terminal
             facts.append(format_speedup(self.speedup, self.speedup_low, self.speedup_high, is_open=is_open))
         return f"Result({', '.join(facts)})"

@@ -96,6 +96,9 @@ class StudySummary(Answer):
     elapsed_s: float
     trials: dict[str, int] = Field(description="trials by status", examples=[{"COMPLETED": 4, "FAILED": 1}])
     speedup: float | None = Field(description="of the winner; null until the study has ended", examples=[1.31])
+    too_noisy: Plain | None = Field(
+        default=None, description="of a study that could not be judged, the spread of its default config; else null"
+    )
     tags: list[str] = Field(default=[], description="words by which people find it again")
     ray: Plain | None = Field(default=None, description="the Ray job that runs it: job, url; null: none does")
     placed: list[Plain] = Field(
@@ -182,6 +185,10 @@ class StatusAnswer(StudyAnswer):
     speedup: float | None = Field(description="best config relative to the baseline", examples=[1.31])
     speedup_low: float | None = Field(default=None, description="lower end of its 95% interval", examples=[1.27])
     speedup_high: float | None = Field(default=None, description="upper end of its 95% interval", examples=[1.35])
+    too_noisy: Plain | None = Field(
+        default=None,
+        description="where the runs of the default config disagree too much for any claim: tokens_per_s_low, tokens_per_s_high, factor, limit, runs, message, remedy; else null",
+    )
     tied_with: list[int] = Field(default=[], description="trials whose configs cannot be told from the best")
     infeasible: dict[str, int] = Field(default={}, description="configs that cannot be run here, counted by reason")
     target: Plain | None = Field(

@@ -31,7 +31,9 @@ def comments(tuned: Mapping[str, Any]) -> list[str]:
     ]
     if default:
         lines.append(f"Default config: {default['config']}: {_speed(default)}")
-    if tuned["speedup"]:
+    if tuned.get("too_noisy"):
+        lines.append(f"No speedup is claimed: {tuned['too_noisy']}")
+    elif tuned["speedup"]:
         speedup = format_speedup(tuned["speedup"], tuned.get("speedup_low"), tuned.get("speedup_high"))
         lines.append(f"Speedup against the default: {speedup} in tokens per second")
     return [plain_line(line) for line in lines]

@@ -8,6 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from autotune import api
+from autotune.cli.study_text import speedup_line
 from autotune.report import compare, html_report
 from autotune.report.figures import figures_of
 from autotune.report.findings import prediction_errors, why
@@ -126,12 +128,46 @@ def test_words_and_figures_are_those_of_the_finals() -> None:
     slow, fast = trial(0, step_time_s=2.0), trial(1, step_time_s=1.6, micro_batch_size=2, accumulation_steps=4)
     finals = [
         replace(trial(n, step_time_s=s), config=t.config, purpose=TrialPurpose.FINAL)
-        for n, t, s in ((2, slow, 4.0), (3, fast, 2.0))
+        for n, t, s in ((2, slow, 4.0), (3, fast, 2.0), (4, fast, 2.0), (5, slow, 4.0))
     ]
     listed = {"finals": [{"config": t.config.to_dict()} for t in (slow, fast)]}
     found = result_from(record(best=1, speedup=2.0, result=listed), [slow, fast, *finals])
     assert "32.8k against 16.4k tokens per second: 2.00 times (95%: " in why(found)[0]
     assert why(replace(found, tied_with=(4, 6, 7)))[1] == "The measurements do not tell trial 1 from trials 4, 6 and 7."
+
+
+def test_a_study_on_a_machine_that_is_too_noisy_claims_nothing() -> None:
+    default, other = (
+        trial(0, step_time_s=1.0),
+        trial(1, step_time_s=0.4, micro_batch_size=2, accumulation_steps=4),
+    )
+    again = [replace(trial(n, step_time_s=s), purpose=TrialPurpose.BASELINE) for n, s in ((2, 2.0), (3, 2.6))]
+    found = result_from(record(best=None, baseline=None, speedup=None), [default, other, *again])
+    said = "too noisy to tell: the default ran between"
+    assert said.capitalize() in why(found)[0]
+    page = html_report(found.record, found.trials)
+    assert "too noisy to tell</b>" in page
+    assert "95%:" not in page
+    document = api.document(found)
+    assert document["speedup"] is document["speedup_low"] is document["speedup_high"] is None
+    assert document["too_noisy"]["factor"] == pytest.approx(2.6)
+    assert any(said in note for note in document["notes"])
+    assert speedup_line(document).startswith(said)
+    assert said in repr(found)
+
+
+def test_no_interval_is_shown_before_the_finals() -> None:
+    default, other = (
+        trial(0, step_time_s=1.0),
+        trial(1, step_time_s=0.4, micro_batch_size=2, accumulation_steps=4),
+    )
+    ended = record(best=None, baseline=None, speedup=None)
+    running = replace(ended, status=StudyStatus.RUNNING)
+    assert "95%:" in html_report(ended, [default, other])
+    found = result_from(running, [default, other])
+    assert found.speedup == pytest.approx(2.5)
+    assert (found.speedup_low, found.speedup_high) == (None, None)
+    assert "95%:" not in html_report(running, [default, other])
 
 
 def test_reasons_compare_steps_at_equal_tokens() -> None:

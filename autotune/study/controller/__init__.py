@@ -9,7 +9,7 @@ trial_index.py     all trials, with running counts               trial_requests.
 final_rounds.py    which runs of the finals count
 remeasure.py       what a changed machine asks for              machine_changes.py  its changes in words
 scoring.py         a report becomes a terminal trial             finals.py        who is measured again
-winner.py          who won, and by how much
+winner.py          who won, and by how much             too_noisy.py      when nothing can be told
 budget.py          what is used up                               stop_rule.py     whether further trials pay
 admission.py       trials as they are asked for, or refused
 accounts.py        running time and rank-seconds over all controllers
@@ -47,6 +47,7 @@ from autotune.study.controller.machine_changes import change_in_words, plan_in_w
 from autotune.study.controller.scoring import HOPELESS
 from autotune.study.controller.state_machine import Controller
 from autotune.study.controller.stop_rule import training_s
+from autotune.study.controller.too_noisy import TooNoisy, noisy_of
 from autotune.study.controller.winner import Winner, decide
 
 __all__ = [
@@ -74,11 +75,13 @@ __all__ = [
     "StopAsked",
     "StudyPhase",
     "Tick",
+    "TooNoisy",
     "Winner",
     "cause",
     "change_in_words",
     "decide",
     "failed_in_finals",
+    "noisy_of",
     "plan_in_words",
     "training_s",
 ]

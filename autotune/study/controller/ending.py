@@ -76,5 +76,6 @@ def _outcome(trials: Sequence[Trial], study: Study, phase: StudyPhase, stop_reas
             "tied_with": list(winner.tied_with),
             "finals": finals,
             "notes": list(winner.notes),
+            "too_noisy": winner.too_noisy.to_dict() if winner.too_noisy is not None else None,
         },
     }

@@ -2,6 +2,7 @@
 
     tied       a config whose reward cannot be told from the leader's: within the margin of the noise between runs
     default    where the leader is tied with the default config, that wins: nothing is claimed that chance explains
+    too noisy  where the default config's own runs disagree (`too_noisy`), it stays, and no speedup is claimed
     interval   of the speedup, 95%: the noise between runs, and that the best of several was picked
 
 Without finals the claim rests on one measurement each, at the slowest figure that the machine's levels allow; its interval reaches up to the fastest.
@@ -35,6 +36,7 @@ from autotune.study.controller.finals import (
     total_of,
 )
 from autotune.study.controller.machine_changes import changes_in_words
+from autotune.study.controller.too_noisy import TooNoisy, too_noisy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,8 @@ class Winner:
     """all configs that were measured again, best reward first, with the finals' measurements and rewards"""
     notes: tuple[str, ...] = ()
     """what else must be said, in words"""
+    too_noisy: TooNoisy | None = None
+    """why nothing can be claimed on this machine"""
 
 
 @final
@@ -113,15 +117,19 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         unknown = {t.number: levels.at(t.number).width for t in ranked}
         compared = _Comparison(noise=noise, rounds=1, rivals=rivals, slope=slope, unknown=unknown)
     tied = [t for t in ranked[1:] if compared.are_tied(best, t)]
-    if is_raced and default is not None and default in tied:
+    noisy = too_noisy(trials, baseline)
+    if noisy is not None and default is not None:
+        best, tied = default, []
+        notes.extend(noisy.notes())
+    elif is_raced and default is not None and default in tied:
         best = default
         tied = [t for t in ranked if t is not best and compared.are_tied(best, t)]
         notes.append("nothing that was tried is faster than the default config by more than the noise between runs")
     measured = best  # the trial of the best config that the speedup is of
-    if not rounds:
+    if noisy is None and not rounds:
         if {t.config for t in (*ranked, default) if t is not None} != {best.config}:
             notes.append("without a finished final round the winner and the speedup rest on one measurement each")
-    elif baseline is not None and default is baseline:
+    elif noisy is None and baseline is not None and default is baseline:
         notes.append("the baseline was not measured again: the speedup rests on one measurement each")
         measured = next(t for t in first_measurements(trials, study) if t.config == best.config)
         compared = replace(compared, rounds=1, unknown={measured.number: levels.at(measured.number).width})
@@ -129,7 +137,7 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         notes.append(
             "no trial measured the gradient noise scale: larger batches were assumed to learn nothing more per step"
         )
-    speedup, low, high = _speedup(measured, default, compared)
+    speedup, low, high = _speedup(measured, default, compared) if noisy is None else (None, None, None)
     return Winner(
         best=best,
         baseline=default,
@@ -140,6 +148,7 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         rounds=rounds,
         confirmed=tuple(sorted(confirmed, key=lambda t: (t.config != best.config, by_reward(t)))),
         notes=tuple(notes),
+        too_noisy=noisy,
     )
 
 

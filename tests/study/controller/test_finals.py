@@ -169,8 +169,7 @@ def test_a_machine_that_changes_between_rounds_makes_no_config_unstable(times_s:
         for n, (c, f) in enumerate([(BASELINE, 1.0), (A, 0.9)])
     ]
     winner = decide([*FIRST, *rounds], study(measure=MeasureSpec(finalists=1, final_rounds=3)), (BASELINE, A))
-    assert winner.best is not None
-    assert winner.best.config == A
+    assert winner.too_noisy is not None, "no two runs of the default config agree"
     assert len(winner.confirmed) == 2
     for trial in winner.confirmed:
         assert trial.reward is not None
