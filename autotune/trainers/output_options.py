@@ -21,6 +21,8 @@ OUTPUT_OPTIONS = frozenset({
 """their names without dashes before them, dashes within as underscores, and of a dotted name its last part"""
 HYDRA = frozenset({"hydra.run.dir", "hydra.sweep.dir"})
 """and these in whole"""
+LIGHTNING_CLI = "--trainer.default_root_dir"
+"""the option of every LightningCLI, which else writes its configuration and its checkpoints where it runs, and refuses to run there again"""
 
 
 def with_own_outputs(launch: Launch) -> Launch:
@@ -42,6 +44,9 @@ def with_own_outputs(launch: Launch) -> Launch:
         else:
             words[place + 1] = own
         told.append(name)
+    if LIGHTNING_CLI not in told and "fit" in words and any(word.startswith("--trainer.") for word in words):
+        words.append(f"{LIGHTNING_CLI}={TRIAL_DIR}")
+        told.append(LIGHTNING_CLI)
     if not told:
         return launch
     note = f"trials write into a folder of their own, which is removed after each: {', '.join(told)}"

@@ -23,6 +23,11 @@ from autotune.trainers.output_options import TRIAL_DIR, with_own_outputs
         ),
         (["t.py", "training.output_dir=x"], ["t.py", f"training.output_dir={TRIAL_DIR}/training.output_dir"]),
         (["t.py", "--checkpoint_dir", "old"], ["t.py", "--checkpoint_dir", "old"]),  # may be what is loaded
+        (
+            ["t.py", "fit", "--trainer.max_steps=9"],
+            ["t.py", "fit", "--trainer.max_steps=9", f"--trainer.default_root_dir={TRIAL_DIR}"],
+        ),
+        (["t.py", "--trainer.max_steps=9"], ["t.py", "--trainer.max_steps=9"]),
         (["t.py", "output_dir", "x"], ["t.py", "output_dir", "x"]),  # no option
         (["t.py", f"--out_dir={TRIAL_DIR}"], ["t.py", f"--out_dir={TRIAL_DIR}"]),
     ],

@@ -105,6 +105,7 @@ def test_lightning_that_calls_the_parts_of_its_module(tmp_path: Path) -> None:
     seen = watched(python("lightning_batches.py"), cwd=tmp_path)
     assert seen.code == 0, seen.text
     assert [(s["micro"], s["sequences"][0], s["tokens"]) for s in seen.steps()] == [(2, 8, 128)] * 4
+    assert seen.facts()["parameters"] == 64 * 32 + 32 * 64 + 64
 
 
 def test_the_users_own_sitecustomize_still_runs_and_modules_are_found_where_they_were(tmp_path: Path) -> None:

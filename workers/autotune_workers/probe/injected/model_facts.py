@@ -45,26 +45,25 @@ def autocast(torch: Any) -> str:
     return ""
 
 
-def parameter_count(module: Any) -> int:
-    """Parameters of the whole model as far as this process holds a part of them; tied ones once."""
+def parameter_count(*modules: Any) -> int:
+    """Parameters of all these modules as far as this process holds a part of them; shared ones once."""
     total = 0
     flat: set[int] = set()
-    for part in module.modules():
-        handle = getattr(
-            part, "_handle", None
-        )  # of FSDP's first release: a flat parameter is this rank's share of many
-        parameter = getattr(handle, "flat_param", None)
+    parts = {id(part): part for module in modules for part in module.modules()}
+    for part in parts.values():
+        # of FSDP's first release, where a flat parameter is this rank's share of many
+        parameter = getattr(getattr(part, "_handle", None), "flat_param", None)
         if parameter is not None:
             whole = getattr(parameter, "_unpadded_unsharded_size", None)
             total += int(whole.numel()) if whole is not None else 0
             flat.update(id(view) for view in getattr(parameter, "_params", None) or ())
             flat.add(id(parameter))
-    for parameter in module.parameters():
+    own = {id(parameter): parameter for module in modules for parameter in module.parameters()}
+    for parameter in own.values():
         if id(parameter) in flat:
             continue
-        whole = int(
-            getattr(parameter, "ds_numel", 0) or parameter.numel()
-        )  # of a DTensor it is the whole; DeepSpeed says it so
+        # of a DTensor this is the whole; DeepSpeed says it so
+        whole = int(getattr(parameter, "ds_numel", 0) or parameter.numel())
         if getattr(parameter, "tensor_model_parallel", False):
             whole *= _megatron_degree()
         total += whole
@@ -82,7 +81,8 @@ def _megatron_degree() -> int:
 def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
     """All of them."""
     roots = sorted(seen.roots.values(), key=lambda root: -root.parameters)
-    model = next((found for found in (root.ref() for root in roots) if found is not None), None)
+    modules = [found for found in (root.ref() for root in roots) if found is not None]
+    model = modules[0] if modules else None
     stepping = [found for found in (ref() for ref in optimizers.values()) if found is not None]
     running = _is_running(torch)
     return {
@@ -103,7 +103,7 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
         ],
         "workers": seen.workers,
         "compiled": _is_compiled(roots, seen.graph),
-        **(_model(torch, model, roots[0].parameters) if model is not None else {}),
+        **(_model(torch, model, parameter_count(*modules)) if model is not None else {}),
         **_optimizer_types(stepping),
     }
 
