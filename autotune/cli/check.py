@@ -33,11 +33,15 @@ def check(
     runner: Annotated[
         str | None, typer.Option("--runner", help="Runner to use instead of the spec's: ray or local.")
     ] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Write what was seen into the spec, where it says something else.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Tries a spec before it is tuned: five real training steps.
+    """Tries a spec before it is tuned: five real training steps, of two configs.
 
-    The steps are those of the default config. Shows the rendered launch and which lines of the program's log are understood. Where no step is understood it proposes patterns.
+    The first is the default config. Shows the rendered launch, what the spec says beside what was seen, and which lines of the program's log are understood. Where no step is seen or
+    understood it proposes patterns.
     """
     from autotune import api
     from autotune.cli.exit_codes import FAILED
@@ -60,6 +64,8 @@ def check(
         shown.end()
         _print_seen(found)
         _print_end(found.proposal, verdict)
+    if fix:
+        _fix(spec, found)
     if not verdict.ready:
         raise typer.Exit(FAILED)
 
@@ -149,6 +155,31 @@ def _print_seen(found: ProgramCheck) -> None:
             print(f"  {row.name:20} {row.said:28} {row.seen or '-':40} {sign}".rstrip())
     if found.seen is not None and not runs and found.step_times_s:
         print("\nthe probe saw no optimizer step of torch, so the log counts")
+
+
+def _fix(spec: str, found: ProgramCheck) -> None:
+    """Writes into the spec what can be written, and says what cannot."""
+    from pathlib import Path
+
+    from autotune import api
+    from autotune.errors import AutotuneError
+    from autotune.study.check.mended_spec import fixes_of, mended
+
+    file = Path(spec)
+    for key, value in fixes_of(found.rows).items():
+        before = file.read_text(encoding="utf-8") if file.is_file() else ""
+        after = mended(before, key, value)
+        if after is None:
+            note(f"write workload.{key}: {value} yourself: {spec} has no plain place for it")
+            continue
+        file.write_text(after, encoding="utf-8")
+        try:
+            api.load_study(spec)
+        except AutotuneError as error:
+            file.write_text(before, encoding="utf-8")
+            note(f"workload.{key}: {value} is not written, because the spec would not load: {error}")
+        else:
+            note(f"{spec} now says workload.{key}: {value}; check it again")
 
 
 def _print_end(proposal: Any, verdict: Verdict) -> None:

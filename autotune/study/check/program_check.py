@@ -35,6 +35,8 @@ PLAIN_STEPS = 5
 FIRST_NODE, MEETING_PORT = "FIRST-NODE", 29500
 """stand for the address and port at which the nodes of a launch meet; a trial gets the real ones when it starts"""
 POLL_S = 0.2
+UNREAD_LOOKS = 2
+"""looks in a row after which such a program is ended"""
 LOOK_S = 1.0
 """seconds between two attempts to find patterns for lines that were not understood"""
 
@@ -190,7 +192,7 @@ def _run(
     reading = _Reading(study, on_line, steps=request.measure.warmup_steps + request.measure.max_steps)
     runner.start(request)
     is_cancelled = is_unread = False
-    looked_s = time.monotonic()
+    looked_s, unread_looks = time.monotonic(), 0
     while (end := reading.end) is None:
         for event in runner.poll(POLL_S):
             if event.id == request.id:
@@ -201,7 +203,8 @@ def _run(
             runner.cancel(request.id)
         elif not (is_cancelled or is_unread) and time.monotonic() - looked_s >= LOOK_S:
             looked_s = time.monotonic()
-            if is_unread := reading.is_plainly_unread:
+            unread_looks = unread_looks + 1 if reading.is_plainly_unread else 0
+            if is_unread := unread_looks >= UNREAD_LOOKS:  # the probe may be about to tell
                 reading.stop()
                 runner.cancel(request.id)
     return reading.result(config, end, interrupted=is_cancelled, is_unread=is_unread)
@@ -290,7 +293,7 @@ class _Reading:
     @property
     def is_plainly_unread(self) -> bool:
         """Whether the lines are plainly those of steps, and none of them was understood."""
-        if self._is_read or not self._lines:
+        if self._is_read or self._times or not self._lines:
             return False
         texts = self._texts()
         proposal = propose_patterns(texts)
@@ -307,7 +310,7 @@ class _Reading:
         if is_unread:
             message = "the program prints steps, but none of its lines was understood"
             failure = Failure(kind=FailureKind.METRICS_MISSING, message=message, log_tail=tuple(texts[-20:]))
-        is_silent = not self._is_read and not self._times
+        is_silent = not self._is_read
         is_unclear = failure is None or failure.kind in (FailureKind.METRICS_MISSING, FailureKind.HANG)
         stock = stock_reader()
         time_from = measured.time_from if measured is not None else ""

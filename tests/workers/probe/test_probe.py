@@ -174,7 +174,7 @@ def test_files_are_told_and_what_was_there_before_is_put_back(tmp_path: Path) ->
 
 def test_files_stay_as_the_program_leaves_them_where_that_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.pt").write_text("old")
-    command = python("decoder.py", "--save=checkpoint.pt")
+    command = python("decoder.py", "--model-file=checkpoint.pt")
     seen = watched(command, cwd=tmp_path, keeps_files=False)
     assert seen.files[str(tmp_path / "checkpoint.pt")] == ["written", True, False]
     assert (tmp_path / "checkpoint.pt").read_bytes()[:2] == b"PK"
@@ -182,7 +182,7 @@ def test_files_stay_as_the_program_leaves_them_where_that_was_asked_for(tmp_path
 
 def test_a_checkpoint_that_torch_writes_outside_of_python_is_put_back(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.pt").write_text("old")
-    seen = watched(python("decoder.py", "--save=checkpoint.pt"), cwd=tmp_path)
+    seen = watched(python("decoder.py", "--model-file=checkpoint.pt"), cwd=tmp_path)
     assert seen.code == 0, seen.text
     assert seen.files[str(tmp_path / "checkpoint.pt")] == ["written", True, True]
     assert (tmp_path / "checkpoint.pt").read_text() == "old"

@@ -55,8 +55,14 @@ def watched(
         trial = cwd / ".trial"
         trial.mkdir(exist_ok=True)
         variables = probe.variables(environment, trial_folder=str(trial), keeps_files=keeps_files)
+        own = {name: text for name, text in (env or {}).items() if name != "PYTHONPATH"}  # that one is joined
         done = subprocess.run(
-            list(argv), cwd=cwd, env={**environment, **variables}, capture_output=True, text=True, timeout=LIMIT_S
+            list(argv),
+            cwd=cwd,
+            env={**environment, **variables, **own},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
         )
         reports = []
         while more := probe.read():

@@ -18,6 +18,7 @@ from autotune.trainers.executable import find_executable, search_path
 from autotune.trainers.output_options import with_own_outputs
 from autotune.trainers.torchrun import Placement, place
 from autotune.trainers.trainer import LineReader
+from autotune_workers.probe.probe_folder import is_off
 from autotune_workers.process.program_environment import program_environment
 from autotune_workers.process.program_places import ProgramOrder
 from autotune_workers.runners.machine_limits import check_folder, check_launch
@@ -66,7 +67,7 @@ class ProgramJob:
             nodes=self.placement.nnodes,
             trainer=self.request.trainer,
             options=to_plain(self.request.trainer_options),
-            watched=self.request.watched,
+            watched=self.request.watched and not is_off(os.environ),
             keeps_files=not self.request.keeps_outputs,
         )
 

@@ -21,7 +21,7 @@ parser.add_argument("--checkpoint", action="store_true")
 parser.add_argument("--keywords", action="store_true")
 parser.add_argument("--compile", default="")
 parser.add_argument("--wrap", default="")
-parser.add_argument("--save", default="")
+parser.add_argument("--model-file", default="")
 parser.add_argument("--end", default="")
 args = parser.parse_args()
 torch.manual_seed(0)
@@ -94,8 +94,8 @@ if args.compile:
     from torch._dynamo.utils import counters
 
     print("frames", dict(counters["frames"]), "breaks", len(counters["graph_break"]), flush=True)
-if args.save:
-    torch.save(model.state_dict(), args.save)
+if args.model_file:
+    torch.save(model.state_dict(), args.model_file)
 if args.end == "os._exit":
     os._exit(3)
 if args.end == "SIGKILL":

@@ -5,9 +5,11 @@ The file is opened anew for each report: a program may close descriptors that it
 
 from __future__ import annotations
 
-import json
 import os
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes milliseconds that a program may not spend
+    from typing import Any
 
 MOST_BYTES = 64 << 20
 """of one process; what comes after is left out"""
@@ -23,6 +25,8 @@ class Channel:
     def send(self, kind: str, **values: Any) -> None:
         """Appends one report."""
         try:
+            import json
+
             pid = os.getpid()
             line = json.dumps({"kind": kind, "pid": pid, **values}, separators=(",", ":")).encode() + b"\n"
             self._written += len(line)

@@ -25,14 +25,13 @@ def _start(here: str) -> None:
 
 
 def _go_on(here: str) -> None:
-    from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
-
-    rest = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]
-    sys.path[:] = rest
-    spec = PathFinder.find_spec("sitecustomize", rest)
+    sys.path[:] = rest = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]
+    finder = next((f for f in sys.meta_path if getattr(f, "__name__", "") == "PathFinder"), None)
+    spec = finder.find_spec("sitecustomize", rest) if finder is not None else None
     if spec is None or spec.loader is None:
         return
+    from importlib.util import module_from_spec
+
     module = module_from_spec(spec)
     sys.modules["sitecustomize"] = module
     spec.loader.exec_module(module)

@@ -6,14 +6,16 @@ A finder at the head of `sys.meta_path` lets the other finders find the module, 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from importlib.abc import MetaPathFinder
-from typing import Any
 
-from .channel import Channel
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes milliseconds that a program may not spend
+    from collections.abc import Callable
+    from typing import Any
+
+    from .channel import Channel
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     def __init__(self, wanted: dict[str, Callable[[Any], None]]) -> None:
         self._wanted = wanted
 

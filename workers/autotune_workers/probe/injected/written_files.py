@@ -9,19 +9,17 @@ is also how processes of several nodes agree who keeps a file: only one can make
 
 from __future__ import annotations
 
-import functools
-import json
 import os
-import shutil
 import stat
 import sys
-import sysconfig
-import tempfile
-import threading
 import time
-from typing import Any
+from _thread import _local
 
-from .channel import Channel
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes milliseconds that a program may not spend, as do `tempfile` and `shutil`
+    from typing import Any
+
+    from .channel import Channel
 
 KEPT = ".before-autotune"
 """end of the name of a file that is kept"""
@@ -46,18 +44,12 @@ class _Watch:
         self.reports = reports
         self.keeps = os.environ.get("AUTOTUNE_PROBE_KEEP_FILES") == "1"
         self.began_s = float(os.environ.get("AUTOTUNE_PROBE_BEGAN_S") or 0.0)
-        variables = (os.environ.get(name) for name in _CACHES)
-        folders = [
-            tempfile.gettempdir(),
-            "/tmp",
-            "/dev",
-            "/proc",
-            "/sys",
-            "/run",
-            reports.folder,
-            *filter(None, variables),
+        variables = (os.environ.get(name) for name in (*_CACHES, "TMPDIR"))
+        folders = ["/tmp", "/var/tmp", "/dev", "/proc", "/sys", "/run", reports.folder, *filter(None, variables)]
+        folders += [
+            os.path.dirname(os.__file__),
+            *(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))),
         ]
-        folders += [sysconfig.get_paths().get(name, "") for name in ("stdlib", "purelib", "platlib")]
         own = os.environ.get("AUTOTUNE_TRIAL_DIR")
         self.alone = tuple({os.path.realpath(folder) + os.sep for folder in [*folders, own] if folder})
         # a program that itself lies in a temporary folder is watched there
@@ -65,7 +57,7 @@ class _Watch:
         self.here = here if here.startswith(self.alone) and here != os.sep else ""
         self.inside = tuple(os.path.realpath(folder) + os.sep for folder in (reports.folder, own) if folder)
         self.seen: set[str] = set()
-        self.local = threading.local()
+        self.local = _local()
 
 
 _watch: _Watch | None = None
@@ -83,6 +75,7 @@ def watch_writer(module: Any, name: str, *, position: int, keyword: str) -> None
     write = getattr(module, name, None)
     if write is None:
         return
+    import functools
 
     @functools.wraps(write)
     def told(*args: Any, **kwargs: Any) -> Any:
@@ -178,6 +171,9 @@ def _is_older(watch: _Watch, path: str) -> bool:
 def _keep(watch: _Watch, path: str, *, cut: bool, link_only: bool, tree: str) -> bool:
     """Whether its content is kept beside it, or beside the folder `tree` that is removed with it."""
     beside = os.path.dirname(tree)
+    import json
+    import shutil
+
     kept = os.path.join(beside, "." + os.path.relpath(path, beside).replace(os.sep, "--") + KEPT)
     try:
         if cut and link_only:

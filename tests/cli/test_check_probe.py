@@ -1,0 +1,75 @@
+"""`autotune check` of a real program in torch: what is said beside what is seen, what `--fix` mends, and files that stay as they were."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+import pytest
+import yaml
+
+from tests.workers.probe.watching import PROGRAMS
+
+
+@pytest.fixture
+def spec(tmp_path):
+    """A spec whose seq_len is wrong and whose `--dtype` is misspelt, beside a program that saves over a checkpoint of the user's."""
+    shutil.copy(PROGRAMS / "decoder.py", tmp_path / "train.py")
+    (tmp_path / "mine.pt").write_text("weeks of work")
+    argv = [sys.executable, "train.py", "--batch={micro_batch_size}", "--accumulate={accumulation_steps}"]
+    argv += ["--steps={steps}", "--dtype={precision}", "--model-file=mine.pt"]
+    shape = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "ffn_hidden_size": 128, "vocab_size": 64}
+    document = {
+        "name": "seen",
+        "model": {**shape, "tied_embeddings": True, "gated_mlp": False},
+        "cluster": {"gpu": "cpu", "num_nodes": 1, "gpus_per_node": 1},
+        "workload": {"seq_len": 32, "global_batch_size": 4},
+        "space": {"micro_batch_size": [2, 4], "precision": ["fp32", "bf16"]},
+        "runner": {"kind": "local", "device": "cpu"},
+        "trainer": {
+            "kind": "command",
+            "argv": argv,
+            "cwd": str(tmp_path),
+            "values": {"precision": {"fp32": "float32"}},
+        },
+    }
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def test_differences_are_named_and_mended_and_files_stay(run, spec):
+    done = run("check", spec, "--fix", "--json")
+    assert done.code == 1
+    found = done.document
+    assert found["time_from"] == "probe"
+    assert not found["ready"]
+    first, second = found["said_and_seen"]
+    assert (first["micro_batches"] * first["sequences"], first["facts"]["world"]) == (first["micro_batches"] * 4, 1)
+    assert {row["name"] for row in first["rows"] if row["agrees"] is False} == {"seq_len"}
+    assert {row["name"] for row in second["rows"] if row["agrees"] is False} == {"seq_len", "precision"}
+    assert any("precision has no effect" in told for told in found["differences"])
+    assert "these exist already: " in found["remedy"]
+    assert found["files"][str(spec.parent / "mine.pt")] == {"how": "written", "existed": True, "kept": True}
+    assert (spec.parent / "mine.pt").read_text() == "weeks of work"
+    assert yaml.safe_load(spec.read_text())["workload"]["seq_len"] == 16
+    assert sorted(p.name for p in spec.parent.iterdir() if "autotune" in p.name) == []
+
+
+def test_a_spec_that_is_true_is_ready_and_its_files_may_be_replaced_where_it_says_so(run, spec):
+    document = yaml.safe_load(spec.read_text())
+    document["workload"]["seq_len"] = 16
+    document["trainer"]["values"]["precision"]["bf16"] = "bfloat16"
+    spec.write_text(yaml.safe_dump({**document, "outputs": "keep"}))
+    done = run("check", spec)
+    assert done.code == 0, done.out + done.err
+    assert "5 steps were read" in done.out
+    assert "each by the probe" in done.out
+    assert (spec.parent / "mine.pt").read_bytes()[:2] == b"PK"
+
+
+def test_a_variable_leaves_the_probe_out(run, spec, monkeypatch):
+    monkeypatch.setenv("AUTOTUNE_PROBE", "off")
+    done = run("check", spec, "--json")
+    assert done.document["time_from"] != "probe"
+    assert done.document["said_and_seen"][0]["rows"] == []

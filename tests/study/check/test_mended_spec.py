@@ -1,0 +1,42 @@
+"""What the probe saw is written into a spec where it stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.study.check.mended_spec import fixes_of, mended
+from autotune.study.check.said_and_seen import Row
+
+FLOW = "name: a\nworkload: {seq_len: 64, global_batch_size: 8}   # mine\nspace: {seq_len: 3}\n"
+BLOCK = "workload:\n  # a comment\n  seq_len: 64   # tokens\n  optimizer: adamw\nspace:\n  optimizer: x\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [(FLOW, "seq_len", 128), (FLOW, "optimizer", "sgd"), (BLOCK, "seq_len", 128), (BLOCK, "optimizer", "sgd")],
+)
+def test_one_key_changes_and_nothing_else(text: str, key: str, value: Any) -> None:
+    found = mended(text, key, value)
+    assert found is not None
+    before = yaml.safe_load(text)
+    assert yaml.safe_load(found) == {**before, "workload": {**before["workload"], key: value}}
+    assert "# " in found
+
+
+@pytest.mark.parametrize(
+    "text", ["name: a\n", "workload: {a: {seq_len: 1}, seq_len: 2}\n", '{"workload": {"seq_len": 1}}']
+)
+def test_a_text_of_another_form_is_left_alone(text: str) -> None:
+    assert mended(text, "seq_len", 2) is None
+
+
+def test_only_differences_that_say_a_value_are_written() -> None:
+    rows = [
+        Row(name="seq_len", said="1", seen="2", agrees=False, fix=("seq_len", 2)),
+        Row(name="optimizer", said="a", seen="a", agrees=True, fix=("optimizer", "a")),
+        Row(name="compile", said="true", seen="false", agrees=False),
+    ]
+    assert fixes_of(rows) == {"seq_len": 2}
