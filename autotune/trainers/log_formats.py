@@ -169,9 +169,8 @@ def pattern_reader(asked: Mapping[str, object]) -> LineReader:
     def read(line: str) -> StepMetrics | None:
         text = clean(line)[:MAX_SEARCHED]
         values: dict[str, Any] = {}
-        for name, pattern in patterns.items():
-            found = pattern.search(text)
-            word = next((group for group in found.groups() if group), None) if found else None
+        for name, find in patterns.items():
+            word = find(text)
             value = number(word)
             if word is None or value is None:
                 continue

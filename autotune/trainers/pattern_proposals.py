@@ -264,10 +264,10 @@ def _is_other_time(line: str, match: re.Match[str]) -> bool:
 def _finds(pattern: str, lines: Sequence[str]) -> dict[int, str]:
     """What the pattern finds, by line; nothing when it is not allowed."""
     try:
-        compiled = compile_pattern(pattern, field="trainer.metrics")
+        find = compile_pattern(pattern, field="trainer.metrics")
     except SpecError:
         return {}
-    return {index: match[1] for index, line in enumerate(lines) if (match := compiled.search(line))}
+    return {index: word for index, line in enumerate(lines) if (word := find(line))}
 
 
 def _group(candidate: Candidate) -> str:

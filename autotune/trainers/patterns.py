@@ -1,14 +1,8 @@
-"""Regular expressions from a spec, which are matched against the log of a training job line by line.
+r"""Regular expressions from a spec, which are matched against the log of a training job line by line.
 
-Python's matcher backtracks, and for some patterns it needs exponential time even on a line of a hundred characters. Only patterns whose worst
-case is a small power of the line's length are accepted:
-
-    - a repetition contains neither another open repetition nor alternatives;
-    - a pattern has few open repetitions, and no two of the same kind follow each other, or stand with nothing between that must be there;
-    - the choices of its other repetitions and alternatives, multiplied, are at most `MAX_CHOICES`;
-    - lines are cut at `MAX_SEARCHED` characters.
-
-This prevents accidents. It is not a defence against a malicious spec: such a spec chooses the command, too.
+engine      RE2, whose time grows with the length of the line, whatever the pattern: Python's matcher backtracks, and no interrupt ends it
+syntax      RE2's: Python's without lookahead, lookbehind and references back; `\d`, `\w`, `\s` and `\b` are ASCII's
+limits      the length of a pattern, the memory of a compiled one, and the part of a line that is searched
 """
 
 from __future__ import annotations
@@ -16,69 +10,76 @@ from __future__ import annotations
 import re
 import re._constants as op  # type: ignore[import-not-found]
 import re._parser as parser  # type: ignore[import-not-found]
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 from autotune.errors import SpecError
+
+Finder = Callable[[str], str | None]
+"""finds what a pattern's groups take of a line: the first of them that takes something; None for a line that does not match"""
 
 MAX_PATTERN = 300
 """characters of a pattern"""
 MAX_SEARCHED = 500
 """characters of a line that are searched"""
-MAX_OPEN = 6
-"""open repetitions (without an upper bound) in one pattern"""
-MAX_WIDE = 2
-"""open repetitions that match nearly any character (`.`, `[^x]`)"""
-MAX_CHOICES = 10_000
-"""ways to match, of repetitions with an upper bound and of alternatives together"""
-_LONG = 64
-"""a repetition with an upper bound up to this counts as closed"""
+MAX_MEMORY_BYTES = 1 << 20
+"""of a compiled pattern, which bounds the time of the slowest: less than 0.1 s a line"""
+_SYNTAX = "patterns have the syntax of RE2: https://github.com/google/re2/wiki/Syntax"
+_REMEDIES = (
+    (r"\(\?<?[=!]", "write the text around the number into the pattern itself: only its group is read"),
+    (r"escape sequence: \\[1-9]|\(\?P=", "write what the group matches a second time in place of the reference"),
+    (r"escape sequence: \\Z", r"write $ in place of \Z"),
+    (r"escape sequence: \\[uUN]", "write the character itself"),
+    (r"repetition operator: .\+|\(\?>", "write the repetition without what forbids to go back: it costs no time here"),
+    (r"repetition size|too large", "write smaller repetitions, or match only the text around the number"),
+)
+"""by what RE2 says of a pattern, or the pattern has"""
+_LEFT_OUT = re.compile(r"(?<!\\)\{,\d*\}")
+"""a repetition without its lower bound, which is plain text to RE2"""
 
 
-def compile_pattern(pattern: object, *, field: str) -> re.Pattern[str]:
-    """The compiled pattern. Raises `SpecError` when it is not a regular expression, has no group, or could take exponential time."""
+def compile_pattern(pattern: object, *, field: str) -> Finder:
+    """The function that looks for the pattern. Raises `SpecError` when it is not a regular expression, has no group, or is too long."""
+    import re2  # a thirtieth of a second, which only programs with patterns of their own need
+
     if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN:
         raise SpecError(f"a pattern must be text of 1 to {MAX_PATTERN} characters, but is {pattern!r}", field=field)
+    if left_out := _LEFT_OUT.search(pattern):
+        remedy = f"write {left_out[0].replace('{', '{0')}"
+        raise SpecError(f"the pattern {pattern!r} has a repetition without its lower bound", remedy=remedy, field=field)
+    options = re2.Options()
+    options.log_errors, options.max_mem = False, MAX_MEMORY_BYTES
     try:
-        compiled = re.compile(pattern)
-        tree = parser.parse(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise SpecError(f"{pattern!r} is not a regular expression: {error}", field=field) from None
+        compiled = re2.compile(_encoded(pattern), options)
+    except re2.error as error:
+        said = _text(error.args[0])
+        remedy = next((remedy for sign, remedy in _REMEDIES if re.search(sign, f"{said}\n{pattern}")), _SYNTAX)
+        message = f"{pattern!r} is not a regular expression of RE2, which patterns are matched by: {said}"
+        raise SpecError(message, remedy=remedy, field=field) from None
     if not compiled.groups:
         raise SpecError(
             f"the pattern {pattern!r} has no group",
             remedy="put brackets around the number, as in 'loss=([0-9.]+)'",
             field=field,
         )
-    counts = {"open": 0, "wide": 0, "choices": 1}
-    _walk(tree, counts, inside=False, pattern=pattern, field=field)
-    kinds = _kinds(tree)
-    if _meet_again(kinds):
-        raise SpecError(
-            f"the pattern {pattern!r} has two open repetitions of the same kind next to each other",
-            remedy="write the text that separates them into the pattern",
-            field=field,
-        )
-    if counts["choices"] > MAX_CHOICES:
-        raise SpecError(
-            f"the pattern {pattern!r} has repetitions and alternatives that match in more than {MAX_CHOICES:,} ways together",
-            remedy="match only the text around the number",
-            field=field,
-        )
-    if counts["open"] > MAX_OPEN or counts["wide"] > MAX_WIDE:
-        raise SpecError(
-            f"the pattern {pattern!r} has {counts['open']} open repetitions, {counts['wide']} of them of nearly any character; "
-            f"at most {MAX_OPEN} and {MAX_WIDE} are allowed",
-            remedy="match only the text around the number",
-            field=field,
-        )
-    return compiled
+
+    def find(line: str) -> str | None:
+        found = compiled.search(_encoded(line))
+        return _text(next((group for group in found.groups() if group), b"")) or None if found else None
+
+    return find
 
 
 def mark(pattern: str) -> str:
     """The longest text that every match of the pattern contains, as far as it is plain to see; empty where there is none."""
     runs, run = [""], ""
-    tree = parser.parse(pattern)
-    if tree.state.flags & re.IGNORECASE:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = parser.parse(pattern)
+    except re.error:  # what RE2 alone has
+        return ""
+    if tree.state.flags & re.IGNORECASE or "[:" in pattern:  # a class of POSIX, which Python reads otherwise
         return ""
     for code, argument in tree:
         run = run + chr(argument) if code is op.LITERAL else ""
@@ -86,74 +87,9 @@ def mark(pattern: str) -> str:
     return max(runs, key=len)
 
 
-def _walk(tree: Any, counts: dict[str, int], *, inside: bool, pattern: str, field: str) -> None:
-    for code, argument in tree:
-        if code in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
-            least, most, body = argument
-            is_open = most > _LONG or (most != least and inside)
-            if is_open and inside:
-                raise _endless(pattern, field)
-            if is_open:
-                counts["open"] += 1
-                counts["wide"] += any(_is_wide(item) for item in body)
-            else:
-                counts["choices"] *= most - least + 1
-            _walk(body, counts, inside=inside or most > 1, pattern=pattern, field=field)
-        elif code is op.BRANCH:
-            if inside:
-                raise _endless(pattern, field)
-            counts["choices"] *= len(argument[1])
-            for branch in argument[1]:
-                _walk(branch, counts, inside=inside, pattern=pattern, field=field)
-        elif code is op.SUBPATTERN:
-            _walk(argument[3], counts, inside=inside, pattern=pattern, field=field)
-        elif code in (op.ASSERT, op.ASSERT_NOT):
-            _walk(argument[1], counts, inside=inside, pattern=pattern, field=field)
-        elif code in (op.GROUPREF, op.GROUPREF_EXISTS):
-            raise SpecError(f"the pattern {pattern!r} refers back to a group, which is not allowed", field=field)
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="replace")
 
 
-def _meet_again(kinds: list[tuple[str, bool]]) -> bool:
-    """Whether two open repetitions of one kind have nothing between them that must be there."""
-    near: set[str] = set()
-    for kind, is_needed in kinds:
-        if kind and kind in near:
-            return True
-        near = {kind} if is_needed else near | {kind}
-        near.discard("")
-    return False
-
-
-def _kinds(tree: Any) -> list[tuple[str, bool]]:
-    """The items in order, each with whether it must be there: "wide" or the repeated class for an open repetition, "" for any other; optional items
-    are left out."""
-    kinds: list[tuple[str, bool]] = []
-    for code, argument in tree:
-        if code in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
-            least, most, body = argument
-            if most > _LONG:
-                kinds.append(("wide" if any(_is_wide(item) for item in body) else str(body), bool(least)))
-            elif least:
-                kinds.append(("", True))
-        elif code is op.SUBPATTERN:
-            kinds += _kinds(argument[3])
-        elif code is not op.AT:
-            kinds.append(("", True))
-    return kinds
-
-
-def _is_wide(item: tuple[Any, Any]) -> bool:
-    code, argument = item
-    if code is op.IN:
-        return any(part[0] is op.NEGATE for part in argument)
-    if code is op.SUBPATTERN:
-        return any(_is_wide(inner) for inner in argument[3])
-    return code in (op.ANY, op.NOT_LITERAL)
-
-
-def _endless(pattern: str, field: str) -> SpecError:
-    return SpecError(
-        f"the pattern {pattern!r} has a repetition or alternatives inside a repetition, which can take exponential time",
-        remedy="match only the text around the number",
-        field=field,
-    )
+def _text(found: Any) -> str:
+    return found.decode(errors="replace") if isinstance(found, bytes) else str(found)

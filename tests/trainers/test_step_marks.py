@@ -39,6 +39,9 @@ def test_each_line_that_is_read_has_a_mark_and_passes_the_test(name: str) -> Non
         (r"(?:loss|Loss)=([0-9.]+)", "="),
         (r"(\d+)", ""),
         (r"a?bc*dd(e)", "dd"),
+        (r"[[:alpha:]]bc(d)", ""),
+        (r"\pLbc(d)", ""),
+        (r"[[]bc(d)", "[bc"),
     ],
 )
 def test_the_mark_of_a_pattern_is_in_all_that_it_matches(pattern: str, text: str) -> None:

@@ -219,7 +219,6 @@ class CommandTrainer(Trainer):
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """The command with its placeholders filled in. Arguments and variables whose value is written as null are left out."""
         needs(options, "argv", "the trainer `command` starts the program of argv")
-        self.reader(options)
         known = self._values(workload, config, options)
         placement = place(workload.cluster, config)
         node = _node(placement.nnodes)
