@@ -50,6 +50,7 @@ from autotune.results.answers import (
     result_from,
     result_of,
     study_document,
+    submitted_document,
     trial_document,
 )
 from autotune.results.calibrations import measured_constants, stored_calibration
@@ -340,6 +341,7 @@ __all__ = [
     "run_study",
     "study_document",
     "submit_study",
+    "submitted_document",
     "trial_document",
     "tune",
     "what_if_of",

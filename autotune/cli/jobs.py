@@ -54,6 +54,8 @@ def submit(
         with places_in(asked):
             document = source.submit(asked, idempotency_key=key)
         study = document["study"]
+        for told in document.get("notes", ()):
+            note(told)
         if isinstance(source, LocalSource):
             _say_who_serves(store)
         if wait:

@@ -31,8 +31,9 @@ class LocalSource:
         """Stores a study as QUEUED, for `autotune serve` on the same store."""
         from autotune import api
 
-        record = api.submit_study(self.store, api.load_study(spec), spec, idempotency_key=idempotency_key)
-        return {"study": self._study(record)}
+        return api.submitted_document(
+            api.submit_study(self.store, api.load_study(spec), spec, idempotency_key=idempotency_key)
+        )
 
     def studies(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> Document:
         """Newest first."""

@@ -71,7 +71,7 @@ class Operations(ABC, Generic[One, Many]):
         """Runs a script."""
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> One:
-        """Submits a study: {study}. Without a key a random one is used, so that a repeated request does not make two studies."""
+        """Submits a study: {study, notes}. Without a key a random one is used, so that a repeated request does not make two studies."""
         key = idempotency_key or secrets.token_hex(16)
         return self._ask(Call(method="POST", path="/studies", body=spec, headers={"Idempotency-Key": key}))
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from autotune.onboarding.command_words import LAUNCHERS, TASKS, CommandParts, Launcher, parts_of
 from autotune.onboarding.settings_program import COMMANDS
-from autotune.spec.secrets import is_secret_name
+from autotune.spec.secrets import FROM_ENVIRONMENT, is_secret_name
 from autotune.spec.usual_names import target_of
 from autotune.trainers.readers.shell_words import Commands, commands_of
 
@@ -60,7 +60,7 @@ class Started:
     arguments: tuple[Argument, ...]
     """of the program"""
     env: Mapping[str, str]
-    """what the script exports, less what says where it runs and what is secret"""
+    """what the script exports, less what says where it runs; what is secret comes from the environment"""
     not_carried: tuple[str, ...]
     """names of variables that it exports with a secret or a value that only the shell can compute"""
     nodes: int
@@ -171,7 +171,7 @@ def _started(parts: CommandParts, run: Commands, text: str) -> Started:
         is_known=parts.is_known,
         is_module=parts.is_module,
         arguments=tuple(arguments_of(behind)),
-        env={name: told[name] for name in of_program if name in told},
+        env={name: told.get(name, FROM_ENVIRONMENT) for name in of_program if name in told or is_secret_name(name)},
         not_carried=tuple(name for name in of_program if name not in told),
         nodes=nodes,
         gpus_per_node=per_node,

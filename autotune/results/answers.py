@@ -14,7 +14,7 @@ from autotune.ports import HistoryReader, StudyReader, StudyRecord
 from autotune.registry import PASSED
 from autotune.results.config_figures import with_figures
 from autotune.results.confirmed import confirmed_best
-from autotune.results.hidden import hidden_record, hidden_trials
+from autotune.results.hidden import hidden_record, hidden_trials, secrets_note
 from autotune.results.result import Result
 from autotune.results.target import first_pick, prediction_note, target_of
 from autotune.results.winner import standings, winner_of
@@ -206,6 +206,12 @@ def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, A
         "waiting": list(record.result.get("waiting") or ()),
         "result": dict(record.result),
     }
+
+
+def submitted_document(record: StudyRecord) -> dict[str, Any]:
+    """{study, notes}: a study that was submitted, and what its owner should know."""
+    told = secrets_note(record.study)
+    return {"study": study_document(record), "notes": [told] if told else []}
 
 
 def trial_document(trial: Trial) -> dict[str, Any]:

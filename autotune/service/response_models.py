@@ -126,6 +126,12 @@ class StudyAnswer(Answer):
     study: StudySummary
 
 
+class SubmittedAnswer(StudyAnswer):
+    """A study that was submitted."""
+
+    notes: list[str] = Field(description="what its owner should know, such as that the spec holds secrets")
+
+
 class RecordAnswer(Answer):
     """A study in full."""
 

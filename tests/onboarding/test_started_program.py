@@ -104,7 +104,7 @@ def test_a_script_of_accelerate_with_a_configuration_from_its_repository(folder:
         *("--block_size=2048", "--max_train_steps=7"),
     )
     assert Path(study.trainer_options["cwd"]) == (folder / "code").resolve(), "paths begin where its program is found"
-    assert study.trainer_options["env"] == {"HF_HOME": "/data/hf"}
+    assert study.trainer_options["env"] == {"HF_HOME": "/data/hf", "WANDB_API_KEY": "from-environment"}
     assert draft.fill_in == ("trainer.argv",)
     assert "only the shell knows $OUT/run: write the values into argv" in draft.notes
     assert "run.sh also exports WANDB_API_KEY: export them where you start autotune" in draft.notes
@@ -210,7 +210,11 @@ def test_ranks_are_those_of_the_file_of_accelerate(folder: Path) -> None:
 def test_only_names_of_secrets_are_kept_back(folder: Path) -> None:
     text = "export TOKENIZERS_PARALLELISM=false HF_TOKEN=hf_abc API_KEYS=a,b\npython src/train.py\n"
     draft = drafted(folder, text, name="run.sh")
-    assert draft.document["trainer"]["env"] == {"TOKENIZERS_PARALLELISM": "false"}
+    assert draft.document["trainer"]["env"] == {
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_TOKEN": "from-environment",
+        "API_KEYS": "from-environment",
+    }
     assert "run.sh also exports HF_TOKEN, API_KEYS: export them where you start autotune" in draft.notes
 
 

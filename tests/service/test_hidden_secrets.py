@@ -141,3 +141,18 @@ def test_what_the_program_printed_is_kept_without_them(shown: tuple[Service, str
     (log,) = Path(folder).glob("node-*.log")
     assert "key *** taken ***" in log.read_text()
     assert leaks(log.read_text()) == []
+
+
+def test_the_answer_to_a_submission_says_that_the_spec_holds_secrets(tmp_path: Path) -> None:
+    options = ServiceOptions(port=0, require_token=True, program_roots=(tmp_path,))
+    settings = {"wandb": {"enabled": True, "api_key": "SECRET-env-456"}}
+    asked = spec(tmp_path) | {"runner": "simulated", "trainer": {"kind": "deepspeed", "settings": settings}}
+    with Service(tmp_path / "service", options=options) as service, httpx.Client(base_url=service.url) as client:
+        headers = token(service, "run")
+        answer = client.post("/api/v1/studies", headers=headers, json=asked)
+        plain = client.post("/api/v1/studies", headers=headers, json=asked | {"trainer": "native"})
+    assert (answer.status_code, plain.status_code) == (201, 201), answer.text + plain.text
+    (said,) = answer.json()["notes"]
+    assert "(api_key)" in said
+    assert leaks(answer.text) == []
+    assert plain.json()["notes"] == []

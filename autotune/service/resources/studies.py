@@ -25,6 +25,7 @@ from autotune.service.response_models import (
     StatusAnswer,
     StudyAnswer,
     StudyList,
+    SubmittedAnswer,
     TrialList,
     responses,
 )
@@ -71,7 +72,7 @@ class Action(StrEnum):
 
 
 @router.post(
-    "/studies", status_code=201, openapi_extra=SPEC_BODY, responses=responses(409, 415, ok=201, model=StudyAnswer)
+    "/studies", status_code=201, openapi_extra=SPEC_BODY, responses=responses(409, 415, ok=201, model=SubmittedAnswer)
 )
 async def submit(
     request: Request,
@@ -87,11 +88,12 @@ async def submit(
     body, media = await request.body(), request.headers.get("content-type", "")
 
     def store() -> dict[str, Any]:
-        return api.study_document(submitted(service, caller, read_body(body, media), idempotency_key))
+        return api.submitted_document(submitted(service, caller, read_body(body, media), idempotency_key))
 
-    study = await service.submit(caller, store)
+    answer = await service.submit(caller, store)
     service.changed()
-    return StrictJSONResponse({"study": study}, status_code=201, headers={"Location": f"/api/v1/studies/{study['id']}"})
+    at = f"/api/v1/studies/{answer['study']['id']}"
+    return StrictJSONResponse(answer, status_code=201, headers={"Location": at})
 
 
 def submitted(
