@@ -9,11 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from autotune.errors import RunnerError
 from autotune.spec import Measurement, ParallelConfig
 from autotune_workers.process.gpu_affinity import bind_near_gpu, cpus_near, gpu_handle
 from autotune_workers.runners.local import LocalRunner
 from autotune_workers.training.attention import fused_attention
 from autotune_workers.training.precision import takes_float8
+from autotune_workers.training.torch_version import check_torch_version
 from tests.workers.process.test_program_runner import one
 from tests.workers.rank_pids import rank_pids
 from tests.workers.requests import request
@@ -23,6 +25,10 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[LocalRunner]:
+    try:
+        check_torch_version()
+    except RunnerError as error:
+        pytest.skip(error.message)
     with LocalRunner(max_ranks=1, device="cuda") as runner:
         yield runner
 
