@@ -14,7 +14,7 @@ work that is L times the study's own makes a step 1 + L times slower, and uneven
     above 1.02   studies with a claim above 1.02              low above 1   with a claim whose interval lies above 1
     held         the claimed interval holds the true ratio of the winner to the default config; a study that claims nothing holds
     held of claims   the same of the studies that claimed a speedup other than 1
-    too noisy    studies that say so                          below top   studies whose winner stands below another row without a word
+    too noisy    studies that say so
 """
 
 from __future__ import annotations
