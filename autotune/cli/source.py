@@ -37,8 +37,10 @@ class LocalSource:
 
     def studies(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> Document:
         """Newest first."""
+        from autotune import api
+
         records = self.store.studies(limit=limit, offset=offset, **filters)
-        return {"studies": [self._study(record) for record in records]}
+        return {"studies": [self._study(api.judged_today(self.store, record)) for record in records]}
 
     def status(self, study_id: str) -> Document:
         """The study with its best config and its baseline."""

@@ -208,6 +208,16 @@ def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, A
     }
 
 
+def judged_today(store: StudyReader, record: StudyRecord) -> StudyRecord:
+    """The record as today's rules judge it: of an ended study whose outcome an earlier release wrote, which knew nothing of machines that are too noisy, the
+    claim is what `best`, `status` and reports say of it."""
+    if not record.status.is_terminal or record.speedup is None or "too_noisy" in record.result:
+        return record
+    found = result_of(store, record.id)
+    noisy = found.too_noisy.to_dict() if found.too_noisy is not None else None
+    return replace(record, speedup=found.speedup, result={**record.result, "too_noisy": noisy})
+
+
 def submitted_document(record: StudyRecord) -> dict[str, Any]:
     """{study, notes}: a study that was submitted, and what its owner should know."""
     told = secrets_note(record.study)
@@ -245,6 +255,9 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
     `final_rounds` rounds, on which `speedup` rests.
     """
     study = study_document(result.record, is_left=result.is_left)
+    noisy = result.too_noisy.to_dict() if result.too_noisy is not None else None
+    if result.record.status.is_terminal:  # one claim, also where an earlier release wrote the record
+        study |= {"speedup": result.speedup, "too_noisy": noisy}
     if not study["trials"]:
         study["trials"] = dict(Counter(str(t.status) for t in result.trials))
     exports = exports_of(result)
@@ -255,7 +268,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
         "speedup": result.speedup,
         "speedup_low": result.speedup_low,
         "speedup_high": result.speedup_high,
-        "too_noisy": result.too_noisy.to_dict() if result.too_noisy is not None else None,
+        "too_noisy": noisy,
         "tied_with": list(result.tied_with),
         "final_rounds": result.final_rounds,
         "infeasible": dict(result.infeasible),

@@ -286,3 +286,21 @@ def test_infeasible_trials_of_an_older_store_become_counts(finished: tuple[Store
     page = html_report(record, [*result.trials, *old])
     assert f"3 combinations cannot be run here: {reason} (3)" in page
     assert "#90" not in page
+
+
+def test_lists_and_answers_have_one_claim_of_a_study_that_an_earlier_release_ended(
+    finished: tuple[Store, str],
+) -> None:
+    """Its record has the speedup of the rules of that day; lists showed it, and `best` another one."""
+    store, study_id = finished
+    record = store.study(study_id)
+    assert api.judged_today(store, record) == record
+    earlier = replace(
+        record, speedup=7.34, result={key: value for key, value in record.result.items() if key != "too_noisy"}
+    )
+    judged = api.judged_today(store, earlier)
+    today = api.result_of(store, study_id).speedup
+    assert judged.speedup == today != 7.34
+    assert "too_noisy" in judged.result
+    answer = api.document(api.result_from(earlier, store.trials(study_id)))
+    assert answer["study"]["speedup"] == answer["speedup"] == today

@@ -41,7 +41,8 @@ async def studies(request: Request) -> Response:
         from autotune import api
 
         found = service.store.studies(status=status, limit=PAGE + 1, offset=PAGE * max(0, at - 1), **filters)
-        return {"studies": [api.study_document(record) for record in found[:PAGE]], "more": len(found) > PAGE}
+        judged = (api.judged_today(service.store, record) for record in found[:PAGE])
+        return {"studies": [api.study_document(record) for record in judged], "more": len(found) > PAGE}
 
     found = await run_in_threadpool(load)
     return render(

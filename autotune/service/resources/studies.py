@@ -147,7 +147,7 @@ def studies(
     )
     return StrictJSONResponse(
         {
-            "studies": [api.study_document(record) for record in records[:limit]],
+            "studies": [api.study_document(api.judged_today(service.store, record)) for record in records[:limit]],
             "next_offset": offset + limit if len(records) > limit else None,
         }
     )
