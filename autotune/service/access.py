@@ -8,8 +8,9 @@
 Programs send a token as `Authorization: Bearer ...`, the web page as a cookie. A wrong token costs a fast hash and is counted by address; a valid one
 never waits for wrong ones. What outlives a request's first moment (an event stream, a place in a queue) asks again whether its token is valid still.
 
-On a loopback address a caller without a token counts as the user of this machine, with all rights. Behind a proxy strangers come from loopback too, so
-this holds only for a service that was told of no outside (`ServiceOptions.asks_everybody`), and for no request that shows a proxy (`_is_passed_on`).
+On a loopback address a caller without a token counts as the user of the service, with all rights. Behind a proxy strangers come from loopback too, so
+this holds only for a service that was told of no outside (`ServiceOptions.asks_everybody`), for no request that shows a proxy (`_is_passed_on`), and for no
+connection of another user's program (`peer_user`), as which proxies run.
 
 A request that changes something is refused when a browser sends it for a page of another site. Origin and Sec-Fetch-Site are checked for everybody;
 callers that the browser authenticates by itself (by cookie or loopback) must also send a form token.
@@ -33,6 +34,7 @@ from autotune.ports import SCOPES, StudyRecord, Token, TokenStore
 from autotune.service.error_responses import RefusalError
 from autotune.service.middleware import host_in
 from autotune.service.options import ServiceOptions, is_loopback
+from autotune.service.peer_user import is_of_another_user
 from autotune.service.rates import Limiter
 
 COOKIE = "autotune_token"
@@ -106,9 +108,7 @@ class Gate:
             raise RefusalError(
                 401,
                 "unauthorized",
-                "this service asks for a token"
-                if self._options.asks_everybody or not _is_passed_on(request)
-                else "this request came through a proxy or names another host than this machine, so it needs a token",
+                _why_a_token(request, self._options),
                 remedy="set AUTOTUNE_TOKEN, or send Authorization: Bearer TOKEN; `autotune token create` makes a token",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -187,7 +187,7 @@ class Gate:
 
     def _local(self, request: Request) -> Caller | None:
         address = _address(request)
-        if self._options.asks_everybody or not is_loopback(address) or _is_passed_on(request):
+        if self._options.asks_everybody or not is_loopback(address) or _is_passed_on(request) or _is_anothers(request):
             return None
         return Caller(name=LOOPBACK, scope="admin", key=address, by_browser=True, form_token=self._form_token(LOOPBACK))
 
@@ -210,9 +210,25 @@ def who_may_what(options: ServiceOptions) -> str:
     if asking := options.asks_everybody:
         return f"every caller needs a token, also on this machine ({asking}); its scope says what it allows (`autotune token create --scope ...`)"
     return (
-        "whoever sends a request from this machine may do everything, without a token, other users and programs of this machine too; "
+        "programs of this user on this machine may do everything without a token, a proxy or tunnel of this user that adds no header too; "
         "with --require-token all need one"
     )
+
+
+def _why_a_token(request: Request, options: ServiceOptions) -> str:
+    if options.asks_everybody:
+        return "this service asks for a token"
+    if _is_passed_on(request):
+        return "this request came through a proxy or names another host than this machine, so it needs a token"
+    if _is_anothers(request):
+        return "this request came from a program of another user of this machine, which may be a proxy, so it needs a token"
+    return "this service asks for a token"
+
+
+def _is_anothers(request: Request) -> bool:
+    """Whether the other end is a program of another user of this machine."""
+    server = request.scope.get("server")
+    return bool(request.client and server and server[1] and is_of_another_user(request.client.port, server[1]))
 
 
 def _is_passed_on(request: Request) -> bool:

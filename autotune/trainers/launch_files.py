@@ -227,7 +227,7 @@ def write_launch(launch: Launch, directory: str | Path, *, job: Mapping[str, Any
         path = root / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write_whole(path, text, executable=name == SCRIPT)
+            _write_whole(path, text, executable=name == SCRIPT, secret=launch.shown != launch)
         except OSError as error:
             raise _unwritable(path, error) from None
         written.append(path)
@@ -259,14 +259,15 @@ def _check_free(root: Path, name: str, text: str, mine: Mapping[str, str]) -> No
         )
 
 
-def _write_whole(path: Path, text: str, *, executable: bool) -> None:
+def _write_whole(path: Path, text: str, *, executable: bool, secret: bool) -> None:
+    """`secret`: for its owner's eyes alone."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o755 if executable else 0o644)
+        os.chmod(temporary, (0o755 if executable else 0o644) & (0o700 if secret else 0o777))
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import shutil
 import socket
 import socketserver
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -188,6 +190,34 @@ def test_a_plain_proxy_pass_lets_no_stranger_in(unaware: dict[str, str], way: st
     with front(way, PLAIN, tmp_path, url) as proxy:
         strangers_are_refused(proxy)
         assert httpx.get(f"{url}{API}/studies", trust_env=False).json()["studies"] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's nginx has workers of another user")
+def test_a_proxy_that_shows_nothing_of_itself_is_another_users_program(unaware: dict[str, str], tmp_path: Path) -> None:
+    """HTTP/1.1 and no header of its own: nothing in the request tells it from a client of this machine."""
+    silent = PLAIN.replace("proxy_pass", 'proxy_http_version 1.1; proxy_set_header Connection ""; proxy_pass')
+    with front("nginx", silent, tmp_path, unaware["url"]) as proxy:
+        strangers_are_refused(proxy)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a program of another user")
+def test_programs_of_other_users_need_a_token(unaware: dict[str, str]) -> None:
+    ask = f"""
+import encodings.idna, http.client, os, socket, sys, urllib.error, urllib.request
+urllib.request.build_opener()
+os.setuid(int(sys.argv[1]))  # once all that it imports is there: another user may not read this Python
+try:
+    print(urllib.request.urlopen("{unaware["url"]}{API}/studies").status)
+except urllib.error.HTTPError as error:
+    print(error.status, error.read().decode())
+"""
+    said = [
+        subprocess.run([sys.executable, "-c", ask, user], capture_output=True, text=True, check=True).stdout
+        for user in ("0", "65534")
+    ]
+    assert said[0].strip() == "200"
+    assert said[1].startswith("401 ")
+    assert "another user of this machine" in said[1]
 
 
 @pytest.mark.parametrize("configuration", [PLAIN, DOCUMENTED], ids=["plain", "documented"])

@@ -142,3 +142,15 @@ def test_a_variable_from_the_environment_is_asked_for_by_the_script(tmp_path: Pa
     assert failed.returncode != 0
     assert "A_TOKEN: set it" in failed.stderr
     assert launch.command_line.startswith('A_TOKEN="$A_TOKEN" B=1 ')
+
+
+def test_a_launch_with_secrets_can_be_read_by_its_owner_alone(tmp_path: Path) -> None:
+    open_to_all = write_launch(Launch(argv=("python", "train.py"), env={"MODE": "fast"}), tmp_path / "plain")
+    hidden = write_launch(
+        Launch(argv=("python", "train.py"), env={"WANDB_API_KEY": "abcdef123456"}), tmp_path / "secret"
+    )
+    assert {path.name: path.stat().st_mode & 0o777 for path in open_to_all} == {
+        "launch.sh": 0o755,
+        "launch.json": 0o644,
+    }
+    assert {path.name: path.stat().st_mode & 0o777 for path in hidden} == {"launch.sh": 0o700, "launch.json": 0o600}
