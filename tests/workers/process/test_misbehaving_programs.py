@@ -34,7 +34,7 @@ HASTY = replace(PATIENT, min_steps=8, max_steps=8, precision=0.0, start_timeout_
 """deadlines that a busy machine keeps, too: a Python starts in well under a second"""
 EVERYWHERE = -1
 """in place of the node that misbehaves"""
-LADDER_S = 15.0
+LADDER_S = 120.0
 """for an attempt that is over to be ended on all its nodes"""
 LOG_BYTES = 4 * (FIRST_CHARACTERS + LAST_CHARACTERS)
 """on disk for one node's log: a character that stands for a byte that is no text takes three"""
