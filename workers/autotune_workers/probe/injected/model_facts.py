@@ -141,12 +141,8 @@ def _optimizer_types(optimizers: list[Any]) -> dict[str, Any]:
 
 
 def _groups(torch: Any) -> list[int]:
-    """Sizes of the process groups, the whole world's among them."""
-    try:
-        world = torch.distributed.distributed_c10d._world
-        return sorted({len(ranks) for ranks in world.pg_group_ranks.values()})
-    except Exception:
-        return []
+    """Size of the whole world's process group: torch has no public list of the others."""
+    return [int(torch.distributed.get_world_size())]
 
 
 def _is_compiled(roots: list[Any], graph: list[str]) -> bool:
