@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,10 +55,9 @@ class Harness:
     def page(self, name: str) -> Page:
         """A fresh folder for a page's commands, beside the spaces that ship."""
         folder = self.folder / re.sub(r"\W", "-", name)
-        folder.mkdir(exist_ok=True)
-        link = folder / "search_spaces"
-        if not link.exists():
-            link.symlink_to(ROOT / "search_spaces")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        (folder / "search_spaces").symlink_to(ROOT / "search_spaces")
         return Page(self, folder)
 
     def fork(self, request: dict[str, Any]) -> tuple[int, str]:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 
 from autotune.spec import Failure, FailureKind, config_label
 from autotune.spec.duration import format_duration
@@ -129,28 +130,43 @@ def _remarks(check: ProgramCheck) -> list[str]:
     found = list(remarks(check.seen, keeps_outputs=True)) if check.seen is not None else []
     if check.files and not check.study.keeps_outputs:
         found.append(f"each trial writes outside of its folder: {listed(check.files)}")
+    if not _is_told(check):
+        found.append(
+            "the probe does not see this program, so a line of its log is taken for an optimizer step; write `counts: micro-batches` "
+            "under `trainer` where it is one of the micro-batches that are accumulated, else `counts: steps`"
+        )
     if check.second is not None and (failure := check.second.failure) is not None:
         found.append(f"the second config, {config_label(check.second.config)}, failed: {failure.message}")
     return found
 
 
+def _is_told(check: ProgramCheck) -> bool:
+    """Whether something proves what a line of the log counts, or it makes no difference because accumulation stays as it is."""
+    study, second = check.study, check.second
+    if check.time_from in ("", "probe") or second is None or study.trainer != "command":
+        return True
+    varies = len(study.space.knobs.get("accumulation_steps", ())) > 1 or len(study.workload.global_batch_sizes) > 1
+    if second.config.accumulation_steps == check.config.accumulation_steps and not varies:
+        return True
+    return study.trainer_options.get("counts", "unknown") != "unknown" or _numbers_steps(check)
+
+
 def uncounted(check: ProgramCheck) -> str:
-    """What to do where nothing proves what a line of the log counts, though accumulation varies; empty where something does."""
-    space = check.study.space.knobs.get("accumulation_steps", ())
+    """What to do where two configs show that a line of the log counts a micro-batch; empty where they show no such thing.
+
+    Accumulation alone cannot make sequences faster: where they seem to be, each line was a part of a step. Lines whose times scatter
+    so that those of the two configs overlap show nothing.
+    """
     second = check.second
-    batches = check.study.workload.global_batch_sizes
-    if check.time_from in ("", "probe") or second is None or check.study.trainer != "command":
-        return ""
-    if second.config.accumulation_steps == check.config.accumulation_steps and len(space) < 2 and len(batches) < 2:
-        return ""
-    if check.study.trainer_options.get("counts", "unknown") != "unknown" or _numbers_steps(check):
+    if _is_told(check) or second is None:
         return ""
     more = second.config.accumulation_steps / check.config.accumulation_steps
-    if max(more, 1 / more) < 2 or check.step_time_s is None or second.step_time_s is None:
+    first_rates, second_rates = _rates(check), _rates(second)
+    if max(more, 1 / more) < 2 or not first_rates or not second_rates:
         return ""
-    first_rate = check.config.global_batch_size / check.step_time_s
-    faster = second.config.global_batch_size / second.step_time_s / first_rate
-    if abs(math.log(faster)) < abs(math.log(more)) / 2:
+    faster = median(second_rates) / median(first_rates)
+    overlap = max(min(first_rates), min(second_rates)) <= min(max(first_rates), max(second_rates))
+    if overlap or abs(math.log(faster)) < abs(math.log(more)) / 2:
         return ""
     if (faster > 1) == (more > 1):
         why = f"its sequences/s grow by {max(faster, 1 / faster):.2g} where accumulation alone grows by {max(more, 1 / more):g}"
@@ -159,6 +175,11 @@ def uncounted(check: ProgramCheck) -> str:
             "`counts: micro-batches` under `trainer` where that is so, else `counts: steps`"
         )
     return ""
+
+
+def _rates(run: ProgramCheck) -> list[float]:
+    """Sequences per second of each line after the first, were each an optimizer step."""
+    return [run.config.global_batch_size / time_s for time_s in run.step_times_s[1:] if time_s > 0]
 
 
 def _numbers_steps(check: ProgramCheck) -> bool:

@@ -192,6 +192,10 @@ def test_a_log_that_counts_micro_batches_is_told_by_two_configs_where_no_probe_s
     assert uncounted(right) == ""
     said = api.load_study(spec(trainer={**COMMAND, "counts": "steps"}))
     assert uncounted(replace(wrong, study=said)) == ""
+    noisy = replace(wrong, step_times_s=(0.08, 0.08, 0.01, 0.3, 0.08))
+    assert uncounted(noisy) == ""
+    assert verdict_of(noisy).ready
+    assert "a line of its log is taken for an optimizer step" in verdict_of(noisy).remedy
 
 
 def test_the_second_config_differs_in_what_can_be_seen_and_is_not_compiled_first() -> None:
