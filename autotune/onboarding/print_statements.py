@@ -34,6 +34,39 @@ class Printed:
     """literal texts, and (expression, format) for what is put between them"""
     every: int
     """steps from one to the next; 0: it is written once"""
+    loop: int = 0
+    """line of the innermost loop around it; 0: none"""
+
+
+@dataclass(frozen=True, slots=True)
+class CountedLoop:
+    """A loop over a range."""
+
+    line: int
+    names: frozenset[str]
+    """of the variables and attributes that its length is computed from"""
+    around: int
+    """line of the innermost loop around it"""
+
+
+def counted_loops(tree: ast.AST, around: int = 0) -> Iterator[CountedLoop]:
+    """The loops over a range that lie in another loop: of accumulation, maybe."""
+    for node in ast.iter_child_nodes(tree):
+        if (
+            around
+            and isinstance(node, ast.For)
+            and isinstance(node.iter, ast.Call)
+            and called_name(node.iter) == "range"
+        ):
+            parts = list(ast.walk(node.iter))
+            names = {part.id for part in parts if isinstance(part, ast.Name)}
+            names |= {part.attr for part in parts if isinstance(part, ast.Attribute)}
+            yield CountedLoop(node.lineno, frozenset(names), around)
+        if isinstance(node, ast.For | ast.While | ast.AsyncFor):
+            yield from counted_loops(node, node.lineno)
+        else:
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from counted_loops(node, 0 if is_function else around)
 
 
 def print_statements(tree: ast.Module) -> Iterator[Printed]:
@@ -68,7 +101,7 @@ def _statements(body: list[ast.stmt], in_loops: set[str], *, loop: ast.AST | Non
                 if isinstance(call, ast.Call) and call.args and _PRINTS.fullmatch(called_name(call)):
                     parts = tuple(_clocked(part, loop) for part in _parts(call.args[0], call.args[1:]))
                     if any(isinstance(part, tuple) for part in parts):
-                        yield Printed(parts, every)
+                        yield Printed(parts, every, getattr(loop, "lineno", 0))
 
 
 def _clocked(part: Any, loop: ast.AST | None) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from autotune.errors import SpecError
 from autotune.onboarding.launch_script import Started
 from autotune.onboarding.local_modules import imported_modules
-from autotune.onboarding.print_statements import Printed, print_statements
+from autotune.onboarding.print_statements import CountedLoop, Printed, counted_loops, print_statements
 from autotune.onboarding.script_options import ScriptOption, constants_of, options_of
 from autotune.onboarding.syntax import called_name, keywords_of, literal_or_none
 
@@ -55,6 +55,8 @@ class Script:
     """whether its text is known, and not only how it is started"""
     printed: tuple[Printed, ...] = ()
     """its print statements"""
+    loops: tuple[CountedLoop, ...] = ()
+    """its loops over a range within other loops"""
 
     @property
     def launcher(self) -> str:
@@ -103,6 +105,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         formats=frozenset(_formats(whole if imports_parser else tree)),
         overridden=overridden,
         printed=tuple(print_statements(tree)) or tuple(print_statements(whole)),
+        loops=tuple(counted_loops(tree)),
     )
 
 

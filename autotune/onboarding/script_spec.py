@@ -19,6 +19,7 @@ from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.named_cluster import Place
 from autotune.onboarding.option_matches import DEGREES, OptionMatches, match_options
 from autotune.onboarding.option_names import SHAPE, meaning_of
+from autotune.onboarding.print_statements import EVERY_STEP
 from autotune.onboarding.printed_lines import patterns_of
 from autotune.onboarding.ranks_today import RanksToday, ranks_today
 from autotune.onboarding.script import Script
@@ -74,6 +75,7 @@ def script_draft(
         )
     if metrics:
         trainer.append(Entry(key="metrics", value=metrics, comment="from its print statements"))
+        trainer += _counts(found)
     if found.required:
         fill_in.append("trainer.argv")
     notes = [_what_reads(found), *_what_starts(script, source)]
@@ -104,6 +106,22 @@ def script_draft(
         runner,
     )
     return Draft(heading=heading, entries=entries, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))
+
+
+def _counts(found: OptionMatches) -> list[Entry]:
+    """What a line of the log counts, where the loop over the micro-batches of a step stands beside the print statement, or around it."""
+    if "accumulation_steps" not in found.used:
+        return []
+    name = found.used["accumulation_steps"][0].name
+    printed = {each.loop for each in found.script.printed if each.every == EVERY_STEP}
+    for loop in found.script.loops:
+        if name in loop.names and printed == {loop.around}:
+            said = f"lines are printed once after the loop over {name} in line {loop.line}"
+            return [Entry(key="counts", value="steps", comment=said)]
+        if name in loop.names and printed == {loop.line}:
+            said = f"lines are printed within the loop over {name} in line {loop.line}"
+            return [Entry(key="counts", value="micro-batches", comment=said)]
+    return []
 
 
 def _formats_unsaid(found: OptionMatches) -> tuple[str, ...]:

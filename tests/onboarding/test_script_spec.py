@@ -420,3 +420,32 @@ def test_mixed_precision_is_that_of_the_scripts_autocast(tmp_path: Path) -> None
     (tmp_path / "train.py").write_text(TOTAL.replace("torch.bfloat16", "dtype"))
     draft = first_draft(tmp_path / "train.py", cluster=CLUSTER, folder=tmp_path)
     assert draft.document["trainer"]["values"]["precision"] == {"fp16": "--amp", "fp32": None}
+
+
+@pytest.mark.parametrize(
+    ("where", "counts"), [("step", "steps"), ("micro_batch", "micro-batches"), ("elsewhere", "unknown")]
+)
+def test_the_loop_over_micro_batches_says_what_a_line_of_the_log_counts(
+    where: str, counts: str, tmp_path: Path
+) -> None:
+    line = 'print(f"step {step} loss {loss:.4f}")'
+    text = f"""
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=2)
+parser.add_argument("--grad-accum", type=int, default=8)
+parser.add_argument("--max-steps", type=int, default=100)
+args = parser.parse_args()
+accumulation = args.grad_accum
+for step in range(args.max_steps):
+    for _ in range({"accumulation" if where == "elsewhere" else "args.grad_accum"}):
+        loss = train(args.batch_size)
+        {line if where == "micro_batch" else "pass"}
+    {line if where != "micro_batch" else "pass"}
+"""
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    draft = first_draft(script, cluster=CLUSTER, folder=tmp_path)
+    assert loaded(draft, tmp_path).trainer_options.get("counts", "unknown") == counts
+    if counts != "unknown":
+        assert "the loop over grad_accum in line 10" in draft.text
