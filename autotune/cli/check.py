@@ -170,16 +170,16 @@ def _fix(spec: str, found: ProgramCheck) -> None:
         before = file.read_text(encoding="utf-8") if file.is_file() else ""
         after = mended(before, key, value)
         if after is None:
-            note(f"write workload.{key}: {value} yourself: {spec} has no plain place for it")
+            note(f"write {key}: {value} yourself: {spec} has no plain place for it")
             continue
         file.write_text(after, encoding="utf-8")
         try:
             api.load_study(spec)
         except AutotuneError as error:
             file.write_text(before, encoding="utf-8")
-            note(f"workload.{key}: {value} is not written, because the spec would not load: {error}")
+            note(f"{key}: {value} is not written, because the spec would not load: {error}")
         else:
-            note(f"{spec} now says workload.{key}: {value}; check it again")
+            note(f"{spec} now says {key}: {value}; check it again")
 
 
 def _print_end(proposal: Any, verdict: Verdict) -> None:

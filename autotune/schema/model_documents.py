@@ -1,4 +1,4 @@
-"""The shapes of `model` in a study spec: a name, a decoder written out, transformers' own class, or a module of the user's."""
+"""The shapes of `model` in a study spec: a name, a decoder written out, transformers' own class, a module of the user's, or the number of weights alone."""
 
 from __future__ import annotations
 
@@ -65,6 +65,15 @@ class NamedModelDocument(Document):
     mtp_layers: StrictInt = Field(ge=0, le=16, description="layers of multi-token prediction that the trainer trains")
 
 
+class CountedModelDocument(Document):
+    """A model that no shape describes, such as one for images, by its number of weights."""
+
+    parameters: Annotated[StrictInt, Field(ge=1, le=1 << 50)] = Field(
+        description="all its weights, as `autotune check` sees them; a decoder with as many stands for it in predictions"
+    )
+    name: Name | None = Field(default=None, description="what people call the model; the study's name when left out")
+
+
 _BUILDER = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 
 
@@ -102,6 +111,8 @@ def _kind_of_model(value: Any) -> str:
         return "<hf>"
     if isinstance(value, ModuleModelDocument) or (isinstance(value, Mapping) and "module" in value):
         return "<module>"
+    if isinstance(value, CountedModelDocument) or (isinstance(value, Mapping) and "parameters" in value):
+        return "<counted>"
     if isinstance(value, NamedModelDocument) or (isinstance(value, Mapping) and set(value) == {"name", "mtp_layers"}):
         return "<named>"
     return "<inline>" if isinstance(value, Mapping | BaseModel) else "<name>"
@@ -112,6 +123,7 @@ AskedModel = Annotated[
     | Annotated[HuggingFaceModelDocument, Tag("<hf>")]
     | Annotated[ModuleModelDocument, Tag("<module>")]
     | Annotated[NamedModelDocument, Tag("<named>")]
+    | Annotated[CountedModelDocument, Tag("<counted>")]
     | Annotated[ModelDocument, Tag("<inline>")],
     Discriminator(_kind_of_model),
 ]

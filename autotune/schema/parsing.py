@@ -27,6 +27,7 @@ from autotune.schema.located import located
 from autotune.schema.model_code import Inspect, own_model, transformers_model
 from autotune.schema.model_documents import (
     AskedModel,
+    CountedModelDocument,
     HuggingFaceModelDocument,
     ModelDocument,
     ModuleModelDocument,
@@ -270,6 +271,8 @@ def _model(asked: AskedModel, base: Path | None, inspect: Inspect | None) -> Mod
         return own_model(asked.module, asked.args, asked.folder, name=name, base=base, inspect=inspect)
     if isinstance(asked, NamedModelDocument):
         return replace(_model(asked.name, base, inspect), mtp_layers=asked.mtp_layers)
+    if isinstance(asked, CountedModelDocument):
+        return ModelSpec.of_parameters(asked.parameters, name=asked.name or "model")
     if isinstance(asked, ModelDocument):
         return located("model", lambda: check_source(ModelSpec(**asked.model_dump())))
     return read_model(asked, base) if is_model_file(asked) else catalog.model(asked)
@@ -277,7 +280,7 @@ def _model(asked: AskedModel, base: Path | None, inspect: Inspect | None) -> Mod
 
 def _named(model: ModelSpec, asked: StudyDocument) -> ModelSpec:
     """A model that is written out without a name is called after its study, with a digest of its shape: in history two models never share a name."""
-    if not isinstance(asked.model, ModelDocument) or "name" in asked.model.model_fields_set:
+    if not isinstance(asked.model, ModelDocument | CountedModelDocument) or "name" in asked.model.model_fields_set:
         return model
     shape = {name: value for name, value in asked.model.model_dump().items() if name != "name"}
     return replace(model, name=f"{asked.name or 'model'}-{identity(shape)[:6]}")

@@ -49,7 +49,7 @@ def _tp_must_divide(name: str, size: Callable[[Workload], int], what: str) -> La
         if w.model.code is not None and "num_attention_heads" in w.model.code.guessed:
             return (
                 f"tp cuts the attention into whole heads, but tp={c.tp} and {w.model.name} does not say how many it has; "
-                "return `shapes: {num_attention_heads: ...}` from its builder, or use tp=1"
+                f"{'give its shape' if w.model.is_counted else 'return `shapes: {num_attention_heads: ...}` from its builder'}, or use tp=1"
             )
         return (
             f"tp must divide {what}, but tp={c.tp} and {what}={size(w)}; "

@@ -9,8 +9,9 @@ norms of other combinations are neglected: they are less than 0.2% of the weight
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from autotune.errors import SpecError
 from autotune.spec.checks import positive_int
 from autotune.spec.hugging_face import fields_of, text_of
 from autotune.spec.model_code import ModelCode
+
+_ASPECT, _HEAD = 64, 64
+"""width by layers, and width of a head, of the decoder that stands for a model of which the number of weights alone is known"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,9 +241,18 @@ class ModelSpec:
         return self.num_parameters - (self.num_layers - self.num_dense_layers + self.mtp_layers) * idle
 
     @property
+    def is_counted(self) -> bool:
+        """Whether all that is known of it is its number of weights, so that its shape is that of a decoder which stands for it."""
+        return self.code is not None and not (self.code.module or self.source)
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """What predictions assume of a model that is not the decoder that ships, in sentences."""
         code, found = self.code, list[str]()
+        if self.is_counted:
+            stands_for = "its activations and times are those of a decoder that stands for it, so only trials tell which config is fast and which one fits"
+            counted = "its weights, gradients and optimizer states are counted"
+            return (f"{self.name} is told by its {self.num_parameters:,} weights alone: {counted}; {stands_for}",)
         if self.source and text_of(json.loads(self.source)) is not None and not (code and code.num_parameters):
             found.append(
                 f"{self.name} is counted by its language model alone: what else its config.json names, such as a vision tower, is left out; "
@@ -267,6 +280,30 @@ class ModelSpec:
     def _mlp(self, width: int) -> int:
         biases = 0 if self.gated_mlp else width + self.hidden_size
         return (3 if self.gated_mlp else 2) * self.hidden_size * width + biases
+
+    @classmethod
+    def of_parameters(cls, parameters: int, *, name: str) -> ModelSpec:
+        """A model of which the number of weights alone is known, such as one for images: a decoder with about as many stands for it in predictions."""
+        positive_int("parameters", parameters, at_most=1 << 50)
+        layers = max(1, round((parameters / (12 * _ASPECT**2)) ** (1 / 3)))
+        width = max(1, math.isqrt(parameters // (12 * layers)))
+        heads = max(1, width // _HEAD)
+        width = width // heads * heads
+        of_attention = 4 * width**2 + 2 * width
+        stands_for = cls(
+            name=name,
+            num_layers=layers,
+            hidden_size=width,
+            num_attention_heads=heads,
+            ffn_hidden_size=max(1, round((parameters / layers - of_attention) / (3 * width))),
+            vocab_size=1,
+            gated_mlp=True,
+            tied_embeddings=True,
+        )
+        code = ModelCode(
+            num_parameters=parameters, guessed=("num_attention_heads", "ffn_hidden_size"), reads_tokens=False
+        )
+        return replace(stands_for, code=code)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any] | str | Path, *, name: str = "") -> ModelSpec:

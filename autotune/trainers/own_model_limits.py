@@ -15,7 +15,9 @@ from autotune.trainers.limit import Limit
 def own_model_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
     """The values that the loop cannot express; none for a model of the catalog or of a shape."""
     code = workload.model.code
-    if code is not None:
+    if workload.model.is_counted:
+        yield _counted(workload.model, "native")
+    elif code is not None:
         yield from _plans(workload, code, c)
         yield from _decoder_alone(c)
         yield from _loss(code, c)
@@ -23,11 +25,19 @@ def own_model_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
 
 
 def module_limits(model: ModelSpec, trainer: str) -> Iterator[Limit]:
-    """For a trainer that builds models from shapes: it cannot be given a user's module."""
-    if model.code is not None and model.code.module:
+    """For a trainer that builds models from shapes: it cannot be given a user's module, nor a model of which the number of weights alone is known."""
+    if model.is_counted:
+        yield _counted(model, trainer)
+    elif model.code is not None and model.code.module:
         message = f"the trainer {trainer} builds a model from its shape, and cannot be given a module"
         remedy = "use trainer native, a command that builds it, or give the model as {hf: PATH} or by its shape"
         yield Limit(knob="model.code", value=model.code.module, message=message, remedy=remedy)
+
+
+def _counted(model: ModelSpec, trainer: str) -> Limit:
+    message = f"the trainer {trainer} builds the model, and of {model.name} the number of weights alone is known"
+    remedy = "use trainer command with a program that builds it, or give the model's shape, {hf: PATH} or {module: PACKAGE.MODULE:FUNCTION}"
+    return Limit(knob="model.parameters", value=model.num_parameters, message=message, remedy=remedy)
 
 
 def _plans(workload: Workload, code: ModelCode, c: ParallelConfig) -> Iterator[Limit]:

@@ -67,6 +67,11 @@ def answer(
     runs: list[DryRun] = []
     ranks = pipeline_ranks(config.pp)
     try:
+        if workload.model.is_counted:
+            raise DryRunError(
+                f"a dry run builds the model, but of {workload.model.name} the number of weights alone is known",
+                remedy="give the model's shape, {hf: PATH} or {module: PACKAGE.MODULE:FUNCTION}",
+            )
         for number, pp_rank in enumerate(ranks, start=1):
             tell(RankProgress(config=config, pp_rank=pp_rank, number=number, count=len(ranks)))
             run = runner.run(workload, config, pp_rank=pp_rank, limits=limits or DryRunLimits())

@@ -73,3 +73,35 @@ def test_a_variable_leaves_the_probe_out(run, spec, monkeypatch):
     done = run("check", spec, "--json")
     assert done.document["time_from"] != "probe"
     assert done.document["said_and_seen"][0]["rows"] == []
+
+
+def test_a_model_for_images_gets_ready_by_what_the_check_says_to_write(run, tmp_path):
+    """No shape of a decoder has its weights, and it is trained by SGD: `--fix` writes both."""
+    shutil.copy(PROGRAMS / "images.py", tmp_path / "train.py")
+    path = tmp_path / "images.yaml"
+    document = {
+        "name": "images",
+        "cluster": {"gpu": "cpu", "num_nodes": 1, "gpus_per_node": 1},
+        "model": "nano-gpt",
+        "workload": {"seq_len": 1, "global_batch_size": [2, 4]},
+        "space": {"micro_batch_size": [2, 4], "accumulation_steps": [1], "precision": ["fp32"]},
+        "runner": {"kind": "local", "device": "cpu"},
+        "trainer": {
+            "kind": "command",
+            "argv": [sys.executable, "train.py", "--batch-size={micro_batch_size}", "--steps={steps}"],
+            "cwd": str(tmp_path),
+        },
+    }
+    path.write_text(yaml.safe_dump(document))
+    first = run("check", path, "--fix")
+    assert first.code == 1, first.out
+    assert "write `model: {parameters: 314}`" in first.out
+    mended = yaml.safe_load(path.read_text())
+    assert mended == {
+        **document,
+        "model": {"parameters": 314},
+        "workload": {**document["workload"], "optimizer": "sgd"},
+    }
+    second = run("check", path)
+    assert second.code == 0, second.out
+    assert "314 weights alone" in second.out

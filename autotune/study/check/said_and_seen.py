@@ -12,17 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.ports import ProgramSeen
+from autotune.ports.program_facts import NARROW, RECOMPUTED, ProgramFacts
 from autotune.spec import ParallelConfig, Study
 
 PARAMETERS = 0.05
 """relative difference of parameters that is none: padded vocabularies, biases, norms"""
 LENGTH = 0.02
 """relative difference of the length of sequences that is none: inputs are often a token shorter"""
-RECOMPUTED = 0.02
-"""share of the modules' calls that are repeated within backward passes, above which something is recomputed"""
-_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "adamw_8bit": "8bit", "muon": "muon", "adafactor": "adafactor"}
-"""what the name of an optimizer's class holds, in lower case"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +35,7 @@ class Row:
     remedy: str = ""
     """what to do about a difference"""
     fix: tuple[str, Any] | None = None
-    """key of the spec and the value that was seen, where writing it there mends the difference"""
+    """key of the spec, with the section that it is in, and the value that was seen, where writing it there mends the difference"""
 
     @property
     def difference(self) -> str:
@@ -55,28 +51,27 @@ def rows_of(study: Study, config: ParallelConfig, seen: ProgramSeen) -> list[Row
 
 
 def _rows(study: Study, config: ParallelConfig, seen: ProgramSeen) -> Iterator[Row]:
-    facts, workload = seen.facts, study.workload
-    world = int(facts["world"])
+    facts, workload = ProgramFacts(seen.facts), study.workload
     yield Row(
         name="ranks",
         said=str(config.world_size),
-        seen=str(world),
-        agrees=world == config.world_size,
+        seen=str(facts.world),
+        agrees=facts.world == config.world_size,
         remedy="the launcher in trainer.argv must start {nproc_per_node} processes on each node, or the space hold world_sizes that it starts",
     )
-    yield from _batch(study, config, seen, world)
+    yield from _batch(study, config, seen, facts.world)
     yield _precision(config, facts)
-    names = " and ".join(name.rsplit(".", 1)[-1] for name in facts.get("optimizers", ()))
+    found = facts.optimizer
     yield Row(
         name="optimizer",
         said=workload.optimizer,
-        seen=names,
-        agrees=_OPTIMIZERS.get(workload.optimizer, workload.optimizer) in names.lower() if names else None,
+        seen=facts.optimizers,
+        agrees=None if found is None else found == workload.optimizer,
         remedy="correct workload.optimizer: the memory of its states follows from it",
-        fix=_optimizer_fix(names),
+        fix=None if found is None else ("workload.optimizer", found),
     )
     yield from _knobs(config, facts)
-    yield _parameters(study, facts)
+    yield _parameters(study, seen, facts)
 
 
 def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) -> Iterator[Row]:
@@ -105,37 +100,31 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
         seen=f"{length:g}" if length else "",
         agrees=None if length is None else packed or abs(length - expected) <= max(1.0, LENGTH * expected),
         remedy="correct workload.seq_len, or the option that sets the length: tokens/s and memory follow from it",
-        fix=("seq_len", round(length)) if length else None,
+        fix=("workload.seq_len", round(length)) if length else None,
     )
 
 
-def _precision(config: ParallelConfig, facts: Any) -> Row:
-    types = {
-        _TYPES.get(name, name): count
-        for name, count in (facts.get("types") or facts.get("stepped_types") or {}).items()
-    }
-    weights = max(types, key=lambda name: types[name]) if types else ""
-    computes = _TYPES.get(facts.get("autocast", ""), "") or _TYPES.get(facts.get("sharded_type", ""), "")
-    found = computes or weights
-    said = config.precision
-    agrees: bool | None = found == said
-    if said == "tf32":
-        agrees = found == "fp32" if found in ("bf16", "fp16") else None
-    if said in ("fp8", "mxfp8", "nvfp4") or not found:
-        agrees = None  # kernels of their own, which no type of a weight tells
-    where = f"{found} (autocast)" if facts.get("autocast") else f"{found} (weights)" if found else ""
+def _precision(config: ParallelConfig, facts: ProgramFacts) -> Row:
+    found, said = facts.precision, config.precision
+    plain = facts.computes or facts.weights
+    agrees: bool | None = found == said or plain == said
+    if said == "tf32" and plain == "fp32":
+        agrees = found == said or None  # a variable may allow it, too
+    if said in NARROW or not found:
+        agrees = None
+    where = f"{found} ({'autocast' if facts.values.get('autocast') else 'weights'})"
     return Row(
         name="precision",
         said=said,
-        seen=where,
+        seen=where if found else "",
         agrees=agrees,
         remedy="the option that sets it does not act as it is written: another option may have to switch it on, or trainer.values say how it is written",
     )
 
 
-def _knobs(config: ParallelConfig, facts: Any) -> Iterator[Row]:
-    stage = facts.get("zero_stage")
-    wrappers = ", ".join(facts.get("wrappers", ()))
+def _knobs(config: ParallelConfig, facts: ProgramFacts) -> Iterator[Row]:
+    stage = facts.zero_stage
+    wrappers = ", ".join(facts.values.get("wrappers", ()))
     yield Row(
         name="zero_stage",
         said=str(config.zero_stage),
@@ -143,39 +132,38 @@ def _knobs(config: ParallelConfig, facts: Any) -> Iterator[Row]:
         agrees=None if stage is None or config.dp == 1 else stage == config.zero_stage,
         remedy="pass {zero_stage} to the program, or give the space the stage that it has",
     )
-    is_compiled = bool(facts.get("compiled"))
-    share = float(facts.get("recomputed") or 0.0)
+    found, share = facts.recompute, facts.recomputed
     yield Row(
         name="recompute",
         said=config.recompute,
-        seen="" if is_compiled else f"{share:.0%} of the modules' calls repeated" if share > RECOMPUTED else "none",
-        agrees=None if is_compiled else (config.recompute != "none") == (share > RECOMPUTED),
+        seen="" if found is None else f"{share:.0%} of the modules' calls repeated" if share > RECOMPUTED else "none",
+        agrees=None if found is None else (config.recompute != "none") == (found != "none"),
         remedy="the option that sets it does not act as it is written, or is missing in the space: recompute: [full] where the program always recomputes",
     )
     yield Row(
         name="compile",
         said=str(config.compile).lower(),
-        seen=str(is_compiled).lower(),
-        agrees=is_compiled == config.compile,
+        seen=str(facts.is_compiled).lower(),
+        agrees=facts.is_compiled == config.compile,
         remedy="pass {compile} to the program, or give the space the value that it has",
     )
 
 
-def _parameters(study: Study, facts: Any) -> Row:
-    said, found = study.workload.model.num_parameters, facts.get("parameters")
-    whole = found is not None and facts.get("stages", 1) == 1
+def _parameters(study: Study, seen: ProgramSeen, facts: ProgramFacts) -> Row:
+    model, found = study.workload.model, facts.parameters
+    told = f"{model.num_parameters:,}" + (" (a decoder stands for it)" if model.is_counted else "")
+    is_decoder = seen.tokens is not None and not model.is_counted
+    by_count = f"write `model: {{parameters: {found}}}`"
     return Row(
         name="parameters",
-        said=f"{said:,}",
-        seen=f"{found:,} ({facts.get('model', '')})" if whole else "",
-        agrees=None if not whole else abs(found - said) <= PARAMETERS * said,
-        remedy="correct `model`: predictions of time and memory are of another one",
+        said=told,
+        seen=f"{found:,} ({facts.values.get('model', '')})" if found is not None else "",
+        agrees=None if found is None else abs(found - model.num_parameters) <= PARAMETERS * model.num_parameters,
+        remedy=f"correct `model`, from which time and memory are predicted: its shape, or {by_count} where no shape describes it"
+        if is_decoder
+        else f"{by_count}: it is given no tokens, so no shape of a decoder describes it",
+        fix=None if found is None or is_decoder else ("model.parameters", found),
     )
-
-
-def _optimizer_fix(names: str) -> tuple[str, Any] | None:
-    found = [name for name, word in _OPTIMIZERS.items() if word in names.lower()]
-    return ("optimizer", found[0]) if len(found) == 1 else None
 
 
 def without_effect(

@@ -130,6 +130,13 @@ def _remarks(check: ProgramCheck) -> list[str]:
     found = list(remarks(check.seen, keeps_outputs=True)) if check.seen is not None else []
     if check.files and not check.study.keeps_outputs:
         found.append(f"each trial writes outside of its folder: {listed(check.files)}")
+    found += [
+        f"the optimizer {row.seen} is counted as {row.said}: the memory of its states is not known"
+        for row in check.rows
+        if row.name == "optimizer" and row.seen and row.agrees is None
+    ]
+    if check.study.workload.model.is_counted:
+        found += check.study.workload.model.assumptions
     if not _is_told(check):
         found.append(
             "the probe does not see this program, so a line of its log is taken for an optimizer step; write `counts: micro-batches` "

@@ -125,6 +125,45 @@ def test_what_is_not_seen_is_no_difference(changes: dict[str, Any]) -> None:
     assert check(of, seen=seen(of, **changes)).differences == ()
 
 
+def test_a_program_that_is_given_no_tokens_is_told_by_its_number_of_weights() -> None:
+    """A model for images: no decoder of any shape has its weights."""
+    of = study()
+    without = replace(seen(of, parameters=25_557_032, model="torchvision.ResNet"), tokens=None)
+    (told,) = check(of, seen=without).differences
+    assert "write `model: {parameters: 25557032}`" in told
+    (row,) = [row for row in rows_of(of, CONFIG, without) if row.name == "parameters"]
+    assert row.fix == ("model.parameters", 25_557_032)
+    true = study(model={"parameters": 25_557_032})
+    assert verdict_of(check(true, seen=replace(without, facts=facts(true)))).ready
+
+
+def test_a_decoder_of_another_size_is_not_replaced_by_a_number() -> None:
+    of = study()
+    (row,) = [row for row in rows_of(of, CONFIG, seen(of, parameters=7)) if row.name == "parameters"]
+    assert (row.agrees, row.fix) == (False, None)
+    assert "correct `model`" in row.remedy
+
+
+@pytest.mark.parametrize(
+    ("said", "optimizers", "agrees", "written"),
+    [
+        ("adamw", ["torch.optim.AdamW"], True, "adamw"),
+        ("adamw", ["bitsandbytes.optim.AdamW8bit"], False, "adamw_8bit"),
+        ("adamw", ["torch.optim.sgd.SGD"], False, "sgd"),
+        ("muon", ["muon.Muon", "torch.optim.AdamW"], True, "muon"),
+        ("adamw", ["muon.Muon", "torch.optim.AdamW"], False, "muon"),
+        ("adamw", ["lion_pytorch.Lion"], None, None),  # no word of the spec means it, so it stops nobody
+        ("sgd", [], None, None),
+    ],
+)
+def test_optimizers_are_told_by_their_classes(
+    said: str, optimizers: list[str], agrees: bool | None, written: str | None
+) -> None:
+    of = study(workload={"seq_len": 1024, "global_batch_size": 64, "optimizer": said})
+    row = next(r for r in rows_of(of, CONFIG, seen(of, optimizers=optimizers)) if r.name == "optimizer")
+    assert (row.agrees, row.fix[1] if row.fix else None) == (agrees, written)
+
+
 def test_a_length_that_differs_is_seen_and_one_that_is_a_token_short_is_not() -> None:
     of = study()
     length = of.workload.seq_len

@@ -89,11 +89,12 @@ def place(rank: int | None, step: int | None, phase: str, verb: str = "") -> str
 def divergence(losses: Sequence[float], vocab_size: int) -> str:
     """Why the last of these losses (nats per token) ends a trial as diverged; empty when it does not.
 
-    Exploded is a loss above `EXPLOSION_FACTOR` times that of guessing, or of the first loss if that is more, `EXPLODED_STEPS` times in a row.
+    Exploded is a loss above `EXPLOSION_FACTOR` times that of guessing, or of the first loss if that is more, `EXPLODED_STEPS` times in a row. A loss that
+    is no cross entropy and begins below 0 says nothing.
     """
     guess = math.log(vocab_size)
     limit, recent = EXPLOSION_FACTOR * max(guess, losses[0]), losses[-EXPLODED_STEPS:]
-    if len(recent) < EXPLODED_STEPS or not all(loss > limit for loss in recent):
+    if limit <= 0 or len(recent) < EXPLODED_STEPS or not all(loss > limit for loss in recent):
         return ""
     return (
         f"the loss must stay under {limit:.3g} (guessing costs {guess:.3g}), "

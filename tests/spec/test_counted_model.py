@@ -1,0 +1,56 @@
+"""A model of which the number of weights alone is known: what stands for it, what is said of that, and who refuses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune import api
+from autotune.errors import SpecError
+from autotune.space import SearchSpace
+from autotune.spec import ModelSpec
+from autotune.spec.plain import study_from_dict, study_to_dict
+from tests.small_studies import spec
+
+COMMAND = {
+    "kind": "command",
+    "argv": ["t.py", "{dp}", "{micro_batch_size}", "{accumulation_steps}", "{precision}"],
+}
+
+
+@pytest.mark.parametrize("parameters", [1, 9, 4_321, 11_689_512, 25_557_032, 632_045_800, 70_000_000_000])
+def test_the_decoder_that_stands_for_it_has_about_as_many_weights(parameters: int) -> None:
+    model = ModelSpec.of_parameters(parameters, name="m")
+    assert model.num_parameters == parameters
+    assert model.is_counted
+    if parameters > 1000:
+        assert abs(model.shape_parameters - parameters) <= 0.02 * parameters
+    (told,) = model.assumptions
+    assert f"{parameters:,} weights alone" in told
+
+
+def test_a_spec_names_it_and_a_store_keeps_it() -> None:
+    study = api.load_study(spec(model={"parameters": 25_557_032, "name": "resnet50"}, trainer=COMMAND))
+    assert (study.workload.model.name, study.workload.model.num_parameters) == ("resnet50", 25_557_032)
+    assert study_from_dict(study_to_dict(study)) == study
+    unnamed = api.load_study(spec(model={"parameters": 25_557_032}, name="images", trainer=COMMAND))
+    assert unnamed.workload.model.name.startswith("images-")
+    assert len(SearchSpace.of_study(unnamed)) > 1
+
+
+@pytest.mark.parametrize("model", [{"parameters": 0}, {"parameters": 1.5e6}, {"parameters": 9, "num_layers": 2}])
+def test_nothing_else_is_taken_for_one(model: Any) -> None:
+    with pytest.raises(SpecError):
+        api.load_study(spec(model=model, trainer=COMMAND))
+
+
+@pytest.mark.parametrize("trainer", ["native", "torchtitan", "deepspeed", "accelerate", "megatron"])
+def test_trainers_that_build_the_model_refuse_it(trainer: str) -> None:
+    study = api.load_study(spec(model={"parameters": 25_557_032}, trainer=trainer))
+    with pytest.raises(Exception, match="the number of weights alone is known"):
+        SearchSpace.of_study(study)
+
+
+def test_a_model_of_a_shape_is_none() -> None:
+    assert not ModelSpec(name="m", num_layers=1, hidden_size=8, num_attention_heads=1, vocab_size=9).is_counted
