@@ -1,9 +1,10 @@
-"""Commands that make a first spec: init (from a script, a launch script or a configuration), import (from a trainer's present configuration)."""
+"""Commands that make a first spec: init (from a script, a launch script, a command or a configuration; read, or run for a few steps), import (from a trainer's present configuration)."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,26 +32,119 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    file: Annotated[
-        Path,
+    target: Annotated[
+        list[str],
         typer.Argument(
-            metavar="FILE", help="A training script, the script that launches it, or a trainer's configuration file."
+            metavar="FILE | -- COMMAND",
+            help="A training script, the script that launches it, a trainer's configuration file, or the command itself behind --.",
+            show_default=False,
         ),
     ],
     output: OutputOption = None,
     model: ModelOption = None,
     cluster: ClusterOption = None,
+    run: Annotated[
+        bool,
+        typer.Option(
+            "--run", help="Start the launch on this machine for a few optimizer steps, and write what is seen of it."
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --run: start it without a question.")] = False,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Makes a first spec from a script, a launch script or a configuration file.
+    """Makes a first spec from a script, a launch script, a command or a configuration file.
 
-    A script is read, not run. Comments in the spec say in which line each value was found, and what to fill in.
+    A script is read, not run. Comments in the spec say in which line each value was found, and what to fill in. With --run the launch is started under the probe, and what it is seen to
+    train stands in the spec: ranks, batch, accumulation, sequence length, precision, optimizer, sharding, recomputation and weights.
     """
-    from autotune.onboarding.first_spec import first_draft
+    from autotune.onboarding.first_spec import command_draft, first_draft
 
     folder = output.parent if output else Path()
-    _hand_over(first_draft(file, model=model, cluster=cluster, folder=folder), output, force=force, json=json)
+    file = Path(target[0]) if len(target) == 1 else None
+    draft = (
+        first_draft(file, model=model, cluster=cluster, folder=folder)
+        if file is not None
+        else command_draft(target, model=model, cluster=cluster, folder=folder)
+    )
+    if not run:
+        _hand_over(draft, output, force=force, json=json)
+        return
+    if output and output.exists() and not force:
+        raise _exists(output)  # before anything is started
+    draft, seen = _watched(target, file, draft, cluster=cluster, folder=folder, yes=yes)
+    _hand_over(draft, output, force=force, json=json, seen=seen)
+
+
+def _watched(
+    target: list[str], file: Path | None, draft: Draft, *, cluster: str | None, folder: Path, yes: bool
+) -> tuple[Draft, dict[str, Any]]:
+    """The draft with what was seen of its launch, and what that was."""
+    import shlex
+    from contextlib import closing
+
+    from autotune.detect import local_cluster
+    from autotune.interrupts import interrupts
+    from autotune.onboarding.first_spec import lawful
+    from autotune.onboarding.present_launch import launch_of_command, launch_of_python, launch_of_script
+    from autotune.onboarding.seen_draft import seen_document, seen_draft
+    from autotune.onboarding.watched_launch import STEPS, check_trained, launch_shown, request_of, watch_launch
+    from autotune.registry import make_runner
+    from autotune.spec import catalog
+    from autotune.study.program_remarks import listed
+
+    here = local_cluster()
+    ranks = catalog.cluster(cluster).num_gpus if cluster not in (None, "local") else here.num_gpus
+    if file is None:
+        launch, what = launch_of_command(target), "the command"
+    elif file.suffix == ".py":
+        launch, what = launch_of_python(file, draft, ranks), file.name
+    else:
+        launch, what = launch_of_script(file), file.name
+    request = request_of(launch, here)
+    shown = launch_shown(request)
+    note(f"autotune starts this on this machine, and ends it after {STEPS} optimizer steps:")
+    note(f"  command  {shlex.join(shown.argv)}")
+    note(f"  folder   {launch.cwd.resolve()}")
+    for name, value in shown.env.items():
+        note(f"  variable {name}={value}")
+    for remark in shown.notes:
+        note(f"  outputs  {remark}")
+    note(
+        "  files    what it writes elsewhere is written; files that are there and that it writes are put back when it has ended"
+    )
+    note("  else     it does all that it does when you start it: data, downloads, and trackers such as wandb")
+    _ask(yes)
+    with interrupts() as interrupted, closing(make_runner("local")) as runner:
+        watched = watch_launch(request, runner, on_line=note, on_wait=note, interrupted=interrupted)
+    seen = check_trained(watched)
+    draft = seen_draft(draft, seen, launched=what, steps=watched.steps, folder=folder)
+    if seen.files:
+        existed = {path: told for path, told in seen.files.items() if told["existed"]}
+        lost = {path: told for path, told in existed.items() if not told["kept"]}
+        note(f"note: it wrote outside of a folder of its own: {listed(seen.files)}")
+        if existed:
+            note(
+                f"note: of these existed before: {listed(existed)}; "
+                + (f"not put back: {listed(lost)}" if lost else "they were put back")
+            )
+    return lawful(draft, what, folder, here), seen_document(seen, watched.steps)
+
+
+def _ask(yes: bool) -> None:
+    """Raises unless a person agrees."""
+    from autotune.errors import SpecError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise SpecError(
+            "--run starts your program, and nobody can be asked here",
+            remedy="add --yes, or leave --run out: then the launch is read and not started",
+            field="--run",
+        )
+    if not typer.confirm("Start it?", err=True):
+        raise typer.Exit(1)
 
 
 def import_(
@@ -84,13 +178,16 @@ def import_(
     _hand_over(draft, output, force=force, json=json)
 
 
-def _hand_over(draft: Draft, output: Path | None, *, force: bool, json: bool) -> None:
+def _hand_over(
+    draft: Draft, output: Path | None, *, force: bool, json: bool, seen: dict[str, Any] | None = None
+) -> None:
     """Writes or prints the draft, and says what is to be done with it."""
     problem = _problem(draft, output.parent if output else Path())
     if output:
         _write(draft, output, force=force)
     if json:
-        emit({**draft.to_dict(), "problem": problem, "written": str(output) if output else None})
+        told = {"seen": seen} if seen is not None else {}
+        emit({**draft.to_dict(), **told, "problem": problem, "written": str(output) if output else None})
     elif not output:
         print(draft.text, end="")
     for remark in draft.notes:
@@ -128,10 +225,16 @@ def _write(draft: Draft, output: Path, *, force: bool) -> None:
         with output.open("w" if force else "x", encoding="utf-8") as file:
             file.write(draft.text)
     except FileExistsError:
-        raise SpecError(
-            f"{output} exists", remedy="name another file with -o, or replace it with --force", field="--output"
-        ) from None
+        raise _exists(output) from None
     except OSError as error:
         raise SpecError(
             f"{output} cannot be written: {error.strerror}", remedy="name another file with -o", field="--output"
         ) from None
+
+
+def _exists(output: Path) -> Exception:
+    from autotune.errors import SpecError
+
+    return SpecError(
+        f"{output} exists", remedy="name another file with -o, or replace it with --force", field="--output"
+    )

@@ -24,5 +24,9 @@ Modules, from the parts to the whole:
     deepspeed_template.py     DeepSpeed's file with placeholders
     hub_names.py              the model that a program names
     started_program.py        the draft of what a launch script starts
-    first_spec.py             init: of a script, a launch script or a configuration, whichever it is
+    first_spec.py             init: of a script, a launch script, a command or a configuration, whichever it is
+    present_launch.py         such a launch as something that can be started
+    watched_launch.py         init --run: it runs under the probe for a few optimizer steps
+    seen_model.py             the model, by what the probe saw
+    seen_draft.py             the draft with what was seen in place of what was read
 """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from autotune.onboarding.settings_draft import Settings, settings_draft
 from autotune.onboarding.settings_program import settings_program
 from autotune.onboarding.started_program import started_draft
 from autotune.schema import parse_study
+from autotune.spec import ClusterSpec
 from autotune.trainers.present_configuration import PresentConfiguration
 
 SHELL_SCRIPTS = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".job", ".pbs"})
@@ -29,14 +32,37 @@ SHELL_SCRIPTS = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".job", ".pbs"})
 
 def first_draft(path: Path, *, model: str | None = None, cluster: str | None = None, folder: Path) -> Draft:
     """The draft for the file; `folder`: of the spec. Raises `SpecError` for a file that is neither."""
-    draft = _first_draft(path, model=model, cluster=cluster, folder=folder)
+    return lawful(_first_draft(path, model=model, cluster=cluster, folder=folder), path.name, folder)
+
+
+def command_draft(words: Sequence[str], *, model: str | None = None, cluster: str | None = None, folder: Path) -> Draft:
+    """The draft for a command that is started in the present folder. Raises `SpecError` for one that starts no training that autotune knows."""
+    text = shlex.join(words)
+    started = started_by(text)
+    path = Path.cwd() / (Path(started.file).name if started else words[0].rpartition("/")[2])
+    draft = _launch_draft(
+        PresentConfiguration(files={path.name: text}), path, model=model, cluster=cluster, folder=folder
+    )
+    if draft is None:
+        raise SpecError(
+            f"`{words[0]}` starts no Python program that could be found in the command",
+            remedy="give the command that starts the training itself: autotune init -- torchrun --nproc-per-node=8 train.py ...",
+            field="FILE",
+        )
+    return lawful(draft, path.name, folder)
+
+
+def lawful(draft: Draft, what: str, folder: Path, here: ClusterSpec | None = None) -> Draft:
+    """The draft without a baseline that no study could have. `here`: this machine, where that is known."""
     if "model" in draft.fill_in:
         return draft  # what its stand-in allows says nothing of the program
     try:
-        parse_study(draft.document, base=folder.resolve(), inspect=None)
+        parse_study(
+            draft.document, base=folder.resolve(), local_cluster=None if here is None else lambda: here, inspect=None
+        )
     except AutotuneError as error:
         if error.field.partition(".")[0] == "baseline" and any(entry.key == "baseline" for entry in draft.entries):
-            why = f"no baseline: what {path.name} trains with today breaks a law of studies: {error.message}"
+            why = f"no baseline: what {what} trains with today breaks a law of studies: {error.message}"
             kept = tuple(entry for entry in draft.entries if entry.key != "baseline")
             fill_in = tuple(dict.fromkeys((*draft.fill_in, "baseline")))
             return replace(draft, entries=kept, notes=(*draft.notes, why), fill_in=fill_in)
@@ -53,11 +79,10 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
                 return _imported(present, name, path, model=model, cluster=cluster, folder=folder)
         return script_draft(script, Place(cluster), cwd=path.parent, source=path, model=model, folder=folder)
     if path.suffix in SHELL_SCRIPTS or _has_shebang(present.files.get(path.name, "")):
-        started = started_by(present.files[path.name])
-        if started is not None and not (name == "megatron" and _is_of_megatron(started)):
-            place = Place(cluster, *ranks_asked(started, path.parent))
-            return started_draft(started, path, place, model=model, folder=folder)
-        if started is None and name is None:
+        found = _launch_draft(present, path, model=model, cluster=cluster, folder=folder)
+        if found is not None:
+            return found
+        if name is None:
             raise SpecError(
                 f"{path.name} starts no Python program that could be found in it",
                 remedy="give the script that starts the training itself, or the Python file that trains",
@@ -81,6 +106,17 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
             field="FILE",
         )
     return _imported(present, name, path, model=model, cluster=cluster, folder=folder)
+
+
+def _launch_draft(
+    present: PresentConfiguration, path: Path, *, model: str | None, cluster: str | None, folder: Path
+) -> Draft | None:
+    """The draft of what a text of commands starts; None where it starts nothing that is known."""
+    name, started = recognized(present), started_by(present.files[path.name])
+    if started is not None and not (name == "megatron" and _is_of_megatron(started)):
+        place = Place(cluster, *ranks_asked(started, path.parent))
+        return started_draft(started, path, place, model=model, folder=folder)
+    return None if name is None else _imported(present, name, path, model=model, cluster=cluster, folder=folder)
 
 
 def _has_shebang(text: str) -> bool:

@@ -91,7 +91,7 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     program = COMMANDS.get(started.program) or settings_program({argument.name: True for argument in started.arguments})
     if program is not None:
         file = next((word for word in started.words[:1] if word.endswith(_FILES)), "")
-        cwd = _where(path, file)
+        cwd = where_it_runs(path, file)
         told = dict(_settings(started.arguments))
         if file and (cwd / file).is_file():
             told = {**parse_document(file, read_present(cwd / file).files[Path(file).name]), **told}
@@ -102,7 +102,7 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
         )
         return settings_draft(settings, place, model=model, folder=folder)
     file = started.file
-    cwd = _where(path, file)
+    cwd = where_it_runs(path, file)
     script = Script(
         name=started.program, options=(), parser="", imports=frozenset(), is_distributed=False, is_read=False
     )
@@ -116,7 +116,7 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     return script_draft(script, place, cwd=cwd, source=path, model=model, folder=folder)
 
 
-def _where(path: Path, file: str) -> Path:
+def where_it_runs(path: Path, file: str) -> Path:
     """The folder in which the script runs: where its program is found, beside it or above; else its own."""
     beside = path.resolve().parent
     return next((base for base in (beside, *beside.parents[:_ABOVE]) if file and (base / file).is_file()), beside)

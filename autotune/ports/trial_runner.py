@@ -55,6 +55,8 @@ class TrialRequest:
     """whether the probe looks at what a program does"""
     keeps_outputs: bool = False
     """whether a program writes where it does without autotune, so that each trial replaces what the last one wrote"""
+    as_it_is: bool = False
+    """whether a program is started as a person starts it, to see what it does: what it trains is held against no config"""
     ends_itself: bool = False
     """whether a program that was measured may go on to its own end, so that it is seen what it writes there"""
 

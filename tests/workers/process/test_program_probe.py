@@ -13,6 +13,7 @@ from autotune.spec import FailureKind
 from autotune.trainers.log_formats import stock_reader
 from autotune_workers.process.program import OWN_END_S, ProgramTrial
 from autotune_workers.process.program_evidence import NodeEnd
+from autotune_workers.process.program_probe import ProgramProbe
 from tests.workers.requests import PATIENT, request
 
 TORCH = {"kind": "torch", "pid": 7, "version": "2", "rank": 0}
@@ -196,6 +197,15 @@ def test_a_program_that_may_end_by_itself_is_given_time_once_it_is_measured() ->
     of.tick(4.0 + OWN_END_S)
     assert of.ending
     assert ended(of).failure is None
+
+
+def test_a_file_that_another_rank_moved_aside_existed_whoever_reports_first() -> None:
+    for order in ([0, 1], [1, 0]):
+        probe = ProgramProbe(request())
+        words = [[["/a", "written", False, False]], [["/a", "written", True, True]]]
+        for pid in order:
+            probe.hear([{"kind": "files", "pid": pid, "files": words[pid]}], 0)
+        assert probe.files == {"/a": {"how": "written", "existed": True, "kept": True}}
 
 
 def test_files_and_troubles_are_passed_on() -> None:

@@ -144,7 +144,7 @@ class ProgramTrial:
 
     def _refuse_disagreement(self) -> None:
         """A config that the program does not train as the spec says has no measurement."""
-        if told := self._probe.disagreement():
+        if not self.request.as_it_is and (told := self._probe.disagreement()):
             remedy = "correct the options in trainer.argv that the batch follows from, or workload; `autotune check` shows what is said and what is seen"
             self._fail(FailureKind.INVALID, f"{told}; {remedy}")
 
@@ -283,7 +283,7 @@ class ProgramTrial:
             skipped_steps=sum(step.skipped for step in probe.steps),
             files=probe.files,
             troubles=tuple(dict.fromkeys(probe.troubles)),
-            disagreement=probe.disagreement(),
+            disagreement="" if self.request.as_it_is else probe.disagreement(),
             witness=self._witness.difference() if self._counts == "probe" else "",
             measured=self._counts == "probe",
         )

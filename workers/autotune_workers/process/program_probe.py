@@ -83,13 +83,19 @@ class ProgramProbe:
                     self.facts = {name: value for name, value in report.items() if name not in ("kind", "pid")}
                 case "files":
                     for path, how, existed, kept in report.get("files", ()):
-                        self.files.setdefault(str(path), {"how": how, "existed": existed, "kept": kept})
+                        self._note_file(str(path), how, bool(existed), bool(kept))
                 case "step":
                     self._peak(report)
                     if who == self._leader:
                         found += map(_step, report["steps"])
         self.steps += found
         return found
+
+    def _note_file(self, path: str, how: str, existed: bool, kept: bool) -> None:
+        """One process's word on a file. Another may have moved it aside before: whoever found it there knows that it existed, and whether it is kept."""
+        known = self.files.setdefault(path, {"how": how, "existed": existed, "kept": kept})
+        if existed:
+            known.update(existed=True, kept=kept and (known["kept"] or not known["existed"]))
 
     def _peak(self, report: Mapping[str, Any]) -> None:
         if (peak := report.get("peak")) is not None:

@@ -22,6 +22,7 @@ parser.add_argument("--keywords", action="store_true")
 parser.add_argument("--compile", default="")
 parser.add_argument("--wrap", default="")
 parser.add_argument("--model-file", default="")
+parser.add_argument("--begin-file", default="")
 parser.add_argument("--end", default="")
 args = parser.parse_args()
 torch.manual_seed(0)
@@ -78,6 +79,8 @@ if args.compile == "in place":
 elif args.compile:
     model = torch.compile(model, backend=args.compile)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+if args.begin_file:
+    torch.save(model.state_dict(), args.begin_file)
 for step in range(args.steps):
     for _ in range(args.accumulate):
         ids = torch.randint(0, VOCAB, (args.batch, args.length))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable
@@ -13,6 +14,20 @@ _LIBRARIES = (
     "transformers", "accelerate", "lightning", "pytorch_lightning", "deepspeed", "composer", "fairseq", "megatron.core", "trl", "olmo",
     "torchtitan", "nanotron", "timm", "open_clip", "flash_attn", "transformer_engine", "torchao", "apex", "colossalai", "fairscale",
 )  # fmt: skip
+
+MOST_OF_CONFIG = 16 << 10
+"""characters of a model's own config that are reported"""
+_TALKATIVE = ("id2label", "label2id", "task_specific_params", "transformers_version", "_name_or_path")
+_HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nhead", "heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "num_query_groups")
+_DIMENSIONS = {"tensor": "tp", "model": "tp", "pipe": "pp", "pipeline": "pp", "context": "cp", "expert": "ep"}
+"""names of a mesh's dimensions that are not those of knobs"""
+_OF_MEGATRON = {
+    "tp": "get_tensor_model_parallel_world_size",
+    "pp": "get_pipeline_model_parallel_world_size",
+    "cp": "get_context_parallel_world_size",
+    "ep": "get_expert_model_parallel_world_size",
+}
 
 
 def _is_running(torch: Any) -> bool:
@@ -178,7 +193,97 @@ def _model(torch: Any, model: Any, parameters: int) -> dict[str, Any]:
         "zero_stage": stage,
         "sharded_type": sharded,
         "attention": str(getattr(config, "_attn_implementation", "") or ""),
+        "config": _config(config),
+        "shape": _shape(_inner(model)),
+        "degrees": _degrees(model),
     }
+
+
+def _config(config: Any) -> Any:
+    """What a model of Hugging Face's says of itself; None for others."""
+    if not getattr(config, "model_type", None):
+        return None
+    try:
+        found = {name: value for name, value in config.to_dict().items() if name not in _TALKATIVE}
+        return found if len(json.dumps(found)) <= MOST_OF_CONFIG else None
+    except Exception:
+        return None
+
+
+def _shape(model: Any) -> dict[str, Any]:
+    """Sizes that a decoder with these modules would have, each by what it is called everywhere; what is missing is not told."""
+    tables = [
+        (int(m.num_embeddings), int(m.embedding_dim))
+        for m in model.modules()
+        if _has(m, "num_embeddings", "embedding_dim")
+    ]
+    if not tables:
+        return {}
+    vocab_size, hidden_size = max(tables)
+    blocks: Any = []
+    for part in model.modules():
+        parts = list(part.children()) if type(part).__name__ in ("ModuleList", "Sequential", "ModuleDict") else []
+        if (
+            len({type(_inner(each)) for each in parts}) == 1
+            and len(parts) > len(blocks)
+            and _numel(parts[0]) > hidden_size**2
+        ):
+            blocks = parts
+    if not blocks:
+        return {}
+    inside = list(blocks[0].modules())
+    widths = [
+        int(m.out_features) for m in inside if _has(m, "in_features", "out_features") and m.in_features == hidden_size
+    ]
+    back = {
+        int(m.in_features) for m in inside if _has(m, "in_features", "out_features") and m.out_features == hidden_size
+    }
+    owners = [*inside, model, getattr(model, "config", None)]
+    found = {
+        "num_layers": len(blocks),
+        "hidden_size": hidden_size,
+        "vocab_size": vocab_size,
+        "positions": sorted({rows for rows, width in tables if width == hidden_size and rows != vocab_size}),
+        # widths into which the stream goes and from which it comes back, wider than itself: those of an MLP
+        "ffn_hidden_size": max([width for width in widths if width in back and width != hidden_size], default=None),
+        "num_attention_heads": _number(owners, _HEADS),
+        "num_kv_heads": _number(owners, _KV_HEADS),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _has(module: Any, *names: str) -> bool:
+    return all(isinstance(getattr(module, name, None), int) for name in names)
+
+
+def _numel(module: Any) -> int:
+    return sum(int(parameter.numel()) for parameter in module.parameters())
+
+
+def _number(owners: list[Any], names: Iterable[str]) -> Any:
+    for owner in owners:
+        for name in names:
+            value = getattr(owner, name, None)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None
+
+
+def _degrees(model: Any) -> dict[str, int]:
+    """Degrees of parallelism as the program's own meshes are named, and as Megatron says them."""
+    found: dict[str, int] = {}
+    for parameter in model.parameters():
+        mesh = getattr(parameter, "device_mesh", None)
+        sizes = tuple(getattr(mesh, "shape", ()))
+        for place, name in enumerate((getattr(mesh, "mesh_dim_names", None) or ())[: len(sizes)]):
+            found[_DIMENSIONS.get(str(name).lower(), str(name))] = int(sizes[place])
+    state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.mpu")
+    for name, function in _OF_MEGATRON.items():
+        try:
+            found[name] = int(getattr(state, function)())
+        except Exception:  # none, an older release, or one that is not set up
+            continue
+    return found
 
 
 def _inner(model: Any) -> Any:

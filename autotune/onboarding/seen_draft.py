@@ -1,0 +1,317 @@
+"""A draft with what the probe saw of its launch in place of what was read of it.
+
+    seen and read     the spec has what was seen; where the two differ, a note says both
+    seen alone        what was to be filled in is filled in
+    read alone        it stays, and a note names it as not seen
+    neither           it is to be filled in, by its name
+
+A step of one process gives micro-batches and sequences; the processes and the degrees give how many have data of their own. Degrees are those that were read, or that the
+program's own meshes tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+from autotune.errors import AutotuneError
+from autotune.onboarding.draft import Draft, Entry
+from autotune.onboarding.script_argv import FILL_IN
+from autotune.onboarding.seen_model import seen_model
+from autotune.ports import ProgramSeen
+from autotune.ports.program_facts import NARROW, ProgramFacts
+from autotune.schema import parse_study
+from autotune.spec import FIELDS, KNOBS, ModelSpec
+from autotune.spec.config import knobs_of
+
+_DEGREES = ("tp", "pp", "cp")
+_SAME_LENGTH = 0.02
+"""relative difference of sequences that are the same: inputs are often a token short"""
+_LENGTH = "workload.seq_len"
+SEEN = "seen"
+"""comment of what the probe saw"""
+
+
+@final
+@dataclass(frozen=True)
+class SeenLaunch:
+    """The figures of the launch, as they were seen. None: not seen."""
+
+    seen: ProgramSeen
+    read: Mapping[str, Any]
+    """knobs of the baseline that was read"""
+
+    @cached_property
+    def facts(self) -> ProgramFacts:
+        """What the program trains."""
+        return ProgramFacts(self.seen.facts)
+
+    @cached_property
+    def degrees(self) -> dict[str, int]:
+        """tp, pp and cp, above 1."""
+        read = {name: int(self.read.get(name, 1)) for name in _DEGREES}
+        return {name: value for name, value in {**read, **self.facts.degrees}.items() if value > 1 and name in _DEGREES}
+
+    @property
+    def replicas(self) -> int:
+        """Ranks with data of their own."""
+        return max(1, self.facts.world // math.prod(self.degrees.values()))
+
+    @property
+    def micro_batch_size(self) -> int | None:
+        """Sequences of a micro-batch, where all have as many."""
+        steps, count = self.seen.micro_batches, self.seen.sequences
+        return count // steps if steps and count and count % steps == 0 else None
+
+    @property
+    def batch(self) -> int | None:
+        """Sequences of an optimizer step."""
+        return self.seen.sequences * self.replicas if self.seen.sequences else None
+
+    @property
+    def seq_len(self) -> int | None:
+        """Tokens of a sequence."""
+        return round(self.seen.tokens / self.seen.sequences) if self.seen.tokens and self.seen.sequences else None
+
+    @cached_property
+    def knobs(self) -> dict[str, Any]:
+        """The config that it trains with, as far as it was seen."""
+        facts, found = self.facts, dict[str, Any](self.degrees)
+        found["dp"] = self.replicas
+        if self.micro_batch_size:
+            found |= {"micro_batch_size": self.micro_batch_size, "accumulation_steps": self.seen.micro_batches}
+        if facts.precision in KNOBS["precision"].values and self.read.get("precision") not in NARROW:
+            found["precision"] = facts.precision
+        if self.replicas > 1 and facts.zero_stage is not None:
+            found["zero_stage"] = facts.zero_stage
+        if facts.recompute is not None:
+            read = self.read.get("recompute", "none")
+            is_alike = (read != "none") == (facts.recompute != "none")
+            found["recompute"] = read if is_alike else facts.recompute
+        found["compile"] = facts.is_compiled
+        return found
+
+
+def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, folder: Path) -> Draft:
+    """The draft; `launched`: what was started, in words, `folder`: of the spec."""
+    read = _knobs_of(draft)
+    run = SeenLaunch(seen, read)
+    words = [item.value for entry in draft.entries for part in entry.parts if part.key == "argv" for item in part.items]
+    is_open = any("$" in word or "`" in word or FILL_IN in word for word in words)
+    entries = {entry.key: entry for entry in draft.entries}
+    told_by_words = [name for name in ("trainer.argv",) if words and any("{" in word for word in words) and not is_open]
+    fill_in = [name for name in draft.fill_in if name not in ("baseline", *told_by_words)]
+    dropped = ("no baseline", *(["only the shell knows"] if told_by_words else []))
+    notes = [note for note in draft.notes if not note.startswith(dropped)]
+    told = dict(_workload(entries["workload"].value, run))
+    notes += _differences(draft, run, told)
+    notes += _unseen(run, read, fill_in)
+    entries["workload"] = replace(entries["workload"], value=told, comment=_comment(run, fill_in))
+    fill_in = [name for name in fill_in if name not in _filled(run)]
+    if run.seq_len is None and _LENGTH in draft.fill_in:
+        notes.append(
+            "no tokens were seen: write seq_len: 1 for a model without sequences, whose tokens/s are then samples/s"
+        )
+    if (model := seen_model(run.facts, _model_of(draft, folder), seq_len=told.get("seq_len"))) is not None:
+        entries["model"] = Entry(key="model", value=model[0], comment=model[1])
+        fill_in = [name for name in fill_in if name != "model"]
+    if run.micro_batch_size is None:
+        fill_in.append("baseline")
+        notes.append(
+            "no baseline: the sequences of a micro-batch were not seen; write what it trains with today as `baseline:`"
+        )
+        entries.pop("baseline", None)
+    else:
+        entries["space"] = _space(entries["space"], run)
+        entries["baseline"] = Entry(
+            key="baseline", value=_config(run, read), comment=f"{SEEN}: {run.facts.world} ranks"
+        )
+        entries["trainer"] = _trainer(entries["trainer"], run)
+    order = [entry.key for entry in draft.entries]
+    order = (
+        order
+        if "baseline" in order
+        else [*order[: order.index("trainer")], "baseline", *order[order.index("trainer") :]]
+    )
+    heading = (
+        f"A first spec by `autotune init --run`: {launched} ran for {steps} optimizer step{'s' if steps != 1 else ''}, and was ended.",
+        "What the probe saw stands here; what is read alone has the line that says it. Next: `autotune check`, then `autotune tune`.",
+    )
+    kept = tuple(entries[key] for key in order if key in entries)
+    return replace(draft, heading=heading, entries=kept, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))
+
+
+def seen_document(seen: ProgramSeen, steps: int) -> dict[str, Any]:
+    """What was seen, as plain JSON values."""
+    return {
+        "steps": steps,
+        "facts": dict(seen.facts),
+        "micro_batches": seen.micro_batches,
+        "sequences": seen.sequences,
+        "tokens": seen.tokens,
+        "wait_share": seen.wait_share,
+        "files": {path: dict(file) for path, file in seen.files.items()},
+    }
+
+
+def _knobs_of(draft: Draft) -> dict[str, Any]:
+    """The baseline that was read; without one, what the space has one value for."""
+    document = draft.document
+    space = document.get("space")
+    alone = (
+        {k: v[0] for k, v in space.items() if k in FIELDS and isinstance(v, list) and len(v) == 1}
+        if isinstance(space, dict)
+        else {}
+    )
+    asked = document.get("baseline")
+    return {**alone, **(knobs_of(asked, {}) if isinstance(asked, str) else dict(asked or {}))}
+
+
+def _model_of(draft: Draft, folder: Path) -> ModelSpec | None:
+    """The model that was read; None where it is to be filled in."""
+    if "model" in draft.fill_in:
+        return None
+    plain = {k: v for k, v in draft.document.items() if k in ("model", "workload", "cluster")}
+    with suppress(AutotuneError):
+        study = parse_study(
+            {**plain, "cluster": "cpu-1x1", "space": {"world_sizes": [1]}, "trainer": "native"},
+            base=folder.resolve(),
+            inspect=None,
+        )
+        return study.workload.model
+    return None
+
+
+def _filled(run: SeenLaunch) -> set[str]:
+    found = {"space.precision"} if "precision" in run.knobs else set()
+    found |= {_LENGTH} if run.seq_len else set()
+    return found | ({"workload.global_batch_size"} if run.batch else set())
+
+
+def _workload(read: Mapping[str, Any], run: SeenLaunch) -> Iterator[tuple[str, Any]]:
+    """The workload with what was seen."""
+    told = dict(read)
+    if run.seq_len and not _is_same_length(told.get("seq_len"), run.seq_len):
+        told["seq_len"] = run.seq_len
+    if run.batch:
+        batches = told.get("global_batch_size")
+        is_one_of = isinstance(batches, list) and run.batch in batches
+        told["global_batch_size"] = (
+            batches if is_one_of else _scaled(run.batch, run) if isinstance(batches, list) else run.batch
+        )
+    if (optimizer := run.facts.optimizer) is not None and optimizer != told.get("optimizer", "adamw"):
+        told["optimizer"] = optimizer
+    if run.facts.is_pure_bf16:
+        told["pure_bf16"] = True
+    yield from told.items()
+
+
+def _scaled(batch: int, run: SeenLaunch) -> list[int]:
+    """Batches around the one that was seen, of a program that cannot accumulate: each micro-batch is a batch."""
+    each = run.replicas * (run.seen.micro_batches or 1)
+    return sorted({each * size for size in _around(max(1, batch // each))})
+
+
+def _around(size: int) -> list[int]:
+    return sorted({max(1, size // 4), max(1, size // 2), size, 2 * size, 4 * size})
+
+
+def _is_same_length(read: Any, found: int) -> bool:
+    return isinstance(read, int) and abs(read - found) <= max(1, _SAME_LENGTH * read)
+
+
+def _space(entry: Entry, run: SeenLaunch) -> Entry:
+    """The space, with what was seen among its values; a knob that has one value has the one that was seen."""
+    if not isinstance(entry.value, dict):
+        return entry  # one that ships
+    space = dict(entry.value)
+    for knob, value in run.knobs.items():
+        listed = space.get(knob)
+        if knob == "dp" or isinstance(listed, dict):
+            continue
+        if not isinstance(listed, list):
+            if knob == "micro_batch_size" or (value != KNOBS[knob].default and knob != "accumulation_steps"):
+                space[knob] = [value]
+        elif value not in listed:
+            several = _around(value) if knob == "micro_batch_size" else [value, *listed]
+            space[knob] = [value] if len(listed) == 1 else several
+        else:
+            space[knob] = listed if knob == "micro_batch_size" else [value, *(v for v in listed if v != value)]
+    if "world_sizes" in space and run.facts.world not in space["world_sizes"]:
+        space["world_sizes"] = [run.facts.world]
+    return replace(entry, value=space)
+
+
+def _config(run: SeenLaunch, read: Mapping[str, Any]) -> str:
+    """The config that it trains with: what was seen, and of the rest what was read."""
+    values = {**{k: v for k, v in read.items() if k in FIELDS and k not in _DEGREES}, **run.knobs}
+    shown = {k: values[k] for k in KNOBS if k in values and (KNOBS[k].always_shown or values[k] != KNOBS[k].default)}
+    return ",".join(f"{name}={KNOBS[name].text(value)}" for name, value in shown.items())
+
+
+def _trainer(entry: Entry, run: SeenLaunch) -> Entry:
+    """The trainer, with what it is started with anyway as it was seen."""
+    parts = tuple(
+        replace(part, value={**part.value, **{k: v for k, v in run.knobs.items() if k in part.value}})
+        if part.key == "fixed"
+        else part
+        for part in entry.parts
+    )
+    return replace(entry, parts=parts)
+
+
+def _comment(run: SeenLaunch, fill_in: list[str]) -> str:
+    length = f"seq_len: {SEEN}" if run.seq_len else "seq_len: not seen"
+    if not run.seq_len and _LENGTH in fill_in:
+        length = "fill in: seq_len, tokens per sequence"
+    if not run.batch:
+        return f"{length}; fill in: global_batch_size, sequences per optimizer step"
+    each = f"{run.seen.micro_batches} x {run.micro_batch_size}" if run.micro_batch_size else f"{run.seen.sequences}"
+    return f"{length}; batch: {SEEN}, {each} on {run.replicas} of {run.facts.world} ranks"
+
+
+def _differences(draft: Draft, run: SeenLaunch, told: Mapping[str, Any]) -> Iterator[str]:
+    """Where reading and seeing differ."""
+    workload, read = draft.document["workload"], _knobs_of(draft)
+    said: list[tuple[str, Any, Any]] = []
+    for name in ("seq_len", "global_batch_size", "optimizer"):
+        before = workload.get(name, "adamw" if name == "optimizer" else None)
+        if f"workload.{name}" not in draft.fill_in:
+            said.append((name, before, told.get(name, before)))
+    ranks = math.prod(int(read.get(degree, 1)) for degree in (*_DEGREES, "dp")) if "dp" in read else None
+    said.append(("ranks", ranks, run.facts.world))
+    said += [
+        (knob, read.get(knob), value)
+        for knob, value in run.knobs.items()
+        if knob != "dp" and f"space.{knob}" not in draft.fill_in
+    ]
+    for name, before, after in said:
+        if before is not None and before != after:
+            yield f"{name}: read {_plain(before)}, seen {_plain(after)}; the spec has what was seen"
+
+
+def _unseen(run: SeenLaunch, read: Mapping[str, Any], fill_in: list[str]) -> Iterator[str]:
+    """What was read and could not be seen."""
+    names = [
+        knob
+        for knob in ("precision", "recompute", "zero_stage")
+        if knob not in run.knobs and read.get(knob) not in (None, 0)
+    ]
+    names += ["seq_len"] if run.seq_len is None and _LENGTH not in fill_in else []
+    names += ["global_batch_size"] if run.batch is None and "workload.global_batch_size" not in fill_in else []
+    if names:
+        yield f"not seen, so it stands as it was read: {', '.join(names)}"
+    if run.facts.optimizers and run.facts.optimizer is None:
+        yield f"the optimizer {run.facts.optimizers} is counted as AdamW; the memory of its states is not known"
+    trained, all_of_it = run.seen.facts.get("trainable"), run.facts.parameters
+    if trained and all_of_it and trained < all_of_it / 2:
+        yield f"{trained:,} of {all_of_it:,} weights are trained: write `peft: {{method: lora, rank: ...}}` under `workload` where these are adapters"
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,131 @@
+"""`autotune init --run`: real programs are started under the probe for a few steps, and what they train stands in the draft, whatever their text says."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import yaml
+
+from autotune import api
+from tests.workers.probe.test_probe import PARAMETERS
+from tests.workers.probe.watching import PROGRAMS
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A folder with the programs, and a checkpoint of the user's."""
+    for name in ("decoder.py", "images.py", "hf.py", "lightning_batches.py"):
+        shutil.copy(PROGRAMS / name, tmp_path / name)
+    (tmp_path / "mine.pt").write_text("weeks of work")
+    return tmp_path
+
+
+def written(path: Path) -> dict:
+    """The spec, which loads."""
+    api.load_study(path)
+    return yaml.safe_load(path.read_text())
+
+
+def knobs(document: dict) -> dict[str, str]:
+    return dict(part.split("=") for part in document["baseline"].split(","))
+
+
+def test_a_shell_script_on_two_ranks_and_its_files_stay(run, programs):
+    """The script computes its accumulation, so that reading alone cannot know it, and saves over a file of the user's."""
+    (programs / "run.sh").write_text(
+        dedent(f"""\
+        #!/bin/bash
+        {sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 decoder.py \\
+            --batch 2 --accumulate $(echo 3) --dtype bfloat16 --wrap ddp --checkpoint --begin-file mine.pt --steps 50
+        """)
+    )
+    done = run("init", "--run", "--yes", "run.sh", "-o", "study.yaml", "--json")
+    assert done.code == 0, done.err
+    spec = written(programs / "study.yaml")
+    assert spec["workload"] == {"seq_len": 16, "global_batch_size": 12}
+    found = knobs(spec)
+    assert (found["dp"], found["micro_batch_size"], found["accumulation_steps"]) == ("2", "2", "3")
+    assert (found["precision"], found["recompute"]) == ("bf16", "full")
+    assert spec["model"] == {"parameters": PARAMETERS}  # its heads stand nowhere but in a line of its code
+    assert (done.document["seen"]["micro_batches"], done.document["seen"]["facts"]["world"]) == (3, 2)
+    assert (programs / "mine.pt").read_text() == "weeks of work"
+    assert "ends it after 3 optimizer steps" in done.err
+    assert not {"model", "workload.global_batch_size", "workload.seq_len"} & set(done.document["fill_in"])
+
+
+def test_a_command_whose_reading_is_wrong_is_overruled_and_both_are_said(run, programs):
+    """Nothing in its text says that it trains by SGD, and no shape of a decoder has its weights."""
+    command = [sys.executable, "images.py", "--batch-size", "6"]
+    done = run("init", "--run", "--yes", "-o", "study.yaml", "--", *command)
+    assert done.code == 0, done.err
+    spec = written(programs / "study.yaml")
+    assert spec["model"] == {"parameters": 314}
+    assert spec["workload"]["optimizer"] == "sgd"
+    assert knobs(spec)["micro_batch_size"] == "6"
+    assert "optimizer: read adamw, seen sgd; the spec has what was seen" in done.err
+    assert "seq_len: 1" in done.err
+    assert "workload.seq_len" in done.err.split("fill in: ")[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "batch", "steps"),
+    [(["hf.py", "out"], 2, 4), (["lightning_batches.py"], 4, 2)],
+    ids=["transformers", "lightning"],
+)
+def test_trainers_of_others(run, programs, command, batch, steps):
+    done = run("init", "--run", "--yes", "-o", "study.yaml", "--json", "--", sys.executable, *command)
+    assert done.code == 0, done.err
+    seen = done.document["seen"]
+    assert (seen["micro_batches"], seen["sequences"]) == (steps, batch * steps)
+    found = knobs(written(programs / "study.yaml"))
+    assert (found["micro_batch_size"], found["accumulation_steps"]) == (str(batch), str(steps))
+    assert ("hidden_size" in written(programs / "study.yaml")["model"]) == (
+        "hf.py" in command
+    )  # by the model's own config
+
+
+def test_nothing_is_started_where_nobody_agrees(run, programs):
+    for words in (["decoder.py"], ["--", sys.executable, "decoder.py", "--model-file", "mine.pt"]):
+        done = run("init", "--run", *words)
+        assert done.code == 2
+        assert "--yes" in done.err
+    (programs / "there.yaml").write_text("mine")
+    done = run("init", "--run", "--yes", "decoder.py", "-o", "there.yaml")
+    assert (done.code, (programs / "there.yaml").read_text()) == (2, "mine")
+    assert (programs / "mine.pt").read_text() == "weeks of work"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("torchrun --nnodes=4 --nproc-per-node=8 decoder.py --batch 2", "on 4 nodes"),
+        ("srun --ntasks=8 python decoder.py --batch 2", "needs an allocation of Slurm"),
+    ],
+)
+def test_what_needs_more_than_this_machine_is_refused_before_it_starts(run, programs, script, words, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    (programs / "run.sh").write_text(f"#!/bin/bash\n{script}\n")
+    done = run("init", "--run", "--yes", "run.sh")
+    assert done.code == 2
+    assert words in done.err
+
+
+def test_a_launch_that_fails_says_why_and_writes_nothing(run, programs):
+    done = run("init", "--run", "--yes", "-o", "study.yaml", "--", sys.executable, "decoder.py", "--batch", "none")
+    assert done.code == 1
+    assert "failed before its first optimizer step" in done.err
+    assert not (programs / "study.yaml").exists()
+
+
+def test_a_command_is_read_without_running_it(run, programs):
+    done = run(
+        "init", "--json", "--", "torchrun", "--nproc-per-node=2", "decoder.py", "--batch", "2", "--accumulate", "3"
+    )
+    assert done.code == 0, done.err
+    spec = done.document["spec"]
+    assert spec["workload"]["global_batch_size"] == 12
+    assert "seen" not in done.document

@@ -1,0 +1,182 @@
+"""A draft with what the probe saw in place of what was read: what is overruled, what is filled in, what is still asked for by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import api
+from autotune.onboarding.draft import Draft
+from autotune.onboarding.first_spec import command_draft, first_draft, lawful
+from autotune.onboarding.seen_draft import seen_draft
+from autotune.onboarding.seen_model import seen_model
+from autotune.ports import ProgramSeen
+from autotune.ports.program_facts import ProgramFacts
+from autotune.spec import ModelSpec
+
+SCRIPT = """\
+import argparse, os
+import torch.distributed as dist
+p = argparse.ArgumentParser()
+p.add_argument("--batch_size", type=int, default=4)
+p.add_argument("--grad_accum", type=int, default=4)
+p.add_argument("--block_size", type=int, default=64)
+p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+p.add_argument("--n_layer", type=int, default=2)
+p.add_argument("--n_embd", type=int, default=64)
+p.add_argument("--n_head", type=int, default=4)
+p.add_argument("--vocab_size", type=int, default=256)
+p.add_argument("--max_iters", type=int, default=100)
+a = p.parse_args()
+dist.init_process_group()
+rank = os.environ["RANK"]
+"""
+READ = ModelSpec(name="read", num_layers=2, hidden_size=64, num_attention_heads=4, vocab_size=256)
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Draft:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return first_draft(tmp_path / "train.py", cluster="cpu-1x2", folder=tmp_path)
+
+
+def seen(*, micro: int = 4, sequences: int | None = 16, length: int | None = 64, **facts: Any) -> ProgramSeen:
+    told = {
+        "world": 2,
+        "optimizers": ["torch.optim.adamw.AdamW"],
+        "autocast": "",
+        "types": {"float32": READ.num_parameters},
+        "stepped_types": {"float32": READ.num_parameters},
+        "zero_stage": 0,
+        "wrappers": ["DDP"],
+        "recomputed": 0.0,
+        "compiled": False,
+        "parameters": READ.num_parameters,
+        "model": "__main__.GPT",
+        **facts,
+    }
+    tokens = sequences * length if sequences and length else None
+    return ProgramSeen(
+        id=("init", 0, 0), facts=told, micro_batches=micro, sequences=sequences, tokens=tokens, measured=True
+    )
+
+
+def overlaid(read: Draft, what: ProgramSeen, folder: Path) -> Draft:
+    found = lawful(seen_draft(read, what, launched="train.py", steps=3, folder=folder), "train.py", folder)
+    document = found.document
+    document["trainer"] = {**document["trainer"], "cwd": str(folder)}
+    api.load_study(document)
+    return found
+
+
+def knobs(draft: Draft) -> dict[str, str]:
+    return dict(part.split("=") for part in draft.document["baseline"].split(","))
+
+
+def test_what_agrees_stays_and_is_said_to_be_seen(read: Draft, tmp_path: Path) -> None:
+    found = overlaid(read, seen(), tmp_path)
+    assert found.document["workload"] == {"seq_len": 64, "global_batch_size": 32}
+    assert knobs(found)["accumulation_steps"] == "4"
+    assert found.document["model"] == read.document["model"]
+    assert not [note for note in found.notes if ", seen " in note]
+    assert found.fill_in == ()
+
+
+def test_what_differs_is_overruled_and_both_are_said(read: Draft, tmp_path: Path) -> None:
+    found = overlaid(
+        read,
+        seen(
+            micro=2, sequences=6, length=32, world=1, autocast="bfloat16", recomputed=0.9,
+            optimizers=["torch.optim.sgd.SGD"], wrappers=[], zero_stage=None,
+        ),
+        tmp_path,
+    )  # fmt: skip
+    assert found.document["workload"] == {"seq_len": 32, "global_batch_size": 6, "optimizer": "sgd"}
+    assert found.document["space"]["recompute"] == ["full"]
+    assert found.document["space"]["precision"] == ["bf16", "fp32"]
+    assert 3 in found.document["space"]["micro_batch_size"]
+    config = {
+        name: knobs(found)[name] for name in ("dp", "micro_batch_size", "accumulation_steps", "precision", "recompute")
+    }
+    assert config == {
+        "dp": "1",
+        "micro_batch_size": "3",
+        "accumulation_steps": "2",
+        "precision": "bf16",
+        "recompute": "full",
+    }
+    for words in (
+        "seq_len: read 64, seen 32",
+        "global_batch_size: read 32, seen 6",
+        "optimizer: read adamw, seen sgd",
+        "precision: read fp32, seen bf16",
+        "micro_batch_size: read 4, seen 3",
+    ):
+        assert any(note.startswith(words) for note in found.notes), words
+
+
+def test_degrees_of_the_programs_own_meshes_share_the_data(read: Draft, tmp_path: Path) -> None:
+    found = overlaid(read, seen(degrees={"tp": 2}, wrappers=[], zero_stage=None), tmp_path)
+    assert found.document["workload"]["global_batch_size"] == 16
+    assert (knobs(found)["tp"], knobs(found)["dp"]) == ("2", "1")
+
+
+def test_what_is_neither_read_nor_seen_is_asked_for_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    read = first_draft(tmp_path / "train.py", cluster="cpu-1x1", folder=tmp_path)
+    assert {"model", "workload.seq_len"} <= set(read.fill_in)
+    found = seen_draft(
+        read,
+        seen(world=1, micro=2, sequences=None, length=None, parameters=None),
+        launched="train.py",
+        steps=3,
+        folder=tmp_path,
+    )
+    assert {"model", "workload.seq_len", "baseline", "trainer.argv"} <= set(found.fill_in)
+    assert "workload.global_batch_size" in found.fill_in
+    assert "baseline" not in found.document
+
+
+def test_fp8_and_compiled_recomputation_stand_as_they_were_read(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace('choices=["float32", "bfloat16"]', 'choices=["bfloat16", "fp8"]'))
+    words = ["torchrun", "--nproc-per-node=2", str(tmp_path / "train.py"), "--dtype", "fp8", "--recompute", "full"]
+    read = command_draft(words, cluster="h100-sxm-1x2", folder=tmp_path)
+    found = seen_draft(read, seen(autocast="bfloat16", compiled=True), launched="it", steps=3, folder=tmp_path)
+    assert knobs(found)["precision"] == "fp8"
+    assert any("not seen" in note and "precision" in note for note in found.notes)
+
+
+def facts(model: ModelSpec, **more: Any) -> ProgramFacts:
+    return ProgramFacts({"parameters": model.num_parameters, "model": "m.Net", **more})
+
+
+MODULES = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256, "ffn_hidden_size": 256}
+
+
+def test_a_model_that_was_read_and_has_as_many_weights_stands() -> None:
+    assert seen_model(facts(READ, shape=MODULES), READ, seq_len=64) is None
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"gated_mlp": True, "ffn_hidden_size": 192}, {"tied_embeddings": True}, {"max_positions": 64}]
+)
+def test_a_shape_is_put_together_from_modules_where_its_weights_are_those_that_were_counted(
+    changes: dict[str, Any],
+) -> None:
+    from dataclasses import replace
+
+    model = replace(READ, **changes)
+    told = {**MODULES, "ffn_hidden_size": model.ffn_hidden_size}
+    found = seen_model(facts(model, shape=told), None, seq_len=64)
+    assert found is not None
+    assert ModelSpec(name="x", **found[0]).num_parameters == model.num_parameters
+
+
+def test_a_shape_that_is_not_the_models_gives_way_to_the_number_of_its_weights() -> None:
+    other = ModelSpec.of_parameters(25_557_032, name="x")
+    for told in ({}, MODULES, {**MODULES, "num_attention_heads": None}):
+        found = seen_model(facts(other, shape=told), READ, seq_len=64)
+        assert found is not None
+        assert found[0] == {"parameters": 25_557_032}
