@@ -58,7 +58,7 @@ def _of_modules(facts: ProgramFacts, parameters: int, seq_len: int | None) -> Mo
 
 def _candidates(told: Mapping[str, Any], seq_len: int | None) -> Iterator[ModelSpec]:
     known = {f.name for f in fields(ModelSpec)}
-    sizes = {name: value for name, value in told.items() if name in known and isinstance(value, int)}
+    sizes: dict[str, Any] = {name: value for name, value in told.items() if name in known and isinstance(value, int)}
     positions = {0, *(told.get("positions") or ()), *([seq_len] if seq_len else [])}
     for gated, tied, learnt in product((False, True), (False, True), sorted(positions)):
         try:

@@ -3,7 +3,7 @@
 File names are relative to the folder of the launch, in which its command runs unless `cwd` names another. A launch without files can be started
 from any folder. `FOLDER` in an argument or variable stands for the folder of the launch, which is known once it is written; `NODE_RANK`,
 `MASTER_ADDR` and `MASTER_PORT` stand for what each node of a job is told when it starts: a runner fills them in (`Launch.on_node`), and in
-`launch.sh` they are shell variables of these names. Files cannot hold any of them. `launch.json` is the manifest: it lists every written file
+`launch.sh` they are shell variables of these names. Files hold `FOLDER` alone, and only those of trials (`output_options`). `launch.json` is the manifest: it lists every written file
 with its SHA-256, so that a second export recognizes its own files.
 """
 
@@ -90,6 +90,7 @@ class Launch:
             self,
             argv=tuple(argument.replace(FOLDER, folder) for argument in self.argv),
             env={name: text.replace(FOLDER, folder) for name, text in self.env.items()},
+            files={name: text.replace(FOLDER, folder) for name, text in self.files.items()},
         )
 
     def on_node(self, rank: int, *, master_addr: str, master_port: int) -> Launch:

@@ -1,13 +1,20 @@
-"""Options that name where a program writes, by the names that trainers and scripts give them: a trial has them name a folder of its own.
+"""Options, variables and settings that name where a program writes, by the names that trainers and scripts give them: a trial has them name a folder of its own.
 
-Only names that mean an output wherever they are met: a `--checkpoint_dir` may be what is loaded, a `--save` may be a flag, which its value tells.
+Only names that mean an output wherever they are met: a `--checkpoint_dir` may be what is loaded, a `--save` may be a flag, which its value tells. Settings are those
+of the files that a trial has rendered (`program_files`), at any depth.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any
 
+from autotune.errors import SpecError
 from autotune.trainers.launch_files import FOLDER, OUTPUTS, Launch
+from autotune.trainers.nested_documents import parse_document
+from autotune.trainers.program_files import WRITERS
 
 TRIAL_DIR = f"{FOLDER}/{OUTPUTS}"
 """what `{trial_dir}` stands for"""
@@ -21,12 +28,14 @@ OUTPUT_OPTIONS = frozenset({
 """their names without dashes before them, dashes within as underscores, and of a dotted name its last part"""
 HYDRA = frozenset({"hydra.run.dir", "hydra.sweep.dir"})
 """and these in whole"""
+_CHOICES = frozenset({"no", "none", "null", "steps", "epoch", "best", "true", "false", "auto", "always", "never"})
+"""values of settings that are called like an output and say when something is written"""
 LIGHTNING_CLI = "--trainer.default_root_dir"
 """the option of every LightningCLI, which else writes its configuration and its checkpoints where it runs, and refuses to run there again"""
 
 
 def with_own_outputs(launch: Launch) -> Launch:
-    """The launch with every such option in `argv` naming a folder of the trial's own."""
+    """The launch with every such option in `argv`, variable in `env` and setting in `files` naming a folder of the trial's own."""
     words, told = list(launch.argv), []
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -38,7 +47,7 @@ def with_own_outputs(launch: Launch) -> Launch:
                 continue
         if not value or FOLDER in value:
             continue
-        own = f"{TRIAL_DIR}/{_plain(name)}"
+        own = _own(name)
         if equals:
             words[place] = f"{name}={own}"
         else:
@@ -47,10 +56,55 @@ def with_own_outputs(launch: Launch) -> Launch:
     if LIGHTNING_CLI not in told and "fit" in words and any(word.startswith("--trainer.") for word in words):
         words.append(f"{LIGHTNING_CLI}={TRIAL_DIR}")
         told.append(LIGHTNING_CLI)
+    env = {name: _own(name) if _is_own(name.lower(), value) else value for name, value in launch.env.items()}
+    told += [name for name, value in launch.env.items() if env[name] != value]
+    files = dict(launch.files)
+    for name, text in launch.files.items():
+        files[name], inside = _with_own_settings(name, text)
+        told += [f"{path} in {name}" for path in inside]
     if not told:
         return launch
     note = f"trials write into a folder of their own, which is removed after each: {', '.join(told)}"
-    return replace(launch, argv=tuple(words), notes=(*launch.notes, note))
+    return replace(launch, argv=tuple(words), env=env, files=files, notes=(*launch.notes, note))
+
+
+def _with_own_settings(name: str, text: str) -> tuple[str, list[str]]:
+    """(the file with its settings of that kind, their paths); a file of another form stays as it is."""
+    writer = WRITERS.get(PurePosixPath(name).suffix)
+    if writer is None or not any(word in text for word in OUTPUT_OPTIONS | {"dir"}):
+        return text, []
+    try:
+        document = parse_document(name, text)
+    except SpecError:
+        return text, []
+    told: list[str] = []
+    own = _told(document, "", told)
+    return (writer(own), told) if told else (text, [])
+
+
+def _told(node: Any, path: str, told: list[str]) -> Any:
+    if isinstance(node, Mapping):
+        return {key: _told(value, f"{path}.{key}" if path else str(key), told) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_told(value, path, told) for value in node]
+    if isinstance(node, str) and _is_own(path, node):
+        told.append(path)
+        return _own(path)
+    return node
+
+
+def _is_own(name: str, value: str) -> bool:
+    """Whether it names an output, by a value that a trial may replace: a path, not the word of a choice."""
+    return (
+        bool(value)
+        and FOLDER not in value
+        and value not in _CHOICES
+        and _is_output(name, is_option=True, has_value=True)
+    )
+
+
+def _own(name: str) -> str:
+    return f"{TRIAL_DIR}/{_plain(name)}"
 
 
 def _plain(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.trainers import Launch
+from autotune.trainers.nested_documents import parse_document
 from autotune.trainers.output_options import TRIAL_DIR, with_own_outputs
 
 
@@ -36,3 +37,58 @@ def test_each_form(argv: list[str], expected: list[str]) -> None:
     found = with_own_outputs(Launch(argv=tuple(argv)))
     assert list(found.argv) == expected
     assert bool(found.notes) == (argv != expected)
+
+
+SETTINGS = {
+    "train.yaml": "output_dir: runs/a\nlr: 0.1\ntrainer:\n  callbacks:\n  - init_args: {dirpath: /home/me/ckpt, monitor: loss}\n",
+    "train.json": '{"hydra": {"run": {"dir": "outputs"}}, "logging": {"log_dir": "tb"}, "data_dir": "data"}',
+    "job.toml": '[job]\ndump_folder = "./outputs"\n[checkpoint]\nfolder = "old"\n',
+}
+
+
+def test_settings_in_rendered_files_are_told_too_at_any_depth() -> None:
+    found = with_own_outputs(Launch(argv=("t.py",), files=SETTINGS))
+    documents = {name: parse_document(name, text) for name, text in found.files.items()}
+    assert documents["train.yaml"] == {
+        "output_dir": f"{TRIAL_DIR}/output_dir",
+        "lr": 0.1,
+        "trainer": {
+            "callbacks": [
+                {"init_args": {"dirpath": f"{TRIAL_DIR}/trainer.callbacks.init_args.dirpath", "monitor": "loss"}}
+            ]
+        },
+    }
+    assert documents["train.json"] == {
+        "hydra": {"run": {"dir": f"{TRIAL_DIR}/hydra.run.dir"}},
+        "logging": {"log_dir": f"{TRIAL_DIR}/logging.log_dir"},
+        "data_dir": "data",  # what is read
+    }
+    assert documents["job.toml"] == {
+        "job": {"dump_folder": f"{TRIAL_DIR}/job.dump_folder"},
+        "checkpoint": {"folder": "old"},
+    }
+    (note,) = found.notes
+    assert "output_dir in train.yaml" in note
+    shown = found.placed("/files")
+    assert "@launch-folder@" not in "".join(shown.files.values())
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.yaml": "save: steps\noutput_dir: null\nsave_dir: ''\nwork_dir: 3\n"},
+        {"a.yaml": "not: [closed"},
+        {"a.txt": "output_dir: out"},
+    ],
+)
+def test_files_that_name_no_output_stay_as_they_are_written(files: dict[str, str]) -> None:
+    assert with_own_outputs(Launch(argv=("t.py",), files=files)).files == files
+
+
+def test_variables_that_name_an_output() -> None:
+    found = with_own_outputs(Launch(argv=("t.py",), env={"OUTPUT_DIR": "out", "DATA_DIR": "data", "WANDB_DIR": "w"}))
+    assert found.env == {
+        "OUTPUT_DIR": f"{TRIAL_DIR}/OUTPUT_DIR",
+        "DATA_DIR": "data",
+        "WANDB_DIR": f"{TRIAL_DIR}/WANDB_DIR",
+    }

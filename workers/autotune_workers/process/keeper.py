@@ -14,7 +14,7 @@ until a log gets so long that step lines must be told from others, and starts in
     keeper -> owner   {"event": "keeper", "pid": N}, then as in `program_places`: started or refused, lines and probe, at last ended
 
 `files` are written into a temporary folder, the trial's own, whose path takes the place of `folder_word` in arguments and variables, and in which the program
-runs where `cwd` is empty; what it writes belongs into the folder `outputs` there. `watched`: whether the probe looks at it (`autotune_workers.probe`); `keeps_files`: whether
+runs where `cwd` is empty, and stands in the files, too; what it writes belongs into the folder `outputs` there. `watched`: whether the probe looks at it (`autotune_workers.probe`); `keeps_files`: whether
 files that were there before are put back when it has written others in their place, which only a program of our own user can be helped with. `remove`: folders that are removed at the end. `user`: as whom the program runs; empty: our own. `lease_s`: without `alive` for
 so long everything ends; it is counted in rounds of the loop, so that the time for which this machine stood still counts as one round. Without it
 there is no lease. `trainer` and its `options`: whose step lines are told from others where the log is too long. `hung`: the ranks of the program are asked first which collectives they had begun (`flight_recorder`).
@@ -138,7 +138,7 @@ class _Keeper:
         widen(log)
         try:
             folder = tempfile.mkdtemp(prefix="autotune-launch-")
-            _write(order["files"], folder)
+            _write({name: text.replace(order["folder_word"], folder) for name, text in order["files"].items()}, folder)
             os.mkdir(os.path.join(folder, order["outputs"]))
             records = tempfile.mkdtemp(prefix="autotune-flight-recorder-")
             who = program_account.account(order["user"])
