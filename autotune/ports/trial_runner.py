@@ -135,6 +135,8 @@ class ProgramSeen:
     """steps that a gradient scaler left out"""
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """files that were written or removed outside of the trial's folder, by path: `how`, `existed`, `kept`"""
+    lost: tuple[str, ...] = ()
+    """files of the user's that could not be put back, each with where it is now"""
     troubles: tuple[str, ...] = ()
     """why the probe saw nothing, or not all"""
     disagreement: str = ""

@@ -18,6 +18,8 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
         yield f"{seen.witness}; the probe counts"
     if seen.troubles:
         yield f"the probe ended early ({seen.troubles[0]}), so its steps may be those of the log"
+    if seen.lost:
+        yield f"files that were there before could not be put back: {'; '.join(seen.lost)}"
     existing = {path: file for path, file in seen.files.items() if file["existed"]}
     if existing and not keeps_outputs:
         kept = all(file["kept"] for file in existing.values())

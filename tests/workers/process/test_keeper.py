@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ import pytest
 
 from autotune.trainers.launch_files import FOLDER
 from autotune_workers.gang.wire import Lines, Message
+from autotune_workers.probe.injected.written_files import COPY_BYTES
+from autotune_workers.probe.probe_folder import ProbeFolder, put_back_abandoned
 from autotune_workers.process import gpu_memory, keeper_log
 from autotune_workers.process.gpu_memory import GpuMemory
 from autotune_workers.process.keeper_log import LogReader, Outbox, StepTest
@@ -114,6 +117,65 @@ def test_what_a_keeper_wrote_is_gone_with_the_program(keeper: KeeperProcess) -> 
     assert not Path(folder).exists()
     assert heard[-1]["code"] == 0
     assert heard[-1]["peak_bytes"] >= 0
+
+
+CUTS = """
+import subprocess, sys, time
+open("mine.txt", "w").write("the trial's")
+code = "import time; open('also.txt', 'w').write('its child'); print('here', flush=True); time.sleep(3600)"
+subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+time.sleep(3600)
+"""
+"""writes over two files, the second one in a session of its own, as ranks of torchrun do"""
+
+
+def test_files_are_put_back_though_the_keeper_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("weeks of work")
+    (tmp_path / "also.txt").write_text("more of it")
+    keeper = KeeperProcess(detached=False)
+    begin(keeper, CUTS, cwd=str(tmp_path))
+    heard = until(keeper, "lines")
+    assert (tmp_path / "also.txt").read_text() == "its child"
+    os.kill(parent_of(pid_in(heard)), signal.SIGKILL)
+    until(keeper, "gone")
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {
+        "mine.txt": "weeks of work",
+        "also.txt": "more of it",
+    }
+    keeper.close(1.0)
+
+
+def test_files_of_an_attempt_of_which_everything_was_killed_are_put_back_by_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("weeks of work")
+    probe = ProbeFolder()
+    variables = probe.variables(dict(os.environ), trial_folder=str(tmp_path / "trial"), keeps_files=True)
+    code = "open('mine.txt', 'w').write('the trial')"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **variables}, check=True)
+    assert put_back_abandoned() == []
+    assert (tmp_path / "mine.txt").read_text() == "the trial", "its keeper lives"
+    assert probe._lock is not None
+    os.close(probe._lock)  # as the kernel does when the keeper is killed
+    keeper = KeeperProcess(detached=False)
+    begin(keeper, "pass", cwd=str(tmp_path))
+    until(keeper, "ended")
+    keeper.close(30.0)
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"mine.txt": "weeks of work"}
+    assert not probe.path.exists()
+
+
+def test_a_file_that_is_too_long_to_be_kept_is_not_changed(keeper: KeeperProcess, tmp_path: Path) -> None:
+    with (tmp_path / "big.bin").open("wb") as file:
+        file.truncate(COPY_BYTES + 1)
+    code = "f = open('big.bin', 'r+b'); f.write(b'X'); f.close(); print('written', flush=True)"
+    begin(keeper, code, cwd=str(tmp_path))
+    heard: list[Message] = []
+    while not any(r["kind"] == "unkept" for m in heard if m["event"] == "probe" for r in m["reports"]):
+        heard += until(keeper, "probe")
+    keeper.end()
+    heard += until(keeper, "ended")
+    assert not any(message["event"] == "lines" for message in heard)
+    with (tmp_path / "big.bin").open("rb") as file:
+        assert file.read(1) == b"\0"
 
 
 @pytest.mark.parametrize(

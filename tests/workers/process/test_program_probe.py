@@ -208,6 +208,23 @@ def test_a_file_that_another_rank_moved_aside_existed_whoever_reports_first() ->
         assert probe.files == {"/a": {"how": "written", "existed": True, "kept": True}}
 
 
+def test_a_program_about_to_change_a_file_that_cannot_be_kept_is_ended_and_says_why() -> None:
+    trial = ProgramTrial(request(), [stock_reader()], 0.0)
+    trial.see([{"kind": "unkept", "pid": 1, "files": ["/data/big.bin"]}], 1.0)
+    assert trial.ending
+    failure = trial.end([NodeEnd(node=0, code=-15)]).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.INVALID
+    assert "/data/big.bin" in failure.message
+    assert "outputs: keep" in failure.message
+
+
+def test_files_that_could_not_be_put_back_are_told() -> None:
+    trial = ProgramTrial(request(), [stock_reader()], 0.0)
+    trial.see([{"kind": "lost", "files": ["/a is now /.a.before-autotune: read-only"]}], 1.0)
+    assert trial.seen().lost == ("/a is now /.a.before-autotune: read-only",)
+
+
 def test_files_and_troubles_are_passed_on() -> None:
     of = trial()
     of.see(

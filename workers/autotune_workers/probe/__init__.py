@@ -15,5 +15,7 @@ Nothing of it ever raises into the program; whatever goes wrong is reported once
     step      {"pid", "rank", "steps": [...], "peak": ..., "reserved"}  steps that are done, see `training.Steps`
     facts     {"pid", "rank", ...}                                      after the first and the third step, see `model_facts`
     files     {"pid", "files": [[PATH, HOW, EXISTED, KEPT], ...]}       HOW: written or removed
+    unkept    {"pid", "files": [PATH, ...]}                             these cannot be kept; the process waits, before it changes them, to be ended
+    lost      {"files": [TEXT, ...]}                                    of the keeper itself: these could not be put back, and where they are
     trouble   {"pid", "error"}                                          the watching ended
 """

@@ -4,15 +4,21 @@
     REPORTS/PID.jsonl                             what each process says (`channel`)
     REPORTS/kept/PID.jsonl                        files of the user's that are kept while the program writes others in their place (`written_files`)
 
+    KEEPER                                        locked as long as the keeper lives: the kernel gives the lock back whatever ends it
+
+Files of attempts whose keeper was killed are put back by whoever comes next on this machine (`put_back_abandoned`).
+
 The variable AUTOTUNE_PROBE=off, in the environment of autotune or of the trainer, leaves the probe out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
+import signal
 import stat
 import tempfile
 import time
@@ -25,6 +31,9 @@ SWITCH = "AUTOTUNE_PROBE"
 OFF = frozenset({"off", "0", "false", "no"})
 MOST_READ = 256 << 10
 """bytes of one process that are read at once"""
+ENDED_S = 10.0
+"""time that processes of an abandoned attempt get to be gone once they are killed"""
+_PREFIX, _LOCK = "autotune-probe-", "KEEPER"
 _CODE = Path(__file__).parent / "injected"
 _START = "sitecustomize.py"
 
@@ -39,7 +48,8 @@ class ProbeFolder:
 
     def __init__(self) -> None:
         """Raises `OSError` where no folder can be made."""
-        self.path = Path(tempfile.mkdtemp(prefix="autotune-probe-"))
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._lock = _locked(self.path)
         self._code, self._reports = self.path / "code", self.path / "reports"
         package = self._code / "autotune_probe"
         package.mkdir(parents=True)
@@ -88,19 +98,80 @@ class ProbeFolder:
 
     def put_back(self) -> list[str]:
         """Gives the user's files their names again, once nothing is left that writes; those that cannot be put back, with where they are."""
-        lost = []
-        for journal in sorted(self._reports.glob("kept/*.jsonl")):
-            for line in journal.read_text(encoding="utf-8", errors="replace").splitlines():
-                path, kept = json.loads(line)
-                try:
-                    os.makedirs(os.path.dirname(path), exist_ok=True)
-                    os.replace(kept, path)
-                except FileNotFoundError:  # another node put it back
-                    continue
-                except OSError as error:
-                    lost.append(f"{path} is now {kept}: {error}")
-        return lost
+        return _put_back(self._reports)
 
     def remove(self) -> None:
         """Removes the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def put_back_abandoned() -> list[str]:
+    """Gives files their names again that attempts of this user have kept on this machine whose keeper was killed, once what is left of these attempts is ended;
+    those that cannot be put back, with where they are. Attempts that run are left alone."""
+    lost: list[str] = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid != os.geteuid() or not any(folder.glob("reports/kept/*.jsonl")):
+                continue
+            lock = _locked(folder)
+            if lock is None:
+                continue
+            try:
+                if _end_processes(str(folder / "reports").encode()):
+                    lost += _put_back(folder / "reports")
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+    return lost
+
+
+def _put_back(reports: Path) -> list[str]:
+    lost = []
+    for journal in sorted(reports.glob("kept/*.jsonl")):
+        for line in journal.read_text(encoding="utf-8", errors="replace").splitlines():
+            path, kept = json.loads(line)
+            try:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                os.replace(kept, path)
+            except FileNotFoundError:  # another node put it back
+                continue
+            except OSError as error:
+                lost.append(f"{path} is now {kept}: {error}")
+    return lost
+
+
+def _locked(folder: Path) -> int | None:
+    """The lock of a folder; None where another process has it."""
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _end_processes(mark: bytes) -> bool:
+    """Kills what has this text in its environment, as all of an attempt has; whether nothing of it is left."""
+    end_s = time.monotonic() + ENDED_S
+    while time.monotonic() < end_s:
+        living = [int(name) for name in os.listdir("/proc") if name.isdigit() and _has(int(name), mark)]
+        if not living:
+            return True
+        for pid in living:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    return False
+
+
+def _has(pid: int, mark: bytes) -> bool:
+    if pid == os.getpid():
+        return False
+    try:
+        return mark in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False

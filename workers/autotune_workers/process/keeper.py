@@ -38,7 +38,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune_workers.probe.probe_folder import ProbeFolder, is_off
+from autotune_workers.probe.probe_folder import ProbeFolder, is_off, put_back_abandoned
 from autotune_workers.process import flight_recorder, program_account
 from autotune_workers.process.gpu_memory import GpuMemory
 from autotune_workers.process.keeper_log import LogReader, Outbox, StepTest, widen
@@ -201,6 +201,9 @@ class _Keeper:
         outputs = os.path.join(folder, order["outputs"])
         if not order["watched"] or is_off(order["env"]):
             return {TRIAL_DIR: outputs}
+        lost = put_back_abandoned()  # before this attempt keeps the same files
+        if lost:
+            self._outbox.send({"event": "probe", "reports": [{"kind": "lost", "files": lost}]})
         self._probe = ProbeFolder()
         return self._probe.variables(
             order["env"], trial_folder=outputs, keeps_files=order["keeps_files"] and who is None

@@ -17,6 +17,7 @@ from typing import final
 
 from autotune.trainers.launch_files import FOLDER, OUTPUTS
 from autotune_workers.gang.wire import Message
+from autotune_workers.probe.probe_folder import put_back_abandoned
 from autotune_workers.process.children import rank_environment
 from autotune_workers.process.message_channel import MessageChannel
 from autotune_workers.process.network_interface import interface_of
@@ -106,6 +107,7 @@ class KeeperProcess:
             self._over = self._over or message["event"] in ("ended", "refused")
         if not self._channel.is_open and not self._over:
             self._over = True
+            put_back_abandoned()
             messages.append({"event": "gone", "why": LOST})
         return [message for message in messages if message["event"] != "keeper"]
 

@@ -99,6 +99,7 @@ class ProgramTrial:
         """What the probe says of a node; the steps that it has seen."""
         steps = self._probe.hear(reports, node)
         self._heard_s = now_s
+        self._refuse_loss()
         if self.ending or self._counts == "log" or not steps:
             return []
         self._counts = "probe"
@@ -141,6 +142,15 @@ class ProgramTrial:
                 if place < len(self._times):
                     self._losses[place] = math.nan if said.loss is None else said.loss
                     self._grad_norms[place] = math.nan if said.grad_norm is None else said.grad_norm
+
+    def _refuse_loss(self) -> None:
+        """A program that would change a file of the user's which cannot be put back is ended before it does."""
+        if self.ending or not (files := self._probe.unkept):
+            return
+        law = f"the program was ended before it changes {' and '.join(files)}, which was there before and cannot be kept and put back (too long, or its folder takes no copy)"
+        self._fail(
+            FailureKind.INVALID, f"{law}; let the program write elsewhere ({{trial_dir}}), or write `outputs: keep`"
+        )
 
     def _refuse_disagreement(self) -> None:
         """A config that the program does not train as the spec says has no measurement."""
@@ -282,6 +292,7 @@ class ProgramTrial:
             wait_share=sum(step.wait_s for step in probe.steps) / total_s if total_s > 0 else None,
             skipped_steps=sum(step.skipped for step in probe.steps),
             files=probe.files,
+            lost=tuple(dict.fromkeys(probe.lost)),
             troubles=tuple(dict.fromkeys(probe.troubles)),
             disagreement="" if self.request.as_it_is else probe.disagreement(),
             witness=self._witness.difference() if self._counts == "probe" else "",

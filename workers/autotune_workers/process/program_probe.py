@@ -58,6 +58,10 @@ class ProgramProbe:
         """what the measured process trains, as it last said"""
         self.files: dict[str, dict[str, Any]] = {}
         """files outside of the trial's folder, by path: how they were changed, whether they existed before, whether they are kept"""
+        self.unkept: list[str] = []
+        """those that were there before and cannot be kept; the process that is about to change one waits to be ended"""
+        self.lost: list[str] = []
+        """those that could not be put back, each with where it is"""
         self.troubles: list[str] = []
         """what ended the watching"""
         self.peak_bytes: int | None = None
@@ -84,6 +88,10 @@ class ProgramProbe:
                 case "files":
                     for path, how, existed, kept in report.get("files", ()):
                         self._note_file(str(path), how, bool(existed), bool(kept))
+                case "unkept":
+                    self.unkept += map(str, report.get("files", ()))
+                case "lost":
+                    self.lost += map(str, report.get("files", ()))
                 case "step":
                     self._peak(report)
                     if who == self._leader:

@@ -4,6 +4,7 @@ A file that was there before the trial began is kept: before it is cut to nothin
 is written in place it is copied: to `.NAME.before-autotune` in the same folder, from where the keeper puts it back once nothing of the trial is left. That name
 is also how processes of several nodes agree who keeps a file: only one can make it.
 
+    not kept     a file that is too long to be copied, or that cannot be: the program waits here, before it writes, until the keeper has ended it
     left alone   devices, temporary and cache folders, the folders of Python's own modules, and what the trial itself has made
 """
 
@@ -35,6 +36,8 @@ _CACHES = (
 )  # fmt: skip
 _ALONE = ("__pycache__", ".cache", ".triton", ".nv", ".ipython", ".matplotlib")
 """folders of caches, wherever they are"""
+HELD_S = 60.0
+"""time that the keeper gets to end a program which is about to change a file that cannot be kept"""
 PATIENCE_S = 0.2
 """time that another process gets to move a file aside which both are about to cut"""
 
@@ -142,6 +145,10 @@ def _noted(path: Any, how: str, *, cut: bool, link_only: bool = False) -> None:
                 told.append([file, how, existed, kept])
         if told:
             watch.reports.send("files", files=told)
+        unkept = [file for file, _, existed, kept in told if existed and not kept]
+        if watch.keeps and unkept:
+            watch.reports.send("unkept", files=unkept)
+            time.sleep(HELD_S)
     except Exception:  # a file that cannot be looked at is not worth the program
         return
     finally:
@@ -190,6 +197,8 @@ def _keep(watch: _Watch, path: str, *, cut: bool, link_only: bool, tree: str) ->
         end_s = time.monotonic() + PATIENCE_S
         while cut and not link_only and _is_older(watch, path) and time.monotonic() < end_s:
             time.sleep(1e-3)
+        return True
+    except FileNotFoundError:  # another process has taken it away meanwhile, and keeps it
         return True
     except OSError:
         return False
