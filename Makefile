@@ -1,26 +1,22 @@
-# Two commands: `make tune` finds the best configuration on this machine, `make test` checks everything.
+# Two commands: `make tune` finds the best configuration on this machine, `make test` checks what every change must keep.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STUDY ?= search_spaces/studies/laptop.yaml
-FAST := not slow and not gpu
-# A round that goes wrong from the ground up ends early and names its tests, rather than being ended from outside without a word.
-ROUND := --maxfail 12 --session-timeout 3000
+# A round that goes wrong from the ground up ends early and names its tests. Files go whole to one of three workers; what fills the machine goes to one, and mostly waits.
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadgroup --maxfail 12
 
-.PHONY: tune test test-alone test-shared check serve docs venv test-slow test-lowest test-newest chaos test-gpu screenshots wheel clean
+.PHONY: tune test test-all check serve docs venv test-lowest test-newest chaos test-gpu screenshots wheel clean
 
 tune: $(VENV)/.installed
 	$(BIN)/autotune tune $(STUDY)
 
-# Two rounds at the same time: one by one the tests that fill the machine and wait a lot, and on two workers, file by file, the others.
 test: check docs
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-alone test-shared
+	$(PYTEST)
 
-test-alone: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "alone and $(FAST)" $(ROUND)
-
-test-shared: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "not alone and $(FAST)" --numprocesses 2 --dist loadfile $(ROUND)
+# Hours: every row of every matrix, every page, every fault.
+test-all: check docs
+	$(PYTEST) -m "not gpu"
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -34,9 +30,6 @@ docs: $(VENV)/.installed-dev
 
 serve: $(VENV)/.installed
 	$(BIN)/autotune serve
-
-test-slow: $(VENV)/.installed-dev
-	$(BIN)/pytest -m slow
 
 # In environments of their own, which they install: with the lowest versions that pyproject.toml allows, and with the newest.
 test-lowest test-newest:

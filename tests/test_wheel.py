@@ -83,6 +83,7 @@ def run(command: Path, *arguments: str, folder: Path) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.thorough
 def test_plans_from_another_folder(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC)
     done = run(installed, "plan", "spec.yaml", "--json", folder=tmp_path)

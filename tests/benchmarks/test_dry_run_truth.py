@@ -65,6 +65,7 @@ def _imported() -> None:
     import autotune_workers.dryrun.played_rank  # noqa: F401
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_dry_run_says_what_the_allocator_says(name: str) -> None:
     found = compare(name, SAMPLE[name])

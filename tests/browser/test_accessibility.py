@@ -67,6 +67,8 @@ ALIKE = {
     *("export refused", "best predicted", "copy"),
 }
 """pages that another one of the same template nearly covers"""
+ALWAYS = ("ended", "submit")
+"""the page of a study, and its form"""
 STILL = """
     const really = window.fetch;
     window.fetch = (...asked) => document.querySelector("main[data-events], main[data-every]") ? new Promise(() => {}) : really(...asked);
@@ -133,7 +135,11 @@ def seen(browser: Any, kept: Service) -> Iterator[Visit]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in PAGES]
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.slow if name in ALIKE else pytest.mark.thorough)
+        for name in PAGES
+    ],
 )
 def test_a_page_is_accessible(seen: Visit, kept: Service, studies: dict[str, str], name: str) -> None:
     page = seen.page
@@ -178,6 +184,7 @@ def check_keyboard(page: Any) -> None:
     assert not told, told
 
 
+@pytest.mark.thorough
 def test_the_first_tab_leads_past_the_navigation(seen: Visit, studies: dict[str, str]) -> None:
     page = seen.page
     go(page, "/studies")
@@ -189,6 +196,7 @@ def test_the_first_tab_leads_past_the_navigation(seen: Visit, studies: dict[str,
     assert page.evaluate("document.activeElement.closest('main') !== null")
 
 
+@pytest.mark.thorough
 def test_a_page_that_follows_a_study_keeps_the_focus(browser: Any, kept: Service) -> None:
     study = put_into(kept, StudyStatus.RUNNING)
     with visit(browser, kept.url) as found, kept.client(kept.token("admin", "root")) as client:

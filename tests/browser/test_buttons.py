@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
 from autotune.spec import Wanted
 from tests.browser.chromium import Visit, follow, go, refuse_once, visit
 from tests.service.running import Service, bearer, slow_spec, spec, until
@@ -81,6 +83,7 @@ def test_the_buttons_of_a_study_act_and_say_what_happened(browser: Any, tuning: 
         assert {urlsplit(address).netloc for address in seen.requests} == {urlsplit(tuning.url).netloc}
 
 
+@pytest.mark.thorough
 def test_the_page_of_a_running_study_follows_it_without_a_reload(browser: Any, tuning: Service) -> None:
     token = tuning.token("submit")
     study = submitted(tuning, token, slow_spec())
@@ -101,6 +104,7 @@ def test_the_page_of_a_running_study_follows_it_without_a_reload(browser: Any, t
         assert seen.complaints == []
 
 
+@pytest.mark.thorough
 def test_the_end_of_a_study_is_shown_though_the_service_was_away_and_someone_was_typing(
     browser: Any, tuning: Service
 ) -> None:
@@ -123,6 +127,7 @@ def test_the_end_of_a_study_is_shown_though_the_service_was_away_and_someone_was
         assert refused
 
 
+@pytest.mark.thorough
 def test_filters_pages_and_links_lead_where_they_say(browser: Any, tuning: Service) -> None:
     token = tuning.token("submit")
     study = submitted(tuning, token, spec(name="seen"))

@@ -14,6 +14,8 @@ from autotune.testing.stores import measured, pending, run_trial, running_study
 from tests.browser.chromium import go, refuse_once, visit
 from tests.service.running import Service
 
+pytestmark = pytest.mark.thorough
+
 MOVED = """new Promise((done) => {
   let moved = 0;
   new PerformanceObserver((list) => list.getEntries().forEach((one) => (moved += one.value))).observe({ type: "layout-shift", buffered: true });

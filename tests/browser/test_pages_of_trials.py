@@ -87,6 +87,7 @@ def test_a_new_study_is_checked_while_it_is_typed_and_followed_to_its_launch(bro
         check_quiet(seen, tuning)
 
 
+@pytest.mark.thorough
 def test_the_owner_tags_notes_ranks_copies_and_deletes(browser: Any, tuning: Service, finished: str) -> None:
     study = submitted(tuning, tuning.token("submit"), spec(name="short-lived"))
     until(lambda: status_of(tuning, study) == "COMPLETED")

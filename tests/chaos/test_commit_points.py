@@ -48,6 +48,7 @@ def server() -> Iterator[PostgresServer]:
         yield running
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "every"), [("paused", 29), ("target", 13)])
 def test_a_death_at_some_of_the_writes_changes_nothing(name: str, every: int) -> None:
     story = STORIES[name]
@@ -78,7 +79,7 @@ def test_a_death_at_any_write_changes_nothing(
     ("kind", "every"),
     [
         ("sqlite", 27),
-        ("postgresql", 60),
+        pytest.param("postgresql", 60, marks=pytest.mark.thorough),
         pytest.param("sqlite", 5, marks=pytest.mark.slow),
         pytest.param("postgresql", 5, marks=pytest.mark.slow),
     ],

@@ -25,7 +25,7 @@ from tests.chaos.schedule import study_spec
 from tests.postgresql import PostgresServer, postgres_server
 from tests.replayed import faults_of
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.thorough, pytest.mark.alone]
 
 SPEC = study_spec(searcher="cost_ranked", seed=0)
 SPEC["runner"] = SPEC["runner"] | {"time_scale": 0.0}

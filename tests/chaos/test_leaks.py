@@ -19,7 +19,7 @@ from autotune_workers.process.machine import descendants, is_alive
 from tests.replayed import faults_of
 from tests.workers.requests import DOUBLE
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.thorough, pytest.mark.alone]
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120.0

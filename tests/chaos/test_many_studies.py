@@ -25,7 +25,7 @@ from tests.chaos.supervisor import PLACES
 from tests.replayed import faults_of
 from tests.small_studies import QUIET, spec
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.thorough, pytest.mark.alone]
 
 DEADLINE_S = 240.0
 SMALL = spec(

@@ -47,6 +47,7 @@ def test_seeds_decide_and_differ() -> None:
         assert {d.kind for one in drawn if one.is_supervised is is_supervised for d in one.disturbances} == set(kinds)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1200)
 @pytest.mark.flaky(reruns=2, only_rerun=["TimeoutError"])
 def test_eight_schedules_on_sqlite(tmp_path: Path, files: Callable[[int], list[Place]]) -> None:
@@ -57,6 +58,7 @@ def test_eight_schedules_on_sqlite(tmp_path: Path, files: Callable[[int], list[P
     assert sum(p.terms for p in played) > 8
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1200)
 @pytest.mark.flaky(reruns=2, only_rerun=["TimeoutError"])
 def test_three_schedules_on_postgresql(tmp_path: Path, servers: Callable[[int], list[Place]]) -> None:
@@ -73,6 +75,7 @@ def one_of(seed: int, kind: str) -> Schedule:
     return replace(drawn, disturbances=(first, drawn.disturbances[-1]))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1200)
 @pytest.mark.flaky(reruns=2, only_rerun=["TimeoutError"])
 def test_a_disk_that_fills_up_again_and_again(tmp_path: Path) -> None:

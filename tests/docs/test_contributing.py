@@ -97,12 +97,14 @@ def copy(tmp_path: Path) -> Copy:
     return Copy(folder=tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_model(copy: Copy) -> None:
     copy.follow("A model")
     copy.passes("tests/spec/test_catalog.py")
     assert _listed(copy, "models", "tinyllama-1b")
 
 
+@pytest.mark.thorough
 def test_a_gpu(copy: Copy) -> None:
     copy.follow("A GPU")
     copy.passes("tests/spec/test_catalog.py")
@@ -115,18 +117,21 @@ def test_a_searcher(copy: Copy) -> None:
     assert _listed(copy, "searchers", "fewest_ranks")
 
 
+@pytest.mark.thorough
 def test_a_trainer(copy: Copy) -> None:
     copy.follow("A trainer")
     copy.passes("tests/trainers/test_json_settings.py")
     assert _listed(copy, "trainers", "json_settings")
 
 
+@pytest.mark.thorough
 def test_a_runner(copy: Copy) -> None:
     copy.follow("A runner")
     copy.passes("tests/workers/runners/test_constant.py")
     assert _listed(copy, "runners", "constant")
 
 
+@pytest.mark.thorough
 def test_a_knob(copy: Copy) -> None:
     copy.follow("A knob")
     said = copy.python("-m", "autotune.testing.knobs").stdout

@@ -14,7 +14,11 @@ import pytest
 
 from tests.nodes.network import BRIDGE, Network, Node, command, until, what_is_missing
 
-pytestmark = [pytest.mark.alone, pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing())]
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.alone,
+    pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing()),
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,6 +17,8 @@ from autotune_workers.training.mesh import RankContext
 from autotune_workers.training.run_trial import TrialFailed, run_trial
 from tests.workers.trial_ranks import request
 
+pytestmark = pytest.mark.thorough
+
 STEPS = 16
 PLAIN = "micro_batch_size=4,accumulation_steps=2"
 

@@ -14,6 +14,8 @@ from autotune.spec import TrialStatus
 from tests.benchmarks.few_for_many import PROXIES, Outcome, SweptProxies, Task, constants_of, replay_task, tasks
 from tests.benchmarks.few_for_many_table import goals, summary
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def every_task() -> list[Task]:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 
 import numpy as np
+import pytest
 
 from autotune.search import make_searcher
 from autotune.search.surrogate.corrected_gp import CorrectedGP, Prior, Rows
@@ -83,6 +84,7 @@ def test_the_effect_of_each_knob_is_learnt_apart() -> None:
     assert sd[3] > 3 * sd[:3].max()
 
 
+@pytest.mark.thorough
 def test_finds_the_best_of_knobs_that_the_cost_model_does_not_know() -> None:
     """Of 128 configs with equal predictions; choosing at random takes 26 trials to come within 5% of the best."""
     taken = []

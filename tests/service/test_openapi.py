@@ -84,6 +84,7 @@ def conforms(service: Service, cases: int) -> dict[int, int]:
     return dict(sorted(seen.items()))
 
 
+@pytest.mark.thorough
 def test_generated_requests_are_answered_as_described(service: Service) -> None:
     seen = conforms(service, CASES)
     assert {200, 422} <= set(seen)

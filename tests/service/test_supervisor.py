@@ -358,6 +358,7 @@ def test_a_frozen_process_of_the_only_supervisor_is_replaced(tmp_path: Path, mon
         print(f"replaced after {time.monotonic() - began:.0f} s")
 
 
+@pytest.mark.thorough
 @pytest.mark.flaky(reruns=2)
 def test_two_supervisors_on_one_store_run_each_study_once(tmp_path: Path) -> None:
     first = open_store(tmp_path / "results.db")
@@ -429,6 +430,7 @@ def test_killed_controllers_are_replaced_and_change_nothing_in_the_result(tmp_pa
     assert done["best"]["measurement"]["step_times_s"] == undisturbed["best"]["measurement"]["step_times_s"]
 
 
+@pytest.mark.thorough
 @pytest.mark.flaky(reruns=2)
 def test_a_service_that_ends_leaves_its_studies_to_the_next(tmp_path: Path) -> None:
     with Service(tmp_path, supervised=True) as first, first.client() as client:
@@ -444,6 +446,7 @@ def test_a_service_that_ends_leaves_its_studies_to_the_next(tmp_path: Path) -> N
         until(lambda: study not in second.supervisor.running)
 
 
+@pytest.mark.thorough
 @pytest.mark.flaky(reruns=2)
 def test_a_machine_without_processes_left_ends_no_fork_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -459,6 +462,7 @@ def test_a_machine_without_processes_left_ends_no_fork_server(
     assert "abc cannot be started now" in told.err
 
 
+@pytest.mark.thorough
 def test_a_fork_server_that_is_killed_is_replaced(tmp_path: Path) -> None:
     with Service(tmp_path, supervised=True) as service, service.client() as client:
         study = client.submit(slow_spec())["study"]["id"]
@@ -471,6 +475,7 @@ def test_a_fork_server_that_is_killed_is_replaced(tmp_path: Path) -> None:
         until(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2])
 
 
+@pytest.mark.thorough
 def test_a_fork_server_that_dies_between_two_looks_takes_no_study_along(tmp_path: Path) -> None:
     """Where another study were started on a new server before anybody noticed, the children of the old one would count as running for ever."""
     store = open_store(tmp_path / "results.db")

@@ -116,6 +116,7 @@ def test_nothing_acknowledged_is_lost_when_writers_are_killed(tmp_path: Path) ->
     store.close()
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_out_of_connections_has_a_remedy_of_its_own(crash_server: PostgresServer) -> None:
     import psycopg
 
@@ -153,6 +154,7 @@ def test_a_server_that_crashes_and_comes_back_has_lost_nothing(crash_server: Pos
         store.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.flaky(reruns=2)
 def test_a_controller_that_wakes_up_after_its_lease_changes_nothing(
     address: str, monkeypatch: pytest.MonkeyPatch
@@ -221,6 +223,7 @@ def test_a_full_disk_is_said_and_work_goes_on_afterwards(tmp_path: Path) -> None
     store.close()
 
 
+@pytest.mark.thorough
 def test_a_full_file_system_is_said_and_work_goes_on_afterwards(tmp_path: Path) -> None:
     with small_disk(tmp_path) as folder:
         store = open_store(folder / "store.db")
@@ -374,6 +377,7 @@ def _claim(address: str, study: str, gate: object, name: int) -> list[int]:
     return [lease.fence for lease in leases if lease]
 
 
+@pytest.mark.thorough
 @pytest.mark.flaky(reruns=2)
 def test_of_a_hundred_claims_by_processes_one_wins(address: str) -> None:
     store = open_store(address)
@@ -400,6 +404,7 @@ def test_no_error_of_a_driver_comes_through(tmp_path: Path) -> None:
         store.studies()
 
 
+@pytest.mark.thorough
 def test_threads_open_stores_of_their_own_at_once() -> None:
     """Alembic's globals must not let one thread migrate another's database."""
 

@@ -100,6 +100,7 @@ def deaths(tmp_path: Path, backup: Path, old: dict[str, bytes]) -> Iterator[tupl
         yield path, step - 1
 
 
+@pytest.mark.thorough
 def test_a_restore_that_dies_at_any_step_leaves_the_store_or_the_backup(tmp_path: Path, backup: Path) -> None:
     with closing(open_store(tmp_path / "old.db")) as store:
         store.submit(a_study("later"), {})

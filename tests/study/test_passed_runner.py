@@ -128,15 +128,14 @@ def test_a_study_that_ran_before_waits_under_a_service_for_nodes_that_are_away(
 def test_who_waits_for_nodes_can_be_interrupted_and_paused(store: Store) -> None:
     begun = api.tune(spec(), store=store, runner=Returning(looks=0, time_scale=0.001), on_event=interrupt_at(3)).record
     api.act(store, begun.id, "resume")
-    run_study(store, begun.id, leave=True, runner=Returning(looks=9), interrupted=lambda: True)
+    run_study(store, begun.id, leave=True, runner=Returning(looks=10**6), interrupted=lambda: True)
     assert store.study(begun.id).status is StudyStatus.RUNNING  # for the next controller
-    run_study(
-        store,
-        begun.id,
-        leave=True,
-        runner=Returning(looks=9),
-        on_event=lambda _: store.want(begun.id, Wanted.PAUSE, message=""),
-    )
+
+    def ask_for_a_pause() -> bool:
+        store.want(begun.id, Wanted.PAUSE, message="")
+        return False
+
+    run_study(store, begun.id, leave=True, runner=Returning(looks=10**6), interrupted=ask_for_a_pause)
     assert store.study(begun.id).status is StudyStatus.PAUSED
 
 

@@ -63,6 +63,7 @@ class TestDeepspeed(TrainerContract):
         assert settings(self.launched(dp=8, precision="fp16"))["fp16"]["enabled"] is True
 
 
+@pytest.mark.thorough
 class TestDeepspeedWithYourOwnProgram(TrainerContract):
     trainer = "deepspeed"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"zero_optimization": {"stage": 3, "cpu_offload": True}}

@@ -63,6 +63,7 @@ class TestAccelerate(TrainerContract):
         assert settings(self.launched(dp=8, compile=True))["dynamo_config"] == {"dynamo_backend": "INDUCTOR"}
 
 
+@pytest.mark.thorough
 class TestAccelerateWithYourOwnProgram(TrainerContract):
     trainer = "accelerate"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"mixed_precision": "fp16"}

@@ -70,6 +70,7 @@ class TestLightning(TrainerContract):
             trainer("lightning").launch(workload, ParallelConfig(dp=8, micro_batch_size=8, precision="fp16"))
 
 
+@pytest.mark.thorough
 class TestLightningWithYourOwnProgram(TrainerContract):
     trainer = "lightning"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"trainer": {"accumulate_grad_batches": 2}}

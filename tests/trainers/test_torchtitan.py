@@ -281,6 +281,7 @@ print(json.dumps({
 """What reads the configuration as `torchtitan.train` does, and builds the model without memory."""
 
 
+@pytest.mark.thorough
 class TestTorchtitan02(TrainerContract):
     trainer = "torchtitan"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"parallelism": {"tensor_parallel_degree": 2}}

@@ -24,7 +24,7 @@ from autotune.trainers.schedulers import job_of, scheduler, split_options
 from autotune_workers.process.machine import is_alive
 from tests.ray_roles import AUTH, go_away
 
-pytestmark = [pytest.mark.alone]
+pytestmark = [pytest.mark.thorough, pytest.mark.alone]
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOAD = Workload(

@@ -155,6 +155,7 @@ def test_leanest_account_counts_once_two_runs_give_it() -> None:
     assert settled([held, lean, otherwise, lean]) is lean
 
 
+@pytest.mark.thorough
 def test_sample_of_parallel_trainings_is_the_same_dry_and_real(tmp_path: Path) -> None:
     check(run_both(SAMPLE, tmp_path))
 

@@ -23,7 +23,7 @@ from tests.workers.process.test_program_runner import request as program
 from tests.workers.rank_pids import rank_pids
 from tests.workers.requests import PATIENT, request
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.thorough, pytest.mark.alone]
 
 LIMIT_BYTES = 96 << 20
 GROUPS = (

@@ -112,10 +112,15 @@ def size_of(folder: Path) -> int:
 
 
 def of_cases(nodes: int) -> list[Any]:
-    """Parameters: slow ones are those whose like the others show too."""
-    marks = [pytest.mark.slow]
+    """Parameters: slow ones are those whose like the others show too; of the others every round runs one."""
+
+    def marks(case: Case) -> list[Any]:
+        if case.does in SLOW:
+            return [pytest.mark.slow]
+        return [] if (nodes, case.does) == (1, "nothing") else [pytest.mark.thorough]
+
     return [
-        pytest.param(nodes, case, id=f"{nodes}-{case.does}{''.join(case.arguments)}", marks=marks * (case.does in SLOW))
+        pytest.param(nodes, case, id=f"{nodes}-{case.does}{''.join(case.arguments)}", marks=marks(case))
         for case in CASES
     ]
 

@@ -23,6 +23,7 @@ from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.process.machine import descendants, is_alive
 from autotune_workers.runners.local import LocalRunner
+from tests.matrix import sampled
 from tests.workers.requests import DOUBLE, PATIENT
 from tests.workers.requests import request as asking
 
@@ -106,6 +107,7 @@ def test_a_program_is_measured_by_its_log(runner: LocalRunner) -> None:
     assert seen.flops_per_token
 
 
+@pytest.mark.thorough
 def test_without_a_word_of_memory_the_fullest_process_counts(runner: LocalRunner) -> None:
     metrics = {name: pattern for name, pattern in METRICS.items() if name != "peak_memory_gib"}
     end = one(runner, request(0, "--fault=hold@1", "--step-s=0.3", metrics=metrics))
@@ -128,7 +130,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", sampled(FAULTS, ["raise@3", "kill@3"]))
 def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner, fault: str) -> None:
     kind, says, step = FAULTS[fault]
     end = one(runner, request(1, f"--fault={fault}", measure=replace(HASTY, precision=0.0)))
@@ -140,6 +142,7 @@ def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner
     assert one(runner, request(2)).failure is None
 
 
+@pytest.mark.thorough
 def test_a_trial_that_takes_too_long_ends_in_time(runner: LocalRunner) -> None:
     slow = replace(PATIENT, min_steps=8, max_steps=1000, precision=0.0, trial_timeout_s=3.0)
     failure = one(runner, request(0, "--step-s=0.5", measure=replace(slow, warmup_steps=100))).failure
@@ -147,6 +150,7 @@ def test_a_trial_that_takes_too_long_ends_in_time(runner: LocalRunner) -> None:
     assert failure.kind is FailureKind.TIMEOUT
 
 
+@pytest.mark.thorough
 def test_a_program_that_never_speaks_hangs_in_start(runner: LocalRunner) -> None:
     measure = replace(PATIENT, start_timeout_s=3.0)
     failure = one(runner, request(0, "--fault=sleep@0", measure=measure)).failure
@@ -163,6 +167,7 @@ def test_what_a_program_started_elsewhere_ends_with_it(runner: LocalRunner) -> N
     assert not is_alive(pid)
 
 
+@pytest.mark.thorough
 def test_a_loser_ends_early(runner: LocalRunner) -> None:
     endless = replace(PATIENT, min_steps=5, max_steps=500, precision=0.0)
     end = one(runner, request(0, "--step-s=0.01", "--jitter=0.1", measure=endless, beat_step_time_s=0.001))
@@ -211,6 +216,7 @@ def test_a_folder_that_is_not_there_stops_the_study(runner: LocalRunner) -> None
         )
 
 
+@pytest.mark.thorough
 def test_ranks_and_programs_run_side_by_side(runner: LocalRunner) -> None:
     native, program = asking(10, dp=1), request(11)
     runner.start(native)

@@ -90,6 +90,7 @@ FAULTS = {
 """faults that only several nodes have; the others, on one node and on two, are in `test_misbehaving_programs`"""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_gets_the_kind_of_the_node_that_failed(runner: LocalRunner, fault: str) -> None:
     kind, says, logged = FAULTS[fault]
@@ -105,6 +106,7 @@ def test_each_fault_gets_the_kind_of_the_node_that_failed(runner: LocalRunner, f
     assert one(runner, program(2)).failure is None
 
 
+@pytest.mark.thorough
 def test_a_program_that_one_node_lacks_is_refused_there(runner: LocalRunner, tmp_path: Path) -> None:
     script = tmp_path / "train"
     script.write_text("#!/no/such/interpreter\n")
@@ -115,6 +117,7 @@ def test_a_program_that_one_node_lacks_is_refused_there(runner: LocalRunner, tmp
     assert failure.message.startswith("the program cannot be started on node ")
 
 
+@pytest.mark.thorough
 def test_standalone_would_stay_on_one_node(runner: LocalRunner) -> None:
     failure = one(runner, on_two_nodes(0, ["torchrun", "--standalone", "x.py", "{micro_batch_size}"])).failure
     assert failure is not None

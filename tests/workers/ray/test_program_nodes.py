@@ -87,6 +87,7 @@ def node_actors() -> set[str]:
     return {name for name in ray.util.list_named_actors() if is_node(name)}
 
 
+@pytest.mark.thorough
 class TestProgramsOnRayKeepTheRunnersContract(RunnerContract):
     @pytest.fixture
     def runner(self, request: pytest.FixtureRequest, cluster: str, shared: RayRunner) -> Iterator[RayRunner]:
@@ -115,6 +116,7 @@ def test_a_torchrun_script_trains_on_two_nodes_and_the_next_trial_finds_them_war
     assert {name for name in node_actors() if shared._groups.label in name} == warm
 
 
+@pytest.mark.thorough
 def test_a_folder_that_was_sent_along_is_needed_no_more(shared: RayRunner, tmp_path: Path) -> None:
     here = tmp_path / "project"
     here.mkdir()
@@ -129,6 +131,7 @@ def test_a_folder_that_was_sent_along_is_needed_no_more(shared: RayRunner, tmp_p
     until(lambda: set(Path(tempfile.gettempdir()).glob("autotune-folder-*")) <= before, "unpacked folders are left")
 
 
+@pytest.mark.thorough
 def test_a_node_without_the_program_refuses_it_with_its_path(shared: RayRunner) -> None:
     asked = on_two_nodes(0, argv=["/nowhere/bin/torchrun", "x", "--b={micro_batch_size}", "--r={dp}"])
     shared.start(asked)
@@ -139,6 +142,7 @@ def test_a_node_without_the_program_refuses_it_with_its_path(shared: RayRunner) 
     assert "trainer.python" in failure.message
 
 
+@pytest.mark.thorough
 def test_a_killed_actor_is_a_lost_worker_and_nothing_is_left(shared: RayRunner) -> None:
     import ray
 
@@ -166,6 +170,7 @@ def test_a_killed_driver_leaves_nothing_running(cluster: str, shared: RayRunner)
     until(lambda: not node_actors(), "actors are left")
 
 
+@pytest.mark.thorough
 def test_the_next_controller_of_the_study_ends_what_an_earlier_one_left(cluster: str, shared: RayRunner) -> None:
     remove_idle(shared)
     with played("program", cluster, "600") as driver:

@@ -35,7 +35,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-ALWAYS = ("memory exhausted in a step", "killed in the middle of a step", "stopped")
+ALWAYS = "killed in the middle of a step"
+SOME = ("memory exhausted in a step", "stopped")
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,7 @@ def test_it_listens_on_loopback_only(cluster: str) -> None:
     assert cluster.startswith("127.0.0.1:")
 
 
+@pytest.mark.thorough
 def test_a_group_that_can_never_be_placed_fails_within_its_deadline(shared: RayRunner) -> None:
     asked = request(0, dp=8, measure=replace(PATIENT, start_timeout_s=3.0))
     shared.start(asked)
@@ -136,6 +138,7 @@ def test_a_runner_that_others_wait_for_gives_its_gang_back(cluster: str, free_cl
         assert rounds > 2
 
 
+@pytest.mark.thorough
 def test_actors_have_names_that_people_can_read_and_resources_come_back(shared: RayRunner) -> None:
     import ray
 
@@ -156,12 +159,17 @@ def test_actors_have_names_that_people_can_read_and_resources_come_back(shared: 
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name in SOME else pytest.mark.slow) if name != ALWAYS else name
+        for name in ROWS
+    ],
 )
 def test_each_fault_gets_its_verdict_and_the_next_trial_runs(native: RayRunner, name: str) -> None:
     play(native, name)
 
 
+@pytest.mark.thorough
 def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner, free_cluster: None) -> None:
     import ray
 
@@ -246,6 +254,7 @@ def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(cluster: str, 
         print(f"free {until_all_gone(pids, 60):.1f} s after the driver was killed; its gang waits 3 s for another")
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_the_next_driver_adopts_the_gang_with_its_trial(cluster: str, free_cluster: None) -> None:
 

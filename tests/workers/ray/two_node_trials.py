@@ -17,6 +17,7 @@ from tests.workers.requests import CPU, LINK, PATIENT, request
 
 MARKS = [
     pytest.mark.alone,
+    pytest.mark.thorough,
     pytest.mark.timeout(600),
     # Ray leaves sockets and log files to the garbage collector
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

@@ -79,6 +79,7 @@ def test_trials_run_at_once_on_disjoint_ranks(warm: LocalRunner) -> None:
     assert [e.places for e in events if isinstance(e, AttemptStarted)] == [here, here], "also on warm ranks"
 
 
+@pytest.mark.thorough
 @pytest.mark.flaky(reruns=2)
 def test_a_trial_waits_while_another_process_measures_and_says_so_again_and_again(
     warm: LocalRunner, monkeypatch: pytest.MonkeyPatch
@@ -99,6 +100,7 @@ def test_a_trial_waits_while_another_process_measures_and_says_so_again_and_agai
         assert theirs.ask("take") == "held", "the trial gave its turn back"
 
 
+@pytest.mark.thorough
 @pytest.mark.flaky(reruns=2)
 def test_a_trial_that_is_cancelled_while_it_waits_leaves_the_turn_to_others(warm: LocalRunner) -> None:
     asked = request(dp=2)
@@ -111,6 +113,7 @@ def test_a_trial_that_is_cancelled_while_it_waits_leaves_the_turn_to_others(warm
         assert theirs.ask("take") == "held"
 
 
+@pytest.mark.thorough
 @pytest.mark.flaky(reruns=2)
 def test_a_study_with_several_trials_at_once_lets_others_have_their_turn(warm: LocalRunner) -> None:
     slow = {"step_s": 0.1}
@@ -126,6 +129,7 @@ def test_a_study_with_several_trials_at_once_lets_others_have_their_turn(warm: L
         assert ended([e for e in events_until_ended(warm, [second.id]) if e.id == second.id]).failure is None
 
 
+@pytest.mark.thorough
 @pytest.mark.flaky(reruns=2)
 def test_a_gang_of_eight_works_here(warm: LocalRunner) -> None:
     asked = request(0, dp=8)
@@ -190,6 +194,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.flaky(reruns=2)
 def test_ranks_end_with_their_owner_even_when_it_is_killed_and_one_is_stopped() -> None:
     root = Path(__file__).resolve().parents[3]
@@ -212,6 +217,7 @@ def test_ranks_end_with_their_owner_even_when_it_is_killed_and_one_is_stopped() 
         owner.communicate()
 
 
+@pytest.mark.thorough
 @pytest.mark.flaky(reruns=2)
 def test_a_fork_server_that_is_killed_while_ranks_start_is_a_lost_worker() -> None:
     """The kernel may take it when memory is short: the trial is tried again, on a new one."""
@@ -232,6 +238,7 @@ def test_a_fork_server_that_is_killed_while_ranks_start_is_a_lost_worker() -> No
         assert ended(events_until_ended(runner, [after.id])).failure is None
 
 
+@pytest.mark.thorough
 @pytest.mark.flaky(reruns=2)
 def test_a_fork_server_that_hangs_is_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -12,7 +12,7 @@ from autotune.spec.hugging_face_plans import PIPELINE_SPLITS, TENSOR_PLANS
 from autotune_workers.own_model.tensor_plan import is_supported
 from tests.workers.trial_ranks import run_jobs
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.thorough, pytest.mark.alone]
 
 TOLERANCES = {"fp32": 2e-5, "bf16": 1e-2}
 WHOLE, HALF = "micro_batch_size=4", "micro_batch_size=2,accumulation_steps=2"

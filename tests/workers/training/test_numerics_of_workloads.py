@@ -11,6 +11,8 @@ from autotune.spec import Measurement
 from tests.workers.training.test_numerics import BATCH, HALF, PP, TOLERANCES
 from tests.workers.trial_ranks import run_jobs
 
+pytestmark = pytest.mark.thorough
+
 DOCUMENTS: dict[str, Any] = {"document_len": 12}
 """two whole documents in each of the 32 tokens, and a part of a third"""
 ADAPTERS: dict[str, Any] = {"peft": {"method": "lora", "rank": 4, "targets": "all"}}

@@ -76,6 +76,7 @@ def test_trial_that_cannot_win_ends_early(alone: RankContext) -> None:
     assert result.measurement.step_times_s
 
 
+@pytest.mark.thorough
 def test_batches_are_the_same_for_every_cut_of_a_step(alone: RankContext) -> None:
     """Losses before any update: the same sequences, whatever the micro-batch."""
     losses = [
@@ -88,12 +89,14 @@ def test_batches_are_the_same_for_every_cut_of_a_step(alone: RankContext) -> Non
     assert losses[0][0] != losses[0][1], "but other ones in every step"
 
 
+@pytest.mark.thorough
 def test_seed_moves_weights_and_data(alone: RankContext) -> None:
     first, again, other = (run_trial(request("gpt", PLAIN, seed=s), alone, go_on).measurement.losses for s in (1, 1, 2))
     assert first == again
     assert first != other
 
 
+@pytest.mark.thorough
 def test_reference_is_one_fp32_rank_without_knobs(alone: RankContext) -> None:
     asked = request("llama", "dp=2,micro_batch_size=1,accumulation_steps=2,precision=bf16,zero_stage=3")
     plain = run_trial(request("llama", "micro_batch_size=4,precision=fp32"), alone, go_on)
@@ -142,6 +145,7 @@ def test_an_option_is_a_number(alone: RankContext, option: str, value: object) -
         run_trial(request("llama", PLAIN, trainer_options={option: value}), alone, go_on)
 
 
+@pytest.mark.thorough
 def test_refusals_of_gangs_come_from_every_rank_before_anything_is_built(tmp_path: Path) -> None:
     refused = {
         "pp=2,precision=fp32,micro_batch_size=4": "micro-batches",
@@ -185,6 +189,7 @@ def test_peak_memory_is_the_trials_own(alone: RankContext) -> None:
     assert 0 < peak < 128 << 20
 
 
+@pytest.mark.thorough
 def test_larger_batches_take_more_memory(alone: RankContext) -> None:
     small, large = (
         run_trial(
@@ -198,6 +203,7 @@ def test_larger_batches_take_more_memory(alone: RankContext) -> None:
     assert large - small > 2 * 127 * 32 * 256 * 4 / 2
 
 
+@pytest.mark.thorough
 def test_text_and_token_files_are_read(alone: RankContext, tmp_path: Path) -> None:
     text, ids = tmp_path / "text.txt", tmp_path / "ids.bin"
     text.write_bytes(b"a rose is a rose is a rose; " * 40)
@@ -225,6 +231,7 @@ def test_unusable_data_is_an_error_of_the_caller(
         run_trial(request("llama", PLAIN, data=str(tmp_path / name)), alone, go_on)
 
 
+@pytest.mark.thorough
 def test_trial_leaves_the_rank_as_it_was(alone: RankContext) -> None:
     groups = dict(dist.distributed_c10d._world.pg_map)
     precision = torch.get_float32_matmul_precision()
@@ -244,6 +251,7 @@ def test_compiled_layers_train_alike(tmp_path: Path) -> None:
         np.testing.assert_allclose(result["measurement"]["losses"], plain["measurement"]["losses"], rtol=2e-5)
 
 
+@pytest.mark.thorough
 def test_gang_reports_every_rank_and_ranks_and_accumulation_tell_the_same_gradient_noise(tmp_path: Path) -> None:
     still = {"steps": 60, "trainer_options": {"learning_rate": 0.0}}  # one noise scale for all steps
 

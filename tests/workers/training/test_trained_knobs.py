@@ -126,6 +126,7 @@ def test_every_knob_is_read_or_declared_neutral_or_impossible() -> None:
     assert not complaints_of(NATIVE_LOOP)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # by torch.compile
 @pytest.mark.usefixtures("one_thread")
 def test_every_value_of_every_knob_changes_what_a_rank_does_or_is_refused_by_name() -> None:
