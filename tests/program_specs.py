@@ -39,5 +39,5 @@ def program_spec(folder: Path, program: str = PROGRAM, **trainer: Any) -> dict[s
         "measure": SHORT,
         "searcher": "grid",
         "runner": {"kind": "local", "device": "cpu"},
-        "trainer": {"kind": "command", "argv": argv, "metrics": PATTERNS} | trainer,
+        "trainer": {"kind": "command", "argv": argv, "metrics": PATTERNS, "counts": "steps"} | trainer,
     }

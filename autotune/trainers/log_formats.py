@@ -1,4 +1,4 @@
-"""What programs print about their steps: lines of patterns, JSON objects, Hugging Face's loss dictionaries, tqdm's progress bars.
+"""What programs print about their steps: lines of patterns, JSON objects, Hugging Face's loss dictionaries, tqdm's progress bars, and known logs (`known_logs`).
 
 A time comes from the line itself: seconds of a step, or a rate. A program that logs neither is timed by the arrival of its step lines
 (`StepMetrics.ends_step`); who reads the log knows when they arrive. A printed time has a resolution: `0.41` stands for 0.405 to 0.415.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, final
 
 from autotune.errors import SpecError
 from autotune.spec.checks import nearest
+from autotune.trainers.known_logs import MARKS, MICRO_BATCHES, STEPS, KnownLogs, is_known_line, is_lightnings
 from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern, mark
 from autotune.trainers.step_metrics import LineReader, LineTest, StepMetrics, clean, number
 from autotune.trainers.steplines import MEASURED, parse_step_line
@@ -109,36 +111,38 @@ class ProgressBars:
 
 def _is_stock_line(line: str) -> bool:
     text = clean(line)[:MAX_SEARCHED]
-    return bool(_BAR.match(text) or parse_step_line(line) or parse_loss_dictionary(line))
+    is_known = is_known_line(line) or is_lightnings(line)
+    return bool(is_known or _BAR.match(text) or parse_step_line(line) or parse_loss_dictionary(line))
 
 
-STOCK_LINES = LineTest(may_tell=_is_stock_line, marks=("{", "%|", "'train_samples"))
+STOCK_LINES = LineTest(may_tell=_is_stock_line, marks=("{", "%|", "'train_samples", "available: ", *MARKS))
 """lines of which `stock_reader` may read something, whatever was before them"""
 
 
 def stock_reader() -> LineReader:
-    """Reads one program's log without any patterns: JSON objects, loss dictionaries and progress bars.
+    """Reads one program's log without any patterns: JSON objects, loss dictionaries, progress bars, and the logs of trainers that are known by their form.
 
-    A bar's loss (`set_postfix(loss=...)`) is that of the step before where tqdm draws the new count first; all configs have it so.
+    A bar's loss (`set_postfix(loss=...)`) is that of the step before where tqdm draws the new count first; all configs have it so. What a bar counts is
+    known of Lightning's alone.
     """
-    bars = ProgressBars()
+    bars, known, of_bars = ProgressBars(), KnownLogs(), ""
 
     def read(line: str) -> StepMetrics | None:
+        nonlocal of_bars
+        if (told := known.read(line)) is not None:
+            return told
+        if not of_bars and is_lightnings(line):
+            of_bars = MICRO_BATCHES
         if (step := bars.step_of(line)) is not None:
             loss = _BAR_LOSS.search(clean(line)[:MAX_SEARCHED])
-            return StepMetrics(step=step, loss=number(loss[1]) if loss else None, ends_step=True)
+            return StepMetrics(step=step, loss=number(loss[1]) if loss else None, ends_step=True, counts=of_bars)
         found = parse_step_line(line) or parse_loss_dictionary(line)
-        if found is None or any(getattr(found, name) is not None for name in _TIMES):
-            return found
-        is_step = found.step is not None or "'loss'" in line
-        return StepMetrics(
-            step=found.step,
-            loss=found.loss,
-            grad_norm=found.grad_norm,
-            peak_memory_bytes=found.peak_memory_bytes,
-            skipped=found.skipped,
-            ends_step=is_step,
-        )
+        if found is None:
+            return None
+        is_dictionary = "'loss'" in line
+        counts = STEPS if is_dictionary or found.step is not None else ""
+        is_timed = any(getattr(found, name) is not None for name in _TIMES)
+        return replace(found, ends_step=not is_timed and (found.step is not None or is_dictionary), counts=counts)
 
     return read
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MAX_LINE = 2000
 """characters of a log line that are read; the rest is ignored"""
@@ -39,6 +39,8 @@ class StepMetrics:
     """whether it ends a step though it says no time: the time of its arrival is all there is"""
     resolution_s: float = 0.0
     """what the last printed digit of the time stands for; 0 where it is not known"""
+    counts: str = field(default="", compare=False)
+    """what its line, bar or number counts where its form tells: steps, or micro-batches; empty: not known"""
 
     def time_of(self, *, tokens_per_step: int, sequences_per_step: int, num_ranks: int) -> float | None:
         """Seconds of the step, from the time itself or a rate; None without any of them."""

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.errors import SpecError
 from autotune.trainers import StepMetrics
-from autotune.trainers.log_formats import ProgressBars, pattern_reader, stock_reader
+from autotune.trainers.log_formats import STOCK_LINES, ProgressBars, pattern_reader, stock_reader
 
 
 @pytest.mark.parametrize(
@@ -145,3 +145,67 @@ def test_a_line_with_only_a_step_number_is_kept_beside_patterns_of_times() -> No
     assert read("[batch=3/90]:") == StepMetrics(step=3)
     assert read("    Train throughput/batches_per_sec: 7.69") == StepMetrics(steps_per_s=7.69)
     assert read("    Train throughput/device/batches_per_sec: 0.96") is None
+
+
+COMPOSER = """\
+[batch={n}/100]:
+\t Train time/batch: {i}
+\t Train loss/train/total: {loss}
+\t Train loss/train/z_loss: 0.0{n}
+\t Train throughput/batches_per_sec: 7.6923
+\t Train throughput/device/batches_per_sec: 0.9615
+\t Train l2_norm/grad/global: 1.{n}"""
+OLMO = """\
+2026-01-01 00:00:00.000\thost:0\tolmo.train:800\tINFO\t[step={n}/1000,epoch=0]
+    train/CrossEntropyLoss={loss}
+    train/ZLoss=0.0{n}
+    throughput/device/tokens_per_second=1,234
+    throughput/device/batches_per_second=0.3
+    optim/total_grad_norm=1.{n}"""
+OLMO_CORE = """\
+[step={n}/1000,epoch=1,eta=0:10:00]
+    train/CE loss={loss}
+    train/Z loss=0.0{n}
+    optim/total grad norm=1.{n}"""
+FAIRSEQ = """\
+2026-01-01 00:00:00 | INFO | train_inner | {{"epoch": 1, "update": 0.1, "loss": "{loss}", "nll_loss": "9.9", "wps": "1234", "ups": "2.1", "num_updates": "{n}", "gnorm": "1.{n}"}}"""
+FAIRSEQ_SIMPLE = "epoch 001:     {n} / 100 loss={loss}, nll_loss=9.9, ups=2.1, num_updates={n}, lr=0.1, gnorm=1.{n}"
+
+
+@pytest.mark.parametrize("form", [COMPOSER, OLMO, OLMO_CORE, FAIRSEQ, FAIRSEQ_SIMPLE])
+def test_logs_of_trainers_are_known_by_their_form_and_no_other_row_is_a_loss_or_a_step(form: str) -> None:
+    read = stock_reader()
+    lines = [line for n in (1, 2, 3) for line in form.format(n=n, i=n - 1, loss=f"5.{n}").splitlines()]
+    found = [told for line in lines if (told := read(line)) is not None]
+    assert [told.step for told in found if told.ends_step] == [1, 2, 3]
+    assert [told.loss for told in found if told.loss is not None] == [5.1, 5.2, 5.3]
+    assert [told.grad_norm for told in found if told.grad_norm is not None] == [1.1, 1.2, 1.3]
+    assert {told.counts for told in found} == {"steps"}
+    assert all(told.time_of(tokens_per_step=1, sequences_per_step=1, num_ranks=1) is None for told in found)
+    assert all(STOCK_LINES.may_tell(line) for line in lines if stock_reader()(line) is not None)
+    assert all(any(mark in line for mark in STOCK_LINES.marks) for line in lines if stock_reader()(line) is not None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '2026-01-01 | INFO | valid | {"epoch": 1, "valid_loss": "5.1", "valid_num_updates": "12"}',
+        '2026-01-01 | INFO | train | {"epoch": 1, "train_loss": "5.1", "train_num_updates": "100"}',
+        "    Train throughput/device/batches_per_sec: 0.96",
+        "    train/Z loss=0.01",
+    ],
+)
+def test_rows_of_other_things_are_no_steps(line: str) -> None:
+    assert stock_reader()(line) is None
+
+
+def test_bars_in_a_log_of_lightnings_count_micro_batches_and_others_say_nothing_of_it() -> None:
+    shown = bar("Epoch 0: ", 3, 100)
+    read = stock_reader()
+    assert read("GPU available: False, used: False") is None
+    told = read(shown)
+    assert told is not None
+    assert (told.step, told.counts) == (3, "micro-batches")
+    plain = stock_reader()(shown)
+    assert plain is not None
+    assert plain.counts == ""

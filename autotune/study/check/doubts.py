@@ -14,7 +14,7 @@ from statistics import mean, median
 
 from autotune.spec import ParallelConfig, Study
 from autotune.spec.duration import format_duration
-from autotune.trainers.printed_rates import printed_rate
+from autotune.trainers.printed_rates import PrintedRate, printed_rate
 
 TOKENS_RATIO = 1.3
 """figures of one step that differ by less agree"""
@@ -56,14 +56,38 @@ def is_clock(times_s: Sequence[float]) -> bool:
     return max(gains) < 3 * median(gains)
 
 
+def covers_the_batch(study: Study, config: ParallelConfig, lines: Sequence[str], time_s: float | None) -> bool:
+    """Whether a rate that these lines print says that the time of one of them trains the spec's whole batch."""
+    rate = printed_rate(lines)
+    return rate is not None and time_s is not None and _agrees(_ratio(study, config, rate, time_s), config)
+
+
+def _expected(study: Study, config: ParallelConfig, rate: PrintedRate) -> float:
+    """What a step trains by the spec, in the rate's unit and on its ranks."""
+    return (
+        config.global_batch_size
+        * (study.workload.seq_len if rate.is_tokens else 1)
+        / (config.world_size if rate.is_per_gpu else 1)
+    )
+
+
+def _ratio(study: Study, config: ParallelConfig, rate: PrintedRate, time_s: float) -> float:
+    return rate.per_s * time_s / _expected(study, config, rate)
+
+
+def _agrees(ratio: float, config: ParallelConfig) -> bool:
+    return any(
+        1 / TOKENS_RATIO < ratio * share < TOKENS_RATIO for share in (1, config.world_size)
+    )  # a rank may print its own rate
+
+
 def _of_tokens(study: Study, config: ParallelConfig, lines: Sequence[str], step_time_s: float) -> Iterator[str]:
     rate = printed_rate(lines)
     if rate is None:
         return
     seq_len, batch, ranks = study.workload.seq_len, config.global_batch_size, config.world_size
-    expected = batch * (seq_len if rate.is_tokens else 1) / (ranks if rate.is_per_gpu else 1)
-    ratio = rate.per_s * step_time_s / expected
-    if any(1 / TOKENS_RATIO < ratio * share < TOKENS_RATIO for share in (1, ranks)):  # a rank may print its own rate
+    expected, ratio = _expected(study, config, rate), _ratio(study, config, rate, step_time_s)
+    if _agrees(ratio, config):
         return
     what = "tokens" if rate.is_tokens else "sequences"
     product = f"seq_len {seq_len} x global_batch_size {batch}" if rate.is_tokens else f"global_batch_size {batch}"

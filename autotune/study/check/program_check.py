@@ -51,6 +51,8 @@ class LogLine:
     """the line as it was printed"""
     metrics: Mapping[str, Any]
     """what was understood, by the field names of `StepMetrics`; empty when nothing was"""
+    counts: str = ""
+    """what it counts, where its form tells: steps, or micro-batches"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +288,8 @@ class _Reading:
         self._is_read = self._is_read or (found is not None and ends_step(found))
         if found is not None and found.step is not None and ends_step(found):
             self._arrivals.append((time.monotonic(), found.step))
-        line = LogLine(node=node, text=text, metrics=_said(found) if found is not None else {})
+        metrics, counts = (_said(found), found.counts) if found is not None else ({}, "")
+        line = LogLine(node=node, text=text, metrics=metrics, counts=counts)
         self._lines.append(line)
         self._on_line(line)
 
@@ -340,4 +343,8 @@ class _Reading:
 def _said(found: StepMetrics) -> dict[str, Any]:
     """The metrics of a line, without those that it lacks."""
     silent = asdict(StepMetrics())
-    return {name: value for name, value in asdict(found).items() if value != silent[name] and name != "resolution_s"}
+    return {
+        name: value
+        for name, value in asdict(found).items()
+        if value != silent[name] and name not in ("resolution_s", "counts")
+    }

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
-from autotune.spec import Failure, FailureKind, config_label
+from autotune.spec import Failure, FailureKind, Study, config_label
 from autotune.spec.duration import format_duration
 from autotune.spec.size import format_bytes
-from autotune.study.check.doubts import CLOCK
+from autotune.study.check.doubts import CLOCK, covers_the_batch
 from autotune.study.check.program_check import ProgramCheck
 from autotune.study.program_remarks import listed, remarks
 from autotune.trainers import trainer
 
-JSON_STEP = re.compile(r'\{.*"step"')
-"""a line of the documented form, which counts steps by definition"""
 JSON_LINE = '{"step": 3, "step_time_s": 0.41, "loss": 2.31}'
 
 
@@ -137,11 +135,6 @@ def _remarks(check: ProgramCheck) -> list[str]:
     ]
     if check.study.workload.model.is_counted:
         found += check.study.workload.model.assumptions
-    if not _is_told(check):
-        found.append(
-            "the probe does not see this program, so a line of its log is taken for an optimizer step; write `counts: micro-batches` "
-            "under `trainer` where it is one of the micro-batches that are accumulated, else `counts: steps`"
-        )
     if check.second is not None and (failure := check.second.failure) is not None:
         found.append(f"the second config, {config_label(check.second.config)}, failed: {failure.message}")
     return found
@@ -150,22 +143,70 @@ def _remarks(check: ProgramCheck) -> list[str]:
 def _is_told(check: ProgramCheck) -> bool:
     """Whether something proves what a line of the log counts, or it makes no difference because accumulation stays as it is."""
     study, second = check.study, check.second
-    if check.time_from in ("", "probe") or second is None or study.trainer != "command":
+    if check.time_from in ("", "probe") or study.trainer != "command":
         return True
-    varies = len(study.space.knobs.get("accumulation_steps", ())) > 1 or len(study.workload.global_batch_sizes) > 1
-    if second.config.accumulation_steps == check.config.accumulation_steps and not varies:
+    varies = _accumulation_varies(study)
+    varies = varies or (second is not None and second.config.accumulation_steps != check.config.accumulation_steps)
+    if not varies or study.trainer_options.get("counts", "unknown") != "unknown":
         return True
-    return study.trainer_options.get("counts", "unknown") != "unknown" or _numbers_steps(check)
+    is_by_tokens = check.time_from == "rate" and "steps_per_s" not in check.metrics
+    is_of_known_form = any(line.counts for line in check.understood)
+    return is_by_tokens or is_of_known_form or _rate_proves(check) or _times_prove(check)
+
+
+def _accumulation_varies(study: Study) -> bool:
+    """Whether configs of the space accumulate differently: by the knob, or because it follows from the batch, the micro-batch and the ranks."""
+    knobs, workload = study.space.knobs, study.workload
+    if "accumulation_steps" in knobs:
+        return len(knobs["accumulation_steps"]) > 1
+    sizes = study.space.world_sizes
+    may_differ = workload.cluster.num_gpus > 1 and len(sizes) != 1
+    listed = (knobs.get(name, ()) for name in ("micro_batch_size", "tp", "pp", "dp", "cp"))
+    return may_differ or len(workload.global_batch_sizes) > 1 or any(len(values) > 1 for values in listed)
+
+
+def _rate_proves(check: ProgramCheck) -> bool:
+    """Whether the log prints a rate with which one line is as long as a whole step of the spec's batch, and no micro-batch of it."""
+    runs = [run for run in (check, check.second) if run is not None and run.config.accumulation_steps > 1]
+    return any(
+        covers_the_batch(check.study, run.config, [line.text for line in run.understood], run.step_time_s)
+        for run in runs
+    )
+
+
+def _times_prove(check: ProgramCheck) -> bool:
+    """Whether two configs that differ in accumulation alone have lines that are as much longer: of micro-batches they would be as long."""
+    second = check.second
+    if second is None or replace(second.config, accumulation_steps=check.config.accumulation_steps) != check.config:
+        return False
+    short, long = sorted((check, second), key=lambda run: run.config.accumulation_steps)
+    more = long.config.accumulation_steps / short.config.accumulation_steps
+    times = [[time_s for time_s in run.step_times_s[1:] if time_s > 0] for run in (short, long)]
+    if more < 2 or not all(times) or max(times[0]) >= min(times[1]):
+        return False
+    return median(times[1]) / median(times[0]) > math.sqrt(more)
 
 
 def uncounted(check: ProgramCheck) -> str:
-    """What to do where two configs show that a line of the log counts a micro-batch; empty where they show no such thing.
+    """What to do where nothing proves what a line of the log counts; empty where something does.
 
-    Accumulation alone cannot make sequences faster: where they seem to be, each line was a part of a step. Lines whose times scatter
-    so that those of the two configs overlap show nothing.
+    Accumulation alone cannot make sequences faster: where they seem to be in two configs, each line was a part of a step. Lines whose times scatter so that
+    those of the two configs overlap show nothing.
     """
+    if _is_told(check):
+        return ""
+    say = "Write `counts: micro-batches` under `trainer` where that is so, else `counts: steps`"
+    if why := _seems_parts(check):
+        return f"the probe does not see this program, and a line of its log seems to count a micro-batch, not an optimizer step: {why}. {say}"
+    return (
+        "the probe does not see this program, its configs accumulate differently, and nothing proves that a line of its log is an optimizer step and not one of the micro-batches "
+        f"that are accumulated. {say}"
+    )
+
+
+def _seems_parts(check: ProgramCheck) -> str:
     second = check.second
-    if _is_told(check) or second is None:
+    if second is None:
         return ""
     more = second.config.accumulation_steps / check.config.accumulation_steps
     first_rates, second_rates = _rates(check), _rates(second)
@@ -173,24 +214,14 @@ def uncounted(check: ProgramCheck) -> str:
         return ""
     faster = median(second_rates) / median(first_rates)
     overlap = max(min(first_rates), min(second_rates)) <= min(max(first_rates), max(second_rates))
-    if overlap or abs(math.log(faster)) < abs(math.log(more)) / 2:
+    if overlap or abs(math.log(faster)) < abs(math.log(more)) / 2 or (faster > 1) != (more > 1):
         return ""
-    if (faster > 1) == (more > 1):
-        why = f"its sequences/s grow by {max(faster, 1 / faster):.2g} where accumulation alone grows by {max(more, 1 / more):g}"
-        return (
-            f"the probe does not see this program, and a line of its log seems to count a micro-batch, not an optimizer step: {why}. Write "
-            "`counts: micro-batches` under `trainer` where that is so, else `counts: steps`"
-        )
-    return ""
+    return f"its sequences/s grow by {max(faster, 1 / faster):.2g} where accumulation alone grows by {max(more, 1 / more):g}"
 
 
 def _rates(run: ProgramCheck) -> list[float]:
     """Sequences per second of each line after the first, were each an optimizer step."""
     return [run.config.global_batch_size / time_s for time_s in run.step_times_s[1:] if time_s > 0]
-
-
-def _numbers_steps(check: ProgramCheck) -> bool:
-    return bool(check.understood) and all(JSON_STEP.search(line.text) for line in check.understood)
 
 
 def _after_steps(check: ProgramCheck, failure: Failure) -> Verdict:

@@ -106,7 +106,9 @@ def test_a_log_that_is_understood_is_ready_and_says_what_was_read() -> None:
         ended(time_from="log", peak_memory_bytes=2.0**30),
     )
     waited: list[str] = []
-    found = check_program(study(metrics=PATTERNS), runner, CONFIG, on_line=heard.append, on_wait=waited.append)
+    found = check_program(
+        study(metrics=PATTERNS, counts="steps"), runner, CONFIG, on_line=heard.append, on_wait=waited.append
+    )
     assert [dict(line.metrics) for line in heard] == [
         {},
         {"step": 0, "step_time_s": 0.1205, "loss": 10.0},

@@ -12,7 +12,7 @@ from autotune.ports import ProgramSeen
 from autotune.spec import ParallelConfig, Study
 from autotune.study.assembly import assemble
 from autotune.study.check.contrast import contrast_of
-from autotune.study.check.program_check import ProgramCheck
+from autotune.study.check.program_check import LogLine, ProgramCheck
 from autotune.study.check.said_and_seen import rows_of, without_effect
 from autotune.study.check.verdict import uncounted, verdict_of
 from tests.small_studies import spec
@@ -221,20 +221,61 @@ def test_a_log_that_counts_micro_batches_is_told_by_two_configs_where_no_probe_s
     )
     assert "counts: micro-batches" in uncounted(wrong)
     assert not verdict_of(wrong).ready
-    right = check(
-        of,
-        config=one,
-        time_from="arrival",
-        each_s=0.32,
-        second=check(of, config=other, time_from="arrival", each_s=0.34),
-    )
-    assert uncounted(right) == ""
     said = api.load_study(spec(trainer={**COMMAND, "counts": "steps"}))
     assert uncounted(replace(wrong, study=said)) == ""
-    noisy = replace(wrong, step_times_s=(0.08, 0.08, 0.01, 0.3, 0.08))
-    assert uncounted(noisy) == ""
-    assert verdict_of(noisy).ready
-    assert "a line of its log is taken for an optimizer step" in verdict_of(noisy).remedy
+
+
+def two(
+    of: Study, *, micro: tuple[int, int], steps: tuple[int, int], each_s: tuple[float, float], **more: Any
+) -> ProgramCheck:
+    """Checks of two configs of a program that the probe does not see."""
+    configs = [replace(CONFIG, micro_batch_size=m, accumulation_steps=a) for m, a in zip(micro, steps, strict=True)]
+    first, second = (
+        check(of, config=config, time_from="arrival", each_s=time_s, **more)
+        for config, time_s in zip(configs, each_s, strict=True)
+    )
+    return replace(first, second=second)
+
+
+def test_where_nothing_proves_what_a_line_counts_nothing_begins() -> None:
+    """Lines that are as long with small micro-batches as with large ones may be steps, or micro-batches whose time is all overhead."""
+    of = study()
+    alike = two(of, micro=(8, 2), steps=(4, 16), each_s=(0.32, 0.34))
+    noisy = replace(
+        two(of, micro=(8, 2), steps=(4, 16), each_s=(0.08, 0.02)), step_times_s=(0.08, 0.08, 0.01, 0.3, 0.08)
+    )
+    for found in (alike, noisy, replace(alike, second=None)):
+        assert "nothing proves" in uncounted(found)
+        assert not verdict_of(found).ready
+
+
+@pytest.mark.parametrize(("times", "proven"), [((0.1, 0.39), True), ((0.1, 0.1), False), ((0.1, 0.11), False)])
+def test_two_configs_that_differ_in_accumulation_alone_prove_it_by_their_times(
+    times: tuple[float, float], proven: bool
+) -> None:
+    of = study(workload={"seq_len": 1024, "global_batch_size": [64, 256]})
+    found = two(of, micro=(4, 4), steps=(4, 16), each_s=times)
+    assert (uncounted(found) == "") is proven
+
+
+@pytest.mark.parametrize(("rate", "proven"), [(655_360, True), (81_920, False)])
+def test_a_rate_in_the_log_that_covers_the_whole_batch_proves_it(rate: int, proven: bool) -> None:
+    of = study()  # 64 sequences of 1,024 tokens in 0.1 s, or one of eight micro-batches
+    line = LogLine(node=0, text=f"step 3, {rate} tokens/s", metrics={"step": 3})
+    found = replace(check(of, time_from="log"), lines=(line, line))
+    assert (uncounted(found) == "") is proven
+
+
+def test_a_log_of_a_known_form_proves_it_and_so_do_rates_of_tokens_and_an_accumulation_that_stays() -> None:
+    of = study()
+    plain = replace(check(of, time_from="arrival"), lines=(LogLine(node=0, text="3", metrics={"step": 3}),))
+    assert uncounted(plain)
+    known = replace(plain, lines=(LogLine(node=0, text="3", metrics={"step": 3}, counts="steps"),))
+    by_tokens = replace(plain, time_from="rate", lines=(LogLine(node=0, text="3", metrics={"tokens_per_s": 3.0}),))
+    by_steps = replace(plain, time_from="rate", lines=(LogLine(node=0, text="3", metrics={"steps_per_s": 3.0}),))
+    assert [bool(uncounted(found)) for found in (known, by_tokens, by_steps)] == [False, False, True]
+    alone = study(space={"micro_batch_size": [4], "accumulation_steps": [8], "dp": [2], "precision": ["bf16"]})
+    assert uncounted(replace(plain, study=alone)) == ""
 
 
 def test_the_second_config_differs_in_what_can_be_seen_and_is_not_compiled_first() -> None:

@@ -14,6 +14,7 @@ from typing import final
 
 from autotune.ports import TrialRequest
 from autotune.trainers import StepMetrics
+from autotune.trainers.known_logs import MICRO_BATCHES
 from autotune.trainers.trainer import LineReader
 from autotune_workers.process.step_arrivals import RESOLUTION_S, StepArrivals
 
@@ -49,7 +50,10 @@ class ProgramLog:
         config = request.config
         self._sequences, self._ranks = config.global_batch_size, config.world_size
         self._tokens = config.global_batch_size * request.workload.seq_len
-        self._per_step = config.accumulation_steps if request.trainer_options.get("counts") == "micro-batches" else 1
+        asked = request.trainer_options.get("counts", "unknown")
+        self._accumulates = config.accumulation_steps
+        self._counts = "" if asked == "unknown" else str(asked)
+        """what a line counts, as the spec says, or as the form of the log tells"""
         self._parts: list[float] = []
         """times of the micro-batches of a step, where the log counts those"""
         self._read = read
@@ -66,6 +70,8 @@ class ProgramLog:
         """A line; the step that it ends."""
         metrics = self._read(line)
         self.said = metrics or StepMetrics()
+        if metrics is not None and metrics.counts and not self._counts:
+            self._counts = metrics.counts
         if metrics is None or (metrics.step is not None and metrics.step in self._numbers):
             return None
         if metrics.peak_memory_bytes is not None:
@@ -96,6 +102,11 @@ class ProgramLog:
         time_s, self._parts = math.fsum(self._parts), []
         return self._end_step(time_s, source, resolution_s, arrived_s)
 
+    @property
+    def _per_step(self) -> int:
+        """Lines of a step."""
+        return self._accumulates if self._counts == MICRO_BATCHES else 1
+
     def _end_step(self, time_s: float, source: str, resolution_s: float, arrived_s: float) -> LoggedStep:
         held, self._held = self._held, StepMetrics()
         if held.step is not None:
@@ -108,5 +119,5 @@ class ProgramLog:
             time_from=source,
             resolution_s=resolution_s,
             arrived_s=arrived_s,
-            number=held.step,
+            number=None if held.step is None else held.step // self._per_step,
         )
