@@ -47,15 +47,17 @@ class StopDecision:
     """it ends because it can no longer win"""
 
 
-def median_interval(step_times: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+def median_interval(step_times: Sequence[float], confidence: float = 0.95, *, together: int = 1) -> tuple[float, float]:
     """Confidence interval (low, high) of the median, s: the order statistics t_(k), t_(n+1-k) with the largest k that keeps
     2 * P(Binomial(n, 1/2) < k) <= alpha (Conover 1999, section 3.2; Hahn and Meeker 1991, section 5.2).
 
     Holds for every distribution, at a number of steps that was fixed beforehand. (0, inf) where n is too small: under 6 at 95%.
+    `together`: so many steps have one time, their mean, and count as one.
     """
     times = sorted(step_times)
-    k = _rank_below(len(times), 1.0 - confidence)
-    return (times[k - 1], times[-k]) if k else (0.0, math.inf)
+    k = _rank_below(len(times) // together, 1.0 - confidence)
+    skipped = (k - 1) * together
+    return (times[skipped], times[-1 - skipped]) if k else (0.0, math.inf)
 
 
 def _rank_below(n: int, alpha: float) -> int:
@@ -69,23 +71,26 @@ def _rank_below(n: int, alpha: float) -> int:
     return k
 
 
-def evidence_slower(step_times: Sequence[float], best_s: float) -> float:
+def evidence_slower(step_times: Sequence[float], best_s: float, *, together: int = 1) -> float:
     """How strongly the steps speak against "the median is at most `best_s`": a bettor's wealth, from 1.
 
     Each step the bettor stakes a fraction of the wealth on "slower than best_s" at even odds. Under the hypothesis the odds are at most
     fair, so wealth is a supermartingale and ever exceeds 1 / alpha with probability alpha at most (Ville 1939; Shafer 2021,
     "Testing by betting", section 2): it may be looked at after every step. The mean over `STAKES` is such a wealth again. Of thousands of slower steps it is
-    more than a float holds, and then the greatest that one does.
+    more than a float holds, and then the greatest that one does. `together`: so many steps have one time, their mean, and are one of the bettor's.
     """
-    slower = sum(t > best_s for t in step_times)
-    rest = len(step_times) - slower
+    slower = sum(t > best_s for t in step_times) / together
+    rest = len(step_times) / together - slower
     logs = [slower * math.log1p(s) + rest * math.log1p(-s) for s in STAKES]
     return sum(math.exp(min(log, _LARGEST)) / len(STAKES) for log in logs)
 
 
-def trial_decision(step_times: Sequence[float], measure: MeasureSpec, beat_step_time_s: float | None) -> StopDecision:
+def trial_decision(
+    step_times: Sequence[float], measure: MeasureSpec, beat_step_time_s: float | None, *, together: int = 1
+) -> StopDecision:
     """Whether a trial with these steps (s, after warm-up) ends now: slower by far at its first look, measured to the asked precision, out of
-    steps, or unable to win. `beat_step_time_s`: the slowest that may still win; it allows for the noise between runs of one config.
+    steps, or unable to win. `beat_step_time_s`: the slowest that may still win; it allows for the noise between runs of one config. `together`: so
+    many steps have one time, their mean.
 
     At a first look of k independent steps a trial whose median is not above the best is given up with probability q^k, where q is the share of steps
     that are slower than the median by more than `FAR`: for k = 3 at most 1.6% for q up to a quarter.
@@ -97,12 +102,15 @@ def trial_decision(step_times: Sequence[float], measure: MeasureSpec, beat_step_
         return StopDecision(stop=True, reason=reason, stopped_early=True)
     if n < measure.min_steps:
         return StopDecision(stop=False)
-    low, high = median_interval(step_times)
+    low, high = median_interval(step_times, together=together)
     middle = _median(step_times)
     if max(high - middle, middle - low) <= measure.precision * middle:
         share = max(high - middle, middle - low) / middle
         return StopDecision(stop=True, reason=f"median known to within {share:.1%} after {n} steps")
-    if beat_step_time_s is not None and evidence_slower(step_times, beat_step_time_s) >= 1 / LOSING_ERROR:
+    if (
+        beat_step_time_s is not None
+        and evidence_slower(step_times, beat_step_time_s, together=together) >= 1 / LOSING_ERROR
+    ):
         return StopDecision(
             stop=True,
             reason=f"cannot win: median {middle:.4g} s after {n} steps is above what may still win, {beat_step_time_s:.4g} s",

@@ -145,6 +145,8 @@ class ProgramSeen:
     """how the log differs from the probe, in words"""
     measured: bool = False
     """whether the steps that count are the probe's"""
+    together: int = 1
+    """most steps whose lines arrived at once, where steps are timed by that"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,8 @@ class Measurement:
     worker's own clock"""
     time_resolution_s: float = 0.0
     """the smallest difference between two step times that it can tell; 0 where it is not known"""
+    steps_together: int = 1
+    """most steps whose lines arrived at once, as of a program that does not flush: each has their mean as its time. 1 where every step has a time of its own"""
     allocator: str = ""
     """how the allocator of GPU memory was set (PYTORCH_ALLOC_CONF); empty for its defaults, and where it is not known"""
 

@@ -1,4 +1,4 @@
-"""What the probe saw of a program that a person should know, in words: a log that tells another pace, files that trials replace."""
+"""What was seen of a program that a person should know, in words: a log that tells another pace or comes in bursts, files that trials replace."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
     """Each with what follows of it."""
     if seen.witness:
         yield f"{seen.witness}; the probe counts"
+    if seen.together > 1:
+        yield (
+            f"lines of up to {seen.together} steps arrive at once (its output is buffered, or comes faster than it can be read), so each of these steps has their "
+            "mean as its time; a program that flushes its output, or prints times, is measured step by step"
+        )
     if seen.troubles:
         yield f"the probe ended early ({seen.troubles[0]}), so its steps may be those of the log"
     if seen.lost:

@@ -102,6 +102,8 @@ def _ready(check: ProgramCheck) -> str:
             "arrival": " by when its lines arrive",
         }
         words.append(f"{format_duration(time_s)} each{source.get(check.time_from, '')}")
+        if check.seen is not None and check.seen.together > 1:
+            words[-1] += f", up to {check.seen.together} at once"
     is_known = any(map(math.isfinite, check.losses))
     words.append("with losses" if is_known else "without losses, so stability is judged by time and memory alone")
     if memory is not None:

@@ -37,7 +37,7 @@ def failure(*logs: Sequence[str], code: int = 1) -> Failure:
     trial = ProgramTrial(request(0, dp=2 * len(logs), trainer="command"), [stock_reader() for _ in logs], 0.0)
     for node, lines in enumerate(logs):
         for line in lines:
-            trial.hear(line, 0.0, 0.0, node)
+            trial.hear([(0.0, line)], 0.0, node)
     ends = [NodeEnd(node=node, code=code, log_tail=tuple(lines[-30:])) for node, lines in enumerate(logs)]
     end = trial.end(ends)
     assert end.failure is not None
@@ -188,7 +188,7 @@ def test_other_lines_are_no_refusals(line: str) -> None:
 def test_a_silent_program_whose_rank_raised_is_told_with_its_exception() -> None:
     trial = ProgramTrial(request(0, dp=2, trainer="command"), [stock_reader()], 0.0)
     for line in lines_of("rank_raises")[:11]:
-        trial.hear(line, 0.0, 0.0)
+        trial.hear([(0.0, line)], 0.0)
     trial.tick(1e6)
     found = trial.end([NodeEnd(node=0, code=-15, was_told=True)]).failure
     assert found is not None
@@ -212,9 +212,9 @@ def test_memory_is_bounded_however_long_the_log_is() -> None:
 def test_steps_of_a_peer_after_the_last_words_of_a_node_do_not_mean_that_it_survived() -> None:
     trial = ProgramTrial(request(0, dp=2, trainer="command"), [stock_reader(), stock_reader()], 0.0)
     for line in ("Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "ValueError: no data"):
-        trial.hear(line, 0.0, 0.0, 1)
+        trial.hear([(0.0, line)], 0.0, 1)
     for step in range(4):
-        trial.hear(f'{{"step": {step}, "step_time_s": 0.1}}', 0.1 * step, 0.1 * step, 0)
+        trial.hear([(0.1 * step, f'{{"step": {step}, "step_time_s": 0.1}}')], 0.1 * step, 0)
     failure = trial.end([NodeEnd(node=1, code=1), NodeEnd(node=0, code=-15, was_told=True)]).failure
     assert failure is not None
     assert "raised ValueError: no data" in failure.message

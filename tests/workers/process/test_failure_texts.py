@@ -192,11 +192,11 @@ def silent(*lines: str, compile_: bool = False) -> Failure:
     asked = request(0, dp=2, trainer="command")
     trial = ProgramTrial(replace(asked, config=replace(asked.config, compile=compile_)), [stock_reader()], 0.0)
     for line in lines:
-        trial.hear(line, 0.0, 0.0)
+        trial.hear([(0.0, line)], 0.0)
     trial.tick(asked.measure.start_timeout_s)
     answer = raised("torch.distributed.elastic.multiprocessing.api.SignalException: Process 71 got signal: 15")
     for line in answer.splitlines():
-        trial.hear(line, 0.0, 0.0)
+        trial.hear([(0.0, line)], 0.0)
     tail = (*lines, *answer.splitlines())
     found = trial.end([NodeEnd(node=0, code=1, was_told=True, log_tail=tail)]).failure
     assert found is not None

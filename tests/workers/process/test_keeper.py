@@ -280,7 +280,7 @@ def steps_are() -> StepTest:
 
 
 def marked_steps_are() -> StepTest:
-    return StepTest(lambda line: line.startswith("step "), marks=(b"step",))
+    return StepTest.of(lambda line: line.startswith("step "), ("step",))
 
 
 def left_out_of(messages: list[Message]) -> LeftOut:
@@ -380,6 +380,24 @@ def test_of_the_lines_that_cannot_pass_the_step_lines_do(
     assert left_out.bytes > 200 * left_out.lines // 10
     stamps = [at_s for message in messages for at_s, _ in message["lines"]]
     assert stamps == sorted(stamps)
+
+
+def test_of_a_flood_only_lines_with_a_mark_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program waits for whoever reads its log: a look at each line would slow the steps that are measured."""
+    monkeypatch.setattr(keeper_log, "BURST_BYTES", 1000)
+    monkeypatch.setattr(keeper_log, "RATE_BYTES_PER_S", 0)
+    looked: list[str] = []
+
+    def may_tell(line: str) -> bool:
+        looked.append(line)
+        return line.startswith("step ")
+
+    log = flood(300, b"a line of the program\r\n", 1000).replace(b"step 7\n", b"step 7\rno step\n\n")
+    messages = sent(log, test=lambda: StepTest.of(may_tell, ("step",)))
+    lines = [line for message in messages for _, line in message["lines"]]
+    assert [line for line in lines if line.startswith("step ")] == [f"step {number}" for number in range(300)]
+    assert set(looked) <= {"no step", *(f"step {number}" for number in range(300))}
+    assert len(lines) + left_out_of(messages).lines >= 300_000
 
 
 def test_a_keeper_knows_the_step_lines_of_its_trainer(keeper: KeeperProcess) -> None:

@@ -52,7 +52,7 @@ def test_the_probes_steps_are_the_measurement_and_the_log_is_the_second_witness(
     of.see([TORCH], 0.0)
     found: list[StepsReported] = []
     for number in range(1, 13):
-        found += of.hear(bar(number), 10.0 + 0.1 * number, 10.0 + 0.1 * number)
+        found += of.hear([(10.0 + 0.1 * number, bar(number))], 10.0 + 0.1 * number)
         if number % 4 == 0:
             found += of.see([report(step(10.0 + 0.1 * number - 0.001))], 10.0 + 0.1 * number)
     assert [s.step_times_s for s in found] == [(0.4,)] * 3
@@ -70,10 +70,10 @@ def test_losses_of_the_log_belong_to_the_step_that_ended_before_their_line() -> 
     for number in range(3):
         at_s = 1.0 + number
         if number != 1:  # this line comes later than the probe's report
-            of.hear(f'{{"step": {number}, "loss": {5 - number}.0}}', at_s + 0.01, at_s)
+            of.hear([(at_s + 0.01, f'{{"step": {number}, "loss": {5 - number}.0}}')], at_s)
         of.see([report(step(at_s))], at_s)
         if number == 1:
-            of.hear(f'{{"step": {number}, "loss": {5 - number}.0}}', at_s + 0.01, at_s)
+            of.hear([(at_s + 0.01, f'{{"step": {number}, "loss": {5 - number}.0}}')], at_s)
     for number in range(3, 6):
         of.see([report(step(1.0 + number))], 1.0 + number)
     assert ended(of).measurement.losses[:2] == (4.0, 3.0)  # after warm-up
@@ -83,7 +83,9 @@ def test_a_log_counts_where_the_probe_sees_no_step_though_torch_was_imported() -
     of = trial()
     of.see([TORCH], 0.0)
     found = [
-        r for n in range(1, 9) for r in of.hear(f'{{"step": {n}, "step_time_s": 0.5}}', 1.0 + 0.5 * n, 1.0 + 0.5 * n)
+        r
+        for n in range(1, 9)
+        for r in of.hear([(1.0 + 0.5 * n, f'{{"step": {n}, "step_time_s": 0.5}}')], 1.0 + 0.5 * n)
     ]
     assert [r.first_step for r in found] == list(range(len(found)))
     assert len(found) >= 5
@@ -93,13 +95,15 @@ def test_a_log_counts_where_the_probe_sees_no_step_though_torch_was_imported() -
 def test_a_log_counts_at_the_end_where_it_was_too_short_to_wait_for_the_probe() -> None:
     of = trial()
     of.see([TORCH], 0.0)
-    assert not [r for n in range(1, 9) for r in of.hear(f'{{"step": {n}, "step_time_s": 0.01}}', 1.0 + 0.01 * n, 1.0)]
+    assert not [
+        r for n in range(1, 9) for r in of.hear([(1.0 + 0.01 * n, f'{{"step": {n}, "step_time_s": 0.01}}')], 1.0)
+    ]
     assert len(of.settle(2.0)) >= 5
     assert of.end([NodeEnd(node=0, code=0)]).measurement.time_from == "log"
 
 
 def test_without_a_probe_the_log_counts_at_once() -> None:
-    assert trial().hear('{"step": 1, "step_time_s": 0.5}', 1.0, 1.0)
+    assert trial().hear([(1.0, '{"step": 1, "step_time_s": 0.5}')], 1.0)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +185,7 @@ def test_steps_that_a_scaler_left_out_are_skipped_steps() -> None:
 def test_a_loss_that_is_not_finite_is_divergence_though_the_probe_counts() -> None:
     of = trial()
     of.see([report(step(1.0))], 1.0)
-    of.hear('{"step": 1, "loss": NaN}', 1.1, 1.1)
+    of.hear([(1.1, '{"step": 1, "loss": NaN}')], 1.1)
     assert of.ending
     assert ended(of).failure.kind is FailureKind.DIVERGED
 

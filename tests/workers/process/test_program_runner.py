@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import RunnerError
-from autotune.ports import AttemptEnded, AttemptStarted, TrialRequest
+from autotune.ports import AttemptEnded, AttemptStarted, ProgramSeen, TrialRequest
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.process.machine import descendants, is_alive
@@ -114,6 +114,38 @@ def test_without_a_word_of_memory_the_fullest_process_counts(runner: LocalRunner
     assert end.failure is None, end.failure
     assert end.measurement is not None
     assert 200 * 2**20 < (end.measurement.peak_memory_bytes or 0) < 2**30
+
+
+LINE = """{'loss': 2.0, 'learning_rate': 5e-05}"""
+BURSTY = {
+    "buffered": f"for _ in range(40): os.write(1, {LINE!r}.encode().join([b'', *[b'\\n'] * 4])); time.sleep(0.1)",
+    "behind tee": f"for _ in range(160): print({LINE!r} + ' ' * 2000); time.sleep(0.025)",
+    "chatty": f"for _ in range(160): print(('x' * 79 + '\\n') * 1500 + {LINE!r}, flush=True); time.sleep(0.025)",
+}
+"""programs whose step lines come several at once"""
+
+
+@pytest.mark.parametrize("kind", BURSTY)
+def test_steps_whose_lines_come_in_bursts_all_count(runner: LocalRunner, kind: str, tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(f"import os, time\n{BURSTY[kind]}\n")
+    line = {"behind tee": "PYTHONUNBUFFERED= {} {} | tee /dev/null"}.get(kind, "exec {} {}")
+    argv = ["sh", "-c", line.format(sys.executable, program), "train", "{micro_batch_size}"]
+    measure = replace(PATIENT, warmup_steps=1, min_steps=60, max_steps=80, precision=1e-6)
+    asked = asking(
+        0, dp=1, trainer="command", trainer_options={"argv": argv}, config={"precision": "bf16"}, measure=measure
+    )
+    runner.start(asked)
+    events = events_until_ended(runner, [asked.id])
+    found = ended(events).measurement
+    assert found is not None, ended(events).failure
+    assert found.time_from == "arrival"
+    assert len(found.step_times_s) == 80
+    (seen,) = [event for event in events if isinstance(event, ProgramSeen)]
+    assert seen.together == found.steps_together
+    if kind != "chatty":  # a reader that is quick enough has each of its lines by itself
+        assert found.steps_together >= 3
+    assert found.mean_step_time_s >= 0.02
 
 
 HASTY = replace(PATIENT, start_timeout_s=30.0, step_timeout_s=2.0)

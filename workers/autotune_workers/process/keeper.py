@@ -260,7 +260,7 @@ def _step_line_test(trainer: str, options: Mapping[str, Any]) -> StepTest:
     from autotune.trainers import trainer as trainer_named
 
     test = trainer_named(trainer).step_line_test(options)
-    return StepTest(may_tell=test.may_tell, marks=tuple(mark.encode() for mark in test.marks))
+    return StepTest.of(test.may_tell, test.marks)
 
 
 def _write(files: Mapping[str, str], folder: str) -> None:

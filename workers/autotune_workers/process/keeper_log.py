@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, final
 
 from autotune_workers.process.left_out import LeftOut
@@ -53,8 +53,24 @@ class StepTest(NamedTuple):
     """Which lines may say something of a step."""
 
     may_tell: Callable[[str], bool]
-    marks: tuple[bytes, ...] = ()
-    """each line that may tell has one of these; empty: not known"""
+    mark: re.Pattern[bytes] | None = None
+    """is found in each line that may tell; None: not known"""
+
+    @classmethod
+    def of(cls, may_tell: Callable[[str], bool], marks: tuple[str, ...]) -> StepTest:
+        """`marks`: each line that may tell has one of these texts; empty: not known."""
+        pattern = b"|".join(re.escape(mark.encode()) for mark in marks)
+        return cls(may_tell, re.compile(pattern) if marks else None)
+
+
+def _with_mark(text: bytes, mark: re.Pattern[bytes]) -> Iterator[bytes]:
+    """The lines in which it is found. Of the others nothing is made: a program may print millions of them."""
+    place = 0
+    while found := mark.search(text, place):
+        begin = max(place, text.rfind(b"\n", place, found.start()) + 1, text.rfind(b"\r", place, found.start()) + 1)
+        ended = _LINE_END.search(text, found.end())
+        place = ended.start() if ended else len(text)
+        yield text[begin:place]
 
 
 @final
@@ -120,7 +136,7 @@ class LogReader(threading.Thread):
         self._log, self._outbox = log, outbox
         self._load_test = load_test
         self._loader: threading.Thread | None = None
-        self._test = StepTest(lambda _: False)
+        self._test = StepTest(lambda _: False, re.compile(b"(?!)"))
         self._blind = ""
         """why step lines cannot be told from others"""
         self._steps: deque[tuple[float, bytes]] = deque()
@@ -154,13 +170,11 @@ class LogReader(threading.Thread):
         passed = 0 if self._outbox.is_behind else int(self._budget)
         start = chunk.find(b"\n", passed) + 1
         end = chunk.rfind(b"\n", start, max(start, len(chunk) - LAST_BYTES)) + 1
-        if 0 < start < end and not self._may_have_steps(
-            flood := chunk[start:end]
-        ):  # neither pass nor stay: not even split
+        if 0 < start < end:  # neither pass nor stay: not even split
             self._split(chunk[:start], now_s)
             self._pass_on(now_s)
             self._leave_out(len(self._held))
-            self._left_out += LeftOut(lines=flood.count(b"\n"), bytes=len(flood), blind=self._blind)
+            self._leave_out_flood(chunk[start:end], now_s)
             chunk = chunk[end:]
         self._split(chunk, now_s)
         self._pass_on(now_s)
@@ -201,26 +215,36 @@ class LogReader(threading.Thread):
         self._loader.join()
         return self._test
 
-    def _may_have_steps(self, flood: bytes) -> bool:
-        marks = self._loaded().marks
-        return not self._blind and (not marks or any(mark in flood for mark in marks))
-
     def _leave_out(self, count: int) -> None:
         """Drops so many of the lines that are held, the oldest, but for those that may say something of a step."""
-        may_tell, marks = self._loaded()
+        may_tell, mark = self._loaded()
         dropped = [self._take_oldest() for _ in range(count)]
-        is_any = not marks or any(mark in line for _, line in dropped for mark in marks)
-        found = [line for line in dropped if may_tell(line[1].decode(errors="replace"))] if is_any else []
+        found = [
+            line
+            for line in dropped
+            if (mark is None or mark.search(line[1])) and may_tell(line[1].decode(errors="replace"))
+        ]
+        self._keep_steps(found, len(dropped), sum(len(line) for _, line in dropped))
+
+    def _leave_out_flood(self, text: bytes, now_s: float) -> None:
+        """Drops whole lines that were not even held, but for those that may say something of a step."""
+        may_tell, mark = self._loaded()
+        lines = (line[:LINE_BYTES] for line in (_LINE_END.split(text) if mark is None else _with_mark(text, mark)))
+        found = [(now_s, line) for line in lines if may_tell(line.decode(errors="replace"))]
+        self._keep_steps(found, text.count(b"\n"), len(text))
+
+    def _keep_steps(self, found: list[tuple[float, bytes]], dropped: int, dropped_bytes: int) -> None:
+        """Of lines that are dropped, with so many bytes, these may say something of a step."""
         lost = 0
         for line in found:
+            dropped_bytes -= len(line[1])
             if self._step_bytes + len(line[1]) > STEP_BYTES:
                 lost += 1
                 continue
             self._steps.append(line)
             self._step_bytes += len(line[1])
-        size = sum(len(line) for _, line in dropped) - sum(len(line) for _, line in found)
-        if lines := len(dropped) - len(found) + lost:
-            self._left_out += LeftOut(lines=lines, bytes=size, step_lines=lost, blind=self._blind)
+        if lines := dropped - len(found) + lost:
+            self._left_out += LeftOut(lines=lines, bytes=dropped_bytes, step_lines=lost, blind=self._blind)
 
     def _hold(self, lines: list[bytes], now_s: float) -> None:
         for line in filter(None, lines):

@@ -62,6 +62,7 @@ class ProgramTrial:
         self._peaks: list[float] = []
         self._time_from = ""
         self._resolution_s = 0.0
+        self._together = 1
         self._stopped = ""
         self._cancelled = False
         self._failure: Failure | None = None
@@ -75,25 +76,34 @@ class ProgramTrial:
         self._heard_s = now_s
         self._left_out += left_out
 
-    def hear(self, line: str, arrived_s: float, now_s: float, node: int = 0) -> list[StepsReported]:
-        """A line of a node's log; the steps that it ends. What comes after the verdict says nothing more. `arrived_s`: on the node's own clock."""
-        if self.ending:
+    def hear(self, lines: Iterable[tuple[float, str]], now_s: float, node: int = 0) -> list[StepsReported]:
+        """Lines of a node's log that came together, each with the time of its arrival on the node's own clock; the steps that they end. What comes after the
+        verdict says nothing more."""
+        reported: list[StepsReported] = []
+        for arrived_s, line in lines:
+            if self.ending:
+                return reported
+            steps = self._logs[node].hear(line, arrived_s)
+            if self._counts != "log" and self._measured_node in (None, node):
+                self._note(self._logs[node].said, arrived_s)
+            reported += self._hear_steps(steps, now_s, node)
+            self._causes[node].hear(line, len(self._times))
+        return reported if self.ending else [*reported, *self._hear_steps(self._logs[node].pause(), now_s, node)]
+
+    def _hear_steps(self, steps: Sequence[LoggedStep], now_s: float, node: int) -> list[StepsReported]:
+        if not steps or self._measured_node not in (None, node):
             return []
-        step, reported = self._logs[node].hear(line, arrived_s), []
-        if self._counts != "log" and self._measured_node in (None, node):
-            self._note(self._logs[node].said, arrived_s)
-        if step is not None and self._measured_node in (None, node):
-            self._measured_node = node
+        self._measured_node = node
+        for step in steps:
             self._witness.log(step)
-            if self._counts == "log" or not (self._counts or self._probe.is_watching):
-                self._counts = "log"
-                reported = self._take([step], now_s)
-            elif not self._counts:
-                self._waiting.append(step)
-                if len(self._waiting) >= PROBE_STEPS and arrived_s - self._waiting[0].arrived_s >= PROBE_S:
-                    reported = self._count_by_log(now_s)
-        self._causes[node].hear(line, len(self._times))
-        return reported
+        if self._counts == "log" or not (self._counts or self._probe.is_watching):
+            self._counts = "log"
+            return self._take(steps, now_s)
+        if not self._counts:
+            self._waiting += steps
+            if len(self._waiting) >= PROBE_STEPS and steps[-1].arrived_s - self._waiting[0].arrived_s >= PROBE_S:
+                return self._count_by_log(now_s)
+        return []
 
     def see(self, reports: Iterable[Mapping[str, Any]], now_s: float, node: int = 0) -> list[StepsReported]:
         """What the probe says of a node; the steps that it has seen."""
@@ -160,9 +170,10 @@ class ProgramTrial:
 
     def _end_step(self, step: LoggedStep, now_s: float) -> StepsReported:
         if not self._times:
-            self._setup_s = max(0.0, now_s - self._launched_s - step.time_s)
+            self._setup_s = max(0.0, now_s - self._launched_s - step.time_s * step.together)
         self._progress_s = now_s
         self._time_from, self._resolution_s = step.time_from, step.resolution_s
+        self._together = max(self._together, step.together)
         self._times.append(step.time_s)
         self._losses.append(math.nan if step.loss is None else step.loss)
         self._grad_norms.append(math.nan if step.grad_norm is None else step.grad_norm)
@@ -176,7 +187,9 @@ class ProgramTrial:
         self._refuse_divergence(step)
         if not self.ending:
             counted = self._times[self.request.measure.warmup_steps :]
-            verdict = trial_decision(counted, self.request.measure, self.request.beat_step_time_s)
+            verdict = trial_decision(
+                counted, self.request.measure, self.request.beat_step_time_s, together=self._together
+            )
             self._stopped = verdict.reason if verdict.stopped_early else ""
             if verdict.stop and self.request.ends_itself:
                 self._measured_s = now_s
@@ -277,6 +290,11 @@ class ProgramTrial:
             return None
         words = f"{done} steps with a time" if done else "no step with a time"
         law = f"the program ended well, but its log says {words}, and {least} after warm-up must be measured"
+        if not done and (lines := max(log.arrived_at_once for log in self._logs)) > 1:
+            law += (
+                f": the lines of all its {lines} steps arrived at once, as of output that is buffered; let the program flush its output "
+                "(`stdbuf -oL`, `flush=True`), or print the time of a step"
+            )
         return self._with_exception(Failure(kind=FailureKind.METRICS_MISSING, message=law, step=done or None))
 
     def seen(self) -> ProgramSeen:
@@ -297,6 +315,7 @@ class ProgramTrial:
             disagreement="" if self.request.as_it_is else probe.disagreement(),
             witness=self._witness.difference() if self._counts == "probe" else "",
             measured=self._counts == "probe",
+            together=self._together,
         )
 
     @property
@@ -355,6 +374,7 @@ class ProgramTrial:
             if self._probe.reserved_bytes
             else {},
             time_resolution_s=self._resolution_s,
+            steps_together=self._together,
             flops_per_token=training_flops_per_token(workload),
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
             memory_capacity_bytes=workload.cluster.gpu.memory_bytes,

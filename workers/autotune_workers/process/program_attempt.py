@@ -160,8 +160,7 @@ class ProgramAttempt:
         if self.job.request.with_log and lines:
             self._events.append(LogRead(id=self.job.request.id, node=node.number, lines=lines))
         self._trial.hear_output(left_out, now_s)
-        for arrived_s, line in texts:
-            self._events += self._trial.hear(line, arrived_s, now_s, node.number)
+        self._events += self._trial.hear(texts, now_s, node.number)
 
     def _announce_start(self) -> None:
         if not self._announced and all(node.started for node in self._nodes):

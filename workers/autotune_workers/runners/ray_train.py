@@ -222,10 +222,8 @@ class _Run:
         if news["began"] and not self._began:
             self._began = True
             events.append(AttemptStarted(id=self.request.id))
-        for step in news["steps"]:
-            now_s = time.monotonic()
-            events += self.trial.hear(json.dumps(step), now_s, now_s)
-        return events
+        now_s = time.monotonic()
+        return [*events, *self.trial.hear([(now_s, json.dumps(step)) for step in news["steps"]], now_s)]
 
     def _leave(self) -> None:
         """Asks the loop to leave at its next report; ends its workers when it does not."""
