@@ -102,8 +102,11 @@ def read_document(
 ) -> dict[str, Any]:
     """The spec as a document of plain values, with the overrides in place. Raises `SpecError`."""
     from autotune.schema import ReadDocument, read_spec
+    from autotune.schema.reading import check_size
 
     document: dict[str, Any]
+    if isinstance(source, ReadDocument) and not overrides:
+        return source
     if isinstance(source, Mapping):
         document = deepcopy(source if isinstance(source, ReadDocument) else dict(source))
     else:
@@ -116,6 +119,8 @@ def read_document(
             if not isinstance(inner, dict):
                 raise SpecError(f"{key!r} reaches into {name!r}, which is {inner!r} and no mapping", field=name)
         inner[last] = value
+    if overrides:
+        check_size(document)
     return document
 
 

@@ -111,7 +111,8 @@ class Document(BaseModel):
     @classmethod
     def _known_keys_only(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
         """Refuses unknown keys, and reports them together with what is wrong with the known ones."""
-        unknown = [key for key in values if key not in cls.model_fields] if isinstance(values, Mapping) else []
+        fields = cls.model_fields  # looked up once: it is worked out anew each time
+        unknown = [key for key in values if key not in fields] if isinstance(values, Mapping) else []
         if not unknown:
             return check(values)
         mistakes = [
@@ -126,7 +127,7 @@ class Document(BaseModel):
             for key in unknown[:MOST_MISTAKES]  # the first: no error tells more
         ]
         try:
-            check({key: values[key] for key in values if key in cls.model_fields})
+            check({name: values[name] for name in fields if name in values})
         except ValidationError as error:
             mistakes += [_carried(found) for found in error.errors(include_url=False)]  # sorted where all are known
         raise ValidationError.from_exception_data(cls.__name__, mistakes)

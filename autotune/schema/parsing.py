@@ -34,6 +34,7 @@ from autotune.schema.model_documents import (
     NamedModelDocument,
 )
 from autotune.schema.reading import check_size, read_document
+from autotune.schema.source_text import ReadDocument
 from autotune.schema.space_models import SpaceDocument, ValueRule
 from autotune.schema.spec_models import KindDocument, StudyDocument
 from autotune.search import check_searcher
@@ -197,7 +198,8 @@ def _checked(kind: type[D], document: Any, *, field: str = "") -> D:
     """The document as `kind`, or a `SpecError` that says where and why not."""
     if not isinstance(document, Mapping):
         raise SpecError(f"must hold keys and values, but is {document!r:.80}", field=field)
-    check_size(document)
+    if not isinstance(document, ReadDocument):  # which was looked at when it was read
+        check_size(document)
     try:
         return kind.model_validate(dict(document))
     except ValidationError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -97,30 +98,37 @@ def check_size(document: Mapping[str, Any]) -> None:
         left -= 1
         if left < 0 or depth > MAX_DEPTH:
             raise SpecError(f"a spec may have {MAX_NODES:,} values, nested {MAX_DEPTH} deep, but this one has more")
-        if isinstance(node, Mapping):
+        if node is None or isinstance(node, _PLAIN):  # first: nearly all values are plain
+            if why := _why_not_json(node):
+                raise SpecError(why, field=_field(place))
+        elif isinstance(node, Mapping):
             stack.extend((key, depth + 1, place) for key in node)
             stack.extend((value, depth + 1, (place, key)) for key, value in node.items())
         elif isinstance(node, list | tuple):
             stack.extend((value, depth + 1, (place, index)) for index, value in enumerate(node))
-        elif why := _why_not_json(node):
-            remedy = "" if isinstance(node, str | int | float) else "put quotes around it if it is meant as text"
-            raise SpecError(why, remedy=remedy, field=_field(place))
+        else:
+            raise SpecError(
+                "a spec holds text, numbers, true, false and null, but a value is a "
+                f"{type(node).__name__}: {str(node)[:40]!r}",
+                remedy="put quotes around it if it is meant as text",
+                field=_field(place),
+            )
 
 
-def _why_not_json(node: Any) -> str:
-    """Why a value is none of JSON, in words; empty when it is one."""
+_PLAIN = (str, int, float)
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def _why_not_json(node: str | float | None) -> str:
+    """Why a plain value is none of JSON, in words; empty when it is one."""
     if isinstance(node, str):
-        is_whole = not any("\ud800" <= sign <= "\udfff" for sign in node)
+        is_whole = node.isascii() or not _HALF.search(node)
         return "" if is_whole else f"a spec's text must be Unicode, but {node[:40]!a} holds half a character"
     if isinstance(node, int):
         return "" if abs(node) < 1 << 63 else "a spec's whole numbers must be below 2^63, but one is larger"
-    if isinstance(node, float):
-        return "" if math.isfinite(node) else f"a spec's numbers must be finite, but one is {node}"
-    if node is None:
-        return ""
-    return (
-        f"a spec holds text, numbers, true, false and null, but a value is a {type(node).__name__}: {str(node)[:40]!r}"
-    )
+    if isinstance(node, float) and not math.isfinite(node):
+        return f"a spec's numbers must be finite, but one is {node}"
+    return ""
 
 
 def _field(place: Any) -> str:

@@ -93,7 +93,7 @@ def open_brackets(text: str) -> int:
 
 
 class ReadDocument(dict[str, Any]):
-    """A document that remembers the text that it was read from."""
+    """A document that remembers the text that it was read from. It is no larger than `check_size` allows."""
 
     def __init__(self, values: Mapping[str, Any], source: SourceText) -> None:
         super().__init__(values)

@@ -131,10 +131,12 @@ def of_http(request: Request, error: Exception) -> JSONResponse:
 def of_validation(request: Request, error: Exception) -> JSONResponse:
     """Handler of parameters of a wrong type or out of bounds; reports the first."""
     first: dict[str, Any] = next(iter(error.errors()), {})  # type: ignore[attr-defined]
-    place = [str(part) for part in first.get("loc", ())[1:]]
+    context = first.get("ctx", {})
+    place = [str(part) for part in (*first.get("loc", ())[1:], *([context["key"]] if "key" in context else []))]
     message = str(first.get("msg", "a parameter is wrong")).replace("Input should", "must")
-    remedy = str(first.get("ctx", {}).get("remedy", "/openapi.json describes the parameters"))
-    return error_response(422, "spec", message, field=".".join(place), remedy=remedy)
+    remedy = context.get("remedy", "/openapi.json describes the parameters")
+    told = str(remedy() if callable(remedy) else remedy)  # that of an unknown key is sought for those that are told
+    return error_response(422, "spec", message, field=".".join(place), remedy=told)
 
 
 def of_unexpected(request: Request, error: Exception) -> JSONResponse:

@@ -1,12 +1,13 @@
-"""What a body may cost: every address that takes one is sent the worst bodies under the limit, over real HTTP, and none may cost more than reading it does.
+"""What a body may cost: every address that takes one is sent the worst bodies under the limit, over real HTTP, and none may cost more than reading it a few times.
 
-Costs are processor time of the service, compared with that of reading as many bytes: a slow machine slows both. A search among keys that is repeated for
-each of them costs a hundred times that.
+Costs are processor time of the service, compared with that of reading as many bytes: a slow machine slows both. Whatever fails once, because something else
+ran or memory was tidied up, is asked again.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,8 +27,8 @@ SPECS = {f"{API}/studies", f"{API}/plan", "/submit", "/submit/preview"}
 """addresses that read a spec"""
 OTHERS = ("unknown keys", "the last key twice", "depth", "digits", "text", "tags")
 """bodies for the other addresses"""
-MOST = 40
-"""times the processor time of reading a large body as JSON ten times"""
+MOST = 3.0
+"""times the processor time of reading a large body as JSON ten times: what takes 0.1 s there may cost 0.3 s"""
 
 
 def keys(of: dict[str, Any], place: str = "") -> Callable[[int], str]:
@@ -100,10 +101,36 @@ def taking_a_body() -> list[tuple[str, str]]:
     return found
 
 
+def cheapest(service: Service, method: str, path: str, body: bytes, media: str) -> tuple[float, int]:
+    """Processor time and status of the cheapest of a few requests."""
+    spent_s, status = math.inf, 0
+    for _ in range(4):
+        before_s = time.process_time()
+        answer = service.http.request(method, path, content=body, headers={"Content-Type": media})
+        spent_s, status = min(spent_s, time.process_time() - before_s), answer.status_code
+    return spent_s, status
+
+
+def most_s(bodies: dict[str, bytes]) -> float:
+    return MOST * max(cost_s(lambda: [json.loads(bodies["unknown keys"]) for _ in range(10)]) for _ in range(3))
+
+
+def test_twenty_thousand_unknown_keys_are_refused_at_the_cost_of_reading_them(
+    service: Service, bodies: dict[str, bytes]
+) -> None:
+    study = service.http.post(f"{API}/studies", json=spec()).json()["study"]["id"]
+    body, most = bodies["unknown keys"], most_s(bodies)
+    assert len(json.loads(body)) > 18_000
+    for method, path in [route for route in taking_a_body() if route[1].startswith(API)]:
+        spent_s, status = cheapest(service, method, at(path, study), body, "application/json")
+        assert status < 500, (method, path)
+        assert status == 422 or path not in SPECS, (method, path, status)
+        assert spent_s < most, (method, path, f"{spent_s:.2f} s, and {most:.2f} s are allowed")
+
+
 @pytest.mark.slow
 def test_no_body_costs_much_more_than_reading_it(service: Service, bodies: dict[str, bytes]) -> None:
-    study = service.http.post(f"{API}/studies", json=spec()).json()["study"]["id"]
-    reading_s = cost_s(lambda: [json.loads(bodies["unknown keys"]) for _ in range(10)])
+    study, most = service.http.post(f"{API}/studies", json=spec()).json()["study"]["id"], most_s(bodies)
     form_token = service.service.gate._form_token("loopback")
     routes = taking_a_body()
     assert {path for _, path in routes} > SPECS
@@ -114,11 +141,15 @@ def test_no_body_costs_much_more_than_reading_it(service: Service, bodies: dict[
             else:
                 body = as_form(bodies[name]) + f"&form_token={form_token}".encode()
                 media = "application/x-www-form-urlencoded"
-            before_s = time.process_time()
-            answer = service.http.request(method, at(path, study), content=body, headers={"Content-Type": media})
-            spent_s = time.process_time() - before_s
-            assert answer.status_code < 500, (method, path, name, answer.text[:300])
-            assert spent_s < MOST * reading_s, (method, path, name, f"{spent_s:.2f} s, {reading_s:.3f} s to read it")
+            spent_s, status = cheapest(service, method, at(path, study), body, media)
+            assert status < 500, (method, path, name)
+            assert spent_s < most, (method, path, name, f"{spent_s:.2f} s, and {most:.2f} s are allowed")
+
+
+def test_an_unknown_key_of_a_note_is_told_with_those_that_there_are(service: Service) -> None:
+    study = service.http.post(f"{API}/studies", json=spec()).json()["study"]["id"]
+    error = service.http.patch(f"{API}/studies/{study}/tags", json={"ad": ["a"]}).json()["error"]
+    assert (error["field"], error["remedy"]) == ("ad", "did you mean add?")
 
 
 @pytest.mark.parametrize("line", ["k{}: 1\n", "k{}: [1, {{a: 1}}]\n", "? [{}]\n: 1\n"])

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from autotune.ports import StudyRecord
+from autotune.schema.document import Document
 from autotune.service.access import Caller
 from autotune.service.error_responses import StrictJSONResponse
 from autotune.service.response_models import DeletionAnswer, NoteAnswer, NoteList, StudyAnswer, responses
@@ -24,18 +25,14 @@ NoteNumber = Annotated[int, Path(ge=0, le=1 << 60, description="number of the no
 Tags = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=5 * MAX_TAGS)]
 
 
-class NoteBody(BaseModel):
+class NoteBody(Document):
     """A note to be written."""
-
-    model_config = ConfigDict(extra="forbid")
 
     text: str = Field(max_length=2 * MAX_NOTE, description="plain text", examples=["slower since the driver update"])
 
 
-class TagsBody(BaseModel):
+class TagsBody(Document):
     """Tags to be added and removed."""
-
-    model_config = ConfigDict(extra="forbid")
 
     add: Tags = Field(default=[], examples=[["h100-sweep"]])
     remove: Tags = Field(default=[])
