@@ -85,7 +85,7 @@ def study(address: str, steps: str = "500", abandoned_s: str = "3", attempts: st
     from tests.workers.requests import DOUBLE, PATIENT, request
 
     many = int(steps)
-    measure = replace(PATIENT, min_steps=many, max_steps=many, start_timeout_s=120.0, trial_timeout_s=500.0)
+    measure = replace(PATIENT, min_steps=many, max_steps=many)
     runner = RayRunner(address=address, trial=DOUBLE, abandoned_s=float(abandoned_s))
     try:
         for attempt in range(1, int(attempts) + 1):

@@ -89,7 +89,7 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
     )
 
 

@@ -43,7 +43,7 @@ except MissingExtraError as error:
 def python(code: str, *arguments: str) -> str:
     """What an interpreter of its own prints."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -33,7 +33,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
     build = [sys.executable, "-m", "pip", "wheel", *options, str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True, timeout=240)
+    subprocess.run(build, check=True, capture_output=True, timeout=900)
     return next(folder.glob("autotune-*.whl"))
 
 
@@ -59,7 +59,7 @@ def bare(wheel: Path) -> Path:
 
 def new_venv(folder: Path) -> Path:
     """Makes a virtual environment of this Python."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=900)
     return folder
 
 
@@ -78,7 +78,7 @@ def run(command: Path, *arguments: str, folder: Path) -> subprocess.CompletedPro
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
         check=False,
     )
 
@@ -99,7 +99,6 @@ def test_finds_the_data_that_ships(installed: Path, tmp_path: Path) -> None:
     assert str(ROOT) not in done.stdout
 
 
-@pytest.mark.flaky(reruns=2)
 def test_tunes_from_another_folder(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC)
     done = run(installed, "tune", "spec.yaml", "--json", folder=tmp_path)
@@ -110,7 +109,6 @@ def test_tunes_from_another_folder(installed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_nothing_of_an_extra_is_installed_with_the_package_itself(bare: Path, tmp_path: Path) -> None:
     names = sorted(module for modules in MODULES.values() for module in modules)
     script = f"from importlib.util import find_spec; print([name for name in {names} if find_spec(name)])"
@@ -118,7 +116,6 @@ def test_nothing_of_an_extra_is_installed_with_the_package_itself(bare: Path, tm
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_commands_and_client_work_without_any_extra(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(test_extras.SPEC)
     for command in test_extras.WORKS:
@@ -129,7 +126,6 @@ def test_commands_and_client_work_without_any_extra(bare: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_names_the_extra_that_is_not_installed(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(test_extras.SPEC)
     assert run(bare / "autotune", "tune", "spec.yaml", folder=tmp_path).returncode == 0

@@ -73,7 +73,6 @@ def test_a_dry_run_says_what_the_allocator_says(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture(name: str) -> None:
     for precision in ARCHITECTURES[name].precisions:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.benchmarks.programs.__main__ import RUNS, carry_out
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
 STEPS = 12
 
 

@@ -31,7 +31,6 @@ def test_rank_with_experts_allocates_what_was_measured() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("row", ROWS.values(), ids=str)
 def test_every_rank_allocates_what_was_measured(row: Measured) -> None:
     runner = LocalDryRunner()

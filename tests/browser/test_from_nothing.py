@@ -71,7 +71,6 @@ def check_job_and_back(page: Any, study: str) -> None:
 
 
 @pytest.mark.parametrize("runner", ["local", "ray"])
-@pytest.mark.timeout(1200)
 def test_two_people_and_a_study_of_real_trials(
     browser: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, runner: str
 ) -> None:

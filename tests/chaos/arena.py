@@ -37,7 +37,7 @@ from tests.chaos.schedule import Disturbance, Schedule
 from tests.postgresql import PostgresServer
 from tests.replayed import faults_of
 
-DEADLINE_S = 300.0
+DEADLINE_S = 900.0
 """for a schedule as a whole"""
 TURN_S = 8.0
 """for another controller to take over from a frozen one"""

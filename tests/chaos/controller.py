@@ -40,7 +40,7 @@ from autotune_workers.process.machine import die_with_parent
 from tests.chaos.checker import Journal, Line, outcome, study_outcome
 
 T = TypeVar("T")
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 """for a turn to come"""
 AWAY = "the store cannot be reached"
 """how a controller begins to say that it waits for its database"""

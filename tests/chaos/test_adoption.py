@@ -23,7 +23,6 @@ from tests.workers.requests import DOUBLE
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

@@ -22,8 +22,8 @@ from tests.workers.requests import DOUBLE
 pytestmark = [pytest.mark.thorough, pytest.mark.alone]
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 120.0
-GONE_S = 60.0
+DEADLINE_S = 600.0
+GONE_S = 600.0
 CHILD = """
 import json, sys
 from autotune import api
@@ -47,14 +47,11 @@ def real(runner: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.flaky(reruns=2)
-@pytest.mark.timeout(900)
 def test_the_ranks_of_a_killed_controller_are_gone_and_the_study_goes_on(tmp_path: Path) -> None:
     kill_and_look(tmp_path, {"kind": "local", "max_ranks": 2, "device": "cpu", "trial": DOUBLE})
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_cluster_of_a_killed_controller_is_gone_and_the_study_goes_on(tmp_path: Path) -> None:

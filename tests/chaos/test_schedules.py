@@ -48,8 +48,6 @@ def test_seeds_decide_and_differ() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(1200)
-@pytest.mark.flaky(reruns=2, only_rerun=["TimeoutError"])
 def test_eight_schedules_on_sqlite(tmp_path: Path, files: Callable[[int], list[Place]]) -> None:
     each = [one_of(seed, kind) for seed, kind in enumerate((*ANYWHERE, "supervisor", "freeze"))]
     played = play_all(each, files(4), tmp_path)
@@ -59,8 +57,6 @@ def test_eight_schedules_on_sqlite(tmp_path: Path, files: Callable[[int], list[P
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(1200)
-@pytest.mark.flaky(reruns=2, only_rerun=["TimeoutError"])
 def test_three_schedules_on_postgresql(tmp_path: Path, servers: Callable[[int], list[Place]]) -> None:
     each = [one_of(20 + seed, kind) for seed, kind in enumerate(("kill_and_race", "freeze", "database"))]
     played = play_all(each, servers(2), tmp_path)
@@ -76,8 +72,6 @@ def one_of(seed: int, kind: str) -> Schedule:
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(1200)
-@pytest.mark.flaky(reruns=2, only_rerun=["TimeoutError"])
 def test_a_disk_that_fills_up_again_and_again(tmp_path: Path) -> None:
     full = Disturbance(kind="database", after=3, for_s=0.3)
     schedule = Schedule(
@@ -98,7 +92,6 @@ def test_a_disk_that_fills_up_again_and_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["files", "servers", "locked_servers"])
 def test_a_database_that_is_locked_or_gone_for_a_minute(
     tmp_path: Path, kind: str, request: pytest.FixtureRequest
@@ -114,7 +107,6 @@ def test_a_database_that_is_locked_or_gone_for_a_minute(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_server_whose_standby_takes_its_place(tmp_path: Path, seed: int) -> None:
     """Under synchronous replication: without it a server that dies may take along what it acknowledged last."""

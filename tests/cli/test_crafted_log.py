@@ -58,7 +58,7 @@ def tune(spec: Path) -> subprocess.Popen[str]:
 
 
 def test_a_study_with_a_crafted_line_in_its_log_ends(tmp_path: Path) -> None:
-    out, errors = tune(study_of(tmp_path, then="end")).communicate(timeout=240)
+    out, errors = tune(study_of(tmp_path, then="end")).communicate(timeout=900)
     document = json.loads(out)
     assert document["study"]["status"] == "COMPLETED", errors
     assert document["best"]["measurement"]
@@ -67,11 +67,11 @@ def test_a_study_with_a_crafted_line_in_its_log_ends(tmp_path: Path) -> None:
 def test_ctrl_c_ends_a_study_whose_log_has_a_crafted_line(tmp_path: Path) -> None:
     process = tune(study_of(tmp_path, then="wait"))
     try:
-        until = time.monotonic() + 240
+        until = time.monotonic() + 900
         while not (tmp_path / "printed").exists() and time.monotonic() < until:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=240)
+        out, _ = process.communicate(timeout=900)
     finally:
         process.kill()
     assert json.loads(out)["study"]["status"] == "PAUSED"

@@ -246,7 +246,7 @@ sys.exit(cli.run(["plan", "large.yaml", "--no-profile"]))
 """
     environment = os.environ | {"AUTOTUNE_STORE": str(tmp_path / "results.db"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
     )
     assert done.returncode not in (0, -6, -9, -11)
     assert "autotune ran out of memory" in done.stderr

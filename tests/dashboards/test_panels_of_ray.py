@@ -64,7 +64,6 @@ def ended_s(status: dict[str, Any]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore")
 @needs_prometheus
 def test_every_panel_has_data_at_every_scrape_of_a_study_that_calibrates_its_cluster(

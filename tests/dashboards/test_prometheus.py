@@ -29,7 +29,7 @@ needs_prometheus = pytest.mark.skipif(not (shutil.which("promtool") and shutil.w
 
 def promtool(*words: str, cwd: Path) -> str:
     """Runs it; its output. Fails the test when it fails."""
-    done = subprocess.run(["promtool", *words], cwd=cwd, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["promtool", *words], cwd=cwd, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -68,11 +68,11 @@ def prometheus(folder: Path, *, every_s: int = 1, minute_s: int = 3) -> Iterator
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(["prometheus", *words], cwd=folder, stdout=log, stderr=log)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", trust_env=False, timeout=60) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", trust_env=False, timeout=600) as client:
             yield client
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(600)
 
 
 def ask(client: httpx.Client, path: str, **query: Any) -> list[Any]:

@@ -58,7 +58,7 @@ def service(harness: Harness) -> Iterator[str]:
         )
         url = f"http://127.0.0.1:{port}"
         try:
-            for _ in range(600):
+            for _ in range(9000):
                 try:
                     httpx.get(f"{url}/api/v1/health", timeout=5, trust_env=False).raise_for_status()
                     break
@@ -68,7 +68,7 @@ def service(harness: Harness) -> Iterator[str]:
             yield url
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(600)
 
 
 @pytest.mark.parametrize("name", with_kind("fast"))
@@ -89,7 +89,6 @@ def test_the_commands_of_a_page_work_against_a_service(harness: Harness, service
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", with_kind("slow"))
 def test_the_long_commands_of_a_page_work(studied: Harness, name: str) -> None:
     page = studied.page(f"{name} at length")

@@ -50,7 +50,7 @@ class Copy:
             env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"},
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=900,
             check=False,
         )
 

@@ -23,7 +23,7 @@ QUICK = {
     "RAY_health_check_failure_threshold": "3",
 }
 """environment of a head that calls a silent node dead after some 5 s"""
-START_S = 120.0
+START_S = 600.0
 """for the head to listen, and for a node to join; seconds on an idle machine"""
 OBJECT_STORE_BYTES = 100 << 20
 

@@ -21,7 +21,7 @@ from autotune.service.server import config_of
 from autotune.service.supervisor import Supervisor
 from autotune.store import open_store
 
-DEADLINE_S = 180.0
+DEADLINE_S = 900.0
 API = "/api/v1"
 
 

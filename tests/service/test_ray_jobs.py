@@ -264,8 +264,6 @@ def test_passwords_are_seen(url: str, secret: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.flaky(reruns=2)
 @pytest.mark.filterwarnings("ignore")
 def test_on_ray_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three people submit six studies; one is stopped in Ray, the cluster dies with the service, and all end right."""

@@ -21,7 +21,7 @@ def test_a_study_is_submitted_run_and_answered(tuning: Service) -> None:
     with tuning.client() as client:
         study = client.submit(spec(name="first"))["study"]
         assert study["status"] == "QUEUED"
-        done = client.wait(study["id"], timeout_s=120)
+        done = client.wait(study["id"], timeout_s=900)
         assert done["study"]["status"] == "COMPLETED"
         assert done["speedup"] > 1
         local = LocalSource(tuning.store)

@@ -341,7 +341,6 @@ def test_a_frozen_process_of_an_earlier_service_takes_no_place(store: SqlStore) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_frozen_process_of_the_only_supervisor_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from autotune.service import supervisor as module
 
@@ -359,7 +358,6 @@ def test_a_frozen_process_of_the_only_supervisor_is_replaced(tmp_path: Path, mon
 
 
 @pytest.mark.thorough
-@pytest.mark.flaky(reruns=2)
 def test_two_supervisors_on_one_store_run_each_study_once(tmp_path: Path) -> None:
     first = open_store(tmp_path / "results.db")
     studies = [submit(first, seed=i) for i in range(6)]
@@ -409,7 +407,6 @@ def test_of_two_services_on_one_store_each_steers_what_the_other_runs(tmp_path: 
         assert maintenance.check(first.store) == []
 
 
-@pytest.mark.flaky(reruns=2)
 def test_killed_controllers_are_replaced_and_change_nothing_in_the_result(tmp_path: Path) -> None:
     document = spec(
         budget={"max_trials": 3, "min_gain": 0},
@@ -431,7 +428,6 @@ def test_killed_controllers_are_replaced_and_change_nothing_in_the_result(tmp_pa
 
 
 @pytest.mark.thorough
-@pytest.mark.flaky(reruns=2)
 def test_a_service_that_ends_leaves_its_studies_to_the_next(tmp_path: Path) -> None:
     with Service(tmp_path, supervised=True) as first, first.client() as client:
         study = client.submit(slow_spec())["study"]["id"]
@@ -447,7 +443,6 @@ def test_a_service_that_ends_leaves_its_studies_to_the_next(tmp_path: Path) -> N
 
 
 @pytest.mark.thorough
-@pytest.mark.flaky(reruns=2)
 def test_a_machine_without_processes_left_ends_no_fork_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

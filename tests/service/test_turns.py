@@ -21,7 +21,7 @@ def test_an_owner_has_so_many_waiting_studies_and_others_are_not_turned_away(cro
     with crowded as service:
         hog, other = (bearer(service.token("submit", name)) for name in ("hog", "other"))
         answers = [
-            service.http.post(f"{API}/studies", json=spec(name=f"h{i}"), headers=hog, timeout=60) for i in range(4)
+            service.http.post(f"{API}/studies", json=spec(name=f"h{i}"), headers=hog, timeout=600) for i in range(4)
         ]
         assert [answer.status_code for answer in answers] == [201] * 3 + [429]
         error = answers[-1].json()["error"]

@@ -50,8 +50,6 @@ def simulated(owner: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.flaky(reruns=2)
 @pytest.mark.filterwarnings("ignore")
 def test_three_people_six_studies_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path))

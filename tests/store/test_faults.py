@@ -30,7 +30,7 @@ from tests.postgresql import PostgresServer, postgres_server
 pytestmark = pytest.mark.alone
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 120.0
+DEADLINE_S = 600.0
 
 
 class Writer:
@@ -96,7 +96,6 @@ def crash_server() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.mark.flaky(reruns=2)
 def test_nothing_acknowledged_is_lost_when_writers_are_killed(tmp_path: Path) -> None:
     address, chance = str(tmp_path / "store.db"), random.Random(0)
     store = open_store(address)
@@ -129,7 +128,6 @@ def test_a_server_that_is_out_of_connections_has_a_remedy_of_its_own(crash_serve
     assert "max_connections" in refused.value.remedy
 
 
-@pytest.mark.flaky(reruns=2)
 def test_a_server_that_crashes_and_comes_back_has_lost_nothing(crash_server: PostgresServer) -> None:
     address = crash_server.new_database()
     store = open_store(address)
@@ -155,7 +153,6 @@ def test_a_server_that_crashes_and_comes_back_has_lost_nothing(crash_server: Pos
 
 
 @pytest.mark.thorough
-@pytest.mark.flaky(reruns=2)
 def test_a_controller_that_wakes_up_after_its_lease_changes_nothing(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,7 +375,6 @@ def _claim(address: str, study: str, gate: object, name: int) -> list[int]:
 
 
 @pytest.mark.thorough
-@pytest.mark.flaky(reruns=2)
 def test_of_a_hundred_claims_by_processes_one_wins(address: str) -> None:
     store = open_store(address)
     study = store.submit(a_study(), {}).id

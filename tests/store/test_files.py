@@ -60,7 +60,7 @@ def test_a_read_only_file_or_folder_can_be_listed_and_not_written(tmp_path: Path
         each.chmod(0o555 if each.is_dir() else mode)
     try:
         done = subprocess.run(
-            [*without_override(), sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=120
+            [*without_override(), sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=600
         )
     finally:
         folder.chmod(0o755)
@@ -138,7 +138,7 @@ def test_a_backup_of_a_large_store_that_others_write_to_ends(store: SqlStore, tm
         connection.commit()
 
     def write() -> None:
-        with closing(sqlite3.connect(path, timeout=30)) as connection:
+        with closing(sqlite3.connect(path, timeout=300)) as connection:
             while not stop.is_set():
                 connection.execute("UPDATE studies SET updated_us = updated_us + 1")
                 connection.commit()
@@ -149,7 +149,7 @@ def test_a_backup_of_a_large_store_that_others_write_to_ends(store: SqlStore, tm
     made = threading.Thread(target=maintenance.backup, args=(store, tmp_path / "copy.db"), daemon=True)
     try:
         made.start()
-        made.join(60)
+        made.join(600)
         assert not made.is_alive()
     finally:
         stop.set()

@@ -92,7 +92,7 @@ def deaths(tmp_path: Path, backup: Path, old: dict[str, bytes]) -> Iterator[tupl
             path.with_name(path.name + suffix).write_bytes(content)
         process = forkserver().Process(target=die_at_step, args=(step, path, backup))
         process.start()
-        process.join(60)
+        process.join(600)
         assert process.exitcode in (0, -signal.SIGKILL)
         if process.exitcode == 0:
             assert step > 5

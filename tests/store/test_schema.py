@@ -241,14 +241,13 @@ def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
 
 
 def _open(address: str, gate: object) -> str:
-    gate.wait(120)  # type: ignore[attr-defined]
+    gate.wait(600)  # type: ignore[attr-defined]
     store = open_store(address)
     store.submit(a_study(), {})
     store.close()
     return "ok"
 
 
-@pytest.mark.flaky(reruns=2)
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_many_processes_open_a_new_store_at_once(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
     server: PostgresServer | None = request.getfixturevalue("server") if kind == "postgresql" else None
@@ -257,7 +256,7 @@ def test_many_processes_open_a_new_store_at_once(tmp_path: Path, kind: str, requ
     with context.Manager() as manager, context.Pool(4) as pool:
         gate = manager.Barrier(4)
         jobs = [pool.apply_async(_open, (address, gate)) for _ in range(4)]
-        assert [job.get(120) for job in jobs] == ["ok"] * 4
+        assert [job.get(600) for job in jobs] == ["ok"] * 4
     store = open_store(address)
     assert len(store.studies()) == 4
     assert maintenance.check(store) == []

@@ -372,7 +372,6 @@ api.tune(json.loads(sys.argv[1]), store=sys.argv[2], on_event=hear)
 """
 
 
-@pytest.mark.flaky(reruns=2)
 def test_a_study_whose_process_was_killed_is_taken_over_at_once(tmp_path: Path) -> None:
     import json
 

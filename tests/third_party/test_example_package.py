@@ -150,19 +150,19 @@ def test_it_is_installed_from_its_project_and_keeps_the_contracts(tmp_path: Path
     """`pip install` of the folder into a venv of its own; the tests above pass there, with the metadata that pip wrote."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(PACKAGE)]
-    subprocess.run(build, check=True, timeout=240, cwd=tmp_path)
+    subprocess.run(build, check=True, timeout=900, cwd=tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=900)
     (site,) = (venv / "lib").glob("python*/site-packages")
     shared = [folder for folder in sys.path if folder.endswith("site-packages")]
     (site / "shared.pth").write_text("\n".join([str(ROOT), str(ROOT / "workers"), *shared]) + "\n")
     python = str(venv / "bin" / "python")
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)], check=True, timeout=240)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)], check=True, timeout=900)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     where = [python, "-c", "import autotune_example; print(autotune_example.__file__)"]
-    home = subprocess.run(where, check=True, capture_output=True, text=True, cwd=tmp_path, timeout=60).stdout
+    home = subprocess.run(where, check=True, capture_output=True, text=True, cwd=tmp_path, timeout=600).stdout
     assert home.startswith(str(site))
     tests = [python, "-m", "pytest", "-p", "no:cacheprovider", "-n0", "-m", "not slow", __file__]
-    done = subprocess.run(tests, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(tests, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

@@ -47,7 +47,7 @@ def output_of(name: str, folder: Path) -> list[str]:
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

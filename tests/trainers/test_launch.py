@@ -98,7 +98,7 @@ def test_the_script_quotes_what_a_shell_would_read(tmp_path: Path) -> None:
     )
     write_launch(launch, tmp_path / "out")
     done = subprocess.run(
-        [tmp_path / "out" / "launch.sh", "more"], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path
+        [tmp_path / "out" / "launch.sh", "more"], capture_output=True, text=True, timeout=600, check=True, cwd=tmp_path
     )
     argv, value, where = json.loads(done.stdout)
     assert argv == [hostile, "more"]
@@ -119,7 +119,7 @@ def test_the_same_script_starts_every_node_of_a_job(tmp_path: Path) -> None:
             [tmp_path / "launch.sh"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
             check=False,
             env={**os.environ, **told},
         )

@@ -151,7 +151,7 @@ def test_a_program_of_your_own_is_measured_by_its_bar(tmp_path: Path) -> None:
         cwd=tmp_path / "launch",
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -403,7 +403,7 @@ def test_megatrons_own_parser_knows_every_word() -> None:
                 argv = trainer("megatron").launch(workload, config).argv
                 asked.append(argv[argv.index("pretrain_gpt.py") + 1 :])
     command = [sys.executable, "-W", "ignore", "-c", PARSED]
-    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == []
     assert len(asked) > 1000

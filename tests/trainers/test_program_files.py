@@ -147,7 +147,7 @@ def test_an_exported_launch_finds_its_files_and_its_folder(tmp_path: Path, cwd: 
     }
     folder = tmp_path / "my launch"
     write_launch(trainer("command").launch(WORKLOAD, CONFIG, options), folder)
-    done = subprocess.run(["sh", str(folder / "launch.sh")], capture_output=True, cwd=tmp_path, timeout=60, check=True)
+    done = subprocess.run(["sh", str(folder / "launch.sh")], capture_output=True, cwd=tmp_path, timeout=600, check=True)
     expected = {"": tmp_path, "{files}": folder}.get(cwd, code)
     assert json.loads(done.stdout) == [str(expected), {"batch": 2, "steps": 4}, f"{folder}/conf"]
 

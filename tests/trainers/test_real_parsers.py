@@ -125,7 +125,7 @@ def test_deepspeed_reads_its_file(stage: int, precision: str, tmp_path: Path) ->
         env={**os.environ, "DS_ACCELERATOR": "cpu"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -131,7 +131,7 @@ def test_sbatch_reads_the_sizes_and_what_the_site_asks_for(tmp_path: Path) -> No
     assert not any("account" in line for line in asked)
     assert "##SBATCH --account=NAME" in lines
     (tmp_path / "job.sbatch").write_text(text)
-    subprocess.run(["bash", "-n", tmp_path / "job.sbatch"], check=True, timeout=60)
+    subprocess.run(["bash", "-n", tmp_path / "job.sbatch"], check=True, timeout=600)
 
 
 def test_the_job_set_holds_what_its_schema_asks_for() -> None:
@@ -199,7 +199,7 @@ def test_a_pod_starts_the_node_of_its_index(tmp_path: Path, index: int) -> None:
         env={"PATH": "/usr/bin:/bin", "JOB_COMPLETION_INDEX": str(index), **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     assert done.stdout == f"rank={index} at={variables['MASTER_ADDR']}:29500 a $(b) 'c'\n"

@@ -250,7 +250,7 @@ class TestTorchtitan(TrainerContract):
                 env={**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{folder}"},
                 capture_output=True,
                 text=True,
-                timeout=300,
+                timeout=900,
                 check=False,
             )
             assert done.returncode == 0, done.stderr[-2000:]

@@ -15,7 +15,7 @@ from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.training.faults import Fault
 from tests.workers.requests import CPU, PATIENT, request
 
-HASTY = replace(PATIENT, step_timeout_s=6.0)
+HASTY = replace(PATIENT, step_timeout_s=10.0)
 LONG_STEPS = {"accumulation_steps": 8}
 
 
@@ -126,7 +126,7 @@ ROWS: dict[str, Row] = {
         rank=None,
         says="trial_timeout_s",
         asks=lambda number: request(
-            number, measure=replace(PATIENT, min_steps=10**6, max_steps=10**6, trial_timeout_s=6.0)
+            number, measure=replace(PATIENT, min_steps=10**6, max_steps=10**6, trial_timeout_s=10.0)
         ),
         knows_step=False,
     ),
@@ -137,7 +137,7 @@ NEXT = 1000
 
 
 def play(
-    runner: TrialRunner, name: str, *, ranks_after: int = 2, deadline_s: float = 150.0
+    runner: TrialRunner, name: str, *, ranks_after: int = 2, deadline_s: float = 900.0
 ) -> tuple[AttemptEnded, list[StepsReported]]:
     """Runs the row and then a healthy trial on `ranks_after` ranks, and checks both; returns the row's end and steps."""
     row, number = ROWS[name], NUMBERS[name]

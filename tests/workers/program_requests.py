@@ -32,7 +32,7 @@ def on_two_nodes(number: int, *, endless: bool = False, cwd: Path = GLOO.parent,
         config={"precision": "bf16"},
         with_log=True,
         trainer_options={"argv": argv, "cwd": str(cwd), "metrics": METRICS, **options},
-        measure=replace(PATIENT, min_steps=5000, max_steps=5000, trial_timeout_s=600.0) if endless else PATIENT,
+        measure=replace(PATIENT, min_steps=5000, max_steps=5000, trial_timeout_s=1500.0) if endless else PATIENT,
     )
     cluster = replace(asked.workload.cluster, num_nodes=2, gpus_per_node=1)
     return replace(asked, workload=replace(asked.workload, cluster=cluster))
@@ -55,7 +55,7 @@ def running(script: str) -> list[int]:
     return found
 
 
-def until_it_steps(runner: TrialRunner, asked: TrialRequest, *, deadline_s: float = 120.0) -> None:
+def until_it_steps(runner: TrialRunner, asked: TrialRequest, *, deadline_s: float = 900.0) -> None:
     """Starts the trial and waits for its first step."""
     runner.start(asked)
     end_s = time.monotonic() + deadline_s

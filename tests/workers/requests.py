@@ -18,9 +18,9 @@ PATIENT = MeasureSpec(
     min_steps=4,
     max_steps=8,
     precision=0.5,
-    start_timeout_s=90.0,
-    step_timeout_s=60.0,
-    trial_timeout_s=200.0,
+    start_timeout_s=600.0,
+    step_timeout_s=300.0,
+    trial_timeout_s=1500.0,
 )
 
 

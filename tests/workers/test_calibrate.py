@@ -15,7 +15,6 @@ from autotune_workers.calibrate import KINDS, calibrate_local
 pytestmark = pytest.mark.alone
 
 
-@pytest.mark.flaky(reruns=2)
 @pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_figures_are_plausible_and_the_cost_model_takes_them(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

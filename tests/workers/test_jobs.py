@@ -94,7 +94,7 @@ def training() -> Launch:
 
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False
     )
 
 
@@ -160,7 +160,7 @@ def cluster() -> Iterator[str]:
                 f"--node-ip-address={host}",
             )
             nodes.append(ray_start(short, "--head", *arguments))
-            end_s = time.monotonic() + 90
+            end_s = time.monotonic() + 900
             while not answers(host, port):
                 assert time.monotonic() < end_s, Path(short, "log").read_text()
                 time.sleep(0.5)
@@ -219,11 +219,11 @@ def test_a_ray_job_that_is_stopped_leaves_nothing_running(
             stderr=log,
         )
     files = [tmp_path / f"pid{node}" for node in range(2)]
-    end_s = time.monotonic() + 120
+    end_s = time.monotonic() + 900
     while not all(file.exists() and file.read_text() for file in files):
         assert time.monotonic() < end_s, (tmp_path / "log").read_text()
         assert driver.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.2)
     driver.send_signal(signal.SIGTERM)
-    assert driver.wait(90) == 143
+    assert driver.wait(900) == 143
     assert not any(is_alive(int(file.read_text())) for file in files)

@@ -162,13 +162,11 @@ def test_sample_of_parallel_trainings_is_the_same_dry_and_real(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.timeout(2400)
 def test_every_parallel_training_is_the_same_dry_and_real(tmp_path: Path) -> None:
     check(run_both(ALL, tmp_path, deadline_s=2300))
 
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.timeout(1200)
 def test_trainings_of_models_that_code_builds_are_the_same_dry_and_real(tmp_path: Path) -> None:
     check(run_both(OWN, tmp_path, deadline_s=1100))

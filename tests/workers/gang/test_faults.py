@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from autotune_workers.training.faults import Fault
 from tests.matrix import sampled
 from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
 from tests.workers.rank_pids import rank_pids
-from tests.workers.requests import PATIENT, request
+from tests.workers.requests import request
 from tests.workers.unformed_groups import COLLECTIVES, FILE
 
 pytestmark = pytest.mark.alone
@@ -32,7 +31,6 @@ def runner() -> Iterator[LocalRunner]:
         yield runner
 
 
-@pytest.mark.flaky(reruns=2)
 @pytest.mark.parametrize("name", sampled(ROWS, ["memory exhausted in a step", "stopped"]))
 def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner, name: str) -> None:
     before = set(rank_pids(runner))
@@ -41,7 +39,6 @@ def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner
     assert not any(is_alive(pid) for pid in gone)
 
 
-@pytest.mark.flaky(reruns=2)
 def test_only_the_rank_that_failed_is_replaced(runner: LocalRunner) -> None:
     warm = request(2000)
     runner.start(warm)
@@ -52,14 +49,13 @@ def test_only_the_rank_that_failed_is_replaced(runner: LocalRunner) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.flaky(reruns=2)
 def test_a_rank_whose_group_could_not_be_formed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it names its next group otherwise than its peers do, and they would look for one another for ever."""
     file = tmp_path / "unformed"
     file.touch()
     monkeypatch.setenv(FILE, str(file))
     with LocalRunner(max_ranks=4, device="cpu", collectives=COLLECTIVES) as runner:
-        first, second = request(1), request(2, dp=4, measure=replace(PATIENT, start_timeout_s=30.0))
+        first, second = request(1), request(2, dp=4)
         runner.start(first)
         failure = ended(events_until_ended(runner, [first.id])).failure
         assert failure is not None
@@ -70,7 +66,6 @@ def test_a_rank_whose_group_could_not_be_formed_is_replaced(tmp_path: Path, monk
 
 
 @pytest.mark.thorough
-@pytest.mark.flaky(reruns=2)
 def test_a_rank_that_keeps_memory_is_replaced(runner: LocalRunner) -> None:
     warm = request(2001)
     runner.start(warm)
@@ -83,7 +78,6 @@ def test_a_rank_that_keeps_memory_is_replaced(runner: LocalRunner) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.flaky(reruns=2)
 def test_a_fault_in_one_trial_leaves_another_at_its_side_alone(runner: LocalRunner) -> None:
     hit, beside = request(NUMBERS["killed in the first step"]), request(2002)
     runner.start(hit)

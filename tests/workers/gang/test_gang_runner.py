@@ -112,7 +112,7 @@ def test_waiting_for_others_outlasts_every_deadline_and_is_reported() -> None:
         assert len(events) > 1
         assert all(isinstance(e, AttemptQueued) and "2 ranks" in e.reason for e in events)
         pools.free = True
-        end = time.monotonic() + 30
+        end = time.monotonic() + 300
         events = []
         while not pools._pools[0].handles[0].sent and time.monotonic() < end:
             events += runner.poll(0.01)

@@ -13,7 +13,7 @@ from typing import Any
 from autotune_workers.probe.probe_folder import ProbeFolder
 
 PROGRAMS = Path(__file__).with_name("programs")
-LIMIT_S = 240.0
+LIMIT_S = 900.0
 """far beyond what any of the programs needs"""
 
 

@@ -19,7 +19,7 @@ def test_a_rank_imports_the_packages_of_its_runner_and_no_folder_hides_another_p
     first = environment["PYTHONPATH"].split(os.pathsep)[0]
     assert os.path.isdir(os.path.join(first, "autotune")) or os.path.isdir(os.path.join(first, "autotune_workers"))
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600, check=True
     )
     assert "autotune_workers" not in done.stdout, "the subpackage `ray` must not be found as the package ray"
 

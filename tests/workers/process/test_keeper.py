@@ -241,7 +241,7 @@ def test_the_last_words_reach_an_owner_that_is_far_behind(lines: int) -> None:
         reader.start()
         with os.fdopen(writing, "wb") as log:
             log.write(b"a line of the program\n" * lines + TRACEBACK)
-        reader.join(30.0)
+        reader.join(300.0)
         heard = b""
         while outbox.is_full or not heard:
             heard += ours.recv(1 << 20)
@@ -345,7 +345,7 @@ def test_an_owner_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyP
         reader.start()
         with os.fdopen(writing, "wb") as log:
             log.write(b"a line of the program\n" * 200_000)
-        reader.join(30.0)
+        reader.join(300.0)
         assert not reader.is_alive()
         outbox.send({"event": "ended"})
         heard, lines = [], Lines()
@@ -425,7 +425,7 @@ def test_step_lines_that_a_busy_owner_cannot_take_are_bounded_and_counted(monkey
         reader.start()
         with os.fdopen(writing, "wb") as log:
             log.write(flood(20_000, b"", 0))
-        reader.join(60.0)
+        reader.join(300.0)
         assert not reader.is_alive()
         heard, lines = [], Lines()
         outbox.send({"event": "ended"})

@@ -70,7 +70,6 @@ def small_group() -> Iterator[Path]:
     pytest.skip("no memory group can be made here: not root, or the system does not let us")
 
 
-@pytest.mark.flaky(reruns=2)
 def test_a_rank_that_the_kernel_kills_is_out_of_memory(runner: LocalRunner, small_group: Path) -> None:
     assert one(runner, request(0)).failure is None
     (small_group / "cgroup.procs").write_text(str(rank_pids(runner)[1]))
@@ -81,7 +80,6 @@ def test_a_rank_that_the_kernel_kills_is_out_of_memory(runner: LocalRunner, smal
     assert one(runner, request(2)).failure is None
 
 
-@pytest.mark.flaky(reruns=2)
 def test_a_program_that_the_kernel_kills_is_out_of_memory(runner: LocalRunner, small_group: Path) -> None:
     arguments = ("--fault=hold@2", f"--group={small_group / 'cgroup.procs'}")
     failure = one(runner, program(3, *arguments, measure=replace(PATIENT, precision=0.0))).failure
@@ -118,7 +116,6 @@ def test_kills_are_counted_in_every_file_that_tells_them(tmp_path: Path) -> None
     assert oom_kills((machine, group)) == 3
 
 
-@pytest.mark.flaky(reruns=2)
 def test_running_out_of_memory_waits_for_no_deadline(runner: LocalRunner) -> None:
     """Ranks say at once what happened; the loser's peers are woken up, not waited for."""
     asked = request(11)

@@ -368,7 +368,7 @@ class Elsewhere:
 
 def poll_until(runner: ProgramRunner, done: Callable[[list[RunnerEvent]], bool]) -> list[RunnerEvent]:
     events: list[RunnerEvent] = []
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + 300
     while not done(events):
         assert time.monotonic() < end_s, events
         events += runner.poll(0.01)

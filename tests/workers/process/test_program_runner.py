@@ -125,7 +125,7 @@ BURSTY = {
 """programs whose step lines come several at once"""
 
 
-@pytest.mark.parametrize("kind", BURSTY)
+@pytest.mark.parametrize("kind", sampled(BURSTY, ["buffered"]))
 def test_steps_whose_lines_come_in_bursts_all_count(runner: LocalRunner, kind: str, tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(f"import os, time\n{BURSTY[kind]}\n")
@@ -148,7 +148,8 @@ def test_steps_whose_lines_come_in_bursts_all_count(runner: LocalRunner, kind: s
     assert found.mean_step_time_s >= 0.02
 
 
-HASTY = replace(PATIENT, start_timeout_s=30.0, step_timeout_s=2.0)
+HASTY = replace(PATIENT, step_timeout_s=10.0)
+"""for programs that hang"""
 FAULTS = {
     "exit@3": (FailureKind.ERROR, "exit code 3", 3),
     "raise@3": (FailureKind.ERROR, "raised ", 3),
@@ -165,7 +166,8 @@ FAULTS = {
 @pytest.mark.parametrize("fault", sampled(FAULTS, ["raise@3", "kill@3"]))
 def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner, fault: str) -> None:
     kind, says, step = FAULTS[fault]
-    end = one(runner, request(1, f"--fault={fault}", measure=replace(HASTY, precision=0.0)))
+    measure = HASTY if kind is FailureKind.HANG else PATIENT
+    end = one(runner, request(1, f"--fault={fault}", measure=replace(measure, precision=0.0)))
     assert end.failure is not None
     assert (end.failure.kind, end.failure.step) == (kind, step), end.failure
     assert says in end.failure.message
@@ -268,7 +270,6 @@ while True:
 """
 
 
-@pytest.mark.flaky(reruns=2)
 def test_programs_end_with_their_owner_even_when_it_is_killed() -> None:
     root = Path(__file__).resolve().parents[3]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "workers")])}
@@ -284,8 +285,8 @@ def test_programs_end_with_their_owner_even_when_it_is_killed() -> None:
         assert b"keeper" in Path(f"/proc/{below[1]}/cmdline").read_bytes()
         assert set(below) <= set(descendants(owner.pid)), "its children, which it reaps"
         owner.send_signal(signal.SIGKILL)
-        owner.wait(timeout=60)
-        end = time.monotonic() + 90
+        owner.wait(timeout=300)
+        end = time.monotonic() + 300
         while any(is_alive(pid) for pid in below) and time.monotonic() < end:
             time.sleep(0.05)
         assert not any(is_alive(pid) for pid in below)

@@ -24,7 +24,7 @@ from tests.workers.requests import request as asking
 pytestmark = pytest.mark.alone
 
 HERE = Path(__file__).parent
-HASTY = replace(PATIENT, min_steps=6, max_steps=8, precision=0.0, step_timeout_s=3.0)
+BRIEF = replace(PATIENT, min_steps=6, max_steps=8, precision=0.0)
 READ = {name: pattern for name, pattern in METRICS.items() if name != "peak_memory_gib"}
 
 
@@ -45,7 +45,7 @@ def on_two_nodes(number: int, argv: list[str], **fields: Any) -> TrialRequest:
 
 def program(number: int, *arguments: str, **fields: Any) -> TrialRequest:
     argv = [sys.executable, str(HERE / "node_program.py"), "--node={node_rank}", "--micro-batch={micro_batch_size}"]
-    return on_two_nodes(number, [*argv, *arguments], measure=HASTY, **fields)
+    return on_two_nodes(number, [*argv, *arguments], measure=BRIEF, **fields)
 
 
 def one(runner: LocalRunner, asked: TrialRequest) -> AttemptEnded:
@@ -102,7 +102,7 @@ def test_each_fault_gets_the_kind_of_the_node_that_failed(runner: LocalRunner, f
     assert says in failure.message
     assert any(line.startswith(logged) for line in failure.log_tail), failure.log_tail
     assert left() == [], "nothing is left on any node"
-    assert took_s < 30
+    assert took_s < BRIEF.step_timeout_s / 2, "no deadline was waited for"
     assert one(runner, program(2)).failure is None
 
 

@@ -88,7 +88,6 @@ def runner(two_nodes: RayNodes) -> Iterator[RayRunner]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_lost_node_is_a_lost_worker_and_no_rank_lives_on(two_nodes: RayNodes, runner: RayRunner, name: str) -> None:
     from ray.util.placement_group import placement_group_table
@@ -173,7 +172,6 @@ def test_a_living_controller_keeps_what_it_waits_for_through_a_cut(two_nodes: Ra
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_config_waits_for_a_node_that_is_away_and_runs_when_it_is_back(
     two_nodes: RayNodes, runner: RayRunner
 ) -> None:

@@ -30,7 +30,6 @@ def runner(two_nodes: RayNodes) -> Iterator[RayRunner]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["cut off", "raylet killed", "frozen"])
 def test_a_lost_node_is_a_lost_worker_and_no_program_lives_on(
     two_nodes: RayNodes, runner: RayRunner, name: str

@@ -46,7 +46,7 @@ class Owner:
     def until(self, event: str) -> list[Message]:
         """All messages to the first one of this kind."""
         messages: list[Message] = []
-        end_s = time.monotonic() + 30.0
+        end_s = time.monotonic() + 300.0
         while time.monotonic() < end_s:
             for message in self.host.listen("owner", self.heard):
                 self.heard = message["number"]

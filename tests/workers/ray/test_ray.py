@@ -29,7 +29,6 @@ from tests.workers.requests import request as asking
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.flaky(reruns=2),
     # Ray leaves sockets and log files to the garbage collector
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -123,7 +122,7 @@ def test_a_runner_that_others_wait_for_gives_its_gang_back(cluster: str, free_cl
     with RayRunner(trial=DOUBLE) as first, RayRunner(trial=DOUBLE) as second:
         told: list[RunnerEvent] = []
         rounds = 0
-        end = time.monotonic() + 240
+        end = time.monotonic() + 900
         while not any(isinstance(e, AttemptEnded) for e in told):
             # the first never stops wanting the gang that it has
             first.start(request(rounds, dp=3, trainer_options={"step_s": 0.5}))
@@ -131,7 +130,7 @@ def test_a_runner_that_others_wait_for_gives_its_gang_back(cluster: str, free_cl
                 told += second.poll(0.1)
                 assert time.monotonic() < end
             if rounds == 0:
-                second.start(request(0, dp=3, measure=replace(PATIENT, start_timeout_s=60.0)))
+                second.start(request(0, dp=3, measure=replace(PATIENT, start_timeout_s=600.0)))
             rounds += 1
         assert any(isinstance(e, AttemptQueued) for e in told)
         assert ended(told).failure is None
@@ -152,7 +151,7 @@ def test_actors_have_names_that_people_can_read_and_resources_come_back(shared: 
         assert any("gang-1-rank-1" in name for name in names), names
     finally:
         runner.close()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while free_cpus() < before and time.monotonic() < end:
         time.sleep(0.1)
     assert free_cpus() >= before
@@ -175,16 +174,16 @@ def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner, free_cluste
 
     asked = request(7, dp=2, trainer_options={"step_s": 2.0})
     shared.start(asked)
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while time.monotonic() < end and not shared.poll(0.2):
         pass
     host = shared._groups.handles("gang")[0]
-    actor, rank = ray.get(host.actor.pids.remote(), timeout=60)
+    actor, rank = ray.get(host.actor.pids.remote(), timeout=300)
     os.kill(actor, signal.SIGKILL)
     failure = ended(events_until_ended(shared, [asked.id])).failure
     assert failure is not None
     assert failure.kind is FailureKind.WORKER_LOST
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while is_alive(rank) and time.monotonic() < end:
         time.sleep(0.05)
     assert not is_alive(rank)
@@ -195,7 +194,7 @@ def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner, free_cluste
 
 def all_free() -> float:
     """CPUs of the cluster once nobody uses any."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while (free := free_cpus()) < 5 and time.monotonic() < end:
         time.sleep(0.2)
     assert free == 5
@@ -213,7 +212,7 @@ def pids_of(actors: list[dict[str, str]]) -> list[int]:
     """Of the actors and of their ranks."""
     import ray
 
-    return [pid for actor in actors for pid in ray.get(ray.get_actor(**actor).pids.remote(), timeout=60)]
+    return [pid for actor in actors for pid in ray.get(ray.get_actor(**actor).pids.remote(), timeout=300)]
 
 
 def until_all_gone(pids: list[int], deadline_s: float) -> float:
@@ -241,7 +240,6 @@ def heard(process: subprocess.Popen[str], beginning: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(cluster: str, free_cluster: None) -> None:
 
     before, known = all_free(), rank_actors()
@@ -255,7 +253,6 @@ def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(cluster: str, 
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(900)
 def test_the_next_driver_adopts_the_gang_with_its_trial(cluster: str, free_cluster: None) -> None:
 
     all_free()
@@ -284,7 +281,7 @@ def test_a_placement_group_without_actors_is_removed(cluster: str, free_cluster:
     label = "-dead-gang-"
     name = f"autotune-s{label}1"
     group = placement_group([{"CPU": 1.0}] * 2, name=name, lifetime="detached")
-    assert group.wait(30)
+    assert group.wait(300)
     if heir:
         with played("study", cluster, "3", "30", "1") as driver:
             assert heard(driver, "AttemptEnded") == "AttemptEnded measured"
@@ -294,7 +291,7 @@ def test_a_placement_group_without_actors_is_removed(cluster: str, free_cluster:
             heard(driver, "started")
             time.sleep(8.0)
             assert placement_group_table(group)["state"] == "CREATED", "its driver lives, however silent"
-    end = time.monotonic() + 30
+    end = time.monotonic() + 600
     while (state := placement_group_table(group)["state"]) != "REMOVED" and time.monotonic() < end:
         time.sleep(0.2)
     assert state == "REMOVED"
@@ -302,7 +299,6 @@ def test_a_placement_group_without_actors_is_removed(cluster: str, free_cluster:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("heir", [False, True], ids=["nobody comes", "another comes"])
 def test_a_gang_that_still_waits_for_its_placement_ends_with_its_driver(
     cluster: str, free_cluster: None, heir: bool
@@ -312,10 +308,10 @@ def test_a_gang_that_still_waits_for_its_placement_ends_with_its_driver(
 
     all_free()
     others = placement_group([{"CPU": 1.0}] * 4, name="others")
-    assert others.wait(30)
+    assert others.wait(300)
     known = rank_actors()
     with played("study", cluster, "3", "3", "1") as study:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while len(rank_actors()) < len(known) + 2 and time.monotonic() < end:
             time.sleep(0.2)
         os.kill(study.pid, signal.SIGKILL)
@@ -326,7 +322,7 @@ def test_a_gang_that_still_waits_for_its_placement_ends_with_its_driver(
                 assert heard(driver, "AttemptEnded") == "AttemptEnded measured"
                 heard(driver, "closed")
         else:
-            end = time.monotonic() + 60
+            end = time.monotonic() + 600
             while len(rank_actors()) > len(known) and time.monotonic() < end:
                 time.sleep(0.2)
             assert rank_actors() == known
@@ -336,7 +332,6 @@ def test_a_gang_that_still_waits_for_its_placement_ends_with_its_driver(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(cluster: str, free_cluster: None) -> None:
 
     all_free()
@@ -358,19 +353,18 @@ def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(cluster: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str, free_cluster: None) -> None:
     runner = RayRunner(trial=DOUBLE)
     with played_node(cluster, num_cpus=4) as node:
         try:
-            end = time.monotonic() + 300
+            end = time.monotonic() + 900
             while runner.capacity < 9 and time.monotonic() < end:
                 time.sleep(0.5)
             assert runner.capacity == 9
-            endless = replace(PATIENT, min_steps=500, max_steps=500, trial_timeout_s=500.0)
+            endless = replace(PATIENT, min_steps=500, max_steps=500, trial_timeout_s=1500.0)
             asked = request(0, dp=6, trainer_options={"step_s": 0.5}, measure=endless)
             runner.start(asked)
-            end = time.monotonic() + 120
+            end = time.monotonic() + 600
             while time.monotonic() < end and not any(isinstance(e, StepsReported) for e in runner.poll(0.2)):
                 pass
             go_away(node)
@@ -386,12 +380,11 @@ def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str, fr
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_head_that_goes_away_ends_the_study_with_a_clear_error() -> None:
     with played_head() as (head, address), played("study", address) as study:
         heard(study, "StepsReported")
         go_away(head)
-        output, _ = study.communicate(timeout=250)
+        output, _ = study.communicate(timeout=900)
         assert "RunnerError runner: the head of the Ray cluster does not answer" in output
         assert "closed" in output
         assert study.returncode == 0
@@ -405,7 +398,7 @@ def test_a_driver_exits_well_though_ray_reports_its_metrics_all_the_time(_: int)
     )
     environment = {**os.environ, **AUTH, "RAY_metrics_report_interval_ms": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, timeout=200, check=False
+        [sys.executable, "-c", program], env=environment, capture_output=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr
 

@@ -17,7 +17,7 @@ from tests.nodes.network import limited
 from tests.nodes.ray_nodes import RayNodes
 from tests.workers.ray.two_node_trials import MARKS
 
-pytestmark = [*MARKS, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [*MARKS, pytest.mark.slow]
 
 RATE = "50mbit"
 MODEL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256, "max_positions": 256}

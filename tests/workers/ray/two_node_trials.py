@@ -18,13 +18,12 @@ from tests.workers.requests import CPU, LINK, PATIENT, request
 MARKS = [
     pytest.mark.alone,
     pytest.mark.thorough,
-    pytest.mark.timeout(600),
     # Ray leaves sockets and log files to the garbage collector
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 TWO_BY_TWO = ClusterSpec(name="cpu-2x2", gpu=CPU, num_nodes=2, gpus_per_node=2, intra_node=LINK, inter_node=LINK)
-ENDLESS = replace(PATIENT, min_steps=100_000, max_steps=100_000, trial_timeout_s=900.0, step_timeout_s=120.0)
+ENDLESS = replace(PATIENT, min_steps=100_000, max_steps=100_000, trial_timeout_s=1500.0, step_timeout_s=300.0)
 RANKS = "process.fork_server"
 """part of the command line of a rank, and of the fork server that each rank has for itself"""
 LADDER_S = 10.0

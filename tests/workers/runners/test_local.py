@@ -35,7 +35,6 @@ def warm() -> Iterator[LocalRunner]:
         yield runner
 
 
-@pytest.mark.flaky(reruns=2)
 class TestLocalRunner(RunnerContract):
     @pytest.fixture
     def runner(self, request: pytest.FixtureRequest, warm: LocalRunner) -> Iterator[LocalRunner]:
@@ -50,7 +49,6 @@ class TestLocalRunner(RunnerContract):
         return lambda number: asking(number, dp=1)
 
 
-@pytest.mark.flaky(reruns=2)
 def test_ranks_stay_warm_between_trials(warm: LocalRunner) -> None:
     pids = []
     for number in range(3):
@@ -61,7 +59,6 @@ def test_ranks_stay_warm_between_trials(warm: LocalRunner) -> None:
     assert pids[0] == pids[1] == pids[2]
 
 
-@pytest.mark.flaky(reruns=2)
 def test_trials_run_at_once_on_disjoint_ranks(warm: LocalRunner) -> None:
     all_up = request(9, dp=4)
     warm.start(all_up)
@@ -80,7 +77,6 @@ def test_trials_run_at_once_on_disjoint_ranks(warm: LocalRunner) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.flaky(reruns=2)
 def test_a_trial_waits_while_another_process_measures_and_says_so_again_and_again(
     warm: LocalRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +97,6 @@ def test_a_trial_waits_while_another_process_measures_and_says_so_again_and_agai
 
 
 @pytest.mark.thorough
-@pytest.mark.flaky(reruns=2)
 def test_a_trial_that_is_cancelled_while_it_waits_leaves_the_turn_to_others(warm: LocalRunner) -> None:
     asked = request(dp=2)
     with other() as theirs:
@@ -114,7 +109,6 @@ def test_a_trial_that_is_cancelled_while_it_waits_leaves_the_turn_to_others(warm
 
 
 @pytest.mark.thorough
-@pytest.mark.flaky(reruns=2)
 def test_a_study_with_several_trials_at_once_lets_others_have_their_turn(warm: LocalRunner) -> None:
     slow = {"step_s": 0.1}
     first, second = (request(number, dp=2, trainer_options=slow) for number in range(2))
@@ -130,7 +124,6 @@ def test_a_study_with_several_trials_at_once_lets_others_have_their_turn(warm: L
 
 
 @pytest.mark.thorough
-@pytest.mark.flaky(reruns=2)
 def test_a_gang_of_eight_works_here(warm: LocalRunner) -> None:
     asked = request(0, dp=8)
     warm.start(asked)
@@ -158,7 +151,7 @@ def test_closing_leaves_no_process() -> None:
     runner = LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE)
     asked: TrialRequest = request(0, dp=2, trainer_options={"step_s": 30.0})
     runner.start(asked)
-    end = time.monotonic() + 90
+    end = time.monotonic() + 6000
     while len(rank_pids(runner)) < 2 and time.monotonic() < end:
         runner.poll(0.1)
     pids = rank_pids(runner)
@@ -195,7 +188,6 @@ if __name__ == "__main__":
 
 
 @pytest.mark.thorough
-@pytest.mark.flaky(reruns=2)
 def test_ranks_end_with_their_owner_even_when_it_is_killed_and_one_is_stopped() -> None:
     root = Path(__file__).resolve().parents[3]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "workers")])}
@@ -207,8 +199,8 @@ def test_ranks_end_with_their_owner_even_when_it_is_killed_and_one_is_stopped() 
         pids = [int(word) for word in owner.stdout.readline().split()]
         assert len(pids) == 2
         owner.send_signal(signal.SIGKILL)
-        owner.wait(timeout=60)
-        end = time.monotonic() + 60
+        owner.wait(timeout=600)
+        end = time.monotonic() + 600
         while any(is_alive(pid) for pid in pids) and time.monotonic() < end:
             time.sleep(0.05)
         assert not any(is_alive(pid) for pid in pids)
@@ -218,14 +210,13 @@ def test_ranks_end_with_their_owner_even_when_it_is_killed_and_one_is_stopped() 
 
 
 @pytest.mark.thorough
-@pytest.mark.flaky(reruns=2)
 def test_a_fork_server_that_is_killed_while_ranks_start_is_a_lost_worker() -> None:
     """The kernel may take it when memory is short: the trial is tried again, on a new one."""
     with LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE) as runner:
         before = set(descendants(os.getpid()))
         asked = request(0, dp=2)
         runner.start(asked)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while not (server := [p for p in set(descendants(os.getpid())) - before if is_fork_server(p)]):
             assert time.monotonic() < end
             runner.poll(0.01)
@@ -239,7 +230,6 @@ def test_a_fork_server_that_is_killed_while_ranks_start_is_a_lost_worker() -> No
 
 
 @pytest.mark.thorough
-@pytest.mark.flaky(reruns=2)
 def test_a_fork_server_that_hangs_is_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
