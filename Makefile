@@ -3,20 +3,28 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STUDY ?= search_spaces/studies/laptop.yaml
-# A round that goes wrong from the ground up ends early and names its tests. Files go whole to one of three workers; what fills the machine goes to one, and mostly waits.
-PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadgroup --maxfail 12
+MARKED := not thorough and not slow and not gpu
+# A round that goes wrong from the ground up ends early and names its tests.
+ROUND := --maxfail 12
 
-.PHONY: tune test test-all check serve docs venv test-lowest test-newest chaos test-gpu screenshots wheel clean
+.PHONY: tune test test-all test-alone test-shared check serve docs venv test-lowest test-newest chaos test-gpu screenshots wheel clean
 
 tune: $(VENV)/.installed
 	$(BIN)/autotune tune $(STUDY)
 
-test: check docs
-	$(PYTEST)
+# Two at the same time. Of the rounds one has the tests that fill the machine and wait a lot, one by one; the other, file by file on two workers, the rest.
+test: $(VENV)/.installed-dev
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target check docs test-alone test-shared
 
 # Hours: every row of every matrix, every page, every fault.
-test-all: check docs
-	$(PYTEST) -m "not gpu"
+test-all:
+	$(MAKE) --no-print-directory test MARKED="not gpu"
+
+test-alone: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "alone and $(MARKED)" $(ROUND)
+
+test-shared: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "not alone and $(MARKED)" --numprocesses 2 --dist loadfile $(ROUND)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

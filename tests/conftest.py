@@ -28,15 +28,6 @@ def pytest_sessionstart() -> None:
             pytest.exit(f"{group}: {names} of pyproject.toml is not installed; run: pip install --no-deps -e .", 3)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says what runs on one worker (`--dist loadgroup`): a file, for its servers are made once, and all that fills the machine, one after the other."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            alone = item.get_closest_marker("alone") is not None
-            item.add_marker(pytest.mark.xdist_group("alone" if alone else item.nodeid.partition("::")[0]))
-
-
 @pytest.fixture(autouse=True)
 def own_house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Redirects the user's data, config and cache folders under `tmp_path` and clears all AUTOTUNE_* variables.

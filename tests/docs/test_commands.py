@@ -23,8 +23,6 @@ KINDS = ("fast", "slow", "service", "none")
 RUN = ("console", "python")
 """Languages of blocks that are run; all others are shown."""
 
-pytestmark = pytest.mark.xdist_group("documentation")
-
 
 def with_kind(*kinds: str) -> list[Any]:
     """The pages that have such blocks; those of the README are always run."""

@@ -19,8 +19,6 @@ COPIED = ("autotune", "workers", "search_spaces", "dashboards", "tests")
 STEPS = blocks(ROOT / "CONTRIBUTING.md")
 LINES = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()
 
-pytestmark = pytest.mark.xdist_group("documentation")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:

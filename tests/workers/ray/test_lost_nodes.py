@@ -98,7 +98,7 @@ def test_a_lost_node_is_a_lost_worker_and_no_rank_lives_on(two_nodes: RayNodes, 
     train(runner, asked)
     began_s = struck_s = time.monotonic()
     fault.strike(two_nodes, node)
-    failure = ended(events_until_ended(runner, [asked.id], deadline_s=120.0)).failure
+    failure = ended(events_until_ended(runner, [asked.id], deadline_s=900.0)).failure
     verdict_s = time.monotonic() - began_s
     elsewhere_s = until(lambda: not two_nodes.nodes[0].processes(RANKS), 30.0) + time.monotonic() - began_s
     print(f"\n{name}: verdict after {verdict_s:.1f} s, ranks elsewhere gone after {elsewhere_s:.1f} s; {failure}")
@@ -201,7 +201,7 @@ def test_a_driver_that_is_cut_off_from_all_nodes_loses_its_trial(two_nodes: RayN
     began_s = time.monotonic()
     for node in two_nodes.nodes:
         node.cut()
-    failure = ended(events_until_ended(runner, [asked.id], deadline_s=120.0)).failure
+    failure = ended(events_until_ended(runner, [asked.id], deadline_s=900.0)).failure
     print(f"\ndriver cut off: verdict after {time.monotonic() - began_s:.1f} s; {failure}")
     assert failure is not None
     assert failure.kind is FailureKind.WORKER_LOST

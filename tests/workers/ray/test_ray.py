@@ -107,7 +107,7 @@ def test_it_listens_on_loopback_only(cluster: str) -> None:
 def test_a_group_that_can_never_be_placed_fails_within_its_deadline(shared: RayRunner) -> None:
     asked = request(0, dp=8, measure=replace(PATIENT, start_timeout_s=3.0))
     shared.start(asked)
-    failure = ended(events_until_ended(shared, [asked.id], deadline_s=60.0)).failure
+    failure = ended(events_until_ended(shared, [asked.id], deadline_s=900.0)).failure
     assert failure is not None
     assert failure.kind is FailureKind.INVALID
     assert "8 CPU" in failure.message
@@ -368,7 +368,7 @@ def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str, fr
             while time.monotonic() < end and not any(isinstance(e, StepsReported) for e in runner.poll(0.2)):
                 pass
             go_away(node)
-            failure = ended(events_until_ended(runner, [asked.id], deadline_s=180.0)).failure
+            failure = ended(events_until_ended(runner, [asked.id], deadline_s=900.0)).failure
             assert failure is not None
             assert failure.kind is FailureKind.WORKER_LOST
             assert "on node 127.0.0.2" in failure.message

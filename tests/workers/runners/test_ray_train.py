@@ -143,7 +143,7 @@ def test_a_loop_that_hangs_is_ended_with_its_workers() -> None:
     try:
         asked = asking(0, trainer="ray_train", measure=replace(PATIENT, start_timeout_s=60.0))
         runner.start(asked)
-        failure = ended(events_until_ended(runner, [asked.id], deadline_s=150)).failure
+        failure = ended(events_until_ended(runner, [asked.id], deadline_s=900)).failure
     finally:
         runner.close()
     assert failure is not None
