@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotune.cli.output import JsonOption, StoreOption, StudyArgument, UrlOption, consoles, emit, note
+from autotune.cli.output import JsonOption, StoreOption, StudyArgument, UrlOption, consoles, emit, note, or_print
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +35,10 @@ def export(
         ),
     ] = "shell",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder to write the files to. Default: print them.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", callback=or_print, help="Folder to write the files to. Default, and -: print them."
+        ),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -58,6 +61,7 @@ def export(
 
     from autotune.cli.named_study import source_of
     from autotune.errors import SpecError
+    from autotune.spec.secrets import masked
     from autotune.trainers import Launch, trainer, write_launch
     from autotune.trainers.schedulers import scheduler
 
@@ -85,9 +89,15 @@ def export(
     )
     job = found.get("job", {"files": {}, "notes": []})
     written = write_launch(launch, output, job=job) if output else []
+    has_secrets = launch.shown != launch
     if json:
+        if has_secrets:
+            note("note: the answer holds the secrets of the spec")
         emit({**found, "written": [str(path) for path in written]})
         return
+    if has_secrets and not output:
+        note("note: secrets of the spec show as ***; -o FOLDER writes them, in files that you alone can read")
+        launch, job = launch.shown, masked(job)
     for remark in (*launch.notes, *job["notes"]):
         note(f"note: {remark}")
     if output:
@@ -108,7 +118,9 @@ def export(
 
 def report(
     study: StudyArgument,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write. Default: print it.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", callback=or_print, help="File to write. Default, and -: print it.")
+    ] = None,
     form: Annotated[
         Literal["html", "markdown"] | None,
         typer.Option(

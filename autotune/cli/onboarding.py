@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.output import JsonOption, emit, note
+from autotune.cli.output import JsonOption, emit, note, or_print
 
 if TYPE_CHECKING:
     from autotune.onboarding.draft import Draft
 
 OutputOption = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write the spec to. Default: print it.")
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        callback=or_print,
+        help="File to write the spec to. Default, and -: print it.",
+    ),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file that -o names if it exists.")]
 ModelOption = Annotated[

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout; everything else goes to stderr.")
 ]
+
+
+def or_print(path: Path | None) -> Path | None:
+    """Callback of an option for a file that is printed where none is named: `-` names none."""
+    return None if path is not None and str(path) == "-" else path
+
+
 StoreOption = Annotated[
     str | None,
     typer.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import httpx
 import pytest
 from mcp import Client
 
-from autotune import api
+from autotune import api, cli
 from autotune.cli.source import LocalSource
 from autotune.mcp import make_server
 from autotune.report import html_report, markdown_report
@@ -128,6 +129,42 @@ def test_reports_tools_and_messages_hold_none(shown: tuple[Service, str, list[st
             return str(await client.call_tool("export_launch", {"study": study, "trainer": "command"}))
 
     assert leaks(asyncio.run(export())) == []
+
+
+COMMANDS = (
+    "status {id}", "list", "best {id}", "best", "explain {id}", "compare {id} {id}", "logs {id}", "logs {id} 0", "logs {id} 1",
+    "report {id}", "report {id} --format markdown", "export {id} --to command", "export {id} --to command --on slurm",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+def test_no_command_prints_them_but_the_export_as_json(
+    shown: tuple[Service, str, list[str]], line: str, form: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    service, study, _ = shown
+    code = cli.run([*line.format(id=study).split(), "--store", str(service.path), *form])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert leaks(said.err) == []
+    if line.startswith("export") and form:  # a program reads it, to start the launch
+        assert "the answer holds the secrets of the spec" in said.err
+        assert json.loads(said.out)["env"]["WANDB_API_KEY"] == "SECRET-env-456"
+        return
+    assert leaks(said.out) == []
+    if line.startswith("export"):
+        assert "secrets of the spec show as ***" in said.err
+
+
+def test_an_export_into_a_folder_has_them_for_its_owner_alone(
+    shown: tuple[Service, str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service, study, _ = shown
+    line = ["export", study, "--to", "command", "--store", str(service.path), "-o", str(tmp_path / "launch")]
+    assert cli.run(line) == 0
+    written = [path for path in (tmp_path / "launch").iterdir() if leaks(path.read_text())]
+    assert written
+    assert all(path.stat().st_mode & 0o077 == 0 for path in written)
 
 
 def test_what_the_program_printed_is_kept_without_them(shown: tuple[Service, str, list[str]]) -> None:
