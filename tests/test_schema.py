@@ -470,6 +470,7 @@ plain = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @settings(deadline=None, derandomize=True, max_examples=200)
 @given(st.sampled_from(sorted(StudyDocument.model_fields)), plain)
 def test_whatever_a_field_holds_it_is_read_or_refused_with_our_own_error(field: str, value: Any) -> None:

@@ -95,6 +95,7 @@ def test_a_config_json_that_says_nonsense(trainer: str, source: str) -> None:
     assert is_object or (error is not None and error.field == "model.source")
 
 
+@pytest.mark.thorough
 def test_over_rest_it_is_422_and_names_the_field(service: Service) -> None:
     answers = {}
     with httpx.Client(base_url=service.url, timeout=60.0) as client:

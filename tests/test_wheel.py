@@ -91,6 +91,7 @@ def test_plans_from_another_folder(installed: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["feasible"] > 1
 
 
+@pytest.mark.thorough
 def test_finds_the_data_that_ships(installed: Path, tmp_path: Path) -> None:
     done = run(installed, "spaces", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -47,6 +47,7 @@ def test_reserved_memory_is_at_least_what_was_allocated() -> None:
         assert (block.peak_memory_bytes >= block.allocated_bytes).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch", BATCHES)
 def test_runs_that_nothing_was_fitted_to_have_addresses_and_figures(batch: int) -> None:
     rows = read(BATCHES[batch])

@@ -18,6 +18,7 @@ def test_every_published_config_is_there_with_each_of_its_pipeline_ranks() -> No
     assert {row.pp_rank for row in ROWS.values() if row.config.pp == 2} == {0, 1}
 
 
+@pytest.mark.thorough
 def test_rank_with_experts_allocates_what_was_measured() -> None:
     """In this process: the first of two pipeline ranks, with the embedding, a dense layer and a layer of 40 experts."""
     from autotune_workers.dryrun.played_rank import dry_run, first_rank_of_stage

@@ -49,6 +49,7 @@ def is_silent(seen: Visit, time_ms: float) -> bool:
     return len(seen.requests) == asked
 
 
+@pytest.mark.thorough
 def test_the_buttons_of_a_study_act_and_say_what_happened(browser: Any, tuning: Service) -> None:
     token = tuning.token("submit")
     study = submitted(tuning, token, slow_spec())

@@ -135,6 +135,7 @@ def test_the_owner_tags_notes_ranks_copies_and_deletes(browser: Any, tuning: Ser
         check_quiet(seen, tuning)
 
 
+@pytest.mark.thorough
 def test_a_reader_sees_all_pages_and_no_button_that_changes_anything(
     browser: Any, tuning: Service, finished: str
 ) -> None:
@@ -164,6 +165,7 @@ def test_a_reader_sees_all_pages_and_no_button_that_changes_anything(
         assert "bob (read)" in page.inner_text("header")
 
 
+@pytest.mark.thorough
 def test_without_scripts_the_button_checks_the_spec(browser: Any, tuning: Service) -> None:
     with visit(browser, tuning.url, java_script_enabled=False, viewport={"width": 390, "height": 800}) as seen:
         page = seen.page

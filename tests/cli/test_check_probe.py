@@ -56,6 +56,7 @@ def test_differences_are_named_and_mended_and_files_stay(run, spec):
     assert sorted(p.name for p in spec.parent.iterdir() if "autotune" in p.name) == []
 
 
+@pytest.mark.thorough
 def test_a_spec_that_is_true_is_ready_and_its_files_may_be_replaced_where_it_says_so(run, spec):
     document = yaml.safe_load(spec.read_text())
     document["workload"]["seq_len"] = 16
@@ -68,6 +69,7 @@ def test_a_spec_that_is_true_is_ready_and_its_files_may_be_replaced_where_it_say
     assert (spec.parent / "mine.pt").read_bytes()[:2] == b"PK"
 
 
+@pytest.mark.thorough
 def test_a_variable_leaves_the_probe_out(run, spec, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_PROBE", "off")
     done = run("check", spec, "--json")
@@ -75,6 +77,7 @@ def test_a_variable_leaves_the_probe_out(run, spec, monkeypatch):
     assert done.document["said_and_seen"][0]["rows"] == []
 
 
+@pytest.mark.thorough
 def test_a_model_for_images_gets_ready_by_what_the_check_says_to_write(run, tmp_path):
     """No shape of a decoder has its weights, and it is trained by SGD: `--fix` writes both."""
     shutil.copy(PROGRAMS / "images.py", tmp_path / "train.py")

@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+
+pytestmark = pytest.mark.thorough
 
 PATTERN = "a?" * 40 + "a" * 40 + "(b)"
 PROGRAM = """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import pytest
+
 from autotune import api
 from autotune.cli.named_study import LISTED
 from autotune.schema import read_spec
@@ -52,6 +54,7 @@ def test_the_one_that_has_not_ended_is_acted_on_however_many_ended_since(run, wr
         assert str(store.study(oldest).status) == "PAUSED"
 
 
+@pytest.mark.thorough
 def test_none_of_several_studies_of_a_name_is_deleted(run, write) -> None:
     spec = write()
     first, second = (run("submit", spec, "--json").document["study"]["id"] for _ in range(2))
@@ -66,6 +69,7 @@ def test_none_of_several_studies_of_a_name_is_deleted(run, write) -> None:
     assert run("delete", "small", "--yes").code == 0, "one alone is left"
 
 
+@pytest.mark.thorough
 def test_an_id_that_begins_several_says_what_each_is(run, write) -> None:
     spec = write(budget={"max_trials": 1})
     with closing(open_store()) as store:

@@ -227,6 +227,7 @@ def test_an_unknown_runner_and_an_empty_space_are_errors_of_a_plan(run, write, c
     assert words in done.err
 
 
+@pytest.mark.thorough
 def test_a_command_that_runs_out_of_memory_says_so_in_a_line(tmp_path: Path) -> None:
     large = {
         "tp": [1, 2, 4, 8], "pp": [1, 2, 4, 8], "micro_batch_size": [1, 2, 4, 8, 16, 32], "precision": ["bf16", "fp16", "tf32", "fp32"], "zero_stage": [0, 1, 2, 3],

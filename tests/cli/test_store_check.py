@@ -39,6 +39,7 @@ def test_check_shows_and_tells_what_it_replayed(run: Callable[..., Done], write:
     assert run("store", "check", "--store", "results.db", "--no-replay").code == 0
 
 
+@pytest.mark.thorough
 def test_an_option_says_whose_decisions_are_replayed(
     run: Callable[..., Done], write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from autotune.cli.study_text import CAUSES, logged_line
 from autotune.report.target_text import target_sentences
 from autotune.study.controller import commands
 from autotune.trainers import python_line, trainer_names
+from tests.matrix import sampled
 
 
 def test_tune_answers_with_study_best_baseline_and_speedup(run, write):
@@ -30,6 +31,7 @@ def test_tune_answers_with_study_best_baseline_and_speedup(run, write):
     assert document["speedup"] > 1.0
 
 
+@pytest.mark.thorough
 def test_later_questions_agree_with_tune(run, write):
     tuned = run("tune", write(), "--json").document
     study = tuned["study"]["id"]
@@ -45,6 +47,7 @@ def test_later_questions_agree_with_tune(run, write):
     assert top[0]["config"] == tuned["best"]["config"]
 
 
+@pytest.mark.thorough
 def test_as_many_configs_of_a_target_are_shown_as_asked_for(run, write):
     run("tune", write(target="a100-40gb-2x8", searcher="bayesian"), "--max-trials", 1)
     ranks = [row["rank"] for row in run("best", "small", "--top", 2, "--json").document["target"]["configs"]]
@@ -141,6 +144,7 @@ def test_export_writes_a_launch(run, write, tmp_path):
     assert "nobody" in refused.err
 
 
+@pytest.mark.thorough
 def test_the_same_command_after_the_end_starts_anew_and_overrides_count(run, write):
     path = write()
     first = run("tune", path, "--json").document["study"]["id"]
@@ -179,8 +183,10 @@ def test_the_version(run):
     assert done.out.startswith("autotune 0.")
 
 
-@pytest.mark.parametrize("cluster", ["h100-sxm-1x8", "h100-sxm-2x8"])
-@pytest.mark.parametrize("name", [name for name in trainer_names() if not python_line(name)])
+@pytest.mark.parametrize("cluster", sampled(["h100-sxm-1x8", "h100-sxm-2x8"], ["h100-sxm-2x8"]))
+@pytest.mark.parametrize(
+    "name", sampled([name for name in trainer_names() if not python_line(name)], ["megatron", "native"])
+)
 def test_the_next_step_that_is_printed_names_the_studys_trainer_and_works_when_pasted(run, write, name, cluster):
     argv = ["train", *(f"--{knob}={{{knob}}}" for knob in ("micro_batch_size", "accumulation_steps", "zero_stage"))]
     trainer = {"kind": "command", "argv": argv} if name == "command" else name

@@ -96,6 +96,7 @@ def service_expressions() -> list[str]:
     return [text.replace("$study", ".*") for text in found if "autotune_service" in text]
 
 
+@pytest.mark.thorough
 @needs_prometheus
 def test_every_panel_of_the_service_has_data_at_every_scrape(tuning: Service, tmp_path: Path) -> None:
     assert len(service_expressions()) >= 8

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "site_build"))
@@ -31,6 +32,7 @@ def executed() -> Any:
     return run_notebook(NOTEBOOK)
 
 
+@pytest.mark.thorough
 def test_the_notebook_runs_and_shows_a_card_figures_and_a_table() -> None:
     run = executed()
     shown = [

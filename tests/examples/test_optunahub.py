@@ -65,6 +65,7 @@ def test_every_cell_is_a_problem_with_a_best_config_and_failures() -> None:
         module.Problem("none")
 
 
+@pytest.mark.thorough
 def test_a_study_of_the_problem_counts_only_configs_that_run() -> None:
     problem = loaded("benchmarks/parallel_training").Problem()
     names, rows = list(problem.search_space), problem._rows

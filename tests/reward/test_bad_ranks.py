@@ -15,6 +15,8 @@ from autotune_workers.runners.local import LocalRunner
 from autotune_workers.training.faults import Fault
 from tests.workers.requests import PATIENT, request
 
+pytestmark = pytest.mark.thorough
+
 STEPS, SPIKE = 24, 12
 CORRUPTED, SPIKED, OVERFLOWING = 1, 2, 3
 FAULTS = (

@@ -89,6 +89,7 @@ def _until_it_stops(predicted: Estimate) -> list[Trial]:
     return trials
 
 
+@pytest.mark.thorough
 def test_searches_longer_when_the_cost_model_is_useless() -> None:
     """With the predictions shuffled between configs it stops later than with the right ones."""
     predicted = estimate(WORKLOAD, SPACE.table)
@@ -173,6 +174,7 @@ def test_earlier_studies_do_no_harm(model: object) -> None:
     assert _found(_play(make_searcher("bayesian", SPACE, history=history), 10)) > 0.95
 
 
+@pytest.mark.thorough
 def test_a_misleading_history_loses_its_weight() -> None:
     """In the history tensor parallelism was far slower than predicted; here it is not."""
     theirs = replace(WORKLOAD, model=replace(MODEL, name="another", num_layers=24))

@@ -45,11 +45,13 @@ class TestNsga2(SearcherContract):
     budget: ClassVar[int] = 10
 
 
+@pytest.mark.thorough
 class TestQmc(SearcherContract):
     searcher = "optuna:qmc"
     budget: ClassVar[int] = 12
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sampler", ["optuna:gp", "optuna:cmaes", "optuna:nsga2"])
 def test_other_samplers_ask_candidates_once_and_replay(sampler: str) -> None:
     space = SearchSpace.of(WORKLOAD, candidates())

@@ -395,6 +395,7 @@ def test_large_bodies_are_cut_off(guarded: Service) -> None:
     assert kind(answer) == (413, "too_large")
 
 
+@pytest.mark.thorough
 def test_a_slow_client_is_cut_off_and_holds_nothing(guarded: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     from autotune.service import server
 
@@ -445,6 +446,7 @@ def test_guessing_tokens_is_slowed_but_locks_nobody_out(tmp_path: Path) -> None:
         assert service.http.post("/login", data={"token": service.token("read")}).status_code == 303
 
 
+@pytest.mark.thorough
 def test_valid_tokens_are_answered_after_a_restart_while_strangers_guess(tmp_path: Path) -> None:
     """One of them is of an earlier release, whose slow hash is still in the store."""
     store: Any = open_store(tmp_path / "results.db")

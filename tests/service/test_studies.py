@@ -88,6 +88,7 @@ def test_the_stream_of_a_study_that_is_deleted_between_two_looks_ends(
     until(lambda: service.service.streams == 0)
 
 
+@pytest.mark.thorough
 def test_a_running_study_is_paused_resumed_and_cancelled(tuning: Service) -> None:
     with tuning.client() as client:
         asked = slow_spec()

@@ -68,6 +68,7 @@ def test_a_view_is_made_once_for_each_revision(tuning: Service, finished: str) -
     assert views.figures(finished)[0] is not drawn[0]
 
 
+@pytest.mark.thorough
 def test_the_running_trials_are_followed_between_events(tuning: Service) -> None:
     runner = {"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 0.5}
     with tuning.client() as client:

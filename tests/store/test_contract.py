@@ -11,6 +11,7 @@ from autotune.store import MemoryStore, SqlStore, open_store
 from autotune.testing.stores import ServiceStoreContract, StoreContract
 
 
+@pytest.mark.thorough
 class TestMemoryStore(StoreContract, ServiceStoreContract):
     @pytest.fixture
     def store(self) -> Iterator[SqlStore]:

@@ -43,6 +43,7 @@ ADDRESSES = (
 )
 
 
+@pytest.mark.thorough
 class TestDictStore(StoreContract, ServiceStoreContract):
     @pytest.fixture
     def store(self) -> DictStore:
@@ -69,6 +70,7 @@ def test_it_has_the_methods_of_the_protocol_and_no_other() -> None:
     assert DictStore.__mro__ == (DictStore, object)
 
 
+@pytest.mark.thorough
 def test_a_study_is_tuned_and_resumed() -> None:
     slow = spec(runner=QUIET | {"time_scale": 0.001})
     store, undisturbed = DictStore(), DictStore()

@@ -158,6 +158,7 @@ def test_a_backup_of_a_large_store_that_others_write_to_ends(store: SqlStore, tm
         assert len(copied.studies()) == 1
 
 
+@pytest.mark.thorough
 def test_a_store_or_service_that_is_away_ends_commands_with_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,7 @@ def test_goodput_picks_a_smaller_batch_than_throughput_and_says_why(store: Memor
     assert "multiply the learning rate by" in text
 
 
+@pytest.mark.thorough
 def test_where_gradients_are_noise_goodput_is_throughput(store: MemoryStore) -> None:
     assert batch(tuned(store, "goodput", 1e9)) == batch(tuned(store, "throughput", 1e9))
 

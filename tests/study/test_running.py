@@ -170,6 +170,7 @@ def test_history_is_of_the_same_model_cluster_or_trainer_and_the_nearest_comes_f
     assert history_of(other_trainer, store, before=later) == []
 
 
+@pytest.mark.thorough
 def test_a_short_training_is_not_worth_many_trials(store: Store) -> None:
     def tuned(tokens: float) -> api.Result:
         budget = {"max_trials": 30, "train_tokens": tokens}
@@ -181,6 +182,7 @@ def test_a_short_training_is_not_worth_many_trials(store: Store) -> None:
     assert short.notes[-1].startswith("a training on 1e+06 tokens takes ")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("searcher", ["bayesian", "reinforce"])
 def test_where_stability_is_all_that_counts_a_study_ends_too(store: Store, searcher: str) -> None:
     changes = {"searcher": searcher, "objective": {"stability_weight": 1}, "budget": {"max_trials": 4}}

@@ -84,6 +84,7 @@ class TestHillClimbing(SearcherContract):
         assert differing < len(names)
 
 
+@pytest.mark.thorough
 class TestDdpScript(TrainerContract):
     trainer = "ddp_script"
     log_lines: ClassVar = {

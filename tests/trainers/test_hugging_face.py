@@ -27,6 +27,7 @@ def arguments(launch: Launch) -> Any:
     return json.loads(launch.files["training_args.json"])
 
 
+@pytest.mark.thorough
 class TestAccelerate(TrainerContract):
     trainer = "accelerate"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"mixed_precision": "fp16"}
@@ -71,6 +72,7 @@ class TestAccelerateWithYourOwnProgram(TrainerContract):
     notes_count = True
 
 
+@pytest.mark.thorough
 class TestHfTrainer(TrainerContract):
     trainer = "hf_trainer"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"gradient_accumulation_steps": 2}

@@ -361,6 +361,7 @@ def test_yarn_that_differs_from_deepseeks_is_named() -> None:
     assert [note for note in launch.notes if "beta_fast=1 has no flag: Megatron-LM takes 32" in note]
 
 
+@pytest.mark.thorough
 def test_every_flag_is_one_that_the_release_knows() -> None:
     known = frozenset().union(*released_names("megatron-core-0.16.1").values())
     # flags of other names than their fields, and those of the configurations of data parallelism and of random numbers

@@ -70,6 +70,7 @@ def test_whoever_runs_a_submitted_study_tries_its_program(store: Store, tmp_path
     assert "none of the 1 lines" in store.study(record.id).message
 
 
+@pytest.mark.thorough
 def test_a_study_that_is_stopped_meanwhile_is_tried_again_when_it_goes_on(store: Store, tmp_path: Path) -> None:
     asked = program_spec(tmp_path, PROGRAM.replace("time.sleep(0.01)", "time.sleep(0.3)"))
     record = api.submit_study(store, api.load_study(asked))

@@ -72,6 +72,7 @@ def test_the_choices_of_every_searcher_are_made_again(tmp_path: Path, searcher: 
     assert (found.followed, found.unfollowed, found.not_checked) == (found.decisions, None, ())
 
 
+@pytest.mark.thorough
 def test_the_choices_of_proxies_are_made_again(tmp_path: Path) -> None:
     with closing(open_store(tmp_path / "store.db")) as store:
         told = api.tune(target_spec(), store=store).trials
@@ -130,6 +131,7 @@ def test_constants_that_were_measured_again_do_not_matter(tmp_path: Path) -> Non
     assert [s.replayed.not_checked for s in found.studies if s.replayed] == [(), ()]
 
 
+@pytest.mark.thorough
 def test_what_a_study_learnt_from_matters(tmp_path: Path) -> None:
     with closing(open_store(tmp_path / "store.db")) as store:
         first = api.tune(SMALL, store=store)
@@ -233,6 +235,7 @@ def test_attempts_that_waited_for_ranks_are_replayed() -> None:
     assert (found.followed, found.unfollowed, found.not_checked) == (found.decisions, None, ())
 
 
+@pytest.mark.thorough
 def test_what_was_cut_off_at_the_end_of_the_wall_time_is_replayed() -> None:
     runner = QUIET | {"time_scale": 50.0}  # the first trial takes longer than the study may
     with closing(MemoryStore()) as store:

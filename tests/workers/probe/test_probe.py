@@ -29,6 +29,7 @@ def test_a_plain_program_is_seen_step_by_step(tmp_path: Path) -> None:
     assert not seen.of("trouble")
 
 
+@pytest.mark.thorough
 def test_inputs_given_as_keywords_are_found_further_inside(tmp_path: Path) -> None:
     seen = watched(python("decoder.py", "--keywords", "--batch=5"), cwd=tmp_path)
     assert [(s["micro"], s["sequences"], s["tokens"]) for s in seen.steps()] == [(1, [5], 80)] * 6
@@ -52,6 +53,7 @@ def test_ranks_are_told_from_their_launcher_and_sharded_parameters_are_counted_w
         assert [(s["micro"], s["sequences"]) for s in seen.steps(rank)] == [(2, [8])] * 6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["aot_eager", pytest.param("in place", marks=pytest.mark.slow)])
 def test_steps_of_compiled_programs_are_seen(tmp_path: Path, how: str) -> None:
     seen = watched(python("decoder.py", f"--compile={how}", "--accumulate=2"), cwd=tmp_path)
@@ -63,6 +65,7 @@ def test_steps_of_compiled_programs_are_seen(tmp_path: Path, how: str) -> None:
         assert {tuple(step["sequences"]) for step in seen.steps()} == {(8,)}
 
 
+@pytest.mark.thorough
 def test_two_optimizers_that_take_turns_make_one_step_of_both(tmp_path: Path) -> None:
     seen = watched(python("adversaries.py"), cwd=tmp_path)
     steps = seen.steps()
@@ -72,11 +75,13 @@ def test_two_optimizers_that_take_turns_make_one_step_of_both(tmp_path: Path) ->
     assert seen.facts()["optimizers"] == ["torch.optim.adam.Adam", "torch.optim.sgd.SGD"]
 
 
+@pytest.mark.thorough
 def test_inner_optimizers_are_one_step(tmp_path: Path) -> None:
     steps = watched(python("inner_optimizers.py"), cwd=tmp_path).steps()
     assert [(s["micro"], s["sequences"]) for s in steps] == [(2, [6])] * 5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_scaler_that_leaves_a_step_out_and_a_loader_that_is_waited_for(tmp_path: Path, workers: int) -> None:
     seen = watched(python("scaled.py", str(workers)), cwd=tmp_path)
@@ -88,6 +93,7 @@ def test_a_scaler_that_leaves_a_step_out_and_a_loader_that_is_waited_for(tmp_pat
         assert all(step["wait_s"] >= 0.02 for step in seen.steps())
 
 
+@pytest.mark.thorough
 def test_transformers_trainer(tmp_path: Path) -> None:
     seen = watched(python("hf.py", "out"), cwd=tmp_path)
     assert seen.code == 0, seen.text
@@ -98,6 +104,7 @@ def test_transformers_trainer(tmp_path: Path) -> None:
     assert facts["recomputed"] > 0.3
 
 
+@pytest.mark.thorough
 def test_lightning_that_calls_the_parts_of_its_module(tmp_path: Path) -> None:
     seen = watched(python("lightning_batches.py"), cwd=tmp_path)
     assert seen.code == 0, seen.text
@@ -105,6 +112,7 @@ def test_lightning_that_calls_the_parts_of_its_module(tmp_path: Path) -> None:
     assert seen.facts()["parameters"] == 64 * 32 + 32 * 64 + 64
 
 
+@pytest.mark.thorough
 def test_the_users_own_sitecustomize_still_runs_and_modules_are_found_where_they_were(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
@@ -119,18 +127,21 @@ def test_a_program_without_torch_runs_as_it_is(tmp_path: Path) -> None:
     assert (seen.code, seen.text.strip(), seen.reports) == (7, "False", [])
 
 
+@pytest.mark.thorough
 def test_an_isolated_interpreter_is_not_seen(tmp_path: Path) -> None:
     command = python("decoder.py")
     seen = watched([command[0], "-I", *command[1:]], cwd=tmp_path)
     assert (seen.code, seen.reports) == (0, [])
 
 
+@pytest.mark.thorough
 def test_a_program_that_trains_in_another_process(tmp_path: Path) -> None:
     seen = watched([*python("starts_another.py"), *python("decoder.py")[1:]], cwd=tmp_path)
     assert len(seen.trainers) == 1
     assert len(seen.steps()) == 6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("end", "code"), [("os._exit", 3), ("SIGKILL", -9)])
 def test_steps_are_known_however_the_program_ends(tmp_path: Path, end: str, code: int) -> None:
     seen = watched(python("decoder.py", f"--end={end}"), cwd=tmp_path)
@@ -169,6 +180,7 @@ def test_files_are_told_and_what_was_there_before_is_put_back(tmp_path: Path) ->
     assert not any("mine.txt" in name for name in told)
 
 
+@pytest.mark.thorough
 def test_files_stay_as_the_program_leaves_them_where_that_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.pt").write_text("old")
     command = python("decoder.py", "--model-file=checkpoint.pt")
@@ -177,6 +189,7 @@ def test_files_stay_as_the_program_leaves_them_where_that_was_asked_for(tmp_path
     assert (tmp_path / "checkpoint.pt").read_bytes()[:2] == b"PK"
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_that_torch_writes_outside_of_python_is_put_back(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.pt").write_text("old")
     seen = watched(python("decoder.py", "--model-file=checkpoint.pt"), cwd=tmp_path)

@@ -83,6 +83,7 @@ def test_a_lease_that_nobody_renews_ends_the_program(keeper: KeeperProcess) -> N
     assert not is_alive(pid)
 
 
+@pytest.mark.thorough
 def test_the_time_for_which_a_machine_stands_still_is_not_counted(keeper: KeeperProcess) -> None:
     begin(keeper, SLEEPS, lease_s=3.0)
     pid = pid_in(until(keeper, "lines", every=keeper.renew))
@@ -229,6 +230,7 @@ def test_a_keeper_that_is_killed_takes_the_program_with_it(keeper: KeeperProcess
 TRACEBACK = b"Traceback (most recent call last):\n  File 'train.py', line 7, in <module>\nValueError: the last words\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lines", [10_000, 300_000])
 def test_the_last_words_reach_an_owner_that_is_far_behind(lines: int) -> None:
     ours, theirs = socket.socketpair()

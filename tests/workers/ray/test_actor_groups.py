@@ -13,6 +13,8 @@ import pytest
 from autotune_workers.ray import actor_groups as module
 from autotune_workers.ray.actor_groups import ActorGroups, Shape
 
+pytestmark = pytest.mark.thorough
+
 PAIR = Shape(kind="gang", nodes=2, ranks_per_node=2)
 
 
