@@ -2,6 +2,7 @@
 
     load_study, read_document, open_store     specs and stores     plan_of, what_if_of, estimate_of, compare_clusters_of   without hardware
     prepare_check, run_check                  a few real steps     fit                                   dry runs: will it fit?
+    review                                    a launch as it is, without a spec
     tune, submit_study, run_study, act        studies              cannot_run_here                       what this machine lacks
     result_of, document, best_document, ...   what came out        calibrate                             measures this cluster
 
@@ -11,7 +12,7 @@ The command line, the service and the reports come through here. What a study ch
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -72,6 +73,7 @@ from autotune.study.running import ACTIONS, WANTED, act, run_study, submit_study
 from autotune.will_it_fit import Fit, OnRank, answers, configs_of, fits_document
 
 if TYPE_CHECKING:
+    from autotune.review import Review
     from autotune.search import Searcher, SearcherFactory
 
 
@@ -129,6 +131,21 @@ def open_store(url: str | Path | None = None) -> ServiceStore:
     from autotune.store import open_store as open_sql
 
     return open_sql(url)
+
+
+def review(
+    target: str | Path | Sequence[str],
+    *,
+    store: KnowledgeStore | None = None,
+    **said: Any,
+) -> Review:
+    """What there is to say of a launch without running it: whether it fits, how fast it should be, which edits make it faster (`autotune.review.review`).
+
+    `target`: a file, or the words of a command. `store`: for measured constants of the cluster. Raises `SpecError` for what is no launch.
+    """
+    from autotune.review import review as review_launch
+
+    return review_launch(target, store=store, local_cluster=_local_cluster, **said)
 
 
 def tune(
@@ -344,6 +361,7 @@ __all__ = [
     "rerank",
     "result_from",
     "result_of",
+    "review",
     "run_check",
     "run_study",
     "study_document",

@@ -1,6 +1,7 @@
 """The command line. Each module holds the commands of one purpose and imports what they need only when they run.
 
     tune.py       tune                                  best.py       best, explain
+    review.py     review
     plan.py       plan, estimate                        export.py     export, report, compare
     fit.py        fit                                   check.py      check
     calibrate.py  calibrate                             serve.py      serve, token create, list, revoke, audit
@@ -93,6 +94,7 @@ def application() -> typer.Typer:
         jobs,
         onboarding,
         plan,
+        review,
         serve,
         store,
         tune,
@@ -125,6 +127,7 @@ def application() -> typer.Typer:
         """Options that stand before the command."""
 
     for module in (
+        review,
         onboarding,
         check,
         tune,

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Tune": ("doctor", "init", "import", "plan", "estimate", "fit", "check", "calibrate", "tune"),
+    "Tune": ("doctor", "review", "init", "import", "plan", "estimate", "fit", "check", "calibrate", "tune"),
     "Look at studies and results": (
         "list",
         "status",
@@ -43,6 +43,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "import": (
         "autotune import ds_config.json --from deepspeed -o study.yaml",
         "autotune import pretrain.sh --from megatron --cluster h100-sxm-4x8",
+    ),
+    "review": (
+        "autotune review train.sh --cluster h100-sxm",
+        "autotune review -- torchrun --nproc-per-node 8 train.py --batch-size 4",
+        "autotune review train.sh --cluster h100-sxm --measured 2.1s --diff",
     ),
     "plan": (
         "autotune plan study.yaml",

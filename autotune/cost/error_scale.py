@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 
-from scipy.special import stdtrit
+import scipy
 
 from autotune.cost.uncertainty import TAIL, Z90
 
@@ -32,4 +32,4 @@ def widening(squares: float, trials: int) -> float:
     """Factor on standard deviations given that many trials, such that the 90% interval of a normal is that of the t. `squares`: q."""
     degrees = DEGREES + trials
     variance = (SCALE * DEGREES + squares) / degrees
-    return math.sqrt(variance) * float(stdtrit(degrees, 1.0 - TAIL)) / Z90
+    return math.sqrt(variance) * float(scipy.special.stdtrit(degrees, 1.0 - TAIL)) / Z90

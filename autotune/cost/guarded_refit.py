@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
-from scipy.special import log_softmax
+import scipy
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.refit import Conditioned, Measured, UncertainConstants, linearised, uncertain
@@ -113,7 +113,7 @@ def guarded_refit(constants: Calibration, trials: Sequence[Measured]) -> Refitte
 
 def _weighed(answers: Sequence[Believed]) -> tuple[Believed, ...]:
     """The answers with weights that are proportional to the evidence of their priors."""
-    weights = np.exp(log_softmax([b.said.log_evidence for b in answers if b.said]))
+    weights = np.exp(scipy.special.log_softmax([b.said.log_evidence for b in answers if b.said]))
     return tuple(replace(b, weight=float(w)) for b, w in zip(answers, weights, strict=True))
 
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist
 
 from autotune.cost.sensitivity import Sensitivity
 from autotune.spec import KNOBS
@@ -32,6 +32,9 @@ Array = NDArray[np.float64]
 ELSEWHERE = ("dp", "dp_replicas", "zero_stage", "accumulation_steps", "pp", "pp_schedule", "virtual_stages", "pp_split")
 """knobs that do not change what a rank computes for a layer and a micro-batch"""
 WORK = [k for k, name in enumerate(KNOBS) if name not in ELSEWHERE]
+
+FEW = 1 << 14
+"""distances below which SciPy's module for them is not worth its import, which takes a quarter of a second"""
 
 
 @final
@@ -50,7 +53,7 @@ class OwnError:
 
     def covariance(self, rows: Sensitivity, others: Sensitivity) -> Array:
         """Covariance of the part that neighbours share, shape (N, n)."""
-        apart = cdist(rows.points, others.points)
+        apart = _distances(rows.points, others.points)
         same = rows.workloads[:, None] == others.workloads[None, :]
         near = np.exp(-apart / self.length)
         rest = np.outer(self.rest(rows), self.rest(others)) * np.where(same, 1.0, self.between_workloads)
@@ -69,10 +72,21 @@ class OwnError:
         return np.minimum(rows.own_sigma, self.alone_sigma)
 
 
+def _distances(a: Array, b: Array) -> Array:
+    """Euclidean distances, shape (N, n)."""
+    if len(a) * len(b) > FEW:
+        return np.asarray(scipy.spatial.distance.cdist(a, b))
+    squares = np.zeros((len(a), len(b)))
+    for k in range(a.shape[1]):  # in cdist's order, so that both give the same number
+        squares += (a[:, k, None] - b[None, :, k]) ** 2
+    return np.asarray(np.sqrt(squares))
+
+
 def _same_work(rows: Sensitivity, others: Sensitivity) -> NDArray[np.bool_]:
     """k, shape (N, n)."""
     width = rows.points.shape[1]
     work = [*WORK, *range(len(KNOBS), width)]
     return np.asarray(
-        (cdist(rows.points[:, work], others.points[:, work]) == 0) & (rows.layers[:, None] == others.layers[None, :])
+        (_distances(rows.points[:, work], others.points[:, work]) == 0)
+        & (rows.layers[:, None] == others.layers[None, :])
     )

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
 
 from autotune.cost.calibration import Calibration, refit_values
 from autotune.cost.own_error import OwnError
@@ -184,19 +184,19 @@ class Conditioned:
         noise = np.maximum(own.alone(rows), LEAST_SIGMA) ** 2
         weights = np.ones(len(errors))
         for _ in range(WEIGHINGS):
-            factor = cho_factor(smooth + np.diag(noise / weights), lower=True, check_finite=False)
-            solved = cho_solve(factor, errors, check_finite=False)
+            factor = scipy.linalg.cho_factor(smooth + np.diag(noise / weights), lower=True, check_finite=False)
+            solved = scipy.linalg.cho_solve(factor, errors, check_finite=False)
             alone = np.abs(solved) * noise / weights / np.sqrt(noise)
             weights = np.minimum(1.0, HUBER / np.maximum(alone, 1e-9))
         return cls(
             moved=across.T @ solved,
-            covariance=prior.covariance - across.T @ cho_solve(factor, across, check_finite=False),
-            own=solved, rows=rows, prior=prior, factor=factor, own_factor=cho_factor(shared + np.diag(noise / weights), lower=True, check_finite=False),
+            covariance=prior.covariance - across.T @ scipy.linalg.cho_solve(factor, across, check_finite=False),
+            own=solved, rows=rows, prior=prior, factor=factor, own_factor=scipy.linalg.cho_factor(shared + np.diag(noise / weights), lower=True, check_finite=False),
         )  # fmt: skip
 
     def misfit(self, moved: Array, left: Array) -> float:
         """Negative log density of constants that lie `moved` from the prior and of what they leave of the trials, `left`, up to a constant."""
-        own = left @ cho_solve(self.own_factor, left, check_finite=False)
+        own = left @ scipy.linalg.cho_solve(self.own_factor, left, check_finite=False)
         return 0.5 * float(own + moved @ np.linalg.solve(self.prior.covariance, moved))
 
     @property
@@ -212,7 +212,7 @@ class Conditioned:
     def left_out(self) -> tuple[Array, Array]:
         """Of each trial's log(measured / predicted), given all others: how far it lies from its mean, and its variance; shape (n,) each (Rasmussen & Williams
         2006, eq. 5.12)."""
-        precision = np.diag(cho_solve(self.factor, np.eye(len(self.own)), check_finite=False))
+        precision = np.diag(scipy.linalg.cho_solve(self.factor, np.eye(len(self.own)), check_finite=False))
         return self.own / precision, 1.0 / precision
 
     def covariance_of(self, rows: Sensitivity, others: Sensitivity) -> Array:
@@ -222,14 +222,14 @@ class Conditioned:
             some.jacobian @ spread @ self.rows.jacobian.T + own.covariance(some, self.rows) for some in (rows, others)
         )
         before = rows.jacobian @ spread @ others.jacobian.T + own.covariance(rows, others)
-        return np.asarray(before - ours @ cho_solve(self.factor, theirs.T, check_finite=False))
+        return np.asarray(before - ours @ scipy.linalg.cho_solve(self.factor, theirs.T, check_finite=False))
 
     def errors_of(self, rows: Sensitivity) -> tuple[Array, Array, Array]:
         """Of the next measurements of configs at the same linearisation: mean of log(measured / predicted), its standard deviation, and the part of it that
         is due to constants and level; shape (N,) each."""
         own = self.prior.own_error
         across = rows.jacobian @ self.prior.covariance @ self.rows.jacobian.T + own.covariance(rows, self.rows)
-        explained = np.einsum("ij,ji->i", across, cho_solve(self.factor, across.T, check_finite=False))
+        explained = np.einsum("ij,ji->i", across, scipy.linalg.cho_solve(self.factor, across.T, check_finite=False))
         constants = np.einsum("nk,kl,nl->n", rows.jacobian, self.covariance, rows.jacobian)
         prior = np.einsum("nk,kl,nl->n", rows.jacobian, self.prior.covariance, rows.jacobian) + rows.own_sigma**2
         variance = np.maximum(prior - explained, LEAST_SIGMA**2)

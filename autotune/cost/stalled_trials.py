@@ -15,8 +15,8 @@ throughout is believed from its second trial on. Neglected: that stalled sends o
 from __future__ import annotations
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import logit
 
 from autotune.cost.refit import Array, Conditioned, UncertainConstants
 from autotune.cost.sensitivity import Sensitivity
@@ -28,7 +28,9 @@ def unstalled(rows: Sensitivity, errors: Array, prior: UncertainConstants) -> ND
     while len(kept) and rows.stall_probability[kept].any():
         left = rows.take(kept)
         apart, variance = Conditioned.on(left, errors[kept], prior).left_out()
-        log_odds = logit(left.stall_probability) + (apart**2 - (apart - left.stall_log) ** 2) / (2.0 * variance)
+        log_odds = scipy.special.logit(left.stall_probability) + (apart**2 - (apart - left.stall_log) ** 2) / (
+            2.0 * variance
+        )
         likeliest = int(np.argmax(log_odds))
         if log_odds[likeliest] <= 0.0:
             break

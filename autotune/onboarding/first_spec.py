@@ -40,16 +40,21 @@ def command_draft(words: Sequence[str], *, model: str | None = None, cluster: st
     text = shlex.join(words)
     started = started_by(text)
     path = Path.cwd() / (Path(started.file).name if started else words[0].rpartition("/")[2])
-    draft = _launch_draft(
-        PresentConfiguration(files={path.name: text}), path, model=model, cluster=cluster, folder=folder
-    )
+    draft = text_draft(text, path, model=model, cluster=cluster, folder=folder)
     if draft is None:
         raise SpecError(
             f"`{words[0]}` starts no Python program that could be found in the command",
             remedy="give the command that starts the training itself: autotune init -- torchrun --nproc-per-node=8 train.py ...",
             field="FILE",
         )
-    return lawful(draft, path.name, folder)
+    return draft
+
+
+def text_draft(text: str, path: Path, *, model: str | None, cluster: str | None, folder: Path) -> Draft | None:
+    """The draft of what a text of commands starts; `path`: where it lies, or would lie. None where it starts no training that is known."""
+    present = PresentConfiguration(files={path.name: text})
+    draft = _launch_draft(present, path, model=model, cluster=cluster, folder=folder)
+    return None if draft is None else lawful(draft, path.name, folder)
 
 
 def lawful(draft: Draft, what: str, folder: Path, here: ClusterSpec | None = None) -> Draft:

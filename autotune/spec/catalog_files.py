@@ -41,7 +41,8 @@ def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
         )
     import yaml  # takes a while to import, and most commands read no file of the catalog
 
-    values: dict[str, Any] = yaml.safe_load((_ROOT / kind / f"{name}.yaml").read_text(encoding="utf-8"))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast, where it is there
+    values: dict[str, Any] = yaml.load((_ROOT / kind / f"{name}.yaml").read_text(encoding="utf-8"), Loader=loader)
     return values
 
 

@@ -1,0 +1,157 @@
+"""The command review: what can be said of a launch without running it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, closing, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli.output import JsonOption, StoreOption, emit, note
+from autotune.cli.quantities import sequence_tokens, time_s, tokens
+
+if TYPE_CHECKING:
+    from autotune.ports import ServiceStore
+    from autotune.review import Review
+    from autotune.spec import ClusterSpec
+
+LOCAL = "local"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command(context_settings={"allow_interspersed_args": True})(review)
+
+
+def review(
+    target: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TARGET | -- COMMAND ...",
+            help="A shell or Slurm script, a Python script, a trainer's configuration, a Kubernetes manifest or a study spec; or a command behind `--`.",
+        ),
+    ],
+    model: Annotated[
+        str | None, typer.Option("--model", help="Catalog name, hub id, or path of the model's config.json.")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster", metavar="NAME", help="GPU-NODESxGPUS (h100-sxm-1x8), a GPU alone (h100-sxm), or local."
+        ),
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option("--seq-len", metavar="TOKENS", parser=sequence_tokens, help="Tokens of a sequence.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Sequences of an optimizer step.")] = None,
+    precision: Annotated[str | None, typer.Option("--precision", help="bf16, fp16, tf32 or fp32.")] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="KNOB=VALUE,...", help="The config that it trains with today.")
+    ] = None,
+    train_tokens: Annotated[
+        float | None,
+        typer.Option(
+            "--tokens", metavar="TOKENS", parser=tokens(), help="Also show days and cost of this many tokens."
+        ),
+    ] = None,
+    measured: Annotated[
+        float | None,
+        typer.Option("--measured", metavar="TIME", parser=time_s(), help="Time of one of its steps, e.g. 2.1s."),
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option("--log", metavar="FILE", help="Its log, from which step times are read.")
+    ] = None,
+    diff: Annotated[bool, typer.Option("--diff", help="Print the edits as a patch of the file.")] = False,
+    write: Annotated[
+        Path | None, typer.Option("--write", metavar="FILE", help="Write a copy of the file with all edits.")
+    ] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Says of a launch whether it fits, how fast it should be, and which edits make it faster. Nothing is run."""
+    from autotune.errors import SpecError
+    from autotune.review import lines_of
+    from autotune.review import review as review_launch
+
+    if len(target) > 1 and target[0].endswith((".sh", ".yaml", ".yml", ".toml", ".json")):
+        raise SpecError(
+            f"there is one TARGET, but {target[1]!r} follows {target[0]!r}",
+            remedy="review a command with its words behind `--`: autotune review -- torchrun train.py ...",
+            field="TARGET",
+        )
+    with _known_store(store, cluster) as database:
+        found: Review = review_launch(
+            target if len(target) > 1 else target[0],
+            model=model,
+            cluster=cluster,
+            seq_len=seq_len,
+            batch=batch,
+            precision=precision,
+            config=config,
+            measured_s=measured,
+            log=None if log is None else _text(log),
+            store=database,
+            local_cluster=_here,
+        )
+    if write is not None:
+        _write(found, write)
+    if json:
+        emit(found.to_dict())
+    elif diff:
+        print(_patch(found), end="")
+    else:
+        for line in lines_of(found, tokens=train_tokens):
+            print(line)
+    if found.missing:
+        raise typer.Exit(2)
+    if found.fits is False:
+        raise typer.Exit(1)
+
+
+def _known_store(url: str | None, cluster: str | None) -> AbstractContextManager[ServiceStore | None]:
+    """The results database that is named, or of this machine where it has one: it says how fast the cluster was seen to be. None is made for a review."""
+    from autotune.settings import settings
+
+    asked = url or settings().store
+    if url is None and (cluster != LOCAL or ("://" not in asked and not Path(asked).exists())):
+        return nullcontext()
+    from autotune.store import open_store
+
+    return closing(open_store(asked))
+
+
+def _here() -> ClusterSpec:
+    from autotune.detect import local_cluster
+
+    return local_cluster()
+
+
+def _patch(found: Review) -> str:
+    from autotune.review.lines import patch
+
+    return patch(found.texts, found.lines)
+
+
+def _write(found: Review, file: Path) -> None:
+    from autotune.errors import SpecError
+    from autotune.review.lines import edited
+
+    changed = edited(found.texts, found.lines)
+    if not changed:
+        raise SpecError("there is no edit to write", remedy="see the review without --write", field="--write")
+    if file.exists():
+        raise SpecError(f"{file} exists", remedy="name another file", field="--write")
+    for name, text in changed.items():
+        path = file if len(changed) == 1 else file.with_name(f"{file.stem}-{Path(name).name}")
+        path.write_text(text, encoding="utf-8")
+        note(f"wrote {path}: {name} with its edits")
+
+
+def _text(path: Path) -> str:
+    from autotune.errors import SpecError
+
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {error.strerror}", field="--log") from None

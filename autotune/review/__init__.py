@@ -1,0 +1,13 @@
+"""Review of a launch: reads what people have, says whether it fits, how fast it should be, and which edits make it faster. Nothing is run.
+
+target.py    a script, a command, a configuration, a manifest or a spec, as a spec        manifest.py  Kubernetes
+gains.py     how much faster configs are, with intervals                                    edits.py     the changes that surely gain
+lines.py     an edit as lines of somebody's files                                           dangers.py   what is wrong or dangerous
+answer.py    the answer                                                                     words.py     the answer as text
+"""
+
+from autotune.review.answer import Edit, Review
+from autotune.review.reviewing import review, review_texts
+from autotune.review.words import lines_of
+
+__all__ = ["Edit", "Review", "lines_of", "review", "review_texts"]

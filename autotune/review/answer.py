@@ -1,0 +1,206 @@
+"""The answer of a review: what was understood of a launch, whether it fits, how fast it should be, and which edits make it faster.
+
+gain    step time of the launch as it is over that of the edited one: 1.2 is 20% more tokens/s
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.spec import Estimate, ParallelConfig, Study, config_label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineEdit:
+    """A line of somebody's file that changes."""
+
+    file: str
+    """name of the file"""
+    line: int
+    """number of the line, from 1"""
+    before: str
+    """its text"""
+    after: str
+    """its new text"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"file": self.file, "line": self.line, "before": self.before, "after": self.after}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """How much faster a config is than the launch as it is."""
+
+    gain: float
+    """the median of what is predicted"""
+    low: float
+    """lower end of the 90% interval"""
+    high: float
+    """upper end"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """One change, alone."""
+
+    changes: Mapping[str, tuple[Any, Any]]
+    """(from, to) by knob; a batch is kept by changing accumulation with the micro-batch"""
+    alone: Gain | None
+    """by this edit without the others; None where it is legal, or fits, only together with them"""
+    memory_bytes: float
+    """by how much the predicted peak memory rises, in bytes"""
+    lines: tuple[LineEdit, ...] = ()
+    """what changes in the files"""
+    unplaced: tuple[str, ...] = ()
+    """what else the program must be told, of which the files have no line: `--option=value`, or the path of a key"""
+    remark: str = ""
+    """what to know before doing it"""
+
+    @property
+    def knob(self) -> str:
+        """The knob that it is about."""
+        return next(iter(self.changes))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        old, new = self.changes[self.knob]
+        return {
+            "knob": self.knob,
+            "from": old,
+            "to": new,
+            "changes": {name: list(values) for name, values in self.changes.items()},
+            "line": self.lines[0].line if self.lines else None,
+            "lines": [line.to_dict() for line in self.lines],
+            "unplaced": list(self.unplaced),
+            "gain": self.alone.gain if self.alone else None,
+            "gain_low": self.alone.low if self.alone else None,
+            "gain_high": self.alone.high if self.alone else None,
+            "memory_bytes": self.memory_bytes,
+            "remark": self.remark,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """All edits at once."""
+
+    config: ParallelConfig
+    estimate: Estimate
+    """floats"""
+    gain: Gain
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "config": self.config.to_dict(),
+            "estimate": self.estimate.to_dict(),
+            "gain": self.gain.gain,
+            "gain_low": self.gain.low,
+            "gain_high": self.gain.high,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Danger:
+    """Something that is wrong or dangerous."""
+
+    text: str
+    """what, why, and what to do"""
+    line: int | None = None
+    """line of the launch, where one says it"""
+    file: str = ""
+    """its file"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"text": self.text, "line": self.line, "file": self.file or None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Something without which nothing can be predicted."""
+
+    what: str
+    """what was not found"""
+    remedy: str
+    """how to say it"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"what": self.what, "remedy": self.remedy}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """A step time of the launch itself."""
+
+    step_time_s: float
+    """median seconds of a step"""
+    source: str
+    """who says so, in words"""
+    slower: float
+    """step time over that which was predicted before it was known"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"step_time_s": self.step_time_s, "source": self.source, "slower": self.slower}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Review:
+    """What there is to say of a launch."""
+
+    target: str
+    """name of what was read"""
+    understood: str
+    """model, GPUs, tokens of a batch and config in one line"""
+    assumed: tuple[str, ...] = ()
+    """what was taken for granted, each with how to say otherwise"""
+    missing: tuple[Missing, ...] = ()
+    """what was not found; while there is something, nothing is predicted"""
+    study: Study | None = None
+    """the study that `init` would make of it; None while something is missing"""
+    config: ParallelConfig | None = None
+    """the launch as it is"""
+    estimate: Estimate | None = None
+    """of that config; floats"""
+    observed: Observed | None = None
+    """a measured step time of it"""
+    edits: tuple[Edit, ...] = ()
+    """best first"""
+    together: Together | None = None
+    """all edits at once; None where there is none"""
+    best_gain: float = 1.0
+    """the most that is predicted of any config that fits, proposed or not"""
+    warnings: tuple[Danger, ...] = ()
+    """what is wrong or dangerous, the worst first"""
+    lines: tuple[LineEdit, ...] = ()
+    """all edits at once, as lines of the files"""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """the files that were read, by name"""
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it is expected to fit into memory; None where that is not known."""
+        return None if self.estimate is None else float(self.estimate.oom_probability) <= 0.5
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "target": self.target,
+            "understood": self.understood,
+            "assumed": list(self.assumed),
+            "missing": [each.to_dict() for each in self.missing],
+            "config": self.config.to_dict() if self.config else None,
+            "label": config_label(self.config) if self.config else None,
+            "fits": self.fits,
+            "estimate": self.estimate.to_dict() if self.estimate else None,
+            "observed": self.observed.to_dict() if self.observed else None,
+            "edits": [edit.to_dict() for edit in self.edits],
+            "together": self.together.to_dict() if self.together else None,
+            "best_gain": self.best_gain,
+            "warnings": [each.to_dict() for each in self.warnings],
+        }

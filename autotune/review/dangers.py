@@ -1,0 +1,199 @@
+"""What is wrong or dangerous in a launch, with the line that says it. Each rule is a fact that the text, the config or the prediction shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from autotune.review.answer import Danger
+from autotune.spec import Estimate, ParallelConfig, Workload
+from autotune.spec.size import format_bytes
+
+FREE = 0.6
+"""share of the memory that is free where recomputation is too much"""
+BUBBLE = 0.25
+"""share of a step that a pipeline waits, from which it is named"""
+
+_SLOW_VARIABLES = {
+    "CUDA_LAUNCH_BLOCKING": ("1", "every kernel waits for the one before; it is for debugging"),
+    "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "every collective is checked on all ranks first; it is for debugging"),
+    "NCCL_P2P_DISABLE": ("1", "GPUs of a node send through the host instead of NVLink or PCIe"),
+    "NCCL_IB_DISABLE": ("1", "nodes send over TCP instead of InfiniBand or RoCE"),
+    "NCCL_SHM_DISABLE": ("1", "ranks of a node send through the network stack"),
+    "TORCH_NCCL_BLOCKING_WAIT": ("1", "the host waits for each collective"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "each tensor is allocated by the driver; it is for debugging"),
+}
+"""variables that slow a training down: (value, why)"""
+
+
+def dangers_of(
+    texts: Mapping[str, str],
+    workload: Workload | None = None,
+    config: ParallelConfig | None = None,
+    estimate: Estimate | None = None,
+) -> Iterator[Danger]:
+    """What there is to warn of, the worst first."""
+    if workload is not None and config is not None and estimate is not None:
+        yield from _of_the_config(texts, workload, config, estimate)
+    for name, text in texts.items():
+        yield from _of_variables(name, text)
+        if name.endswith(".py"):
+            yield from _of_a_program(name, text, config)
+        yield from _of_flags(name, text)
+
+
+def _of_the_config(
+    texts: Mapping[str, str], workload: Workload, config: ParallelConfig, estimate: Estimate
+) -> Iterator[Danger]:
+    used = float(estimate.peak_memory_bytes) / workload.cluster.gpu.memory_bytes
+    if config.recompute != "none" and used < 1.0 - FREE:
+        yield _at(
+            texts,
+            r"checkpoint|recompute",
+            f"recompute={config.recompute} repeats the forward pass, but only {used:.0%} of {format_bytes(workload.cluster.gpu.memory_bytes)} are predicted to be used: "
+            "switch it off, or use the memory for a larger micro-batch",
+        )
+    bubble = float(estimate.time_parts_s.bubble) / float(estimate.step_time_s)
+    if bubble > BUBBLE:
+        yield _at(
+            texts,
+            r"pipeline|\bpp\b",
+            f"the pipeline waits {bubble:.0%} of each step: {config.pp} stages share {config.accumulation_steps} micro-batches; smaller micro-batches, "
+            "fewer stages or an interleaved schedule wait less",
+        )
+    if (
+        config.precision == "fp32"
+        and "bf16" in workload.cluster.gpu.peak_flops_per_s
+        and not workload.cluster.gpu.is_cpu
+    ):
+        yield _at(
+            texts,
+            r"precision|dtype|bf16|fp16",
+            f"fp32 uses none of the tensor cores of {workload.cluster.gpu.name}: bf16, or TF32 for the same weights, is several times as fast",
+        )
+    if config.precision == "fp16":
+        is_scaled = any(
+            re.search(r"GradScaler|loss_scale|initial_scale_power|HfArgumentParser|Trainer\(|accelerat", text)
+            for text in texts.values()
+        )
+        python = any(name.endswith(".py") for name in texts)
+        if python and not is_scaled:
+            yield _at(
+                texts,
+                r"float16|fp16|half\(",
+                "fp16 without loss scaling: small gradients become 0; use torch.amp.GradScaler, or bf16 where the GPU has it",
+            )
+
+
+def _of_variables(name: str, text: str) -> Iterator[Danger]:
+    for variable, (value, why) in _SLOW_VARIABLES.items():
+        for at, line in enumerate(text.splitlines(), start=1):
+            if not line.lstrip().startswith("#") and re.search(rf"\b{variable}[\"']?\]?\s*=\s*[\"']?{value}\b", line):
+                yield Danger(text=f"{variable}={value}: {why}", line=at, file=name)
+
+
+def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterator[Danger]:
+    def at(pattern: str) -> int | None:
+        return next((n for n, line in _code(text) if re.search(pattern, line)), None)
+
+    if line := at(r"set_detect_anomaly\(\s*(?:True|mode=True)?\s*\)|detect_anomaly\s*=\s*True"):
+        yield Danger(
+            text="anomaly detection checks every operator in backward; it is for debugging", line=line, file=name
+        )
+    accumulates = config is not None and config.accumulation_steps > 1
+    shards = at(r"fully_shard\(|FullyShardedDataParallel\(|FSDP\(|DistributedDataParallel\(|DDP\(")
+    if (
+        accumulates
+        and shards
+        and not re.search(
+            r"no_sync|set_requires_gradient_sync|require_backward_grad_sync|set_is_last_backward|accelerat|Trainer\(",
+            text,
+        )
+    ):
+        yield Danger(
+            text=f"gradients are sent after each of {config.accumulation_steps if config else 0} micro-batches: use no_sync() (FSDP2: set_requires_gradient_sync(False)) but for the last one",
+            line=shards,
+            file=name,
+        )
+    if line := at(r"find_unused_parameters\s*=\s*True"):
+        yield Danger(
+            text="find_unused_parameters walks the graph after each forward pass: switch it off where all parameters are used",
+            line=line,
+            file=name,
+        )
+    for number, line_text in _code(text):
+        found = re.search(r"\bDataLoader\((.*)", line_text)
+        if not found:
+            continue
+        call = "\n".join(each for n, each in _code(text) if number <= n < number + 12)
+        workers = re.search(r"num_workers\s*=\s*([\w.]+)", call)
+        if workers is None or workers[1] == "0":
+            yield Danger(
+                text="the data loader has no workers (num_workers=0), so the GPU waits while a batch is made: give it 2 to 8",
+                line=number,
+                file=name,
+            )
+        break
+
+
+def _of_flags(name: str, text: str) -> Iterator[Danger]:
+    """Flags that have no effect as they stand, or undo each other."""
+    flags: dict[str, tuple[int, str]] = {}
+    for number, line in _code(text):
+        for found in re.finditer(r"(?:^|\s)--([A-Za-z][\w.-]*)(?:[=\s]+([^\s\\-][^\s\\]*))?", line):
+            flags.setdefault(found[1].replace("-", "_"), (number, (found[2] or "true").strip("\"'").lower()))
+
+    def on(flag: str) -> bool:
+        return flag in flags and flags[flag][1] not in ("false", "0", "no", "none")
+
+    if on("bf16") and on("fp16"):
+        yield Danger(
+            text="--bf16 and --fp16 are both on: programs refuse that, or take one of them",
+            line=flags["fp16"][0],
+            file=name,
+        )
+    if "amp_dtype" in flags and not on("amp") and not name.endswith(".py"):
+        yield Danger(
+            text="--amp-dtype has no effect without --amp: the training runs in fp32",
+            line=flags["amp_dtype"][0],
+            file=name,
+        )
+    if "gradient_checkpointing_kwargs" in flags and not on("gradient_checkpointing"):
+        yield Danger(
+            text="--gradient_checkpointing_kwargs has no effect without --gradient_checkpointing",
+            line=flags["gradient_checkpointing_kwargs"][0],
+            file=name,
+        )
+    if flags.get("dataloader_num_workers", (0, ""))[1] == "0":
+        yield Danger(
+            text="--dataloader_num_workers 0: the GPU waits while a batch is made; 2 to 8 make it beforehand",
+            line=flags["dataloader_num_workers"][0],
+            file=name,
+        )
+    if "per_device_train_batch_size" in flags and "dataloader_num_workers" not in flags and not name.endswith(".py"):
+        yield Danger(
+            text="--dataloader_num_workers is not given, and transformers' default is 0: the GPU waits while a batch is made; add --dataloader_num_workers 4",
+            line=flags["per_device_train_batch_size"][0],
+            file=name,
+        )
+    if on("auto_find_batch_size"):
+        yield Danger(
+            text="--auto_find_batch_size halves the micro-batch when memory runs out and changes the batch of a step with it",
+            line=flags["auto_find_batch_size"][0],
+            file=name,
+        )
+    if on("tp_comm_overlap") and not on("sequence_parallel"):
+        yield Danger(text="--tp-comm-overlap needs --sequence-parallel", line=flags["tp_comm_overlap"][0], file=name)
+
+
+def _code(text: str) -> list[tuple[int, str]]:
+    return [(n, line) for n, line in enumerate(text.splitlines(), start=1) if not line.lstrip().startswith("#")]
+
+
+def _at(texts: Mapping[str, str], pattern: str, words: str) -> Danger:
+    """The warning at the first line that has the pattern."""
+    for name, text in texts.items():
+        for number, line in _code(text):
+            if re.search(pattern, line, re.IGNORECASE):
+                return Danger(text=words, line=number, file=name)
+    return Danger(text=words)

@@ -1,0 +1,242 @@
+"""Which edits make a launch faster: the best config of its space that surely fits, taken apart into changes that each gain by themselves.
+
+A change is proposed where the 90% interval of its gain, alone or beside the others, has no loss in it. Batch and number of ranks stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autotune.cost import Calibration, estimate
+from autotune.errors import AutotuneError
+from autotune.review.answer import Edit, Gain, Together
+from autotune.review.gains import Gains, gains_of
+from autotune.space import Launchable, SearchSpace, why_not
+from autotune.spec import KNOBS, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Study, Workload
+
+SURE = 0.1
+"""largest P(OOM) of what is proposed"""
+LEAST = 1.03
+"""gain below which nothing is proposed"""
+LITTLE = 0.02
+"""share of the speed that one change must add"""
+MOST_CONFIGS = 60_000
+"""configs that are looked at; knobs that matter least stay as they are where there are more"""
+LARGEST_MICRO = 128
+GROUPS: tuple[tuple[str, ...], ...] = (
+    ("tp", "pp", "dp", "cp", "ep", "sequence_parallel", "virtual_stages", "pp_schedule", "micro_batch_size", "accumulation_steps"),
+    ("micro_batch_size", "accumulation_steps"),
+    ("pp_schedule", "virtual_stages"),
+    ("recompute",),
+    ("precision",),
+    ("zero_stage",),
+    ("compile",),
+    ("sequence_parallel",),
+)  # fmt: skip
+"""knobs that change together; any other knob is a group of its own"""
+_DISPENSABLE = (
+    "pp_split",
+    "dispatcher",
+    "cp_style",
+    "async_tp",
+    "dp_replicas",
+    "offload",
+    "pp_schedule",
+    "virtual_stages",
+    "sequence_parallel",
+    "compile",
+)
+_NUMERICS = "changes the arithmetic: look at the loss again"
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What to change."""
+
+    edits: tuple[Edit, ...]
+    together: Together | None
+    best_gain: float
+    """the most that is predicted of any config that surely fits"""
+
+
+def proposal(study: Study, config: ParallelConfig, constants: Calibration, measured_s: float | None) -> Proposal:
+    """The edits of a launch that trains with this config."""
+    workload = replace(study.workload, global_batch_size=config.global_batch_size)
+    space = _space(study, workload, config)
+    if space is None:
+        return Proposal((), None, 1.0)
+    predicted = estimate(workload, space.table, calibration=constants)
+    sure = np.asarray(predicted.oom_probability) <= SURE
+    if not sure.any():
+        return Proposal((), None, 1.0)
+    speed = np.where(sure, np.asarray(predicted.tokens_per_s), 0.0)
+    best = space[int(np.argmax(speed))]
+    weighed = _Weighed(workload, study, config, constants, measured_s)
+    weighed.look_at(part for part in _parts(config, best) if weighed.is_legal(part))
+    fits = weighed.risk(config) <= 0.5
+    most = weighed.gain(best).gain
+    best = weighed.without_what_gains_little(best)
+    chosen = [group for group in _groups(config, best) if not fits or weighed.is_worth(group, best)]
+    target = _with(config, best, chosen)
+    if target is None or not weighed.is_legal(target) or weighed.risk(target) > SURE:
+        target, chosen = best, _groups(config, best)
+    gain = weighed.gain(target)
+    if not chosen or (fits and (gain.low <= 1.0 or gain.gain < LEAST)):
+        return Proposal((), None, max(most, 1.0))
+    edits = tuple(sorted((weighed.edit(group, target) for group in chosen), key=_order))
+    return Proposal(edits, Together(config=target, estimate=weighed.estimate(target), gain=gain), most)
+
+
+def _order(edit: Edit) -> tuple[bool, float]:
+    return edit.alone is None, -edit.alone.gain if edit.alone else 0.0
+
+
+class _Weighed:
+    """Configs against the launch as it is."""
+
+    def __init__(
+        self, workload: Workload, study: Study, config: ParallelConfig, constants: Calibration, measured_s: float | None
+    ) -> None:
+        self._workload, self._config, self._constants, self._measured_s = workload, config, constants, measured_s
+        self._launchable = Launchable.of(study)
+        self._known: dict[ParallelConfig, tuple[Estimate, Gain]] = {}
+
+    def gain(self, config: ParallelConfig) -> Gain:
+        return self._look(config)[1]
+
+    def estimate(self, config: ParallelConfig) -> Estimate:
+        return self._look(config)[0]
+
+    def risk(self, config: ParallelConfig) -> float:
+        return float(self._look(config)[0].oom_probability)
+
+    def is_legal(self, config: ParallelConfig) -> bool:
+        return why_not(self._workload, config) is None and self._launchable.why_not(self._workload, config) is None
+
+    def without_what_gains_little(self, best: ParallelConfig) -> ParallelConfig:
+        """The best config with each group as it was that gains less than `LITTLE`."""
+        for group in reversed(_groups(self._config, best)):
+            others = [each for each in _groups(self._config, best) if each != group]
+            plainer = _with(self._config, best, others)
+            if plainer is None or plainer == best or not self.is_legal(plainer) or self.risk(plainer) > SURE:
+                continue
+            if self.gain(plainer).gain > (1.0 - LITTLE) * self.gain(best).gain:
+                best = plainer
+        return best
+
+    def is_worth(self, group: tuple[str, ...], best: ParallelConfig) -> bool:
+        """Whether the change surely gains, alone or beside the others."""
+        alone = _with(self._config, best, [group])
+        if alone is not None and self.is_legal(alone) and self.gain(alone).low > 1.0:
+            return True
+        rest = _with(self._config, best, [each for each in _groups(self._config, best) if each != group])
+        if rest is None or not self.is_legal(rest) or self.risk(rest) > SURE:
+            return True  # the others need it
+        found: Gains = gains_of(self._workload, ConfigTable.of([rest, best]), self._constants, None)
+        return found.of(1).low > 1.0
+
+    def edit(self, group: tuple[str, ...], best: ParallelConfig) -> Edit:
+        changes = {
+            name: (getattr(self._config, name), getattr(best, name))
+            for name in group
+            if getattr(self._config, name) != getattr(best, name)
+        }
+        alone = _with(self._config, best, [group])
+        is_possible = alone is not None and self.is_legal(alone) and self.risk(alone) <= SURE
+        if alone is not None and is_possible:
+            changes |= {
+                name: (getattr(self._config, name), getattr(alone, name))
+                for name in ("accumulation_steps",)
+                if getattr(self._config, name) != getattr(alone, name)
+            }
+        after = self.estimate(alone if alone is not None and is_possible else best)
+        return Edit(
+            changes=changes,
+            alone=self.gain(alone) if alone is not None and is_possible and self.gain(alone).gain > 1.0 else None,
+            memory_bytes=float(after.peak_memory_bytes) - float(self.estimate(self._config).peak_memory_bytes),
+            remark=_NUMERICS if "precision" in changes else "",
+        )
+
+    def _look(self, config: ParallelConfig) -> tuple[Estimate, Gain]:
+        if config not in self._known:
+            self.look_at([config])
+        return self._known[config]
+
+    def look_at(self, configs: Iterable[ParallelConfig]) -> None:
+        """Weighs them all at once, which takes as long as one."""
+        table = ConfigTable.of([self._config, *configs])
+        gains = gains_of(self._workload, table, self._constants, self._measured_s)
+        found = estimate(self._workload, table, calibration=self._constants)
+        self._known |= {table[row]: (found.row(row), gains.of(row)) for row in range(len(table))}
+
+
+def _groups(before: ParallelConfig, after: ParallelConfig) -> list[tuple[str, ...]]:
+    """The groups of knobs in which two configs differ, each knob in the first group that has it."""
+    left = {name for name in KNOBS if getattr(before, name) != getattr(after, name)}
+    found = []
+    degrees = left & {"tp", "pp", "cp", "ep", "dp"}
+    for group in (*(GROUPS if degrees else GROUPS[1:]), *((name,) for name in sorted(left))):
+        mine = tuple(name for name in group if name in left)
+        if mine:
+            found.append(mine)
+            left -= set(mine)
+    return found
+
+
+def _parts(before: ParallelConfig, after: ParallelConfig) -> Iterator[ParallelConfig]:
+    """The first config with each group of the second, the second without each, and the second."""
+    groups = _groups(before, after)
+    for group in groups:
+        for some in ([group], [each for each in groups if each != group]):
+            if (config := _with(before, after, some)) is not None:
+                yield config
+    yield after
+
+
+def _with(before: ParallelConfig, after: ParallelConfig, groups: list[tuple[str, ...]]) -> ParallelConfig | None:
+    """The first config with these groups of the second, its batch kept by the accumulation; None where it cannot be kept."""
+    values = {name: getattr(after, name) for group in groups for name in group}
+    config = replace(before, **values)
+    per_step = config.micro_batch_size * config.dp
+    if before.global_batch_size % per_step:
+        return None
+    return replace(config, accumulation_steps=before.global_batch_size // per_step)
+
+
+def _space(study: Study, workload: Workload, config: ParallelConfig) -> SearchSpace | None:
+    """The configs of the study's space on the ranks of the launch, with more micro-batches than it names."""
+    knobs = dict(study.space.knobs)
+    knobs.pop("accumulation_steps", None)
+    if len(knobs.get("micro_batch_size", ())) > 1 or "micro_batch_size" not in knobs:
+        most = min(max(LARGEST_MICRO, config.micro_batch_size), config.global_batch_size)
+        powers = {1 << n for n in range(most.bit_length()) if 1 << n <= most}
+        knobs["micro_batch_size"] = tuple(sorted({*powers, config.micro_batch_size}))
+    for name in KNOBS:
+        if name in knobs and getattr(config, name) not in knobs[name] and name not in ("dp", "accumulation_steps"):
+            knobs[name] = (*knobs[name], getattr(config, name))
+        elif name not in knobs and name not in ("dp", "accumulation_steps"):
+            knobs[name] = (getattr(config, name),)
+    if len(study.space.knobs.get("accumulation_steps", ())) == 1:
+        knobs["accumulation_steps"] = study.space.knobs["accumulation_steps"]
+    for name in _narrowed(knobs):
+        knobs[name] = (getattr(config, name),)
+    spec = SpaceSpec(knobs=knobs, world_sizes=(config.world_size,))
+    try:
+        return SearchSpace.build(workload, spec, launchable=Launchable.of(study))
+    except AutotuneError:
+        return None
+
+
+def _narrowed(knobs: dict[str, tuple[object, ...]]) -> Iterator[str]:
+    """Knobs that stay as they are, so that there are not too many configs."""
+    count = 1
+    for values in knobs.values():
+        count *= max(1, len(values))
+    for name in _DISPENSABLE:
+        if count <= MOST_CONFIGS:
+            return
+        count //= max(1, len(knobs.get(name, ())))
+        yield name

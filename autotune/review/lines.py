@@ -1,0 +1,283 @@
+"""How an edit looks in somebody's own files: the lines that change.
+
+The trainer renders the launch before and after. Options and keys in which the two differ are looked for in the texts:
+
+    --batch-size 4, --batch-size=4          the value behind the option
+    --batch-size $BATCH                     the line that sets the variable
+    batch_size: 4, batch_size = 4           the value behind the key; in Python, the default of the option that declares it
+    a flag that is not there                behind the last word of the command
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import AutotuneError
+from autotune.onboarding.launch_script import arguments_of
+from autotune.review.answer import LineEdit
+from autotune.spec import ParallelConfig, Study
+from autotune.trainers import trainer
+from autotune.trainers.launch_files import Launch
+from autotune.trainers.nested_documents import parse_document
+
+STAND_INS = 6
+"""options of a launch that may be stand-ins"""
+_DOCUMENTS = (".yaml", ".yml", ".json", ".toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An option or key whose value differs between two launches."""
+
+    name: str
+    """as it is written: `--batch-size`, or the path of a key"""
+    old: str | None
+    """None: it is not there; empty: a flag without a value"""
+    new: str | None
+
+
+def changed_lines(
+    texts: Mapping[str, str], study: Study, before: ParallelConfig, after: ParallelConfig
+) -> tuple[tuple[LineEdit, ...], tuple[str, ...]]:
+    """(the lines that change from one config to the other, settings for which the texts have no line, as they are written)"""
+    lines = {name: text.splitlines() for name, text in texts.items()}
+    touched: list[tuple[str, int]] = []
+    unplaced: list[str] = []
+    changes = list(_changes(study, before, after))
+    if before.accumulation_steps != after.accumulation_steps:
+        changes += _batch_unsaid(texts, study, after)
+    for change in changes:
+        place = next((p for name in lines if (p := _apply(lines[name], name, change)) is not None), None)
+        if place is not None:
+            touched.append(place)
+        elif not _follows(lines, change):
+            unplaced.append(change.name if change.new is None else f"{change.name}={change.new}")
+    found = []
+    for name, at in dict.fromkeys(touched):
+        old = texts[name].splitlines()
+        found.append(LineEdit(file=name, line=at + 1, before=old[at], after=lines[name][at]))
+    changed = sorted((each for each in found if each.before != each.after), key=lambda each: (each.file, each.line))
+    return tuple(changed), tuple(unplaced)
+
+
+def edited(texts: Mapping[str, str], lines: tuple[LineEdit, ...]) -> dict[str, str]:
+    """The files that change, with their new texts."""
+    found = {}
+    for name in dict.fromkeys(line.file for line in lines):
+        kept = texts[name].splitlines(keepends=True)
+        for line in lines:
+            if line.file == name:
+                end = kept[line.line - 1][len(kept[line.line - 1].rstrip("\r\n")) :]
+                kept[line.line - 1] = line.after + end
+        found[name] = "".join(kept)
+    return found
+
+
+def patch(texts: Mapping[str, str], lines: tuple[LineEdit, ...]) -> str:
+    """A unified diff, as `patch -p1` reads it."""
+    parts = []
+    for name, text in edited(texts, lines).items():
+        old, new = texts[name].splitlines(keepends=True), text.splitlines(keepends=True)
+        for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"):
+            parts.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
+    return "".join(parts)
+
+
+def _changes(study: Study, before: ParallelConfig, after: ParallelConfig) -> Iterator[Change]:
+    launches = []
+    for config in (before, after):
+        launch = _launched(study, config)
+        if launch is None:
+            return
+        launches.append(launch)
+    old, new = (dict(_told(launch)) for launch in launches)
+    for name in dict.fromkeys([*old, *new]):
+        if old.get(name) != new.get(name):
+            yield Change(name, old.get(name), new.get(name))
+
+
+def _batch_unsaid(texts: Mapping[str, str], study: Study, after: ParallelConfig) -> Iterator[Change]:
+    """The batch of a step where the launch tells it and the texts do not: there it follows from micro-batch and ranks, which change."""
+    launch = _launched(study, after)
+    for name, value in dict(_told(launch)).items() if launch else ():
+        key = name.lstrip("-").rpartition(".")[2]
+        is_batch = re.fullmatch(r"global[-_]batch[-_]size|train_batch_size", key) is not None
+        if is_batch and not any(re.search(rf"\b{re.escape(key)}\b", text) for text in texts.values()):
+            yield Change(name, None, value)
+
+
+def _launched(study: Study, config: ParallelConfig) -> Launch | None:
+    """The launch of the config; None where it cannot be written. Options that a launch needs and a review does not, as a tokenizer's path, are stand-ins."""
+    subject, options = trainer(study.trainer), dict(study.trainer_options)
+    for _ in range(STAND_INS):
+        try:
+            return subject.launch(study.workload, config, options)
+        except AutotuneError as error:
+            if error.field not in {option.name for option in subject.options} or error.field in options:
+                return None
+            options[error.field] = error.field
+    return None
+
+
+def _told(launch: Launch) -> Iterator[tuple[str, str]]:
+    for argument in arguments_of(launch.argv):
+        if argument.name:
+            name = argument.words[0].partition("=")[0]
+            yield name, " ".join(argument.values)
+        else:
+            for word in argument.values:
+                name, sign, value = word.partition("=")
+                if sign:
+                    yield name, value
+    for file, text in launch.files.items():
+        if file.endswith(_DOCUMENTS):
+            yield from _values(parse_document(file, text))
+
+
+def _values(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(path, value as it is written) of all values."""
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _values(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _apply(lines: list[str], file: str, change: Change) -> tuple[str, int] | None:
+    """Makes the change in these lines, and says where; None where its place is not found."""
+    key = change.name.lstrip("-").rpartition(".")[2]
+    spelled = "[-_]".join(re.escape(part) for part in re.split(r"[-_]", key))
+    if change.name.startswith("-"):
+        at = _of_option(lines, spelled, change)
+        if at is None and file.endswith(".py"):
+            at = _of_default(lines, spelled, change)
+        if at is None and change.old in (None, "") and change.new is not None and not file.endswith(".py"):
+            at = _appended(lines, change)
+    else:
+        at = _of_key(lines, spelled, change)
+    return None if at is None else (file, at)
+
+
+def _follows(lines: Mapping[str, list[str]], change: Change) -> bool:
+    """Whether the texts leave the value to the program, by -1 or `auto`."""
+    key = re.escape(change.name.lstrip("-").rpartition(".")[2])
+    left = re.compile(rf"""\b{key}["']?\s*[:= ]\s*["']?(-1|auto)\b""")
+    return any(left.search(line) for text in lines.values() for line in text)
+
+
+def _of_option(lines: list[str], spelled: str, change: Change) -> int | None:
+    if not change.old and change.new is None:  # a flag that goes
+        pattern = re.compile(rf"(^|\s)--?{spelled}(?=[\s\\]|$)")
+        for at, line in enumerate(lines):
+            if not _is_comment(line) and pattern.search(line):
+                lines[at] = pattern.sub("", line, count=1)
+                return at
+        return None
+    if change.old in (None, "") or change.new is None:
+        return None
+    option = re.compile(rf"""(--?(?:[\w.]+\.)?{spelled}(?:=|\s+|["']\s*,\s*["']|["']?\s*$))(["']?)([^\s"'\\]+)""")
+    listed = re.compile(rf"""^\s*-\s*["']?--?(?:[\w.]+\.)?{spelled}["']?\s*$""")
+    for at, line in enumerate(lines):
+        if _is_comment(line):
+            continue
+        if listed.match(line) and at + 1 < len(lines):  # a list of words, one to a line
+            value = re.match(r"""(\s*-\s*["']?)([^\s"']+)""", lines[at + 1])
+            if value and value[2] == change.old:
+                lines[at + 1] = lines[at + 1][: value.start(2)] + change.new + lines[at + 1][value.end(2) :]
+                return at + 1
+        for found in option.finditer(line):
+            value_text = found[3]
+            if _same(value_text, change.old):
+                lines[at] = line[: found.start(3)] + change.new + line[found.end(3) :]
+                return at
+            if name := re.fullmatch(r"\$\{?([A-Za-z_]\w*)(?::?-[^}]*)?\}?", value_text):
+                return _of_variable(lines, name[1], change)
+    return None
+
+
+def _of_variable(lines: list[str], name: str, change: Change) -> int | None:
+    assert change.old is not None
+    assert change.new is not None
+    assignment = re.compile(rf"""((?:^|[\s;]){re.escape(name)}=["']?(?:\$\{{{re.escape(name)}:?-)?)([^\s"';}}]+)""")
+    for at, line in reversed(list(enumerate(lines))):
+        if not _is_comment(line) and (found := assignment.search(line)) and _same(found[2], change.old):
+            lines[at] = line[: found.start(2)] + change.new + line[found.end(2) :]
+            return at
+    return None
+
+
+def _of_default(lines: list[str], spelled: str, change: Change) -> int | None:
+    """A default in Python: of the option that declares it, of a field, or of a constant."""
+    if not change.old or not change.new:
+        return None
+    declares = re.compile(rf"""["']--?(?:[\w.]+\.)?{spelled}["']""")
+    assigns = re.compile(rf"^\s*{spelled}\s*(?::[^=]+)?=\s*")
+    default = re.compile(r"default\s*=\s*(?P<value>[^,)\s]+)")
+    for at, line in enumerate(lines):
+        is_declared = declares.search(line)
+        for behind in range(at, min(at + 6, len(lines))) if is_declared else ():
+            found = default.search(lines[behind])
+            if found and _same(found["value"].strip("\"'"), change.old):
+                value = found["value"].replace(found["value"].strip("\"'"), change.new)
+                lines[behind] = lines[behind][: found.start("value")] + value + lines[behind][found.end("value") :]
+                return behind
+        begin = assigns.match(line)
+        found = re.match(r"[^\s,#]+", line[begin.end() :]) if begin else None
+        if begin and found and _same(found[0].strip("\"'"), change.old):
+            value = found[0].replace(found[0].strip("\"'"), change.new)
+            lines[at] = line[: begin.end()] + value + line[begin.end() + found.end() :]
+            return at
+    return None
+
+
+def _of_key(lines: list[str], spelled: str, change: Change) -> int | None:
+    if change.old is None or change.new is None:
+        return None
+    key = re.compile(
+        rf"""(^|[\s{{,\[(]|--)(["']?)(?:[\w.]+\.)?{spelled}\2\s*[:=]\s*(["']?)(?P<value>[^\s,"'}}#)]+)\3"""
+    )
+    for at, line in enumerate(lines):
+        if _is_comment(line):
+            continue
+        for found in key.finditer(line):
+            if _same(found["value"], change.old):
+                new = change.new.capitalize() if found["value"] in ("True", "False") else change.new
+                lines[at] = line[: found.start("value")] + new + line[found.end("value") :]
+                return at
+    return None
+
+
+def _appended(lines: list[str], change: Change) -> int | None:
+    """The option behind the last word of the command that has the most options."""
+    begins = [at for at, line in enumerate(lines) if not _is_comment(line) and _STARTS.search(line)]
+    if not begins:
+        return None
+    at = begins[-1]
+    while lines[at].rstrip().endswith("\\") and at + 1 < len(lines):
+        at += 1
+    stripped = lines[at].rstrip()
+    words = change.name if change.new == "" else f"{change.name} {change.new}"
+    redirect = re.search(r"\s+(?:\d?>|\||&|2>&1)", stripped)
+    cut = redirect.start() if redirect else len(stripped)
+    lines[at] = f"{stripped[:cut]} {words}{stripped[cut:]}"
+    return at
+
+
+_STARTS = re.compile(r"\b(?:torchrun|python[0-9.]*|accelerate\s+launch|deepspeed|srun|mpirun|torch\.distributed)\b")
+
+
+def _same(text: str, value: str) -> bool:
+    if text.lower() == value.lower():
+        return True
+    try:
+        return float(text) == float(value)
+    except ValueError:
+        return False
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith(("#", "//"))

@@ -1,0 +1,235 @@
+"""The review of one launch, from its text to the answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autotune.cost import calibration_for, estimate
+from autotune.errors import SpecError
+from autotune.ports import KnowledgeStore
+from autotune.results.calibrations import stored_calibration
+from autotune.review.answer import Edit, Missing, Observed, Review
+from autotune.review.dangers import dangers_of
+from autotune.review.edits import proposal
+from autotune.review.gains import corrected
+from autotune.review.lines import changed_lines
+from autotune.review.target import Target, read_target, read_texts
+from autotune.review.words import short_count
+from autotune.schema import parse_study
+from autotune.schema.files import with_program_files
+from autotune.space.completion import complete
+from autotune.spec import ClusterSpec, ConfigTable, ParallelConfig, Study, config_label
+from autotune.trainers import trainer
+
+_HOW = {
+    "model": ("the model's shape", "say --model with a catalog name, a hub id or the path of its config.json"),
+    "cluster": ("the GPUs that it runs on", "say --cluster, e.g. --cluster h100-sxm-1x8"),
+    "workload.seq_len": ("the tokens of a sequence", "say --seq-len"),
+    "workload.global_batch_size": ("the sequences of an optimizer step", "say --batch"),
+    "space.precision": ("the number format", "say --precision bf16, fp16 or fp32"),
+    "baseline": ("the config that it trains with", "say it with --config mb=4,tp=2,..."),
+}
+_ASSUMED = ("taken as", "taken for", "assumed", "if it does not")
+
+
+def review(
+    target: str | Path | Sequence[str],
+    *,
+    model: str | None = None,
+    cluster: str | None = None,
+    seq_len: int | None = None,
+    batch: int | None = None,
+    precision: str | None = None,
+    config: str | None = None,
+    measured_s: float | None = None,
+    log: str | None = None,
+    store: KnowledgeStore | None = None,
+    local_cluster: Callable[[], ClusterSpec] | None = None,
+) -> Review:
+    """The review of a file, or of the words of a command.
+
+    `model`, `cluster`, `seq_len`, `batch` (sequences of an optimizer step), `precision` and `config` say what the launch does not. `measured_s`: seconds of one of
+    its steps; `log`: its log, from which they are read. Raises `SpecError` for what is no launch.
+    """
+    found = read_target(target, model=model, cluster=cluster)
+    said = {
+        "model": model,
+        "cluster": cluster,
+        "seq_len": seq_len,
+        "batch": batch,
+        "precision": precision,
+        "config": config,
+    }
+    return _review(found, said, measured_s, log, store, local_cluster)
+
+
+def review_texts(
+    texts: Mapping[str, str],
+    *,
+    store: KnowledgeStore | None = None,
+    measured_s: float | None = None,
+    log: str | None = None,
+    **said: Any,
+) -> Review:
+    """The review of texts that came from elsewhere; see `review`. No file of this machine is read."""
+    found = read_texts(texts, model=said.get("model"), cluster=said.get("cluster"))
+    return _review(found, said, measured_s, log, store, None)
+
+
+def _review(
+    found: Target,
+    said: Mapping[str, Any],
+    measured_s: float | None,
+    log: str | None,
+    store: KnowledgeStore | None,
+    local_cluster: Callable[[], ClusterSpec] | None,
+) -> Review:
+    document, missing = _completed(found, said, local_cluster)
+    assumed = tuple(dict.fromkeys(c for c in found.comments if _is_assumed(c)))
+    if missing:
+        return Review(
+            target=found.name,
+            understood=_part(document, found),
+            assumed=assumed,
+            missing=tuple(missing),
+            warnings=tuple(dangers_of(found.texts)),
+            texts=found.texts,
+        )
+    if isinstance(document.get("trainer"), dict) and not found.is_spec:
+        document["trainer"] = with_program_files(document["trainer"], found.base.absolute())
+    study = parse_study(document, base=found.base, local_cluster=local_cluster, inspect=None)
+    config = _config(study, said.get("config"))
+    constants = stored_calibration(study.workload, store) or calibration_for(study.workload)
+    predicted = estimate(study.workload, config, calibration=constants)
+    measured_s, source = _measured(study, measured_s, log)
+    observed = None
+    if measured_s is not None:
+        observed = Observed(step_time_s=measured_s, source=source, slower=measured_s / float(predicted.step_time_s))
+        table = ConfigTable.of([config])
+        predicted = corrected(
+            study.workload, table, estimate(study.workload, table, calibration=constants), constants, measured_s
+        ).row(0)
+    proposed = proposal(study, config, constants, measured_s)
+    edits = tuple(_located(found, study, config, edit) for edit in proposed.edits)
+    return Review(
+        target=found.name,
+        understood=_whole(study, config),
+        assumed=(*assumed, *study.workload.model.assumptions),
+        study=study,
+        config=config,
+        estimate=predicted,
+        observed=observed,
+        edits=edits,
+        together=proposed.together,
+        best_gain=proposed.best_gain,
+        lines=changed_lines(found.texts, study, config, proposed.together.config)[0] if proposed.together else (),
+        warnings=tuple(dangers_of(found.texts, study.workload, config, predicted)),
+        texts=found.texts,
+    )
+
+
+def _completed(
+    found: Target, said: Mapping[str, Any], local_cluster: Callable[[], ClusterSpec] | None
+) -> tuple[dict[str, Any], list[Missing]]:
+    """The spec with what was said in its place, and what is still missing."""
+    document = dict(found.document)
+    workload = dict(document.get("workload") or {})
+    open_keys = dict.fromkeys(key for key in found.fill_in if key != "trainer.argv")
+    for name, key in (("seq_len", "workload.seq_len"), ("batch", "workload.global_batch_size")):
+        if said.get(name) is not None:
+            workload["seq_len" if name == "seq_len" else "global_batch_size"] = said[name]
+            open_keys.pop(key, None)
+    document["workload"] = workload
+    if said.get("precision"):
+        document["space"] = (
+            {**document["space"], "precision": [said["precision"]]}
+            if isinstance(document.get("space"), dict)
+            else document.get("space")
+        )
+        open_keys.pop("space.precision", None)
+    if said.get("config"):
+        document["baseline"] = said["config"]
+        open_keys.pop("baseline", None)
+    if said.get("cluster"):
+        open_keys.pop("cluster", None)
+    elif document.get("cluster") == "local" and not found.is_spec:
+        here = local_cluster() if local_cluster else None
+        if here is None or here.gpu.is_cpu:
+            open_keys["cluster"] = None
+    if "baseline" not in document and not found.is_spec:
+        open_keys["baseline"] = None
+    missing = []
+    for key in open_keys:
+        what, remedy = _HOW.get(key, (key, f"write {key} into a spec: autotune init {found.name} -o study.yaml"))
+        if key == "cluster" and found.asked:
+            remedy = f"say the GPU, e.g. --cluster h100-sxm: {found.asked[0]} x {found.asked[1]} of them are asked for"
+        if key == "baseline":
+            why = next((note for note in found.notes if note.startswith("no baseline")), "")
+            what = why.partition("; ")[0].removeprefix("no baseline: ") or what
+        missing.append(Missing(what=what, remedy=remedy))
+    return document, missing
+
+
+def _config(study: Study, asked: str | None) -> ParallelConfig:
+    """The config of the launch as it is."""
+    if asked:
+        return complete(study.workload, asked, study.space.own_knobs)
+    if study.baseline is not None:
+        return study.baseline
+    from autotune.space import SearchSpace
+    from autotune.space.baseline import default_config
+
+    return default_config(SearchSpace.of_study(study))
+
+
+def _measured(study: Study, measured_s: float | None, log: str | None) -> tuple[float | None, str]:
+    if measured_s is not None:
+        if not (math.isfinite(measured_s) and measured_s > 0):
+            raise SpecError(f"a step takes more than 0 s, but --measured is {measured_s}", field="--measured")
+        return measured_s, "as you say"
+    if log is None:
+        return None, ""
+    read = trainer(study.trainer).reader(study.trainer_options)
+    times = [m.step_time_s for line in log.splitlines() if (m := read(line)) is not None and m.step_time_s]
+    if len(times) < 2:
+        raise SpecError(
+            f"the log shows {len(times)} steps with their times, as the trainer {study.trainer} writes them",
+            remedy="say the seconds of a step: --measured 2.1s",
+            field="--log",
+        )
+    kept = sorted(times[1:])
+    return kept[len(kept) // 2], f"median of {len(kept)} steps of the log"
+
+
+def _located(found: Target, study: Study, config: ParallelConfig, edit: Edit) -> Edit:
+    after = replace(config, **{name: new for name, (_, new) in edit.changes.items()})
+    lines, unplaced = changed_lines(found.texts, study, config, after)
+    return replace(edit, lines=lines, unplaced=unplaced)
+
+
+def _is_assumed(comment: str) -> bool:
+    return any(word in comment for word in _ASSUMED) and "fill in" not in comment
+
+
+def _whole(study: Study, config: ParallelConfig) -> str:
+    workload = study.workload
+    tokens = config.global_batch_size * workload.seq_len
+    return (
+        f"{workload.model.name} ({short_count(workload.model.num_parameters)}) on {workload.cluster.num_gpus} x {workload.cluster.gpu.name}, "
+        f"{config.global_batch_size} x {workload.seq_len} = {short_count(tokens)} tokens a step, {config_label(config)}, trainer {study.trainer}"
+    )
+
+
+def _part(document: Mapping[str, Any], found: Target) -> str:
+    trainer_entry = document.get("trainer")
+    kind = trainer_entry.get("kind", "") if isinstance(trainer_entry, Mapping) else trainer_entry
+    started = (
+        f"starts {found.started.program} by {found.started.launcher}" if found.started else f"a configuration of {kind}"
+    )
+    ranks = f" on {found.asked[0]} x {found.asked[1]} ranks" if found.asked else ""
+    baseline = f"; {document['baseline']}" if "baseline" in document else ""
+    return f"{started}{ranks}{baseline}"

@@ -1,0 +1,218 @@
+"""What is reviewed: a launch as people have it, read as `init` reads it.
+
+script, command   a shell or Slurm script, or the words of a command     program   a Python file
+configuration     of a trainer                                            manifest  of Kubernetes     spec   of a study
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from autotune.errors import SpecError
+from autotune.onboarding.configuration_files import document_of
+from autotune.onboarding.draft import Draft
+from autotune.onboarding.first_spec import SHELL_SCRIPTS, first_draft, launch_draft
+from autotune.onboarding.launch_script import Started, started_by
+from autotune.review.manifest import gpus_of, is_manifest, launch_of
+from autotune.spec import catalog
+
+COMMAND = "command"
+"""name of a command that no file holds"""
+LAUNCH = "launch.sh"
+_OF_SPEC = ("workload", "model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A launch that was read."""
+
+    name: str
+    """of the file, or `command`"""
+    texts: Mapping[str, str]
+    """files whose lines people change, the launch first"""
+    document: dict[str, Any]
+    """the spec"""
+    base: Path
+    """folder of its paths"""
+    fill_in: tuple[str, ...] = ()
+    """keys of the spec whose values are only stand-ins"""
+    notes: tuple[str, ...] = ()
+    """what was read, and what was not, in words"""
+    comments: tuple[str, ...] = ()
+    """what is said of values of the spec: where they were found, what was taken for granted"""
+    started: Started | None = None
+    """what the script starts"""
+    asked: tuple[int, int] | None = None
+    """(nodes, ranks of a node) of the launch; None where it does not say"""
+    is_spec: bool = False
+    """whether it is a study's spec"""
+
+
+def read_target(target: str | Path | Sequence[str], *, model: str | None = None, cluster: str | None = None) -> Target:
+    """The launch in a file, or in the words of a command. `cluster`: GPU-NODESxGPUS, or a GPU alone, of which there are as many as the launch has ranks.
+    Raises `SpecError` for what is no launch."""
+    if not isinstance(target, str | Path):
+        return _of_command(shlex.join(target), COMMAND, Path.cwd(), model=model, cluster=cluster)
+    path = Path(target)
+    if path.is_dir():
+        return _drafted(path, path.name, {}, None, model=model, cluster=cluster)
+    text = _text(path)
+    document = document_of(path.name, text)
+    if all(key in document for key in _OF_SPEC):
+        return Target(
+            name=path.name, texts={path.name: text}, document=dict(document), base=path.absolute().parent, is_spec=True
+        )
+    if is_manifest(text):
+        script = launch_of(text)
+        if not script:
+            raise SpecError(
+                f"no container of {path.name} starts a training that could be found",
+                remedy="review the command that its image starts: autotune review -- torchrun ... train.py ...",
+                field="TARGET",
+            )
+        found = _of_command(
+            script, path.name, path.absolute().parent, model=model, cluster=cluster, asked=gpus_of(text)
+        )
+        return _renamed(found, path.name, text)
+    is_script = path.suffix in SHELL_SCRIPTS or (text.startswith("#!") and path.suffix != ".py")
+    started = started_by(text) if is_script else None
+    return _drafted(path, path.name, {path.name: text}, started, model=model, cluster=cluster)
+
+
+def read_texts(texts: Mapping[str, str], *, model: str | None = None, cluster: str | None = None) -> Target:
+    """The launch in texts that came from elsewhere, by their names; the first is the launch. No file of this machine is read, whatever path a text names."""
+    if not texts:
+        raise SpecError("there is no text to review", field="files")
+    with TemporaryDirectory() as folder:
+        inner = Path(folder, "a", "b", "c", "d")  # a program is looked for above its script
+        inner.mkdir(parents=True)
+        for name, text in texts.items():
+            path = Path(name)
+            if path.is_absolute() or ".." in path.parts or len(path.parts) > 8 or not name.strip():
+                raise SpecError(
+                    f"{name!r} is no name of a file", remedy="give names as in one folder: train.sh", field="files"
+                )
+            (inner / path).parent.mkdir(parents=True, exist_ok=True)
+            (inner / path).write_text(_confined(text), encoding="utf-8")
+        first = next(iter(texts))
+        found = read_target(inner / first, model=model, cluster=cluster)
+        return _renamed(found, first, texts[first])
+
+
+def _confined(text: str) -> str:
+    """The text with no path that leaves its folder: an absolute one begins with a folder that nobody has, and nothing leads upward. The first line stays where it
+    names the shell."""
+    first, newline, rest = text.partition("\n")
+    if first.startswith("#!"):
+        return first + newline + _confined(rest) if rest else text
+    return re.sub(r"(?<![\w.$}/-])[/~](?=[\w.$])", "/-/", text).replace("../", "-/")
+
+
+def _of_command(
+    text: str,
+    name: str,
+    base: Path,
+    *,
+    model: str | None,
+    cluster: str | None,
+    asked: tuple[int, int] | None = None,
+) -> Target:
+    """The launch of a script that no file holds, as if it lay in that folder."""
+    started = started_by(text)
+    if started is None:
+        raise SpecError(
+            f"`{text.strip().splitlines()[-1][:120]}` starts no Python program that autotune knows",
+            remedy="review the command that starts the training: autotune review -- torchrun --nproc-per-node 8 train.py ...",
+            field="TARGET",
+        )
+    path = base / f"{name.rpartition('.')[0] or name}.sh"
+    ranks = asked or ((started.nodes, started.gpus_per_node) if started.gpus_per_node else None)
+    draft = launch_draft(text, started, path, model=model, cluster=sized(cluster, ranks), folder=base)
+    return _read(draft, name, {name: text}, started, ranks, base)
+
+
+def _drafted(
+    path: Path,
+    name: str,
+    texts: Mapping[str, str],
+    started: Started | None,
+    *,
+    model: str | None,
+    cluster: str | None,
+) -> Target:
+    asked = (started.nodes, started.gpus_per_node) if started and started.gpus_per_node else None
+    folder = path.absolute().parent
+    draft = first_draft(path, model=model, cluster=sized(cluster, asked), folder=folder)
+    return _read(draft, name, texts, started, asked, folder)
+
+
+def _read(
+    draft: Draft,
+    name: str,
+    texts: Mapping[str, str],
+    started: Started | None,
+    asked: tuple[int, int] | None,
+    base: Path,
+) -> Target:
+    program = started.file if started else ""
+    more = {program: _text(base / program)} if program and (base / program).is_file() else {}
+    return Target(
+        name=name,
+        texts={**texts, **more},
+        document=draft.document,
+        base=base,
+        fill_in=draft.fill_in,
+        notes=draft.notes,
+        comments=tuple(_comments(draft)),
+        started=started,
+        asked=asked,
+    )
+
+
+def sized(cluster: str | None, asked: tuple[int, int] | None) -> str | None:
+    """The cluster's name; that of a GPU alone with the nodes and ranks of the launch. Raises `CatalogError`, and `SpecError` where these are not known."""
+    if cluster is None or cluster == "local" or cluster not in catalog.gpu_names():
+        return cluster
+    if asked is None:
+        raise SpecError(
+            f"the launch does not say how many GPUs it has, and {cluster} is one GPU",
+            remedy=f"name nodes and GPUs: --cluster {cluster}-1x8",
+            field="--cluster",
+        )
+    return f"{cluster}-{asked[0]}x{asked[1]}"
+
+
+def _comments(draft: Draft) -> Iterator[str]:
+    """What is said of each value, behind its key or the option that holds it."""
+    for entry in draft.entries:
+        for part in (entry, *entry.parts):
+            if part.comment:
+                yield f"{part.key}: {part.comment}"
+            for item in part.items:
+                if item.comment:
+                    option = re.split(r"[={ ]", item.value, maxsplit=1)[0]
+                    yield f"{option}: {item.comment}"
+
+
+def _renamed(target: Target, name: str, text: str) -> Target:
+    rest = dict(list(target.texts.items())[1:])
+    return replace(target, name=name, texts={name: text, **rest})
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise SpecError(f"{path} is not UTF-8 text", field="TARGET") from None
+    except OSError as error:
+        raise SpecError(
+            f"{path} cannot be read: {error.strerror}",
+            remedy="name a script, a configuration, a manifest or a spec; or a command behind `--`",
+            field="TARGET",
+        ) from None
