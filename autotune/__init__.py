@@ -3,6 +3,7 @@
     study  = autotune.load_study("spec.yaml")
     result = autotune.tune(study)                        # result.best.config, result.trials, result.speedup
     table  = autotune.estimate(study.workload, configs)  # one config, or a list of them
+    found  = autotune.review("train.sh", cluster="h100-sxm")   # found.edits, found.estimate: of a launch as it is
     answer, = autotune.fit(study)                        # answer.verdict, answer.allocated_bytes: a dry run of the model, without a GPU
 
 Names are loaded when they are first used, so that `import autotune` costs nothing.
@@ -14,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.api import fit, load_study, tune
+    from autotune.api import fit, load_study, review, tune
     from autotune.client import AsyncClient, Client
     from autotune.cost import estimate
     from autotune.spec import (
@@ -48,6 +49,7 @@ _HOME = {
     "estimate": "autotune.cost",
     "fit": "autotune.api",
     "load_study": "autotune.api",
+    "review": "autotune.api",
     "tune": "autotune.api",
 }
 
@@ -68,6 +70,7 @@ __all__ = [
     "estimate",
     "fit",
     "load_study",
+    "review",
     "tune",
 ]
 

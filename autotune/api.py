@@ -73,7 +73,7 @@ from autotune.study.running import ACTIONS, WANTED, act, run_study, submit_study
 from autotune.will_it_fit import Fit, OnRank, answers, configs_of, fits_document
 
 if TYPE_CHECKING:
-    from autotune.review import Review
+    from autotune.reviews import Review
     from autotune.search import Searcher, SearcherFactory
 
 
@@ -139,11 +139,11 @@ def review(
     store: KnowledgeStore | None = None,
     **said: Any,
 ) -> Review:
-    """What there is to say of a launch without running it: whether it fits, how fast it should be, which edits make it faster (`autotune.review.review`).
+    """What there is to say of a launch without running it: whether it fits, how fast it should be, which edits make it faster (`autotune.reviews.review`).
 
     `target`: a file, or the words of a command. `store`: for measured constants of the cluster. Raises `SpecError` for what is no launch.
     """
-    from autotune.review import review as review_launch
+    from autotune.reviews import review as review_launch
 
     return review_launch(target, store=store, local_cluster=_local_cluster, **said)
 

@@ -13,7 +13,7 @@ from autotune.cli.quantities import sequence_tokens, time_s, tokens
 
 if TYPE_CHECKING:
     from autotune.ports import ServiceStore
-    from autotune.review import Review
+    from autotune.reviews import Review
     from autotune.spec import ClusterSpec
 
 LOCAL = "local"
@@ -71,8 +71,8 @@ def review(
 ) -> None:
     """Says of a launch whether it fits, how fast it should be, and which edits make it faster. Nothing is run."""
     from autotune.errors import SpecError
-    from autotune.review import lines_of
-    from autotune.review import review as review_launch
+    from autotune.reviews import lines_of
+    from autotune.reviews import review as review_launch
 
     if len(target) > 1 and target[0].endswith((".sh", ".yaml", ".yml", ".toml", ".json")):
         raise SpecError(
@@ -128,14 +128,14 @@ def _here() -> ClusterSpec:
 
 
 def _patch(found: Review) -> str:
-    from autotune.review.lines import patch
+    from autotune.reviews.lines import patch
 
     return patch(found.texts, found.lines)
 
 
 def _write(found: Review, file: Path) -> None:
     from autotune.errors import SpecError
-    from autotune.review.lines import edited
+    from autotune.reviews.lines import edited
 
     changed = edited(found.texts, found.lines)
     if not changed:

@@ -17,12 +17,14 @@ from autotune.mcp.tool_answers import (
     Prediction,
     RankedConfig,
     RankedPlan,
+    ReviewedLaunch,
     config_text,
     parts,
 )
 from autotune.planning import fits
 from autotune.ports import KnowledgeStore
 from autotune.registry import RUNNERS, registered
+from autotune.reviews import lines_of, review_texts
 from autotune.search import searcher_names
 from autotune.space import SearchSpace, complete, why_not_in
 from autotune.spec import KNOBS, catalog
@@ -118,6 +120,34 @@ class SpecTools:
             remedies=list(miss.remedies) if miss else [],
             cannot_run_here=api.cannot_run_here(study),
             source=found.source,
+        )
+
+    def review(
+        self,
+        files: Annotated[
+            dict[str, str],
+            Field(
+                description="Texts by name: first the launch (shell script, Python script, configuration, manifest or spec), then the files that it names."
+            ),
+        ],
+        cluster: Annotated[str | None, Field(description="GPU-NODESxGPUS, or a GPU alone: h100-sxm.")] = None,
+        model: Annotated[
+            str | None, Field(description="Catalog name or hub id, where the launch does not say it.")
+        ] = None,
+        seq_len: Annotated[int | None, Field(ge=1, description="Tokens of a sequence.")] = None,
+        batch: Annotated[int | None, Field(ge=1, description="Sequences of an optimizer step.")] = None,
+        measured_s: Annotated[float | None, Field(gt=0, description="Seconds of one of its steps.")] = None,
+    ) -> ReviewedLaunch:
+        """What there is to say of a launch as it is, without a spec and without running it: whether it fits, how fast it should be, which lines to edit."""
+        found = review_texts(
+            files, store=self._store, cluster=cluster, model=model, seq_len=seq_len, batch=batch, measured_s=measured_s
+        )
+        return ReviewedLaunch(
+            text="\n".join(lines_of(found)),
+            fits=found.fits,
+            missing=[f"{each.what}; {each.remedy}" for each in found.missing],
+            edits=[edit.to_dict() for edit in found.edits],
+            warnings=[each.text for each in found.warnings],
         )
 
     def compare_clusters(

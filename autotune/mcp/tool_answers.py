@@ -68,6 +68,21 @@ class CheckedConfig(ToolAnswer):
     """where the cost model's constants come from"""
 
 
+class ReviewedLaunch(ToolAnswer):
+    """What there is to say of a launch."""
+
+    text: str
+    """the review in words"""
+    fits: bool | None
+    """whether it is expected to fit; None while something is missing"""
+    missing: list[str]
+    """what was not found, and how to say it"""
+    edits: list[dict[str, Any]]
+    """changes that surely gain, best first: knob, from, to, lines, gain with its 90% interval"""
+    warnings: list[str]
+    """what is wrong or dangerous"""
+
+
 class RankedConfig(ToolAnswer):
     """A config of a plan."""
 

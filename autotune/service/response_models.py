@@ -308,6 +308,22 @@ class PlanAnswer(Answer):
     )
 
 
+class ReviewAnswer(Answer):
+    """What there is to say of a launch without running it."""
+
+    understood: str
+    assumed: list[str]
+    missing: list[Plain] = Field(
+        description="what was not found, and how to say it; while there is something, nothing is predicted"
+    )
+    fits: bool | None
+    estimate: Plain | None
+    observed: Plain | None
+    edits: list[Plain] = Field(description="best first: knob, from, to, line, gain with its 90% interval, memory_bytes")
+    together: Plain | None
+    warnings: list[Plain]
+
+
 class ExportAnswer(Answer):
     """A config as a launch of a trainer, and the job of a scheduler that starts it."""
 

@@ -1,4 +1,4 @@
-"""Routes beyond one study: the best configs across all studies, and plans by the cost model."""
+"""Routes beyond one study: the best configs across all studies, plans by the cost model, and reviews of launches."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from autotune.schema.document import IN_QUERY, SequenceLength, Tokens
 from autotune.service.error_responses import StrictJSONResponse
 from autotune.service.resources.studies import SPEC_BODY, Metric
-from autotune.service.response_models import BestAcross, PlanAnswer, responses
+from autotune.service.response_models import BestAcross, PlanAnswer, ReviewAnswer, responses
 from autotune.service.service_state import Limit, Planner, Reader, TheService, Word
 from autotune.service.specs import confined, read_body
 
@@ -99,5 +100,46 @@ async def plan(
             compared = api.compare_clusters_of(study, names, tokens=tokens, store=service.store)
             found["clusters"] = [choice.to_dict() for choice in compared]
         return found
+
+    return StrictJSONResponse(await service.plan(caller, work))
+
+
+class ReviewRequest(BaseModel):
+    """A launch to review, and what it does not say itself."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    files: dict[Annotated[str, Field(min_length=1, max_length=200)], Annotated[str, Field(max_length=1 << 18)]] = Field(
+        min_length=1,
+        max_length=32,
+        description="texts by name: first the launch (script, configuration, manifest or spec), then the files that it names",
+        examples=[{"train.sh": "torchrun --nproc-per-node 8 train.py --per_device_train_batch_size 4"}],
+    )
+    model: Annotated[str, Field(max_length=200)] | None = Field(default=None, description="catalog name or hub id")
+    cluster: Annotated[str, Field(max_length=200)] | None = Field(default=None, description="h100-sxm-1x8, or h100-sxm")
+    seq_len: int | None = Field(default=None, ge=1, le=1 << 27)
+    batch: int | None = Field(default=None, ge=1, le=1 << 27, description="sequences of an optimizer step")
+    precision: Annotated[str, Field(max_length=20)] | None = None
+    config: Annotated[str, Field(max_length=1000)] | None = Field(
+        default=None, description="what it trains with, KNOB=VALUE,..."
+    )
+    measured_s: float | None = Field(default=None, gt=0, le=1e9, description="seconds of one of its steps")
+    log: Annotated[str, Field(max_length=1 << 18)] | None = Field(
+        default=None, description="its log, instead of measured_s"
+    )
+
+
+@router.post("/review", responses=responses(415, model=ReviewAnswer))
+async def review(service: TheService, caller: Planner, asked: ReviewRequest) -> Response:
+    """What there is to say of a launch without running it: whether it fits, how fast it should be, and which edits make it faster.
+
+    Texts only: no file of the service's machine is read.
+    """
+    from autotune.reviews import review_texts
+
+    said = asked.model_dump(exclude={"files"})
+
+    def work() -> dict[str, Any]:
+        return review_texts(asked.files, store=service.store, **said).to_dict()
 
     return StrictJSONResponse(await service.plan(caller, work))

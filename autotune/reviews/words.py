@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autotune.planning import Bill
-from autotune.review.answer import Edit, Gain, LineEdit, Review
+from autotune.reviews.answer import Edit, Gain, LineEdit, Review
 from autotune.spec.duration import format_duration
 from autotune.spec.size import format_bytes
 
@@ -77,15 +77,13 @@ def _edits(review: Review) -> Iterator[str]:
         more = review.best_gain - 1.0
         if review.fits is False:
             yield "no edit makes it fit with these ranks and this batch: more GPUs, or knobs that the launch cannot be told"
+        elif more >= 0.03:
+            yield f"no edit is sure to gain: the best guess is {more:+.0%}, and its interval has losses in it; a trial, or --measured, tells more"
         else:
-            yield (
-                f"nothing better than {max(more, 0.03):.0%} is to be had with certainty"
-                if more >= 0.03
-                else "nothing better than 3% is to be had"
-            )
+            yield "nothing better than 3% is to be had"
         return
     for number, edit in enumerate(review.edits, start=1):
-        yield f"{number}. {_changes(edit)}: {_gain(edit.alone)}, {_memory(edit.memory_bytes)}{f'; {edit.remark}' if edit.remark else ''}"
+        yield f"{number}. {_changes(edit)}: {_gain_of(edit, review)}, {_memory(edit.memory_bytes)}{f'; {edit.remark}' if edit.remark else ''}"
         yield from _lines(edit.lines)
         if edit.unplaced:
             yield _cut(f"     and set {', '.join(edit.unplaced)}, of which the file has no line")
@@ -105,9 +103,15 @@ def _value(value: object) -> str:
     return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
-def _gain(gain: Gain | None) -> str:
-    if gain is None:
-        return "only together with the others"
+def _gain_of(edit: Edit, review: Review) -> str:
+    if edit.alone is not None:
+        return _gain(edit.alone)
+    if edit.beside is not None and edit.beside.low > 1.0:
+        return f"{_gain(edit.beside)} beside the others"
+    return "needed to fit" if review.fits is False else "the others need it"
+
+
+def _gain(gain: Gain) -> str:
     return f"{gain.gain - 1:+.0%} ({gain.low - 1:+.0%} to {gain.high - 1:+.0%})"
 
 

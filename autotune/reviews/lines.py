@@ -18,7 +18,7 @@ from typing import Any
 
 from autotune.errors import AutotuneError
 from autotune.onboarding.launch_script import arguments_of
-from autotune.review.answer import LineEdit
+from autotune.reviews.answer import LineEdit
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
 from autotune.trainers.launch_files import Launch
@@ -125,14 +125,13 @@ def _launched(study: Study, config: ParallelConfig) -> Launch | None:
 
 def _told(launch: Launch) -> Iterator[tuple[str, str]]:
     for argument in arguments_of(launch.argv):
+        settings = [word for word in argument.values if re.match(r"\+*[A-Za-z_][\w.]*=", word)]
         if argument.name:
-            name = argument.words[0].partition("=")[0]
-            yield name, " ".join(argument.values)
-        else:
-            for word in argument.values:
-                name, sign, value = word.partition("=")
-                if sign:
-                    yield name, value
+            rest = [word for word in argument.values if word not in settings]
+            yield argument.words[0].partition("=")[0], " ".join(rest)
+        for word in settings:
+            name, _, value = word.partition("=")
+            yield name, value
     for file, text in launch.files.items():
         if file.endswith(_DOCUMENTS):
             yield from _values(parse_document(file, text))
@@ -153,9 +152,16 @@ def _apply(lines: list[str], file: str, change: Change) -> tuple[str, int] | Non
     spelled = "[-_]".join(re.escape(part) for part in re.split(r"[-_]", key))
     if change.name.startswith("-"):
         at = _of_option(lines, spelled, change)
+        if at is None and file.endswith(_DOCUMENTS):
+            at = _of_key(lines, spelled, change)
         if at is None and file.endswith(".py"):
             at = _of_default(lines, spelled, change)
-        if at is None and change.old in (None, "") and change.new is not None and not file.endswith(".py"):
+        if (
+            at is None
+            and change.old in (None, "")
+            and change.new is not None
+            and not file.endswith((".py", *_DOCUMENTS))
+        ):
             at = _appended(lines, change)
     else:
         at = _of_key(lines, spelled, change)
@@ -179,7 +185,9 @@ def _of_option(lines: list[str], spelled: str, change: Change) -> int | None:
         return None
     if change.old in (None, "") or change.new is None:
         return None
-    option = re.compile(rf"""(--?(?:[\w.]+\.)?{spelled}(?:=|\s+|["']\s*,\s*["']|["']?\s*$))(["']?)([^\s"'\\]+)""")
+    option = re.compile(
+        rf"""((?<![\w-])--?(?:[\w.]+\.)?{spelled}(?:=|\s+|["']\s*,\s*["']|["']?\s*$))(["']?)([^\s"'\\]+)"""
+    )
     listed = re.compile(rf"""^\s*-\s*["']?--?(?:[\w.]+\.)?{spelled}["']?\s*$""")
     for at, line in enumerate(lines):
         if _is_comment(line):
@@ -238,7 +246,7 @@ def _of_key(lines: list[str], spelled: str, change: Change) -> int | None:
     if change.old is None or change.new is None:
         return None
     key = re.compile(
-        rf"""(^|[\s{{,\[(]|--)(["']?)(?:[\w.]+\.)?{spelled}\2\s*[:=]\s*(["']?)(?P<value>[^\s,"'}}#)]+)\3"""
+        rf"""(^|[\s{{,\[(])(?:--)?(["']?)(?:[\w.]+\.)?{spelled}\2\s*[:=]\s*(["']?)(?P<value>[^\s,"'}}#)]+)\3"""
     )
     for at, line in enumerate(lines):
         if _is_comment(line):

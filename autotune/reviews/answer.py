@@ -49,8 +49,10 @@ class Edit:
     changes: Mapping[str, tuple[Any, Any]]
     """(from, to) by knob; a batch is kept by changing accumulation with the micro-batch"""
     alone: Gain | None
-    """by this edit without the others; None where it is legal, or fits, only together with them"""
-    memory_bytes: float
+    """by this edit without the others; None where it surely gains, is legal, or fits, only together with them"""
+    beside: Gain | None = None
+    """by this edit when the others are made, where it is not sure alone; None where the others need it"""
+    memory_bytes: float = 0.0
     """by how much the predicted peak memory rises, in bytes"""
     lines: tuple[LineEdit, ...] = ()
     """what changes in the files"""
@@ -78,6 +80,7 @@ class Edit:
             "gain": self.alone.gain if self.alone else None,
             "gain_low": self.alone.low if self.alone else None,
             "gain_high": self.alone.high if self.alone else None,
+            "gain_beside": None if self.beside is None else [self.beside.gain, self.beside.low, self.beside.high],
             "memory_bytes": self.memory_bytes,
             "remark": self.remark,
         }

@@ -12,11 +12,13 @@ import numpy as np
 
 from autotune.cost import Calibration, estimate
 from autotune.errors import AutotuneError
-from autotune.review.answer import Edit, Gain, Together
-from autotune.review.gains import Gains, gains_of
+from autotune.reviews.answer import Edit, Gain, Together
+from autotune.reviews.gains import Array, gains_of
 from autotune.space import Launchable, SearchSpace, why_not
 from autotune.spec import KNOBS, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Study, Workload
 
+FITS = 0.5
+"""largest P(OOM) of a launch that is expected to fit"""
 SURE = 0.1
 """largest P(OOM) of what is proposed"""
 LEAST = 1.03
@@ -26,6 +28,8 @@ LITTLE = 0.02
 MOST_CONFIGS = 60_000
 """configs that are looked at; knobs that matter least stay as they are where there are more"""
 LARGEST_MICRO = 128
+LOOKED_AT, FOLLOWED = 48, 3
+"""of the fastest configs: whose intervals are computed, and that are taken apart"""
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("tp", "pp", "dp", "cp", "ep", "sequence_parallel", "virtual_stages", "pp_schedule", "micro_batch_size", "accumulation_steps"),
     ("micro_batch_size", "accumulation_steps"),
@@ -76,18 +80,12 @@ def proposal(study: Study, config: ParallelConfig, constants: Calibration, measu
     best = space[int(np.argmax(speed))]
     weighed = _Weighed(workload, study, config, constants, measured_s)
     weighed.look_at(part for part in _parts(config, best) if weighed.is_legal(part))
-    fits = weighed.risk(config) <= 0.5
-    most = weighed.gain(best).gain
-    best = weighed.without_what_gains_little(best)
-    chosen = [group for group in _groups(config, best) if not fits or weighed.is_worth(group, best)]
-    target = _with(config, best, chosen)
-    if target is None or not weighed.is_legal(target) or weighed.risk(target) > SURE:
-        target, chosen = best, _groups(config, best)
-    gain = weighed.gain(target)
-    if not chosen or (fits and (gain.low <= 1.0 or gain.gain < LEAST)):
-        return Proposal((), None, max(most, 1.0))
-    edits = tuple(sorted((weighed.edit(group, target) for group in chosen), key=_order))
-    return Proposal(edits, Together(config=target, estimate=weighed.estimate(target), gain=gain), most)
+    most = max(1.0, weighed.gain(best).gain)
+    target = weighed.surely_faster(space, speed, config)
+    if target is None:
+        return Proposal((), None, most)
+    edits = tuple(sorted((weighed.edit(group, target) for group in _groups(config, target)), key=_order))
+    return Proposal(edits, Together(config=target, estimate=weighed.estimate(target), gain=weighed.gain(target)), most)
 
 
 def _order(edit: Edit) -> tuple[bool, float]:
@@ -116,27 +114,63 @@ class _Weighed:
     def is_legal(self, config: ParallelConfig) -> bool:
         return why_not(self._workload, config) is None and self._launchable.why_not(self._workload, config) is None
 
-    def without_what_gains_little(self, best: ParallelConfig) -> ParallelConfig:
-        """The best config with each group as it was that gains less than `LITTLE`."""
-        for group in reversed(_groups(self._config, best)):
-            others = [each for each in _groups(self._config, best) if each != group]
-            plainer = _with(self._config, best, others)
-            if plainer is None or plainer == best or not self.is_legal(plainer) or self.risk(plainer) > SURE:
+    def surely_faster(self, space: SearchSpace, speed: Array, config: ParallelConfig) -> ParallelConfig | None:
+        """The config with the highest lower end of its gain, among the fastest and what takes them apart, with as few changes as say the same; None where none
+        surely gains. A launch that does not fit takes any that does."""
+        fastest = [space[int(row)] for row in np.argsort(-speed, kind="stable")[:LOOKED_AT] if speed[row] > 0]
+        self.look_at(fastest)
+        lead = sorted(fastest, key=lambda each: -self.gain(each).low)[:FOLLOWED]
+        parts = {part for each in lead for part in _parts(config, each) if self.is_legal(part)}
+        self.look_at(parts)
+        sure = [each for each in (*lead, *parts) if self.risk(each) <= SURE and each != config]
+        if not sure:
+            return None
+        best = max(sure, key=lambda each: (self.gain(each).low, self.gain(each).gain))
+        fits = self.risk(config) <= FITS
+        while True:  # fewer changes that say the same
+            groups = _groups(config, best)
+            fewer = [_with(config, best, [each for each in groups if each != group]) for group in groups]
+            kept = [
+                each
+                for each in fewer
+                if each is not None and each not in (config, best) and self.is_legal(each) and self.risk(each) <= SURE
+            ]
+            plainer = max(kept, key=lambda each: self.gain(each).low, default=None)
+            if plainer is None or self.gain(plainer).low < (1.0 - LITTLE) * self.gain(best).low:
+                break
+            best = plainer
+        if fits:
+            best = self._of_sure_parts(best)
+        gain = self.gain(best)
+        return None if fits and (gain.low <= 1.0 or gain.gain < LEAST) else best
+
+    def _of_sure_parts(self, best: ParallelConfig) -> ParallelConfig:
+        """The config without each change that surely gains neither alone nor beside the others."""
+        for group in _groups(self._config, best):
+            alone, beside = self._alone(group, best), self._beside(group, best)
+            if alone is not None and alone.low > 1.0:
                 continue
-            if self.gain(plainer).gain > (1.0 - LITTLE) * self.gain(best).gain:
-                best = plainer
+            rest = self._rest(group, best)
+            if beside is not None and beside.low <= 1.0 and rest is not None and rest != best:
+                return self._of_sure_parts(rest) if rest != self._config else self._config
         return best
 
-    def is_worth(self, group: tuple[str, ...], best: ParallelConfig) -> bool:
-        """Whether the change surely gains, alone or beside the others."""
+    def _alone(self, group: tuple[str, ...], best: ParallelConfig) -> Gain | None:
+        """By the change without the others; None where that is illegal, or may not fit."""
         alone = _with(self._config, best, [group])
-        if alone is not None and self.is_legal(alone) and self.gain(alone).low > 1.0:
-            return True
+        return self.gain(alone) if alone is not None and self.is_legal(alone) and self.risk(alone) <= SURE else None
+
+    def _rest(self, group: tuple[str, ...], best: ParallelConfig) -> ParallelConfig | None:
+        """The others without the change; None where that is illegal, or may not fit."""
         rest = _with(self._config, best, [each for each in _groups(self._config, best) if each != group])
-        if rest is None or not self.is_legal(rest) or self.risk(rest) > SURE:
-            return True  # the others need it
-        found: Gains = gains_of(self._workload, ConfigTable.of([rest, best]), self._constants, None)
-        return found.of(1).low > 1.0
+        return rest if rest is not None and self.is_legal(rest) and self.risk(rest) <= SURE else None
+
+    def _beside(self, group: tuple[str, ...], best: ParallelConfig) -> Gain | None:
+        """By the change when the others are made; None where the others need it."""
+        rest = self._rest(group, best)
+        if rest is None:
+            return None
+        return gains_of(self._workload, ConfigTable.of([rest, best]), self._constants, None).of(1)
 
     def edit(self, group: tuple[str, ...], best: ParallelConfig) -> Edit:
         changes = {
@@ -145,17 +179,15 @@ class _Weighed:
             if getattr(self._config, name) != getattr(best, name)
         }
         alone = _with(self._config, best, [group])
-        is_possible = alone is not None and self.is_legal(alone) and self.risk(alone) <= SURE
-        if alone is not None and is_possible:
-            changes |= {
-                name: (getattr(self._config, name), getattr(alone, name))
-                for name in ("accumulation_steps",)
-                if getattr(self._config, name) != getattr(alone, name)
-            }
-        after = self.estimate(alone if alone is not None and is_possible else best)
+        gain = self._alone(group, best)
+        if alone is not None and gain is not None and self._config.accumulation_steps != alone.accumulation_steps:
+            changes["accumulation_steps"] = (self._config.accumulation_steps, alone.accumulation_steps)
+        after = self.estimate(alone if alone is not None and gain is not None else best)
+        is_sure = gain is not None and gain.low > 1.0
         return Edit(
             changes=changes,
-            alone=self.gain(alone) if alone is not None and is_possible and self.gain(alone).gain > 1.0 else None,
+            alone=gain if is_sure else None,
+            beside=None if is_sure or len(_groups(self._config, best)) == 1 else self._beside(group, best),
             memory_bytes=float(after.peak_memory_bytes) - float(self.estimate(self._config).peak_memory_bytes),
             remark=_NUMERICS if "precision" in changes else "",
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +20,8 @@ from autotune.onboarding.configuration_files import document_of
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import SHELL_SCRIPTS, first_draft, launch_draft
 from autotune.onboarding.launch_script import Started, started_by
-from autotune.review.manifest import gpus_of, is_manifest, launch_of
+from autotune.reviews.confined import reading_only
+from autotune.reviews.manifest import gpus_of, is_manifest, launch_of
 from autotune.spec import catalog
 
 COMMAND = "command"
@@ -38,8 +40,8 @@ class Target:
     """files whose lines people change, the launch first"""
     document: dict[str, Any]
     """the spec"""
-    base: Path
-    """folder of its paths"""
+    base: Path | None
+    """folder of its paths; None: it may name none"""
     fill_in: tuple[str, ...] = ()
     """keys of the spec whose values are only stand-ins"""
     notes: tuple[str, ...] = ()
@@ -85,8 +87,9 @@ def read_target(target: str | Path | Sequence[str], *, model: str | None = None,
     return _drafted(path, path.name, {path.name: text}, started, model=model, cluster=cluster)
 
 
-def read_texts(texts: Mapping[str, str], *, model: str | None = None, cluster: str | None = None) -> Target:
-    """The launch in texts that came from elsewhere, by their names; the first is the launch. No file of this machine is read, whatever path a text names."""
+@contextmanager
+def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
+    """A folder with texts that came from elsewhere, for as long as it is needed: the path of the first of them. No other file is read meanwhile."""
     if not texts:
         raise SpecError("there is no text to review", field="files")
     with TemporaryDirectory() as folder:
@@ -100,18 +103,17 @@ def read_texts(texts: Mapping[str, str], *, model: str | None = None, cluster: s
                 )
             (inner / path).parent.mkdir(parents=True, exist_ok=True)
             (inner / path).write_text(_confined(text), encoding="utf-8")
-        first = next(iter(texts))
-        found = read_target(inner / first, model=model, cluster=cluster)
-        return _renamed(found, first, texts[first])
+        with reading_only(Path(folder)):
+            yield inner / next(iter(texts))
 
 
 def _confined(text: str) -> str:
-    """The text with no path that leaves its folder: an absolute one begins with a folder that nobody has, and nothing leads upward. The first line stays where it
+    """The text with no plain path that leaves its folder, so that nobody learns which files there are: an absolute one begins with a folder that nobody has, and nothing leads upward. The first line stays where it
     names the shell."""
     first, newline, rest = text.partition("\n")
     if first.startswith("#!"):
         return first + newline + _confined(rest) if rest else text
-    return re.sub(r"(?<![\w.$}/-])[/~](?=[\w.$])", "/-/", text).replace("../", "-/")
+    return re.sub(r"(?<![\w.$}/-])[/~](?=[\w.$])", "/_/", text).replace("../", "_/")
 
 
 def _of_command(

@@ -6,8 +6,8 @@ lines.py     an edit as lines of somebody's files                               
 answer.py    the answer                                                                     words.py     the answer as text
 """
 
-from autotune.review.answer import Edit, Review
-from autotune.review.reviewing import review, review_texts
-from autotune.review.words import lines_of
+from autotune.reviews.answer import Edit, Review
+from autotune.reviews.reviewing import review, review_texts
+from autotune.reviews.words import lines_of
 
 __all__ = ["Edit", "Review", "lines_of", "review", "review_texts"]

@@ -12,13 +12,13 @@ from autotune.cost import calibration_for, estimate
 from autotune.errors import SpecError
 from autotune.ports import KnowledgeStore
 from autotune.results.calibrations import stored_calibration
-from autotune.review.answer import Edit, Missing, Observed, Review
-from autotune.review.dangers import dangers_of
-from autotune.review.edits import proposal
-from autotune.review.gains import corrected
-from autotune.review.lines import changed_lines
-from autotune.review.target import Target, read_target, read_texts
-from autotune.review.words import short_count
+from autotune.reviews.answer import Edit, Missing, Observed, Review
+from autotune.reviews.dangers import dangers_of
+from autotune.reviews.edits import proposal
+from autotune.reviews.gains import corrected
+from autotune.reviews.lines import changed_lines
+from autotune.reviews.target import Target, folder_of, read_target
+from autotune.reviews.words import short_count
 from autotune.schema import parse_study
 from autotune.schema.files import with_program_files
 from autotune.space.completion import complete
@@ -31,8 +31,10 @@ _HOW = {
     "workload.seq_len": ("the tokens of a sequence", "say --seq-len"),
     "workload.global_batch_size": ("the sequences of an optimizer step", "say --batch"),
     "space.precision": ("the number format", "say --precision bf16, fp16 or fp32"),
-    "baseline": ("the config that it trains with", "say it with --config mb=4,tp=2,..."),
+    "baseline": ("the config that it trains with", "say it with --config micro_batch_size=4,tp=2,..."),
 }
+VOCABULARY = "fill in: vocab_size"
+"""the comment of a shape that lacks only that"""
 _ASSUMED = ("taken as", "taken for", "assumed", "if it does not")
 
 
@@ -76,8 +78,12 @@ def review_texts(
     **said: Any,
 ) -> Review:
     """The review of texts that came from elsewhere; see `review`. No file of this machine is read."""
-    found = read_texts(texts, model=said.get("model"), cluster=said.get("cluster"))
-    return _review(found, said, measured_s, log, store, None)
+    with folder_of(texts) as path:
+        read = read_target(path, model=said.get("model"), cluster=said.get("cluster"))
+        given = {**read.texts, **{name: texts[name] for name in read.texts if name in texts}}
+        name = next(iter(texts))
+        base = None if read.is_spec else read.base
+        return _review(replace(read, name=name, texts=given, base=base), said, measured_s, log, store, None)
 
 
 def _review(
@@ -90,6 +96,11 @@ def _review(
 ) -> Review:
     document, missing = _completed(found, said, local_cluster)
     assumed = tuple(dict.fromkeys(c for c in found.comments if _is_assumed(c)))
+    if any(VOCABULARY in comment for comment in found.comments):
+        assumed = (
+            *assumed,
+            f"a vocabulary of {document['model']['vocab_size']} words, which nothing says; --model says another",
+        )
     if missing:
         return Review(
             target=found.name,
@@ -99,7 +110,7 @@ def _review(
             warnings=tuple(dangers_of(found.texts)),
             texts=found.texts,
         )
-    if isinstance(document.get("trainer"), dict) and not found.is_spec:
+    if isinstance(document.get("trainer"), dict) and not found.is_spec and found.base:
         document["trainer"] = with_program_files(document["trainer"], found.base.absolute())
     study = parse_study(document, base=found.base, local_cluster=local_cluster, inspect=None)
     config = _config(study, said.get("config"))
@@ -139,6 +150,8 @@ def _completed(
     document = dict(found.document)
     workload = dict(document.get("workload") or {})
     open_keys = dict.fromkeys(key for key in found.fill_in if key != "trainer.argv")
+    if any(VOCABULARY in comment for comment in found.comments):  # the shape is known but for that
+        open_keys.pop("model", None)
     for name, key in (("seq_len", "workload.seq_len"), ("batch", "workload.global_batch_size")):
         if said.get(name) is not None:
             workload["seq_len" if name == "seq_len" else "global_batch_size"] = said[name]
@@ -219,7 +232,7 @@ def _whole(study: Study, config: ParallelConfig) -> str:
     workload = study.workload
     tokens = config.global_batch_size * workload.seq_len
     return (
-        f"{workload.model.name} ({short_count(workload.model.num_parameters)}) on {workload.cluster.num_gpus} x {workload.cluster.gpu.name}, "
+        f"{'a model' if workload.model.name == 'imported' else workload.model.name} ({short_count(workload.model.num_parameters)}) on {workload.cluster.num_gpus} x {workload.cluster.gpu.name}, "
         f"{config.global_batch_size} x {workload.seq_len} = {short_count(tokens)} tokens a step, {config_label(config)}, trainer {study.trainer}"
     )
 
@@ -228,7 +241,11 @@ def _part(document: Mapping[str, Any], found: Target) -> str:
     trainer_entry = document.get("trainer")
     kind = trainer_entry.get("kind", "") if isinstance(trainer_entry, Mapping) else trainer_entry
     started = (
-        f"starts {found.started.program} by {found.started.launcher}" if found.started else f"a configuration of {kind}"
+        f"starts {found.started.program} by {found.started.launcher}"
+        if found.started
+        else "a Python program"
+        if kind == "command"
+        else f"a configuration of {kind}"
     )
     ranks = f" on {found.asked[0]} x {found.asked[1]} ranks" if found.asked else ""
     baseline = f"; {document['baseline']}" if "baseline" in document else ""

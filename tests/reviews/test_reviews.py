@@ -1,0 +1,361 @@
+"""A review reads a launch as it is, says what is missing, and proposes edits that are legal, surely fit and surely gain, as lines of the file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import api
+from autotune.cli import run
+from autotune.errors import SpecError
+from autotune.reviews import lines_of, review, review_texts
+from autotune.reviews.answer import LineEdit
+from autotune.reviews.confined import reading_only
+from autotune.reviews.edits import SURE
+from autotune.reviews.lines import Change, _apply, edited, patch
+from autotune.space import why_not
+
+TRAINER = """#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gres=gpu:8
+BS=1
+torchrun --nproc_per_node=8 run_clm.py \\
+    --model_name_or_path meta-llama/Llama-3.1-8B \\
+    --per_device_train_batch_size $BS \\
+    --gradient_accumulation_steps 16 \\
+    --gradient_checkpointing True \\
+    --fsdp "full_shard auto_wrap" \\
+    --block_size 4096 \\
+    --bf16 True --max_steps 1000 --output_dir out 2>&1 | tee log.txt
+"""
+TITAN = """[job]
+dump_folder = "./outputs"
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+steps = 1000
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 1
+[activation_checkpoint]
+mode = "full"
+[compile]
+enable = false
+"""
+TRAIN_JOB = """apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: tune}
+spec:
+  runtimeRef: {name: torch-distributed}
+  trainer:
+    numNodes: 2
+    numProcPerNode: 8
+    image: registry/image
+    command: [python, train.py]
+    args:
+      - --model_name_or_path=meta-llama/Llama-3.1-8B
+      - --per_device_train_batch_size=2
+      - --gradient_accumulation_steps=4
+      - --block_size=2048
+      - --bf16=True
+"""
+PYTORCH_JOB = """apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: tune}
+spec:
+  nprocPerNode: "4"
+  pytorchReplicaSpecs:
+    Master: &pod
+      replicas: 1
+      template:
+        spec:
+          containers:
+            - name: pytorch
+              image: image
+              command: ["bash", "-c", "torchrun --nnodes=2 --nproc-per-node=4 train.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --block_size 2048 --bf16 True"]
+              resources: {limits: {nvidia.com/gpu: 4}}
+    Worker: *pod
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.sh"
+    path.write_text(TRAINER)
+    return path
+
+
+def test_a_launch_is_understood_and_predicted_and_its_edits_are_lines_of_its_file(script: Path) -> None:
+    found = review(script, cluster="h100-sxm")
+    assert found.config is not None
+    assert found.study is not None
+    assert (found.config.dp, found.config.micro_batch_size, found.config.accumulation_steps) == (8, 1, 16)
+    assert (found.config.recompute, found.config.zero_stage, found.config.precision) == ("full", 3, "bf16")
+    assert found.study.workload.model.name == "llama-8b"
+    assert "128 x 4096" in found.understood
+    (edit,) = [edit for edit in found.edits if edit.knob == "recompute"]
+    assert edit.lines == (
+        LineEdit(
+            file="train.sh",
+            line=9,
+            before="    --gradient_checkpointing True \\",
+            after="    --gradient_checkpointing False \\",
+        ),
+    )
+    assert edit.alone is not None
+    assert 1.0 < edit.alone.low < edit.alone.gain < edit.alone.high
+    assert found.to_dict()["edits"][0]["line"] == 9
+    assert script.read_text() == TRAINER  # nothing of theirs is written
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "cluster"),
+    [("train.sh", TRAINER, "h100-sxm"), ("llama.toml", TITAN, "h100-sxm-1x8"), ("train.sh", TRAINER, "a100-80gb")],
+)
+def test_what_is_proposed_is_legal_surely_fits_and_surely_gains(
+    name: str, text: str, cluster: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    found = review(tmp_path / name, cluster=cluster)
+    assert found.config is not None
+    if found.together is None:
+        assert not found.edits
+        return
+    assert found.study is not None
+    target = found.together.config
+    assert why_not(found.study.workload, target) is None
+    assert float(found.together.estimate.oom_probability) <= SURE
+    assert found.together.gain.low > 1.0
+    assert target.global_batch_size == found.config.global_batch_size
+    assert target.world_size == found.config.world_size
+    for edit in found.edits:
+        assert edit.alone is None or edit.alone.low > 1.0
+
+
+def test_what_is_missing_is_named_with_how_to_say_it_and_nothing_is_predicted(script: Path) -> None:
+    found = review(script)
+    assert [each.what for each in found.missing] == ["the GPUs that it runs on"]
+    assert "--cluster h100-sxm: 1 x 8 of them" in found.missing[0].remedy
+    assert found.estimate is None
+    assert "no prediction until that is said" in lines_of(found)
+    bare = review(["torchrun", "--nproc-per-node", "8", "train.py", "--batch", "4"])
+    assert {each.remedy.split()[1] for each in bare.missing} >= {"--model", "--seq-len", "--batch"}
+
+
+def test_a_command_is_reviewed_as_a_script_is(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = TRAINER.split("BS=1\n")[1].split(" 2>&1")[0].replace("\\\n", " ").replace("$BS", "1").replace('"', "")
+    by_words = review(words.replace("full_shard auto_wrap", "full_shard").split(), cluster="h100-sxm")
+    assert by_words.config == review(script, cluster="h100-sxm").config
+    assert by_words.target == "command"
+
+
+@pytest.mark.parametrize(("text", "ranks"), [(TRAIN_JOB, 16), (PYTORCH_JOB, 8)])
+def test_a_manifest_is_the_launch_that_it_starts(text: str, ranks: int, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    found = review(tmp_path / "job.yaml", cluster="h200-sxm")
+    assert found.config is not None
+    assert found.config.world_size == ranks
+    assert (found.config.micro_batch_size, found.config.accumulation_steps) == (2, 4)
+
+
+def test_edits_of_a_trainers_file_are_its_keys_and_a_patch_applies(tmp_path: Path) -> None:
+    path = tmp_path / "llama.toml"
+    path.write_text(TITAN)
+    found = review(path, cluster="h100-sxm-1x8")
+    changed = {(line.line, line.after) for line in found.lines}
+    assert (16, "enable = true") in changed
+    (tmp_path / "edits.patch").write_text(patch(found.texts, found.lines))
+    subprocess.run(["patch", "-p1", "-i", "edits.patch"], cwd=tmp_path, check=True, capture_output=True)
+    assert path.read_text() == edited(found.texts, found.lines)["llama.toml"]
+    again = review(path, cluster="h100-sxm-1x8")
+    assert again.config is not None
+    assert again.config.compile
+
+
+def test_a_batch_that_follows_from_ranks_is_to_be_said_where_these_change(tmp_path: Path) -> None:
+    path = tmp_path / "llama.toml"
+    path.write_text(TITAN)
+    found = review(path, cluster="h100-sxm-1x8")
+    for edit in found.edits:
+        if "accumulation_steps" in edit.changes:
+            assert "training.global_batch_size=8" in edit.unplaced
+
+
+def test_a_measured_step_takes_the_level_of_this_run(script: Path) -> None:
+    before = review(script, cluster="h100-sxm")
+    assert before.estimate is not None
+    slow = 1.5 * float(before.estimate.step_time_s)
+    after = review(script, cluster="h100-sxm", measured_s=slow)
+    assert after.observed is not None
+    assert after.estimate is not None
+    assert after.observed.slower == pytest.approx(1.5)
+    assert float(after.estimate.step_time_s) == pytest.approx(slow, rel=0.1)
+    width = [float(e.step_time_high_s) / float(e.step_time_low_s) for e in (before.estimate, after.estimate)]
+    assert width[1] < width[0]
+    with pytest.raises(SpecError, match="more than 0 s"):
+        review(script, cluster="h100-sxm", measured_s=0.0)
+
+
+def test_texts_from_elsewhere_read_no_file_of_this_machine(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.py"
+    secret.write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--known-only-here', default=3)\n"
+    )
+    started = f"torchrun --nproc_per_node 8 {secret} --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --block_size 2048 --bf16 True\n"
+    for text in (started, started.replace(str(tmp_path), "../" * 12 + str(tmp_path)[1:])):
+        found = review_texts({"run.sh": text}, cluster="h100-sxm")
+        assert "known" not in json.dumps(found.to_dict())
+        assert list(found.texts) == ["run.sh"]
+    with pytest.raises(SpecError, match="no name of a file"):
+        review_texts({"../run.sh": started})
+    for name in ("/etc/passwd", "a/../../b.sh", " "):
+        with pytest.raises(SpecError, match="no name of a file"):
+            review_texts({name: started})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words", "line"),
+    [
+        ("run.sh", "export CUDA_LAUNCH_BLOCKING=1\n", "CUDA_LAUNCH_BLOCKING", 1),
+        ("run.sh", "\nexport NCCL_P2P_DISABLE=1\n", "NCCL_P2P_DISABLE", 2),
+        ("run.sh", "torchrun train.py --bf16 True --fp16 True\n", "both on", 1),
+        ("run.sh", "python train.py --amp-dtype bfloat16\n", "no effect without --amp", 1),
+        ("run.sh", "python t.py \\\n --dataloader_num_workers 0\n", "GPU waits", 2),
+        ("train.py", "x = 1\nloader = DataLoader(data, batch_size=4)\n", "no workers", 2),
+        ("train.py", "torch.autograd.set_detect_anomaly(True)\n", "anomaly", 1),
+        ("train.py", "m = DDP(m, find_unused_parameters=True)\n", "find_unused", 1),
+    ],
+)
+def test_what_is_dangerous_is_named_with_its_line(name: str, text: str, words: str, line: int) -> None:
+    from autotune.reviews.dangers import dangers_of
+
+    found = [each for each in dangers_of({name: text}) if words in each.text]
+    assert [(each.file, each.line) for each in found] == [(name, line)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.sh", "# export CUDA_LAUNCH_BLOCKING=1\nexport NCCL_P2P_DISABLE=0\n"),
+        ("run.sh", "python train.py --amp --amp-dtype bfloat16 --bf16 True --fp16 False\n"),
+        ("train.py", '"""Without InfiniBand, prepend NCCL_IB_DISABLE=1."""\nDataLoader(data, num_workers=4)\n'),
+    ],
+)
+def test_what_is_not_dangerous_is_not_named(name: str, text: str) -> None:
+    from autotune.reviews.dangers import dangers_of
+
+    assert not list(dangers_of({name: text}))
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "change", "after"),
+    [
+        ("a.sh", "torchrun t.py --batch-size 4 --x 1", Change("--batch-size", "4", "8"), "torchrun t.py --batch-size 8 --x 1"),
+        ("a.sh", "torchrun t.py --batch_size=4", Change("--batch-size", "4", "8"), "torchrun t.py --batch_size=8"),
+        ("a.sh", "MBS=4\ntorchrun t.py --mbs $MBS", Change("--mbs", "4", "8"), "MBS=8\ntorchrun t.py --mbs $MBS"),
+        ("a.sh", "MBS=${MBS:-4}\ntorchrun t.py --mbs ${MBS}", Change("--mbs", "4", "8"), "MBS=${MBS:-8}\ntorchrun t.py --mbs ${MBS}"),
+        ("a.sh", "torchrun t.py --ckpt --x 1", Change("--ckpt", "", None), "torchrun t.py --x 1"),
+        ("a.sh", "torchrun t.py \\\n  --x 1 | tee log", Change("--ckpt", None, ""), "torchrun t.py \\\n  --x 1 --ckpt | tee log"),
+        ("a.yaml", "train:\n  micro: 4  # of a rank", Change("train.micro", "4", "8"), "train:\n  micro: 8  # of a rank"),
+        ("a.yaml", "- --mbs\n- '4'", Change("--mbs", "4", "8"), "- --mbs\n- '8'"),
+        ("a.json", '{"bf16": true, "mbs": 4}', Change("mbs", "4", "8"), '{"bf16": true, "mbs": 8}'),
+        ("a.toml", "enable = false", Change("compile.enable", "false", "true"), "enable = true"),
+        ("a.py", "p.add_argument('--mbs', type=int,\n  default=4)", Change("--mbs", "4", "8"), "p.add_argument('--mbs', type=int,\n  default=8)"),
+        ("a.py", "batch_size = 12 # micro", Change("--batch_size", "12", "24"), "batch_size = 24 # micro"),
+    ],
+)  # fmt: skip
+def test_a_change_is_made_where_the_value_stands(name: str, before: str, change: Change, after: str) -> None:
+    lines = before.splitlines()
+    assert _apply(lines, name, change) is not None
+    assert "\n".join(lines) == after
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "change"),
+    [
+        ("a.sh", "torchrun t.py --batch-size 16", Change("--batch-size", "4", "8")),
+        ("a.sh", "# torchrun t.py --batch-size 4", Change("--batch-size", "4", "8")),
+        ("a.sh", "torchrun t.py --eval-batch-size 4", Change("--batch-size", "4", "8")),
+        ("a.yaml", "other_micro: 4", Change("train.micro", "4", "8")),
+    ],
+)
+def test_another_options_value_stays(name: str, text: str, change: Change) -> None:
+    lines = text.splitlines()
+    assert _apply(lines, name, change) is None
+    assert "\n".join(lines) == text
+
+
+def test_no_file_outside_of_its_folder_is_read_however_its_path_is_written(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "out.txt"
+    inside.mkdir()
+    (inside / "a.txt").write_text("a")
+    outside.write_text("secret")
+    (inside / "link.txt").symlink_to(outside)
+    with reading_only(inside):
+        assert (inside / "a.txt").read_text() == "a"
+        for path in (outside, inside / ".." / "out.txt", inside / "link.txt", Path("/etc/hostname")):
+            with pytest.raises(PermissionError):
+                path.read_text()
+    assert outside.read_text() == "secret"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = run(["review", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_command_prints_at_most_25_lines_and_makes_no_store(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("AUTOTUNE_STORE", raising=False)
+    monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path / "data"))
+    code, out, _ = printed(capsys, str(script), "--cluster", "h100-sxm", "--tokens", "10B")
+    assert code == 0
+    assert len(out.splitlines()) <= 25
+    for words in ("fits: ", "predicted: ", "10G tokens: ", "recompute full -> none", "train.sh:9: "):
+        assert words in out
+    assert not (tmp_path / "data").exists()
+    code, out, _ = printed(capsys, str(script))
+    assert code == 2
+    assert "missing: the GPUs that it runs on" in out
+
+
+def test_json_has_all_of_it_and_a_copy_has_the_edits(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "edited.sh"
+    code, out, _ = printed(capsys, str(script), "--cluster", "h100-sxm", "--json", "--write", str(copy))
+    assert code == 0
+    document: dict[str, Any] = json.loads(out)
+    assert {"understood", "assumed", "missing", "estimate", "observed", "edits", "warnings", "together"} <= set(
+        document
+    )
+    assert "--gradient_checkpointing False" in copy.read_text()
+    assert script.read_text() == TRAINER
+    code, _, err = printed(capsys, str(script), "--cluster", "h100-sxm", "--write", str(copy))
+    assert code == 2
+    assert "exists" in err
+
+
+def test_a_launch_that_does_not_fit_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.yaml").write_text(TRAIN_JOB)
+    code, out, _ = printed(capsys, str(tmp_path / "job.yaml"), "--cluster", "a100-40gb")
+    assert code == 1
+    assert "does not fit: " in out
+
+
+def test_review_and_estimate_give_one_verdict(script: Path) -> None:
+    found = review(script, cluster="h100-sxm")
+    assert found.study is not None
+    assert found.config is not None
+    predicted, _ = api.estimate_of(found.study, found.config)
+    assert found.estimate == predicted
