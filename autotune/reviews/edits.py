@@ -15,7 +15,7 @@ from autotune.errors import AutotuneError
 from autotune.reviews.answer import Edit, Gain, Together
 from autotune.reviews.gains import Array, gains_of
 from autotune.space import Launchable, SearchSpace, why_not
-from autotune.spec import KNOBS, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Study, Workload
+from autotune.spec import KNOBS, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Study
 
 FITS = 0.5
 """largest P(OOM) of a launch that is expected to fit"""
@@ -66,19 +66,16 @@ class Proposal:
     """the most that is predicted of any config that surely fits"""
 
 
-def proposal(study: Study, config: ParallelConfig, constants: Calibration, measured_s: float | None) -> Proposal:
-    """The edits of a launch that trains with this config."""
-    workload = replace(study.workload, global_batch_size=config.global_batch_size)
-    space = _space(study, workload, config)
-    if space is None:
-        return Proposal((), None, 1.0)
+def proposal(space: SearchSpace, config: ParallelConfig, constants: Calibration, measured_s: float | None) -> Proposal:
+    """The edits of a launch that trains with this config, among the configs of a space."""
+    workload = space.workload
     predicted = estimate(workload, space.table, calibration=constants)
     sure = np.asarray(predicted.oom_probability) <= SURE
     if not sure.any():
         return Proposal((), None, 1.0)
     speed = np.where(sure, np.asarray(predicted.tokens_per_s), 0.0)
     best = space[int(np.argmax(speed))]
-    weighed = _Weighed(workload, study, config, constants, measured_s)
+    weighed = _Weighed(space, config, constants, measured_s)
     weighed.look_at(part for part in _parts(config, best) if weighed.is_legal(part))
     most = max(1.0, weighed.gain(best).gain)
     target = weighed.surely_faster(space, speed, config)
@@ -96,10 +93,10 @@ class _Weighed:
     """Configs against the launch as it is."""
 
     def __init__(
-        self, workload: Workload, study: Study, config: ParallelConfig, constants: Calibration, measured_s: float | None
+        self, space: SearchSpace, config: ParallelConfig, constants: Calibration, measured_s: float | None
     ) -> None:
-        self._workload, self._config, self._constants, self._measured_s = workload, config, constants, measured_s
-        self._launchable = Launchable.of(study)
+        self._workload, self._config, self._constants, self._measured_s = space.workload, config, constants, measured_s
+        self._launchable = space.launchable
         self._known: dict[ParallelConfig, tuple[Estimate, Gain]] = {}
 
     def gain(self, config: ParallelConfig) -> Gain:
@@ -112,7 +109,8 @@ class _Weighed:
         return float(self._look(config)[0].oom_probability)
 
     def is_legal(self, config: ParallelConfig) -> bool:
-        return why_not(self._workload, config) is None and self._launchable.why_not(self._workload, config) is None
+        can = self._launchable is None or self._launchable.why_not(self._workload, config) is None
+        return can and why_not(self._workload, config) is None
 
     def surely_faster(self, space: SearchSpace, speed: Array, config: ParallelConfig) -> ParallelConfig | None:
         """The config with the highest lower end of its gain, among the fastest and what takes them apart, with as few changes as say the same; None where none
@@ -238,8 +236,9 @@ def _with(before: ParallelConfig, after: ParallelConfig, groups: list[tuple[str,
     return replace(config, accumulation_steps=before.global_batch_size // per_step)
 
 
-def _space(study: Study, workload: Workload, config: ParallelConfig) -> SearchSpace | None:
-    """The configs of the study's space on the ranks of the launch, with more micro-batches than it names."""
+def space_around(study: Study, config: ParallelConfig) -> SearchSpace | None:
+    """The configs of the study's space on the ranks and with the batch of a launch, with more micro-batches than it names; None where none is legal."""
+    workload = replace(study.workload, global_batch_size=config.global_batch_size)
     knobs = dict(study.space.knobs)
     knobs.pop("accumulation_steps", None)
     if len(knobs.get("micro_batch_size", ())) > 1 or "micro_batch_size" not in knobs:

@@ -14,7 +14,7 @@ from autotune.ports import KnowledgeStore
 from autotune.results.calibrations import stored_calibration
 from autotune.reviews.answer import Edit, Missing, Observed, Review
 from autotune.reviews.dangers import dangers_of
-from autotune.reviews.edits import proposal
+from autotune.reviews.edits import Proposal, proposal, space_around
 from autotune.reviews.gains import corrected
 from autotune.reviews.lines import changed_lines
 from autotune.reviews.target import Target, folder_of, read_target
@@ -124,7 +124,8 @@ def _review(
         predicted = corrected(
             study.workload, table, estimate(study.workload, table, calibration=constants), constants, measured_s
         ).row(0)
-    proposed = proposal(study, config, constants, measured_s)
+    space = space_around(study, config)
+    proposed = proposal(space, config, constants, measured_s) if space else Proposal((), None, 1.0)
     edits = tuple(_located(found, study, config, edit) for edit in proposed.edits)
     return Review(
         target=found.name,
