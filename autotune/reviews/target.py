@@ -18,7 +18,7 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import document_of
 from autotune.onboarding.draft import Draft
-from autotune.onboarding.first_spec import SHELL_SCRIPTS, first_draft, launch_draft
+from autotune.onboarding.first_spec import SHELL_SCRIPTS, first_draft, text_draft
 from autotune.onboarding.launch_script import Started, started_by
 from autotune.reviews.confined import reading_only
 from autotune.reviews.manifest import gpus_of, is_manifest, launch_of
@@ -135,7 +135,8 @@ def _of_command(
         )
     path = base / f"{name.rpartition('.')[0] or name}.sh"
     ranks = asked or ((started.nodes, started.gpus_per_node) if started.gpus_per_node else None)
-    draft = launch_draft(text, started, path, model=model, cluster=sized(cluster, ranks), folder=base)
+    draft = text_draft(text, path, model=model, cluster=sized(cluster, ranks), folder=base)
+    assert draft is not None  # it starts something
     return _read(draft, name, {name: text}, started, ranks, base)
 
 
