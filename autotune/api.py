@@ -141,7 +141,7 @@ def review(
 ) -> Review:
     """What there is to say of a launch without running it: whether it fits, how fast it should be, which edits make it faster (`autotune.reviews.review`).
 
-    `target`: a file, or the words of a command. `store`: for measured constants of the cluster. Raises `SpecError` for what is no launch.
+    `target`: a file, a text of several lines, or the words of a command. `store`: for measured constants of the cluster. Raises `SpecError` for what is no launch.
     """
     from autotune.reviews import review as review_launch
 

@@ -17,7 +17,7 @@ from autotune.reviews.dangers import dangers_of
 from autotune.reviews.edits import Proposal, proposal, space_around
 from autotune.reviews.gains import corrected
 from autotune.reviews.lines import changed_lines
-from autotune.reviews.target import Target, folder_of, read_target
+from autotune.reviews.target import Target, folder_of, named_text, read_target
 from autotune.reviews.words import short_count
 from autotune.schema import parse_study
 from autotune.schema.files import with_program_files
@@ -52,12 +52,11 @@ def review(
     store: KnowledgeStore | None = None,
     local_cluster: Callable[[], ClusterSpec] | None = None,
 ) -> Review:
-    """The review of a file, or of the words of a command.
+    """The review of a file, of a text of several lines, or of the words of a command.
 
     `model`, `cluster`, `seq_len`, `batch` (sequences of an optimizer step), `precision` and `config` say what the launch does not. `measured_s`: seconds of one of
     its steps; `log`: its log, from which they are read. Raises `SpecError` for what is no launch.
     """
-    found = read_target(target, model=model, cluster=cluster)
     said = {
         "model": model,
         "cluster": cluster,
@@ -66,7 +65,11 @@ def review(
         "precision": precision,
         "config": config,
     }
-    return _review(found, said, measured_s, log, store, local_cluster)
+    if isinstance(target, str) and "\n" in target:
+        with named_text(target) as named:
+            found = read_target(named, model=model, cluster=cluster)
+            return _review(found, said, measured_s, log, store, local_cluster)
+    return _review(read_target(target, model=model, cluster=cluster), said, measured_s, log, store, local_cluster)
 
 
 def review_texts(

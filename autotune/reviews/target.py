@@ -88,6 +88,19 @@ def read_target(target: str | Path | Sequence[str], *, model: str | None = None,
 
 
 @contextmanager
+def named_text(text: str) -> Iterator[Path]:
+    """A file with that text for as long as it is needed, with the ending of what it is: a script, a document or a Python program."""
+    ending = ".sh"
+    if started_by(text) is None:
+        endings = (each for each in (".toml", ".json", ".yaml") if document_of(f"launch{each}", text))
+        ending = next(endings, ".py" if re.search(r"^\s*(import|from) \w", text, re.MULTILINE) else ".sh")
+    with TemporaryDirectory() as folder:
+        path = Path(folder, f"launch{ending}")
+        path.write_text(text, encoding="utf-8")
+        yield path
+
+
+@contextmanager
 def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
     """A folder with texts that came from elsewhere, for as long as it is needed: the path of the first of them. No other file is read meanwhile."""
     if not texts:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import autotune
 from autotune import api
 from autotune.cli import run
 from autotune.errors import SpecError
@@ -155,6 +156,15 @@ def test_a_command_is_reviewed_as_a_script_is(script: Path, tmp_path: Path, monk
     by_words = review(words.replace("full_shard auto_wrap", "full_shard").split(), cluster="h100-sxm")
     assert by_words.config == review(script, cluster="h100-sxm").config
     assert by_words.target == "command"
+
+
+@pytest.mark.parametrize("text", [TRAINER, TITAN])
+def test_a_text_is_reviewed_as_its_file_is(text: str, tmp_path: Path) -> None:
+    path = tmp_path / ("launch.sh" if text is TRAINER else "launch.toml")
+    path.write_text(text)
+    found = autotune.review(text, cluster="h100-sxm-1x8")
+    of_file = autotune.review(path, cluster="h100-sxm-1x8")
+    assert (found.config, found.estimate, found.lines) == (of_file.config, of_file.estimate, of_file.lines)
 
 
 @pytest.mark.parametrize(("text", "ranks"), [(TRAIN_JOB, 16), (PYTORCH_JOB, 8)])
