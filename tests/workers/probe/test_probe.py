@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from autotune_workers.probe.probe_folder import ProbeFolder, is_off
-from tests.workers.probe.watching import PROGRAMS, python, torchrun, watched
+from tests.workers.probe.watching import LIMIT_S, PROGRAMS, python, torchrun, watched
 
 PARAMETERS = 64 * 32 + 2 * (32 * 96 + 96 + 32 * 32 + 32 + 32 * 128 + 128 + 128 * 32 + 32)
 """of programs/decoder.py, with its head tied to the embedding"""
@@ -65,6 +67,31 @@ def test_steps_of_compiled_programs_are_seen(tmp_path: Path, how: str) -> None:
         assert {tuple(step["sequences"]) for step in seen.steps()} == {(8,)}
 
 
+@pytest.mark.parametrize(
+    ("how", "keywords"),
+    [
+        ("aot_eager", True),
+        pytest.param("aot_eager", False, marks=pytest.mark.thorough),
+        pytest.param("in place", True, marks=pytest.mark.slow),
+    ],
+)
+def test_programs_compile_the_same_graphs_with_it_and_without(tmp_path: Path, how: str, keywords: bool) -> None:
+    """Graphs, captured calls and breaks, over a training with evaluations, in which more than one graph is made. The hooks themselves are a few frames without a
+    graph: of each the call before and the one after a compiled module, in training and in evaluation, and the step's."""
+    command = python(
+        "decoder.py", f"--compile={how}", "--accumulate=2", "--steps=16", *(["--keywords"] if keywords else [])
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    without = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    plain, seen = (
+        next(line for line in text.splitlines() if line.startswith("graphs")).split("; frames")
+        for text in (without.stdout, watched(command, cwd=tmp_path).text)
+    )
+    assert seen[0] == plain[0]
+    assert "'unique_graphs': 0" not in plain[0]
+    assert int(seen[1]) - int(plain[1]) <= 5
+
+
 @pytest.mark.thorough
 def test_two_optimizers_that_take_turns_make_one_step_of_both(tmp_path: Path) -> None:
     seen = watched(python("adversaries.py"), cwd=tmp_path)
@@ -102,6 +129,35 @@ def test_transformers_trainer(tmp_path: Path) -> None:
     assert facts["libraries"]["transformers"]
     assert (facts["attention"], facts["autocast"]) == ("sdpa", "bfloat16")
     assert facts["recomputed"] > 0.3
+
+
+@pytest.mark.parametrize("recompute", [True, pytest.param(False, marks=pytest.mark.thorough)])
+def test_a_loop_of_megatrons_make(tmp_path: Path, recompute: bool) -> None:
+    """Wrapped bf16 weights whose fp32 copies are stepped, keyword inputs, and hidden states with the sequence first."""
+    seen = watched(python("megatron_like.py", *(["--recompute"] if recompute else [])), cwd=tmp_path)
+    assert seen.code == 0, seen.text
+    assert [(s["micro"], s["sequences"], s["tokens"], s["backwards"]) for s in seen.steps()] == [(4, [8], 128, 4)] * 5
+    facts = seen.facts()
+    assert (facts["model"], facts["outermost"]) == ("__main__.GPTModel", "__main__.Float16Module")
+    assert (facts["types"], facts["stepped_types"]) == (
+        {"bfloat16": facts["parameters"]},
+        {"float32": facts["parameters"]},
+    )
+    assert (facts["recomputed"] > 0.3) is recompute
+    assert {name: facts["shape"][name] for name in ("num_layers", "hidden_size", "vocab_size", "ffn_hidden_size")} == {
+        "num_layers": 2,
+        "hidden_size": 32,
+        "vocab_size": 64,
+        "ffn_hidden_size": 128,
+    }
+
+
+def test_accelerates_loop_steps_once_for_all_its_micro_batches(tmp_path: Path) -> None:
+    seen = watched(python("accelerated.py", "bf16"), cwd=tmp_path)
+    assert seen.code == 0, seen.text
+    steps = [(s["micro"], s["sequences"], s["tokens"], s["backwards"]) for s in seen.steps()]
+    assert steps == [(3, [12], 192, 3)] * 5 + [(1, [4], 64, 1)]  # the end of the data ends a step, too
+    assert (seen.facts()["autocast"], seen.facts()["optimizers"]) == ("bfloat16", ["torch.optim.adamw.AdamW"])
 
 
 @pytest.mark.thorough

@@ -96,7 +96,8 @@ for step in range(args.steps):
 if args.compile:
     from torch._dynamo.utils import counters
 
-    print("frames", dict(counters["frames"]), "breaks", len(counters["graph_break"]), flush=True)
+    stats = {name: counters["stats"][name] for name in ("unique_graphs", "calls_captured")}
+    print("graphs", stats, "breaks", len(counters["graph_break"]), "; frames", counters["frames"]["total"], flush=True)
 if args.model_file:
     torch.save(model.state_dict(), args.model_file)
 if args.end == "os._exit":
