@@ -152,6 +152,17 @@ def test_a_loop_of_megatrons_make(tmp_path: Path, recompute: bool) -> None:
     }
 
 
+def test_a_loop_of_deepspeeds_make(tmp_path: Path) -> None:
+    """An engine around bf16 weights whose `backward` and `step` are its own, and an optimizer that steps an inner one for each group of weights."""
+    seen = watched(python("deepspeed_like.py"), cwd=tmp_path)
+    assert seen.code == 0, seen.text
+    assert [(s["micro"], s["sequences"], s["tokens"], s["backwards"]) for s in seen.steps()] == [(3, [12], 192, 3)] * 5
+    facts = seen.facts()
+    assert (facts["wrappers"], facts["zero_stage"], facts["types"]) == (["DeepSpeed"], 2, {"bfloat16": 4160})
+    assert facts["outermost"].endswith("DeepSpeedEngine")
+    assert facts["optimizers"] == ["torch.optim.adamw.AdamW"]
+
+
 def test_accelerates_loop_steps_once_for_all_its_micro_batches(tmp_path: Path) -> None:
     seen = watched(python("accelerated.py", "bf16"), cwd=tmp_path)
     assert seen.code == 0, seen.text
