@@ -57,7 +57,7 @@ model = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 64)).bfloat16()
 groups = [{"params": [p]} for p in model.parameters()]
 engine = DeepSpeedEngine(model, ZeroOptimizer(torch.optim.AdamW(groups, lr=1e-3)))
 engine.train()
-for step in range(5 * ACCUMULATE):
+for _ in range(5 * ACCUMULATE):
     ids = torch.randint(0, 64, (MICRO, 16))
     loss = nn.functional.cross_entropy(engine(ids).float().flatten(0, 1), ids.flatten())
     engine.backward(loss)
