@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -166,7 +167,17 @@ def _joined(text: str, remedy: str) -> str:
     """A wrong command line as one sentence with its remedy."""
     number = "Input should be a valid integer, unable to parse string as an integer"
     text = text.replace(number, "must be a whole number").replace("Input should be", "must be").rstrip(".")
+    text = re.sub(r"'[^']*' is not a valid integer( range)?$", "must be a whole number", text)  # of older releases
+    text = re.sub(r"(\S+) is not in the range (?:(\S+)<=)?x(?:([<>]=)(\S+))?$", _bound, text)
     return f"{text} {remedy[0].upper()}{remedy[1:]}" if text.endswith("?") else f"{text}; {remedy}"
+
+
+def _bound(found: re.Match[str]) -> str:
+    """Which bound of a range a number of the command line breaks."""
+    value, low, sign, other = found.groups()
+    if low is not None and not float(value) >= float(low):
+        sign, other = ">=", low
+    return f"must be {'less' if sign == '<=' else 'greater'} than or equal to {float(other):g}"
 
 
 def _with_excerpts(error: AutotuneError) -> str:

@@ -120,8 +120,9 @@ def test_catalogs_say_what_each_entry_is(run):
 @pytest.mark.parametrize("command", ["knobs", "models", "clusters", "spaces", "searchers", "runners"])
 def test_catalogs_fit_a_narrow_terminal(run, monkeypatch, command):
     names = [row["name"] for row in run(command, "--json").document[command]]
-    for name, value in (("TTY_COMPATIBLE", "1"), ("NO_COLOR", "1"), ("COLUMNS", "72")):
-        monkeypatch.setenv(name, value)
+    for name in ("TTY_COMPATIBLE", "FORCE_COLOR", "NO_COLOR"):  # the second for rich 13
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("COLUMNS", "72")
     narrow = re.sub("\x1b\\[[0-9;]*m", "", run(command).out)
     assert "\t" not in narrow
     assert max(map(len, narrow.splitlines())) <= 72
