@@ -195,6 +195,7 @@ def speedup_line(document: Mapping[str, Any]) -> str:
 def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
     """A table of measured configs, best first. Rows are trials, or {study, best} across studies."""
     across = bool(configs) and "best" in configs[0]
+    has_notes = any(row.get("note") for row in configs)
     palette = Palette.of(sys.stdout)
     table = FittedTable(
         empty=bare_table,
@@ -203,6 +204,7 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
             Column(key="config", least=MIN_CONFIG, cut=False),
             *(Column(key=n, right=True) for n in ("GPUs", "tokens/s", "step", "memory", "stability", "reward")),
             *(Column(key=n) for n in (("model", "cluster", "runner", "study") if across else ())),
+            *([Column(key="note")] if has_notes else []),
         ),
         stages=(
             *(Shortening(without=frozenset(OPTIONAL_COLUMNS[:n])) for n in range(len(OPTIONAL_COLUMNS))),
@@ -225,6 +227,7 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
             f"{r['stability']:.2f}" if r else "-",
             f"{r['total']:+.3f}" if r else "-",
             *(safe(str(of[name]), palette) for name in (("model", "cluster", "runner", "id") if across else ())),
+            *([str(row.get("note") or "")] if has_notes else []),
         )
     return table
 

@@ -278,7 +278,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
         "next_export": next_export(result, exports),
     }
     if top > 0:
-        answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(standings_of(result)[:top], 1)]
+        answer["configs"] = ranked_documents(result, top)
     return answer
 
 
@@ -406,6 +406,27 @@ def _length_notes(
     if launch == longer:
         return ()
     return (f"it trains {steps} steps, as a trial may; give the option steps=N for your whole training",)
+
+
+def ranked_documents(result: Result, top: int) -> list[dict[str, Any]]:
+    """The first of `standings_of`, each with its `rank` and a `note`: why it does not stand above one whose reward is lower; else empty."""
+    rows, least = list[dict[str, Any]](), math.inf
+    for rank, trial in enumerate(standings_of(result)[:top], 1):
+        total = trial.reward.total if trial.reward is not None else -math.inf
+        rows.append({"rank": rank, **trial_document(trial), "note": _why_below(trial, result) if total > least else ""})
+        least = min(least, total)
+    return rows
+
+
+def _why_below(trial: Trial, result: Result) -> str:
+    """Why a config stands below one with a lower reward."""
+    if result.too_noisy is not None:
+        return "too noisy to tell"
+    if trial.number in result.tied_with:
+        return "tied with the winner"
+    if trial.number in {t.number for t in result.confirmed}:
+        return "measured again: not surely faster than the default config"
+    return "measured once, those above again" if result.final_rounds else "measured once"
 
 
 def standings_of(result: Result) -> list[Trial]:

@@ -24,10 +24,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.reward import MachineLevels, moved, slowed, tokens_per_s
-from autotune.spec import ParallelConfig, Trial, TrialPurpose
+from autotune.reward import moved, slowed, tokens_per_s
+from autotune.spec import Trial, TrialPurpose
 from autotune.study.controller import Winner
-from autotune.study.controller.final_rounds import baseline_of, ended_finals, measured_finals
+from autotune.study.controller.final_rounds import baseline_of, ended_finals, gained, joined, measured_finals
 
 SAME = 1e-9
 """relative difference of two speeds that is rounding"""
@@ -38,7 +38,7 @@ def with_figures(winner: Winner, trials: Sequence[Trial], stability_weight: floa
     measured; a final trial has the figure of its own round. `stability_weight`: of the study's objective."""
     again = {t.number: t for t in winner.confirmed}
     default = winner.baseline if winner.baseline is not None and winner.baseline.number in again else None
-    gained = _gained(default.config, trials) if default is not None else 0.0
+    log_gain = gained(default.config, trials) if default is not None else 0.0
     shown = dict[int, Trial]()
     for t in trials:
         if default is None or t.number in again or t.purpose is TrialPurpose.FINAL or not t.is_measured:
@@ -46,7 +46,7 @@ def with_figures(winner: Winner, trials: Sequence[Trial], stability_weight: floa
         elif t.config == default.config:
             shown[t.number] = _slowed(t, tokens_per_s(t) / tokens_per_s(default))
         else:
-            shown[t.number] = _searched(t, gained, default, stability_weight)
+            shown[t.number] = _searched(t, log_gain, default, stability_weight)
     return (
         replace(
             winner,
@@ -72,6 +72,7 @@ def _default_speed(trial: Trial, trials: Sequence[Trial], figure: Trial) -> floa
         now = next((i for i, t in enumerate(mine) if t.number == trial.number), None)
         if not theirs or now is None:
             return None
+        now += joined(trial.config, finals, default)
         return tokens_per_s(figure) * _median_speed(theirs[min(now, len(theirs) - 1)]) / _median_speed(figure)
     ratio = trial.reward.parts.get("tokens_per_s_ratio") if trial.reward is not None else None
     return tokens_per_s(trial) / ratio if ratio else tokens_per_s(default)
@@ -102,21 +103,6 @@ def _searched(trial: Trial, gained: float, default: Trial, stability_weight: flo
         return shown
     more = math.log(tokens_per_s(shown) / tokens_per_s(default) / ratio)
     return replace(shown, reward=moved(trial.reward, more, stability_weight))
-
-
-def _gained(default: ParallelConfig, trials: Sequence[Trial]) -> float:
-    """By how much in ln speed the default config became faster from the search to the finals. Its runs in the search that are in none of the machine's phases
-    count for nothing."""
-    phases = MachineLevels(trials).phases
-    numbers = {number for phase in phases for number in phase.runs}
-    search, finals = [], []
-    for t in trials:
-        if t.config == default and t.is_measured and t.measurement is not None:
-            if t.purpose is TrialPurpose.FINAL:
-                finals.append(math.log(t.measurement.median_tokens_per_s))
-            elif t.number in numbers:
-                search.append(math.log(t.measurement.median_tokens_per_s))
-    return math.fsum(finals) / len(finals) - math.fsum(search) / len(search) if search and finals else 0.0
 
 
 def _slowed(trial: Trial, factor: float) -> Trial:

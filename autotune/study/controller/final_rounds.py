@@ -4,6 +4,9 @@
 
 Where no round counts for both, each has its own undisturbed runs.
 
+A config may join late, when the first finalists have raced (`finals`). Its first run then belongs to a later round: as many rounds after the first as the default config
+had begun before it. The default config opens the rounds of late comers.
+
 Rounds are levelled before they are pooled: all times of a round are multiplied by what the default config's median speed in it is above its mean over all rounds
 (of the logarithms). A machine that changed between two rounds then makes no config look unsteady, and counts for the same in the mean of each.
 """
@@ -14,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.reward import slowed, steady_rounds, undisturbed
+from autotune.reward import MachineLevels, slowed, steady_rounds, undisturbed
 from autotune.spec import Measurement, ParallelConfig, Trial, TrialPurpose
 
 
@@ -27,9 +30,18 @@ def rounds_of(
     config: ParallelConfig, who: Sequence[ParallelConfig], finals: Sequence[Trial], baseline: Trial | None
 ) -> int:
     """Rounds of a config that count: those that the baseline finished too; without a baseline in the race those that all finished."""
-    with_baseline = baseline is not None and baseline.config in who
-    others = [baseline.config] if with_baseline and baseline is not None else who
-    return min(len(measured_finals(c, finals)) for c in (config, *others))
+    if baseline is None or baseline.config not in who:
+        return min(len(measured_finals(c, finals)) for c in (config, *who))
+    theirs = len(measured_finals(baseline.config, finals)) - joined(config, finals, baseline)
+    return max(0, min(len(measured_finals(config, finals)), theirs))
+
+
+def joined(config: ParallelConfig, finals: Sequence[Trial], baseline: Trial | None) -> int:
+    """The round (from 0) of a config's first final run."""
+    first = min((t.number for t in finals if t.config == config), default=None)
+    if baseline is None or config == baseline.config or first is None:
+        return 0
+    return max(0, sum(t.number < first for t in measured_finals(baseline.config, finals)) - 1)
 
 
 def runs_beside(
@@ -40,13 +52,14 @@ def runs_beside(
     rounds: int | None = None,
 ) -> tuple[list[Measurement], list[Measurement]]:
     """The runs of a config that count, and the baseline's of the same rounds, where it is in the race and any round counts for both; of the first `rounds`."""
+    late = joined(config, finals, baseline)
     count = rounds_of(config, alive, finals, baseline)
-    count = count if rounds is None else min(count, rounds)
+    count = count if rounds is None else max(0, min(count, rounds - late))
     runs = runs_of(config, finals, count)
     if baseline is None or baseline.config not in alive:
         return _kept(runs, undisturbed(runs)), []
-    theirs = runs_of(baseline.config, finals, count)
-    steady = steady_rounds(theirs)
+    theirs = runs_of(baseline.config, finals, late + count)
+    steady, theirs = steady_rounds(theirs)[late:], theirs[late:]
     good, also_good = which_count(runs, steady), which_count(theirs, steady)
     if both := [mine and other for mine, other in zip(good, also_good, strict=True)]:
         good, also_good = (both, both) if any(both) else (good, also_good)
@@ -54,6 +67,19 @@ def runs_beside(
     level = [slowed(m, f) for m, f in zip(runs, factors, strict=True)]
     level_theirs = [slowed(m, f) for m, f in zip(theirs, factors, strict=True)]
     return _kept(level, good), _kept(level_theirs, also_good)
+
+
+def gained(default: ParallelConfig, trials: Sequence[Trial], rounds: int | None = None) -> float:
+    """By how much in ln speed the default config became faster from the search to the finals, or their first `rounds`. Its runs in the search that are in none of the
+    machine's phases count for nothing."""
+    numbers = {number for phase in MachineLevels(trials).phases for number in phase.runs}
+    search = [t for t in trials if t.config == default and t.number in numbers]
+    finals = measured_finals(default, ended_finals(trials))[:rounds]
+    before, after = (
+        [math.log(t.measurement.median_tokens_per_s) for t in found if t.measurement is not None]
+        for found in (search, finals)
+    )
+    return math.fsum(after) / len(after) - math.fsum(before) / len(before) if before and after else 0.0
 
 
 def _levels(default: Sequence[Measurement]) -> list[float]:

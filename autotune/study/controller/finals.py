@@ -5,6 +5,8 @@ claim does not rest on the search's own numbers: finalists and baseline alternat
 cancels a linear drift, and each config is held against the baseline of the same rounds, with equally many steps of each.
 
     finalists   the best `MeasureSpec.finalists`, and all whose first measurement cannot be told from the best's
+    late comers who stands above the best of all that raced, once the finals have shown how good these are: they race with the baseline next, and so on
+                until nobody does, or the budget is spent
     a round     all that are still in the race; who is surely behind the leader drops out after `MeasureSpec.final_rounds` rounds
     the end     one is surely ahead of all others, or what the others may be ahead by is under `WORTH`, or `RACE` times the runs of
                 `final_rounds` rounds of `finalists` and baseline are used up
@@ -31,23 +33,30 @@ from autotune.reward import (
     reference_of,
     score,
     squares_of_rounds,
+    tokens_per_s,
 )
 from autotune.spec import MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
 from autotune.study.controller.final_rounds import (
     baseline_of,
     ended_finals,
+    gained,
+    joined,
     measured_finals,
     pooled_runs,
+    rounds_of,
     runs_beside,
     runs_of,
     which_are_steady,
     which_count,
 )
+from autotune.study.controller.too_noisy import too_noisy
 
 WORTH = 0.01
 """For a smaller relative gain no further round is run."""
 LOST = 2
 """Rounds in which the machine changed are repeated, at most so many."""
+ROUNDING = 1e-9
+"""difference of two rewards that is rounding"""
 RACE = 2
 """A race takes at most so many times the runs of `final_rounds` rounds of `finalists` and baseline."""
 
@@ -65,6 +74,13 @@ def contenders(trials: Sequence[Trial], study: Study) -> list[Trial]:
 
 
 def participants(trials: Sequence[Trial], study: Study) -> tuple[ParallelConfig, ...]:
+    """The first finalists, and the late comers that were measured beside the default config."""
+    first, finals, baseline = first_finalists(trials, study), ended_finals(trials), baseline_of(trials)
+    late = dict.fromkeys(t.config for t in finals if t.config not in first)
+    return (*first, *(c for c in late if first and rounds_of(c, first, finals, baseline)))
+
+
+def first_finalists(trials: Sequence[Trial], study: Study) -> tuple[ParallelConfig, ...]:
     """Who is measured again: the baseline, where it was measured, the best other configs (`MeasureSpec.finalists`), and those that cannot be told from the
     best; empty when that is under two.
 
@@ -96,26 +112,52 @@ def next_final(
     who: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study
 ) -> tuple[int, ParallelConfig] | None:
     """The round (from 0) and config to measure next; None when the race is over, or cannot be run whole because the runner has fewer ranks than before. `who`:
-    participants. `trials`: of the whole study."""
-    finals = ended_finals(trials)
-    alive = [c for c in who if c not in failed_in_finals(finals)]
-    if len(alive) < 2:
+    the first finalists. `trials`: of the whole study."""
+    finals, failed = ended_finals(trials), failed_in_finals(trials)
+    raced = [c for c in who if c not in failed]
+    rounds, began, least, alive = 0, 0, study.measure.final_rounds, list(raced)
+    if len(alive) < 2 or not least or cannot_run(finals):
         return None
-    rounds, least = 0, study.measure.final_rounds
-    if not least or cannot_run(finals):
-        return None
-    done = {c: len(measured_finals(c, finals)) for c in alive}
+    baseline = baseline_of(trials)
+    done = {c: len(measured_finals(c, finals)) for c in raced}
     while True:
-        if rounds >= least:
+        if rounds - began >= least:
             alive = _still_racing(alive, trials, study, rounds)
-            missing = sum(done[c] <= rounds for c in alive)
-            lost = min(LOST, which_are_steady(alive, finals, trials, rounds).count(False)) * len(alive)
-            if len(alive) < 2 or sum(done.values()) + missing > most_runs(study.measure) + lost:
-                return None
+            lost = min(LOST, which_are_steady(alive, finals, trials, rounds)[began:].count(False)) * len(alive)
+            run = sum(max(0, min(n, rounds) - began) for n in done.values())
+            if len(alive) < 2 or run + len(alive) > most_runs(study.measure) + lost:
+                joining = [c for c in _late_comers(raced, trials, study, rounds) if c not in failed]
+                if not joining or baseline is None:
+                    return None
+                if rounds % 2:  # the default config closes the round that it opened
+                    if done[baseline.config] <= rounds:
+                        return rounds, baseline.config
+                    rounds += 1
+                began, alive = rounds, [baseline.config, *joining]
+                raced += joining
+                done |= {c: began + len(measured_finals(c, finals)) for c in joining}
         for config in alive if rounds % 2 == 0 else alive[::-1]:
             if done[config] <= rounds:
                 return rounds, config
         rounds += 1
+
+
+def _late_comers(
+    raced: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study, rounds: int
+) -> list[ParallelConfig]:
+    """Who is measured again though it was no finalist, after so many rounds: configs that stand above the best of those that raced, now that the finals showed how
+    good these are; the best first. Nobody where the default config did not race, or the machine is too noisy to tell."""
+    baseline = baseline_of(trials)
+    if baseline is None or baseline.config not in raced or too_noisy(trials, baseline) is not None:
+        return []
+    standing = confirmed_by(trials, study, raced, rounds)
+    default = next(t for t in standing if t.config == baseline.config)
+    assert baseline.measurement is not None
+    # all of the search moves by what the default config's pooled rounds are to its first measurement (`autotune.results.config_figures`)
+    moved = gained(baseline.config, trials, rounds) + math.log(tokens_per_s(baseline) / tokens_per_s(default))
+    least = total_of(standing[0]) - slope_of(study) * moved + ROUNDING
+    above = [t.config for t in first_measurements(trials, study) if t.config not in raced and total_of(t) > least]
+    return above[: RACE * (study.measure.finalists + 1) - 1]
 
 
 def _still_racing(
@@ -163,16 +205,24 @@ def noise_of(trials: Sequence[Trial], who: Sequence[ParallelConfig], rounds: int
     """The noise between the runs of the finals. One that a burst disturbed tells of it too, by its median step, which a burst does not move: on a machine that
     others share the run that counts may be the one quiet run of several."""
     finals = ended_finals(trials)
-    runs = [runs_of(config, finals, rounds) for config in who]
+    baseline = baseline_of(trials) if len(who) else None
+    baseline = baseline if baseline is not None and baseline.config in who else None
     steady = which_are_steady(who, finals, trials, rounds)
-    counted = [list(zip(config, which_count(config, steady), strict=True)) for config in runs if config]
-    speeds = [
-        [
-            m.tokens_per_s if good else m.median_tokens_per_s if is_steady else math.nan
-            for (m, good), is_steady in zip(config, steady, strict=False)
-        ]
-        for config in counted
-    ]
+    counted, speeds = [], []
+    for config in who:
+        late = joined(config, finals, baseline)
+        runs = runs_of(config, finals, max(0, rounds - late))
+        if not runs:
+            continue
+        pairs = list(zip(runs, which_count(runs, steady[late:]), strict=True))
+        counted.append(pairs)
+        speeds.append(
+            [math.nan] * late
+            + [
+                m.tokens_per_s if good else m.median_tokens_per_s if is_steady else math.nan
+                for (m, good), is_steady in zip(pairs, steady[late:], strict=False)
+            ]
+        )
     squares, freedom = squares_of_rounds(speeds)
     return RunNoise.of((m for config in counted for m, good in config if good), squares, freedom)
 

@@ -19,7 +19,7 @@ from autotune.reward import competes
 from autotune.spec import Estimate, ParallelConfig, StandsFor, Study, Trial, TrialPurpose, TrialStatus
 from autotune.study.controller.budget import Spent, search_is_over
 from autotune.study.controller.commands import StudyPhase
-from autotune.study.controller.finals import next_final, participants
+from autotune.study.controller.finals import first_finalists, next_final
 from autotune.study.controller.remeasure import unfairly_judged, why_measure_default
 from autotune.study.controller.scoring import Scorer
 from autotune.study.controller.stop_rule import not_worth_it
@@ -199,7 +199,7 @@ class Phases:
 
     def _measure_again(self) -> Move:
         trials, rounds = self._index.listed(), self._study.measure.final_rounds
-        upcoming = next_final(participants(trials, self._study), trials, self._study)
+        upcoming = next_final(first_finalists(trials, self._study), trials, self._study)
         if upcoming is None:
             return Move()
         r, config = upcoming

@@ -20,6 +20,7 @@ from autotune.spec import ParallelConfig, Study, Trial
 from autotune.study.controller.final_rounds import (
     baseline_of,
     ended_finals,
+    joined,
     measured_finals,
     rounds_of,
     runs_beside,
@@ -111,7 +112,12 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
     if is_raced:
         rounds = rounds_of(best.config, alive, finals, baseline)
         counted = len(runs_beside(best.config, alive, finals, baseline)[0])
-        compared = _Comparison(noise=noise_of(trials, alive, rounds), rounds=counted, rivals=rivals, slope=slope)
+        compared = _Comparison(
+            noise=noise_of(trials, alive, rounds + joined(best.config, finals, baseline)),
+            rounds=counted,
+            rivals=rivals,
+            slope=slope,
+        )
     else:
         rounds, noise = 0, RunNoise.of(t.measurement for t in ranked[:2] if t.measurement)
         unknown = {t.number: levels.at(t.number).width for t in ranked}

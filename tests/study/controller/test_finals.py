@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.reward import score
 from autotune.spec import (
     Failure,
     FailureKind,
@@ -15,7 +16,7 @@ from autotune.spec import (
     TrialPurpose,
     TrialStatus,
 )
-from autotune.study.controller.finals import contenders, next_final, participants
+from autotune.study.controller.finals import contenders, first_finalists, next_final, participants
 from autotune.study.controller.trial_index import TrialIndex
 from autotune.study.controller.winner import decide
 from tests.study.controller.world import BASELINE, CONFIGS, measured, study
@@ -296,3 +297,61 @@ def test_one_quiet_run_among_busy_ones_has_an_interval_that_knows_of_the_others(
     assert winner.speedup == pytest.approx(0.4 / 0.22, rel=0.01)
     assert winner.speedup_low is not None
     assert winner.speedup_low < 1.1
+
+
+def played_out(
+    true_s: dict[ParallelConfig, float], searched: list[Trial], slowness: float = 1.0, finalists: int = 1
+) -> tuple[list[Trial], list[ParallelConfig]]:
+    """The finals of configs with these true step times, on a machine that is so many times slower than in the search; and who ran, in order."""
+    asked = study(measure=MeasureSpec(finalists=finalists, final_rounds=2))
+    trials, order = list(searched), list[ParallelConfig]()
+    while (upcoming := next_final(first_finalists(trials, asked), trials, asked)) is not None:
+        order.append(upcoming[1])
+        trials.append(final(len(trials), upcoming[1], slowness * true_s[upcoming[1]]))
+        assert len(order) < 40
+    return trials, order
+
+
+def scored(number: int, config: ParallelConfig, step_time_s: float, default_s: float = 0.3) -> Trial:
+    """A measured trial with the reward of its speed against the default config's."""
+    asked = study(measure=MeasureSpec(finalists=1, final_rounds=2))
+    found = run(number, config, step_time_s)
+    reward = score(found, reference=measured(BASELINE, default_s), objective=asked.objective, workload=asked.workload)
+    return replace(found, reward=reward)
+
+
+def test_who_stands_above_the_finalists_once_they_raced_is_measured_again() -> None:
+    """A looked best because it was lucky; in truth it is the default config's equal, so B and C stand above it."""
+    default = replace(scored(0, BASELINE, 0.3), purpose=TrialPurpose.BASELINE)
+    searched = [default, scored(1, A, 0.1), scored(2, B, 0.15), scored(3, C, 0.2)]
+    asked = study(measure=MeasureSpec(finalists=1, final_rounds=2))
+    trials, order = played_out({BASELINE: 0.3, A: 0.3, B: 0.25, C: 0.2}, searched)
+    assert order[:4] == [BASELINE, A, A, BASELINE]
+    late = order.index(B)
+    assert order[late - 1] == BASELINE, "the default config opens the rounds of late comers"
+    assert {B, C} <= set(order[late:]) <= {BASELINE, B, C}
+    winner = decide(trials, asked)
+    assert winner.best is not None
+    assert winner.best.config == C
+    assert winner.speedup == pytest.approx(1.5)
+    assert {t.config for t in winner.confirmed} == {BASELINE, A, B, C}
+
+
+def test_a_machine_that_became_slower_brings_no_late_comers() -> None:
+    default = replace(scored(0, BASELINE, 0.3), purpose=TrialPurpose.BASELINE)
+    searched = [default, scored(1, A, 0.15), scored(2, B, 0.2), scored(3, C, 0.25)]
+    _, order = played_out({BASELINE: 0.3, A: 0.15, B: 0.2, C: 0.25}, searched, slowness=2.5)
+    assert order == [BASELINE, A, A, BASELINE]
+
+
+def test_late_comers_that_could_not_be_measured_leave_the_claim_of_the_first_finalists() -> None:
+    default = replace(scored(0, BASELINE, 0.3), purpose=TrialPurpose.BASELINE)
+    searched = [default, scored(1, A, 0.1), scored(2, B, 0.15)]
+    asked = study(measure=MeasureSpec(finalists=1, final_rounds=2))
+    trials, order = played_out({BASELINE: 0.3, A: 0.2, B: 0.25}, searched)
+    assert B in order
+    interrupted = trials[: len(searched) + order.index(B)]
+    winner = decide(interrupted, asked)
+    assert winner.best is not None
+    assert winner.best.config == A
+    assert winner.speedup == pytest.approx(1.5)
