@@ -66,7 +66,7 @@ class RunNoise:
         return t_quantile(self.freedom, confidence) * math.sqrt(2 * self.variance)
 
     def half_width(
-        self, rounds: int, *, configs: int = 1, confidence: float = CONFIDENCE, within: float = 0.0
+        self, rounds: float, *, configs: int = 1, confidence: float = CONFIDENCE, within: float = 0.0
     ) -> float:
         """Half-width of the two-sided interval of a difference of ln speeds over so many rounds; `configs`: m, the best of which is looked at.
 

@@ -27,7 +27,7 @@ from autotune.reward import score
 from autotune.spec import Measurement, MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
 from autotune.stopping import trial_decision
 from autotune.study.controller import decide
-from autotune.study.controller.finals import next_final, participants
+from autotune.study.controller.finals import first_finalists, next_final
 from autotune.study.controller.scoring import Scorer
 from tests.study.controller.world import BASELINE, CONFIGS, study
 
@@ -101,9 +101,9 @@ class Machine:
 
     def finals(self) -> int:
         """Races the finalists; runs that it took."""
-        who, runs = participants(self.trials, self.study), 0
+        who, runs = first_finalists(self.trials, self.study), 0
         while (upcoming := next_final(who, self.trials, self.study)) is not None:
-            self.add(upcoming[1], TrialPurpose.FINAL, self.times(upcoming[1]))
+            self.add(upcoming.config, TrialPurpose.FINAL, self.times(upcoming.config))
             runs += 1
         return runs
 

@@ -5,11 +5,12 @@ claim does not rest on the search's own numbers: finalists and baseline alternat
 cancels a linear drift, and each config is held against the baseline of the same rounds, with equally many steps of each.
 
     finalists   the best `MeasureSpec.finalists`, and all whose first measurement cannot be told from the best's
-    late comers who stands above the best of all that raced, once the finals have shown how good these are: they race with the baseline next, and so on
-                until nobody does, or the budget is spent
     a round     all that are still in the race; who is surely behind the leader drops out after `MeasureSpec.final_rounds` rounds
     the end     one is surely ahead of all others, or what the others may be ahead by is under `WORTH`, or `RACE` times the runs of
                 `final_rounds` rounds of `finalists` and baseline are used up
+    late comers who stands above all that raced, now that the finals have shown how good these are: the best `finalists` of them race with the baseline next, for
+                `final_rounds` rounds; and so on until nobody stands above, or as many runs as the first race may take are used up. The last ones go on while they
+                stand above the leader and were measured less often
 
 "Surely" is the 95% interval of `autotune.reward.run_noise`. A config that fails when it is measured again cannot win. The last round may be longer
 (`MeasureSpec.stability_steps`): its losses, norms and memory are what the winner's stability is judged by, and a config that diverges there is out.
@@ -21,8 +22,8 @@ All of this is a function of the trials, so a study that is interrupted in its f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from autotune.reward import (
     RunNoise,
@@ -104,60 +105,135 @@ def _is_behind(trial: Trial, best: Trial, study: Study) -> bool:
 
 
 def most_runs(measure: MeasureSpec) -> int:
-    """Measurements that a race takes at most."""
+    """Measurements that the first race takes at most, repeated rounds aside; so do all races of late comers together."""
     return RACE * measure.final_rounds * (measure.finalists + 1)
 
 
-def next_final(
-    who: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study
-) -> tuple[int, ParallelConfig] | None:
-    """The round (from 0) and config to measure next; None when the race is over, or cannot be run whole because the runner has fewer ranks than before. `who`:
-    the first finalists. `trials`: of the whole study."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextFinal:
+    """What is measured next."""
+
+    config: ParallelConfig
+    round: int
+    """of the default config, from 0"""
+    of_race: int
+    """the same, from 0 at the beginning of its race"""
+    is_late: bool = False
+    """whether late comers race"""
+
+    def reason(self, measure: MeasureSpec) -> str:
+        """Why it is measured, in words."""
+        n, least = self.of_race + 1, measure.final_rounds
+        if self.is_late:
+            return f"measured again: round {n} of configs that stood above the finalists once these were measured again"
+        return f"measured again: round {n}" + (f" of {least}" if n <= least else ", because the first ones left a tie")
+
+
+def next_final(who: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study) -> NextFinal | None:
+    """What to measure next; None when nothing is left to decide, the runs are used up, or a race cannot be run whole because the runner has fewer ranks than before.
+    `who`: the first finalists. `trials`: of the whole study."""
     finals, failed = ended_finals(trials), failed_in_finals(trials)
-    raced = [c for c in who if c not in failed]
-    rounds, began, least, alive = 0, 0, study.measure.final_rounds, list(raced)
-    if len(alive) < 2 or not least or cannot_run(finals):
+    alive = raced = [c for c in who if c not in failed]
+    if len(raced) < 2 or not study.measure.final_rounds or cannot_run(finals):
         return None
-    baseline = baseline_of(trials)
     done = {c: len(measured_finals(c, finals)) for c in raced}
-    while True:
-        if rounds - began >= least:
-            alive = _still_racing(alive, trials, study, rounds)
-            lost = min(LOST, which_are_steady(alive, finals, trials, rounds)[began:].count(False)) * len(alive)
-            run = sum(max(0, min(n, rounds) - began) for n in done.values())
-            if len(alive) < 2 or run + len(alive) > most_runs(study.measure) + lost:
-                joining = [c for c in _late_comers(raced, trials, study, rounds) if c not in failed]
-                if not joining or baseline is None:
-                    return None
-                if rounds % 2:  # the default config closes the round that it opened
-                    if done[baseline.config] <= rounds:
-                        return rounds, baseline.config
-                    rounds += 1
-                began, alive = rounds, [baseline.config, *joining]
-                raced += joining
-                done |= {c: began + len(measured_finals(c, finals)) for c in joining}
-        for config in alive if rounds % 2 == 0 else alive[::-1]:
-            if done[config] <= rounds:
-                return rounds, config
+    rounds = 0
+    while alive := _first_race(alive, done, trials, study, rounds):
+        if (config := _missing(alive, done, rounds)) is not None:
+            return NextFinal(config=config, round=rounds, of_race=rounds)
         rounds += 1
+    return _next_late(who, trials, study, rounds)
+
+
+def _missing(alive: Sequence[ParallelConfig], done: Mapping[ParallelConfig, int], rounds: int) -> ParallelConfig | None:
+    """Who is next in a round. `done`: rounds by config."""
+    return next((c for c in (alive if rounds % 2 == 0 else alive[::-1]) if done[c] <= rounds), None)
+
+
+def _first_race(
+    alive: Sequence[ParallelConfig],
+    done: Mapping[ParallelConfig, int],
+    trials: Sequence[Trial],
+    study: Study,
+    rounds: int,
+) -> list[ParallelConfig]:
+    """Who runs another round after so many; nobody when the race is over."""
+    if rounds < study.measure.final_rounds:
+        return list(alive)
+    alive = _still_racing(alive, trials, study, rounds)
+    lost = min(LOST, which_are_steady(alive, ended_finals(trials), trials, rounds).count(False)) * len(alive)
+    run = sum(min(n, rounds) for n in done.values())
+    return alive if len(alive) > 1 and run + len(alive) <= most_runs(study.measure) + lost else []
+
+
+def _next_late(who: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study, rounds: int) -> NextFinal | None:
+    """The same after the first race of so many rounds: of the best configs that stand above all that raced, with the default config; then of those that stand above these,
+    until nobody does or the runs of late comers are used up. They begin with an even round, so that each pair of rounds lies between two runs of the default config."""
+    finals, failed, baseline = ended_finals(trials), failed_in_finals(trials), baseline_of(trials)
+    raced, known, least = [c for c in who if c not in failed], list(who), study.measure.final_rounds
+    if baseline is None or baseline.config not in raced or too_noisy(trials, baseline) is not None:
+        return None
+    default, left = baseline.config, most_runs(study.measure)
+    while True:
+        seats = min(max(1, study.measure.finalists), left // least - 1)
+        joining = _late_comers(raced, known, trials, study, rounds)[: max(0, seats)]
+        if not joining:
+            return None
+        done = {default: len(measured_finals(default, finals))}
+        if rounds % 2:  # the default config closes the pair of rounds that it opened
+            if done[default] <= rounds:
+                return NextFinal(config=default, round=rounds, of_race=0, is_late=True)
+            rounds, left = rounds + 1, left - 1
+        began, known = rounds, known + joining
+        alive = [default, *(c for c in joining if c not in failed)]
+        done |= {c: began + len(measured_finals(c, finals)) for c in alive[1:]}
+        late = alive[1:]
+        while len(alive) > 1 and len(alive) <= left:
+            if (config := _missing(alive, done, rounds)) is not None:
+                return NextFinal(config=config, round=rounds, of_race=rounds - began, is_late=True)
+            rounds, left = rounds + 1, left - len(alive)
+            if rounds - began >= least:
+                others = _late_comers([*raced, *late], known, trials, study, rounds)
+                alive = [] if others else [default, *_still_above(alive[1:], raced, trials, study, began, rounds)]
+        raced += late
 
 
 def _late_comers(
-    raced: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study, rounds: int
+    raced: Sequence[ParallelConfig],
+    known: Sequence[ParallelConfig],
+    trials: Sequence[Trial],
+    study: Study,
+    rounds: int,
 ) -> list[ParallelConfig]:
-    """Who is measured again though it was no finalist, after so many rounds: configs that stand above the best of those that raced, now that the finals showed how
-    good these are; the best first. Nobody where the default config did not race, or the machine is too noisy to tell."""
+    """Configs, none of the `known` ones, that stand above the best of those that raced so many rounds, now that these showed how good that is; the best first."""
     baseline = baseline_of(trials)
-    if baseline is None or baseline.config not in raced or too_noisy(trials, baseline) is not None:
-        return []
     standing = confirmed_by(trials, study, raced, rounds)
-    default = next(t for t in standing if t.config == baseline.config)
+    assert baseline is not None
     assert baseline.measurement is not None
+    default = next(t for t in standing if t.config == baseline.config)
     # all of the search moves by what the default config's pooled rounds are to its first measurement (`autotune.results.config_figures`)
     moved = gained(baseline.config, trials, rounds) + math.log(tokens_per_s(baseline) / tokens_per_s(default))
     least = total_of(standing[0]) - slope_of(study) * moved + ROUNDING
-    above = [t.config for t in first_measurements(trials, study) if t.config not in raced and total_of(t) > least]
-    return above[: RACE * (study.measure.finalists + 1) - 1]
+    return [t.config for t in first_measurements(trials, study) if t.config not in known and total_of(t) > least]
+
+
+def _still_above(
+    late: Sequence[ParallelConfig],
+    raced: Sequence[ParallelConfig],
+    trials: Sequence[Trial],
+    study: Study,
+    began: int,
+    rounds: int,
+) -> list[ParallelConfig]:
+    """Late comers that run another round: they stand above the best of those that raced before them, and were not yet measured as often as that one."""
+    finals, baseline = ended_finals(trials), baseline_of(trials)
+    leader = confirmed_by(trials, study, raced, rounds)[0]
+    steady = which_are_steady([*raced, *late], finals, trials, rounds)[began:]
+    most = len(runs_beside(leader.config, raced, finals, baseline, rounds)[0])
+    if sum(steady) >= most or len(steady) >= most + LOST:
+        return []
+    standing = confirmed_by(trials, study, [*raced, *late], rounds)
+    return [t.config for t in standing if t.config in late and total_of(t) > total_of(leader)]
 
 
 def _still_racing(

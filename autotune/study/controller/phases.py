@@ -198,14 +198,12 @@ class Phases:
         return Ask(config=unfair.config, purpose=TrialPurpose.SEARCH, reason=reason)
 
     def _measure_again(self) -> Move:
-        trials, rounds = self._index.listed(), self._study.measure.final_rounds
+        trials = self._index.listed()
         upcoming = next_final(first_finalists(trials, self._study), trials, self._study)
         if upcoming is None:
             return Move()
-        r, config = upcoming
-        more = f" of {rounds}" if r < rounds else ", because the first ones left a tie"
-        reason = f"measured again: round {r + 1}{more}"
-        return Move(asks=(Ask(config=config, purpose=TrialPurpose.FINAL, reason=reason),))
+        reason = upcoming.reason(self._study.measure)
+        return Move(asks=(Ask(config=upcoming.config, purpose=TrialPurpose.FINAL, reason=reason),))
 
     def _reference_for(self, config: ParallelConfig) -> tuple[Ask, ...]:
         """The trial whose fp32 losses this config's will be held against; none where they are known, or cannot be."""

@@ -2,8 +2,8 @@
 
     v_1 .. v_n   tokens/s of the default config at the median step of each of its runs, search and finals, in order
     too noisy    max v / min v > `LIMIT`, and the runs are no levels of a machine that changed
-    levels       a run that is within `ALIKE` of the level before it goes on with it, another begins one; two runs at least make a level, of which the first
-                 may have one alone, since nothing was there to contradict it
+    levels       a run that is within `ALIKE` of the one before it goes on with its level, as on a machine that slows down steadily; another begins one; two runs
+                 at least make a level, of which the first may have one alone, since nothing was there to contradict it
     disturbed    a run that is off while those before and after it are alike; one run in `PER_DISTURBED` may be, and is left aside
 
 The limit comes from what finals can average away. The range of four runs is about twice their standard deviation (Tippett 1925), so runs that are 1.3 apart have one
@@ -25,7 +25,7 @@ from autotune.spec import Trial
 LIMIT = 1.3
 """times the slowest run of the default config that its fastest may be"""
 ALIKE = 1.1
-"""times by which runs of one level differ at most from its mean"""
+"""times by which runs of one level differ at most from the one before"""
 PER_DISTURBED = 5
 """runs of the default config, of which one may have been disturbed"""
 REMEDY = "close other work, give trials more steps (measure.min_steps), or take a node for yourself, and tune again"
@@ -98,7 +98,7 @@ def _are_levels(speeds: Sequence[float]) -> bool:
     for i, y in enumerate(logs):
         if i in disturbed:
             continue
-        if levels and _alike(y, math.fsum(levels[-1]) / len(levels[-1])):
+        if levels and _alike(y, levels[-1][-1]):
             levels[-1].append(y)
         else:
             levels.append([y])

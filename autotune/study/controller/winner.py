@@ -72,19 +72,29 @@ class _Comparison:
     """By what two trials of a ranking are told apart."""
 
     noise: RunNoise
-    rounds: int
-    """in which both were measured"""
     rivals: int
     """among which the leader was picked"""
     slope: float
     """by how much a reward moves with ln speed"""
+    rounds: Mapping[int, int] = field(default_factory=dict)
+    """by trial, final rounds that count, which the default config ran in too; empty: each was measured once"""
+    joined: Mapping[int, int] = field(default_factory=dict)
+    """by trial, the round in which it joined the finals"""
     unknown: Mapping[int, float] = field(default_factory=dict)
     """by trial, ln by which it may be faster than it counts, because nobody saw when the machine changed"""
 
     def margin(self, one: Trial, other: Trial | None) -> float:
         """Half-width of the interval of their difference in ln speed."""
         measured = [t.measurement for t in (one, other) if t is not None and t.measurement is not None]
-        return self.noise.half_width(self.rounds, configs=self.rivals, within=sum(map(within_run_variance, measured)))
+        within = sum(map(within_run_variance, measured))
+        return self.noise.half_width(self._rounds(one, other), configs=self.rivals, within=within)
+
+    def _rounds(self, one: Trial, other: Trial | None) -> float:
+        """Rounds that the difference is worth: the harmonic mean of both, of the default config the other's. Of configs that joined in different rounds half of
+        that, since each is held against other runs of the default config."""
+        known = [t.number for t in (one, other) if t is not None and t.number in self.rounds]
+        mean = len(known) / math.fsum(1 / max(1, self.rounds[n]) for n in known) if known else 1.0
+        return mean / len({self.joined[n] for n in known}) if known else mean
 
     def are_tied(self, leader: Trial, other: Trial) -> bool:
         """Whether the other may be as good as the leader."""
@@ -110,27 +120,28 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         return Winner(best=None, baseline=baseline, speedup=None, notes=tuple(notes))
     best, rivals, slope = ranked[0], len(ranked) - 1, slope_of(study)
     if is_raced:
-        rounds = rounds_of(best.config, alive, finals, baseline)
-        counted = len(runs_beside(best.config, alive, finals, baseline)[0])
-        compared = _Comparison(
-            noise=noise_of(trials, alive, rounds + joined(best.config, finals, baseline)),
-            rounds=counted,
-            rivals=rivals,
-            slope=slope,
-        )
+        others = [t for t in ranked if t is not default]
+        late = {t.number: joined(t.config, finals, baseline) for t in others}
+        run = {t.number: rounds_of(t.config, alive, finals, baseline) for t in others}
+        counted = {t.number: len(runs_beside(t.config, alive, finals, baseline)[0]) for t in others}
+        noise = noise_of(trials, alive, max(late[n] + run[n] for n in run))
+        compared = _Comparison(noise=noise, rounds=counted, joined=late, rivals=rivals, slope=slope)
     else:
-        rounds, noise = 0, RunNoise.of(t.measurement for t in ranked[:2] if t.measurement)
+        noise = RunNoise.of(t.measurement for t in ranked[:2] if t.measurement)
         unknown = {t.number: levels.at(t.number).width for t in ranked}
-        compared = _Comparison(noise=noise, rounds=1, rivals=rivals, slope=slope, unknown=unknown)
-    tied = [t for t in ranked[1:] if compared.are_tied(best, t)]
+        compared, run = _Comparison(noise=noise, rivals=rivals, slope=slope, unknown=unknown), {}
     noisy = too_noisy(trials, baseline)
     if noisy is not None and default is not None:
-        best, tied = default, []
-        notes.extend(noisy.notes())
-    elif is_raced and default is not None and default in tied:
         best = default
-        tied = [t for t in ranked if t is not best and compared.are_tied(best, t)]
-        notes.append("nothing that was tried is faster than the default config by more than the noise between runs")
+        notes.extend(noisy.notes())
+    elif is_raced and default in ranked and compared.are_tied(best, default) and best is not default:
+        # who was measured less often may lead by chance, and be tied with the default config where others surely beat it
+        ahead = ranked[: ranked.index(default)]
+        best = next((t for t in ahead if not compared.are_tied(t, default)), default)
+        if best is default:
+            notes.append("nothing that was tried is faster than the default config by more than the noise between runs")
+    tied = [t for t in ranked if t is not best and compared.are_tied(best, t)] if noisy is None else []
+    rounds = run.get(best.number, run.get(ranked[0].number, 0))
     measured = best  # the trial of the best config that the speedup is of
     if noisy is None and not rounds:
         if {t.config for t in (*ranked, default) if t is not None} != {best.config}:
@@ -138,7 +149,7 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
     elif noisy is None and baseline is not None and default is baseline:
         notes.append("the baseline was not measured again: the speedup rests on one measurement each")
         measured = next(t for t in first_measurements(trials, study) if t.config == best.config)
-        compared = replace(compared, rounds=1, unknown={measured.number: levels.at(measured.number).width})
+        compared = replace(compared, rounds={}, unknown={measured.number: levels.at(measured.number).width})
     if study.objective.metric == "goodput" and not any(known_noise_scale(t.measurement) is not None for t in trials):
         notes.append(
             "no trial measured the gradient noise scale: larger batches were assumed to learn nothing more per step"

@@ -93,13 +93,15 @@ def test_rounds_are_played_to_and_fro() -> None:
     who, played = (BASELINE, A, B), list[Trial]()
     three = study(measure=MeasureSpec(finalists=2, final_rounds=3))
     while len(played) < 9 and (upcoming := next_final(who, [*FIRST, *played], three)) is not None:
-        played.append(final(len(played), upcoming[1], 0.1))
+        played.append(final(len(played), upcoming.config, 0.1))
     assert [t.config for t in played] == [BASELINE, A, B, B, A, BASELINE, BASELINE, A, B]
 
 
 def test_a_cancelled_measurement_is_made_again() -> None:
     cancelled = replace(final(4, BASELINE, 0.1), status=TrialStatus.CANCELLED, measurement=None, reward=None)
-    assert next_final((BASELINE, A), [*FIRST, cancelled], STUDY) == (0, BASELINE)
+    upcoming = next_final((BASELINE, A), [*FIRST, cancelled], STUDY)
+    assert upcoming is not None
+    assert (upcoming.round, upcoming.config) == (0, BASELINE)
 
 
 def test_the_finals_decide_and_not_the_search() -> None:
@@ -306,8 +308,8 @@ def played_out(
     asked = study(measure=MeasureSpec(finalists=finalists, final_rounds=2))
     trials, order = list(searched), list[ParallelConfig]()
     while (upcoming := next_final(first_finalists(trials, asked), trials, asked)) is not None:
-        order.append(upcoming[1])
-        trials.append(final(len(trials), upcoming[1], slowness * true_s[upcoming[1]]))
+        order.append(upcoming.config)
+        trials.append(final(len(trials), upcoming.config, slowness * true_s[upcoming.config]))
         assert len(order) < 40
     return trials, order
 
