@@ -163,7 +163,7 @@ def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
         from autotune.report.reward_tables import front_rows
 
         heads, rows = front_rows(document["configs"])
-        print_table(heads, rows, numbers=heads[2:])
+        print_table(heads, rows, numbers=heads[2:6])
         out.print("no other measured config is at least as good in all four columns and better in one")
     elif document.get("source") == "cost_model":
         _print_predicted(document)

@@ -153,23 +153,26 @@ def _watch(source: Any, study: str, as_json: bool) -> None:
 
     from autotune.cli.live import LiveView
     from autotune.cli.source import shown_trials
-    from autotune.cli.study_text import history_line, print_study
+    from autotune.cli.study_text import history_line, noisy_line, print_study
     from autotune.results.records import record_of
     from autotune.spec import StudyStatus
 
     view = LiveView(record_of(source.record(study)["record"]).study) if consoles()[1].is_terminal else None
-    seen = 0
+    seen, is_noisy = 0, False
     with view or nullcontext():
         while True:
             document = source.status(study)  # read before the events: a study is terminal only after its last event
             if view is not None:
-                view.show(document, source.trials(study))
+                view.show(document, shown_trials(source, study))
             while view is None and (events := source.events(study, after=seen)):
                 for event in events:
                     if line := history_line(event):
                         note(line)
                 seen = events[-1]["sequence"]
             state = StudyStatus(document["study"]["status"])
+            if view is None and not is_noisy and (noisy := document.get("too_noisy")):
+                is_noisy = True
+                note(noisy_line(noisy))
             if state.is_terminal or state is StudyStatus.PAUSED:
                 break
             time.sleep(POLL_S)

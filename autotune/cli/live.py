@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import consoles
-from autotune.cli.study_text import trial_line
+from autotune.cli.study_text import noisy_line, trial_line
 from autotune.report.table_layout import FittedTable
 from autotune.report.terminal import (
     Palette,
@@ -21,16 +21,23 @@ from autotune.report.terminal import (
     format_duration,
     trials_table,
 )
-from autotune.spec import Study, Trial, TrialPurpose, TrialStatus, config_label
+from autotune.results.answers import result_from
+from autotune.spec import Study, StudyStatus, Trial, TrialPurpose, TrialStatus, config_label
+from autotune.study.controller.final_rounds import baseline_of
 from autotune.study.controller.finals import most_runs
+from autotune.study.controller.too_noisy import too_noisy
 from autotune.study.controller.trial_index import ASKED
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
+    from autotune.ports import StudyRecord
+    from autotune.results.result import Result
     from autotune.study.progress import LoopEvent
 
 REDRAWS_PER_S = 4
+JUDGING = 20.0
+"""times as long as the figures took to work out, they are kept"""
 
 
 class LiveView:
@@ -43,6 +50,12 @@ class LiveView:
         self.trials: dict[int, Trial] = {}
         self.steps: dict[int, int] = {}
         self.best: int | None = None
+        self.noisy = ""
+        """that the machine is too noisy to tell, and what to do, once that is known"""
+        self._record: StudyRecord | None = None
+        self._judged: tuple[int, Result] | None = None
+        """what its trials come to, and how many had ended then"""
+        self._judge_after_s = 0.0
         self.phase = "starting"
         self.message = ""
         self.began = time.monotonic()
@@ -71,6 +84,7 @@ class LiveView:
 
         match event:
             case progress.StudyOpened(record=record, past=past):
+                self._record = replace(record, status=StudyStatus.RUNNING)
                 self.trials = {trial.number: trial for trial in past}
                 self.began = time.monotonic() - record.elapsed_s
                 self._line(
@@ -91,7 +105,8 @@ class LiveView:
             case progress.TrialEnded(trial=trial):
                 self.trials[trial.number] = trial
                 self._line(trial_line(trial, self.palette))
-            case progress.BestChanged(trial=trial):
+                self._look_for_noise(trial)
+            case progress.BestChanged(trial=trial) if self._judged is None:
                 self.best = trial.number
             case progress.Notice(message=message):
                 self.message = message
@@ -101,6 +116,7 @@ class LiveView:
         """Takes the state of a study that runs elsewhere, as documents of the public contract."""
         study, best = document["study"], document["best"]
         self.trials = {trial["number"]: Trial.from_dict(trial) for trial in trials}
+        self.noisy = noisy_line(document["too_noisy"]) if document.get("too_noisy") else ""
         self.best = best["number"] if best and best["number"] in self.trials else None
         self.phase, self.message = study["status"].lower(), study["message"]
         self.began = time.monotonic() - study["elapsed_s"]
@@ -114,13 +130,20 @@ class LiveView:
         from rich.segment import SegmentLines
         from rich.text import Text
 
+        self._judge()
         workload = self.study.workload
         overflow = "ellipsis" if self.palette.unicode else "crop"
         at_hand = self.study.at_hand
         place = workload.cluster.name if at_hand is None else f"{at_hand.name} for {workload.cluster.name}"
         how = self.study.searcher if at_hand is None else "proxies"
         title = f"{self.study.name}: {workload.model.name} on {place} ({how})"
-        texts = ((self._summary(), ""), (self._best_line(), "bold"), (self.message, "dim"), (title, "italic"))
+        texts = (
+            (self._summary(), ""),
+            (self._best_line(), "bold"),
+            (self.noisy, "yellow"),
+            (self.message, "dim"),
+            (title, "italic"),
+        )
         head = Group(
             *(
                 Text("".join(c if c.isprintable() else " " for c in text), style=style, no_wrap=True, overflow=overflow)  # type: ignore[arg-type]
@@ -137,10 +160,11 @@ class LiveView:
 
     def _table(self, rows: int) -> FittedTable:
         """A table of the last trials; the best one is always among them."""
-        trials = sorted(self.trials.values(), key=lambda t: t.number)
+        figures = self._figures()
+        trials = [figures.get(n, t) for n, t in sorted(self.trials.copy().items())]
         shown = trials[-rows:] if rows else []
         if self.best is not None and shown and all(t.number != self.best for t in shown):
-            shown = [self.trials[self.best], *shown[1:]]
+            shown = [figures.get(self.best, self.trials[self.best]), *shown[1:]]
         running = [
             replace(t, reason=f"step {self.steps[t.number]}")
             if t.status is TrialStatus.RUNNING and t.number in self.steps
@@ -156,7 +180,7 @@ class LiveView:
         left = max(0.0, budget.max_wall_s - elapsed)
         ended = [t for t in self.trials.values() if t.status.is_terminal]
         if ended:
-            runs = 0 if self.study.at_hand is not None else most_runs(self.study.measure)
+            runs = 0 if self.study.at_hand is not None else 2 * most_runs(self.study.measure)  # with late comers
             finals = runs - sum(t.purpose is TrialPurpose.FINAL for t in ended)
             ahead = max(0, budget.max_trials - searched) + finals
             left = min(left, elapsed / len(ended) * max(0, ahead))
@@ -166,10 +190,41 @@ class LiveView:
         )
 
     def _best_line(self) -> str:
-        if self.best is None or (measured := self.trials[self.best].measurement) is None:
+        if self.best is None:
+            return ""
+        measured = self._figures().get(self.best, self.trials[self.best]).measurement
+        if measured is None or self.noisy:
             return ""
         config = config_label(self.trials[self.best].config)
         return f"best {format_count(measured.tokens_per_s)} tokens/s: trial {self.best}, {config}"
+
+    def _look_for_noise(self, ended: Trial) -> None:
+        """Says that the machine is too noisy once a run of the default config shows it."""
+        trials = list(self.trials.values())
+        default = baseline_of(sorted(trials, key=lambda t: t.number))
+        if default is None or ended.config != default.config:
+            return
+        was, found = self.noisy, too_noisy(trials, default)
+        self.noisy = noisy_line(found.to_dict()) if found is not None else ""
+        if self.noisy and not was:
+            self._line(self.noisy)
+
+    def _judge(self) -> None:
+        """Works out the figures of all configs and the best one where trials ended since; as often as takes a twentieth of the time."""
+        ended = sum(t.status.is_terminal for t in self.trials.copy().values())
+        began_s = time.monotonic()
+        known = self._judged[0] if self._judged else 0
+        if self._record is None or not ended or ended == known or began_s < self._judge_after_s:
+            return
+        result = result_from(self._record, self.trials.copy().values())
+        self._judged = ended, result
+        if result.best is not None:
+            self.best = result.best.number
+        self._judge_after_s = time.monotonic() + JUDGING * (time.monotonic() - began_s)
+
+    def _figures(self) -> dict[int, Trial]:
+        """Trials that were measured, with their configs' figures, by number."""
+        return {t.number: t for t in self._judged[1].shown if t.is_measured} if self._judged else {}
 
     def _line(self, text: str) -> None:
         if self._live is None:

@@ -66,8 +66,10 @@ def described(study: dict[str, Any]) -> str:
 
 
 def interval_of(study: dict[str, Any]) -> tuple[float | None, float | None]:
-    """The ends of the 95% interval of a listed study's speedup."""
+    """The ends of the 95% interval of a listed study's speedup; None while it has no final rounds and may go on."""
     result = study.get("result") or {}
+    if study["status"] == "PAUSED" and not result.get("final_rounds"):
+        return None, None
     return result.get("speedup_low"), result.get("speedup_high")
 
 

@@ -44,6 +44,11 @@ def trial_line(trial: Trial, palette: Palette) -> str:
     return f"{label}; {remark}" if remark else label
 
 
+def noisy_line(noisy: Mapping[str, Any]) -> str:
+    """What is said of a machine that is too noisy, as soon as it is known. `noisy`: the document `too_noisy`."""
+    return f"{noisy['message']}; no speedup is claimed: {noisy['remedy']}"
+
+
 def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], *, why: Sequence[str] = ()) -> None:
     """Prints a study: its trials, its best config, why it won (`why`), and the commands that may come next."""
     out, err = consoles()

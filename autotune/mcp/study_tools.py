@@ -185,6 +185,7 @@ def _report(found: dict[str, Any]) -> StudyReport:
         speedup=found["speedup"],
         speedup_low=found["speedup_low"],
         speedup_high=found["speedup_high"],
+        too_noisy=f"{noisy['message']}; {noisy['remedy']}" if (noisy := found.get("too_noisy")) else "",
         target=TargetRanking.of(found["target"]) if found["target"] else None,
         notes=list(found["notes"]),
     )

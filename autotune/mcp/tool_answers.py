@@ -163,6 +163,8 @@ class TrialRow(ToolAnswer):
     """at the time when it was proposed"""
     failure: str
     """kind and message of its failure; empty when it did not fail"""
+    reason: str
+    """why it was asked for, or how it ended; before that, where its figure is higher than the winner's, why it does not stand above it"""
 
     @classmethod
     def of(cls, trial: Trial) -> TrialRow:
@@ -178,6 +180,7 @@ class TrialRow(ToolAnswer):
             peak_memory_bytes=rounded(measured.peak_memory_bytes) if measured and measured.peak_memory_bytes else None,
             predicted_tokens_per_s=rounded(trial.estimate.tokens_per_s) if trial.estimate else None,
             failure=f"{trial.failure.kind}: {trial.failure.message}" if trial.failure else "",
+            reason=trial.reason,
         )
 
 
@@ -276,6 +279,8 @@ class StudyReport(ToolAnswer):
     """lower end of its 95% interval"""
     speedup_high: float | None
     """its upper end"""
+    too_noisy: str
+    """why nothing can be claimed on this machine, and what to do; empty where it is quiet enough"""
     notes: list[str]
     """what must be said beside the speedup"""
     target: TargetRanking | None

@@ -120,13 +120,17 @@ def _target(found: Result) -> str:
 
 
 def _trials(found: Result, page: str) -> str:
-    """The fastest trials, then those without a speed. Finals, whose figures their configs have, are counted only."""
+    """The best trial, then the fastest ones, then those without a speed. Finals, whose figures their configs have, are counted only."""
     searched = [trial for trial in found.shown if trial.purpose is not TrialPurpose.FINAL]
     if not searched:
         return ""
     notes = notes_of(searched)
     shown = [i for i, (name, _) in enumerate(TRIAL_HEADS) if name not in LEFT_OUT]
-    ranked = sorted(searched, key=lambda t: (not t.is_measured, -tokens_per_s(t) if t.is_measured else t.number))
+    best = found.best.number if found.best is not None else None
+    ranked = sorted(
+        searched,
+        key=lambda t: (t.number != best, not t.is_measured, -tokens_per_s(t) if t.is_measured else t.number),
+    )
     rows = []
     for trial in ranked[:MOST_TRIALS]:
         _, label, *words = (trial_row(trial, notes.cells[trial.number])[i] for i in shown)

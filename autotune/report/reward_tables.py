@@ -61,7 +61,7 @@ def formula_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[s
 
 def front_rows(configs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows of the front: trials with `merits`."""
-    rows = []
+    rows, has_notes = [], any(trial.get("note") for trial in configs)
     for trial in configs:
         merits, m = trial["merits"], trial["measurement"]
         headroom = merits["memory_headroom"]
@@ -73,9 +73,11 @@ def front_rows(configs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[li
                 f"{merits['stability']:.2f}",
                 f"{headroom:.0%} ({format_bytes(m['peak_memory_bytes'])} used)" if headroom is not None else "-",
                 cost_label(merits["cost_of_million_tokens"], merits["cost_unit"]),
+                *([trial.get("note") or ""] if has_notes else []),
             ]
         )
-    return ["trial", "config", "tokens/s", "stability", "memory free", "per million tokens"], rows
+    heads = ["trial", "config", "tokens/s", "stability", "memory free", "per million tokens"]
+    return heads + ["note"] * has_notes, rows
 
 
 def _label(part: str) -> str:

@@ -16,6 +16,7 @@ from autotune.results.config_figures import with_figures
 from autotune.results.confirmed import confirmed_best
 from autotune.results.hidden import hidden_record, hidden_trials, secrets_note
 from autotune.results.result import Result
+from autotune.results.standing_notes import why_below, with_standing
 from autotune.results.target import first_pick, prediction_note, target_of
 from autotune.results.winner import standings, winner_of
 from autotune.reward import at_first_level
@@ -24,6 +25,7 @@ from autotune.spec.duration import format_duration
 from autotune.spec.study import SIMULATED
 from autotune.spec.usual_names import OF_A_RUN
 from autotune.study.controller import Winner, noisy_of, training_s
+from autotune.study.controller.finals import ROUNDING, total_of
 from autotune.study.process_id import is_gone
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
     weight = record.study.objective.stability_weight
     winner, shown = with_figures(winner_of(record, trials), at_first_level(trials, weight), weight)
     is_settled = record.status.is_terminal or winner.rounds >= max(1, record.study.measure.final_rounds)
-    return Result(
+    result = Result(
         record=record,
         trials=trials,
         shown=tuple(t for t in shown if t.status is not TrialStatus.INFEASIBLE),
@@ -78,6 +80,7 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
         notes=(*winner.notes, *(() if winner.too_noisy else _payback(record, winner))),
         too_noisy=winner.too_noisy,
     )
+    return with_standing(result)
 
 
 def _infeasible(record: StudyRecord, trials: Sequence[Trial]) -> dict[str, int]:
@@ -256,8 +259,9 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
     """
     study = study_document(result.record, is_left=result.is_left)
     noisy = result.too_noisy.to_dict() if result.too_noisy is not None else None
-    if result.record.status.is_terminal:  # one claim, also where an earlier release wrote the record
-        study |= {"speedup": result.speedup, "too_noisy": noisy}
+    study["too_noisy"] = noisy  # as soon as it is known, and one answer also where an earlier release wrote the record
+    if result.record.status.is_terminal:
+        study["speedup"] = result.speedup
     if not study["trials"]:
         study["trials"] = dict(Counter(str(t.status) for t in result.trials))
     exports = exports_of(result)
@@ -412,21 +416,12 @@ def ranked_documents(result: Result, top: int) -> list[dict[str, Any]]:
     """The first of `standings_of`, each with its `rank` and a `note`: why it does not stand above one whose reward is lower; else empty."""
     rows, least = list[dict[str, Any]](), math.inf
     for rank, trial in enumerate(standings_of(result)[:top], 1):
-        total = trial.reward.total if trial.reward is not None else -math.inf
-        rows.append({"rank": rank, **trial_document(trial), "note": _why_below(trial, result) if total > least else ""})
-        least = min(least, total)
+        note = result.below.get(trial.number, "")
+        if not note and total_of(trial) > least + ROUNDING:
+            note = why_below(trial, result, than=least)
+        rows.append({"rank": rank, **trial_document(trial), "note": note})
+        least = min(least, total_of(trial))
     return rows
-
-
-def _why_below(trial: Trial, result: Result) -> str:
-    """Why a config stands below one with a lower reward."""
-    if result.too_noisy is not None:
-        return "too noisy to tell"
-    if trial.number in result.tied_with:
-        return "tied with the winner"
-    if trial.number in {t.number for t in result.confirmed}:
-        return "measured again: not surely faster than the default config"
-    return "measured once, those above again" if result.final_rounds else "measured once"
 
 
 def standings_of(result: Result) -> list[Trial]:

@@ -53,6 +53,9 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
         document["text"].append(
             f"trial {trial.number} and trial {runner_up.number} are tied: in the final rounds runs of one config differ by as much as these two do"
         )
+    below = result.below.get(trial.number)
+    if below and not won:
+        document["text"].append(f"its figure is higher than the winner's, but it does not stand above it: {below}")
     return {**document, "notes": list(result.notes) if won else []}
 
 

@@ -80,7 +80,12 @@ def front_documents(result: Result, rewarded: Mapping[int, Trial] = MappingProxy
     """The front, fastest first, each trial with its rank and `merits`; `rewarded`: the same trials with other rewards."""
     front, workload = pareto(result), result.record.study.workload
     return [
-        {"rank": i, **trial_document(rewarded.get(t.number, t)), "merits": merits_document(t, workload)}
+        {
+            "rank": i,
+            **trial_document(rewarded.get(t.number, t)),
+            "note": result.below.get(t.number, ""),
+            "merits": merits_document(t, workload),
+        }
         for i, t in enumerate(front, 1)
     ]
 

@@ -37,6 +37,8 @@ class Result:
     """lower end of the 95% interval of the speedup, which holds the noise between runs and the choice among several"""
     speedup_high: float | None = None
     """its upper end"""
+    below: Mapping[int, str] = field(default_factory=dict)
+    """by trial whose figure is higher than that of `best`, why it does not stand above it (`standing_notes`)"""
     tied_with: tuple[int, ...] = ()
     """numbers of the trials whose configs cannot be told from the best"""
     final_rounds: int = 0

@@ -75,7 +75,9 @@ class FigureSource:
             return "best"
         if trial.purpose is TrialPurpose.BASELINE:
             return "base"
-        return "dot" if trial.purpose is TrialPurpose.PROXY or trial.number in self.counted else "soft"
+        if trial.purpose is TrialPurpose.PROXY:
+            return "dot"
+        return "dot" if trial.number in self.counted and trial.number not in self.result.below else "soft"
 
     def thinned(self, trials: Sequence[Trial]) -> list[Trial]:
         """At most about `MAX_MARKS` of the trials, in their order."""

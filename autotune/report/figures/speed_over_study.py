@@ -15,7 +15,7 @@ from autotune.spec import Trial, config_label
 
 BEST = Column(name="best_tokens_per_s", head="best so far, tokens/s", show=format_count)
 _HOW = (
-    "Each dot is a measured trial, paler where another dot holds the figure of its config, which was measured again; the large dot is the best. The line is the best so far, the square and the dashed "
+    "Each dot is a measured trial, paler where another dot holds the figure of its config, which was measured again, or where the config is no match for the best (its words say why); the large dot is the best. The line is the best so far, the square and the dashed "
     "line are the default config, the dotted line is the most that the cost model predicts for any config that fits. Crosses at the bottom failed."
 )
 
@@ -40,7 +40,7 @@ def _figure(source: FigureSource, *, is_time: bool) -> Figure | None:
         return None
     levels, top = [], -math.inf
     for at, t in placed:
-        if t.number in source.counted:
+        if t.number in source.counted and t.number not in source.result.below:
             top = max(top, tokens_per_s(t))
         levels.append((at, top))
     shown = source.thinned([t for _, t in placed])
@@ -95,7 +95,8 @@ def _point(source: FigureSource, at: float, trial: Trial) -> Point:
     if not trial.is_measured:
         return Point(x=at, y=0.0, kind="fail", title=title_of(trial, note_of(trial)))
     speed = tokens_per_s(trial)
-    title = title_of(trial, f"{format_count(speed)} tokens/s")
+    below = source.result.below.get(trial.number)
+    title = title_of(trial, f"{format_count(speed)} tokens/s", *([below] if below else []))
     return Point(x=at, y=speed, kind=source.kind(trial), title=title)
 
 

@@ -2,12 +2,12 @@
 
     a round counts for a config    when both finished it, neither run was disturbed by a burst, and the machine did not change in it
 
-Where no round counts for both, each has its own undisturbed runs.
+Where no round counts for both, each has its own undisturbed runs, as they are; nothing is claimed where the machine changed in all of them.
 
 A config may join late, when the first finalists have raced (`finals`). Its first run then belongs to a later round: as many rounds after the first as the default config
 had begun before it. The default config opens the rounds of late comers.
 
-Rounds are levelled before they are pooled: all times of a round are multiplied by what the default config's median speed in it is above its mean over all rounds
+Rounds are levelled before they are pooled: all times of a round are multiplied by what the default config's median speed in it is above its mean over the rounds that count
 (of the logarithms). A machine that changed between two rounds then makes no config look unsteady, and counts for the same in the mean of each.
 """
 
@@ -17,7 +17,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.reward import MachineLevels, slowed, steady_rounds, undisturbed
+from autotune.reward import MachineLevels, RunNoise, slowed, steady_rounds, undisturbed
+from autotune.reward.run_noise import CHANGE_CONFIDENCE
 from autotune.spec import Measurement, ParallelConfig, Trial, TrialPurpose
 
 
@@ -59,14 +60,35 @@ def runs_beside(
     if baseline is None or baseline.config not in alive:
         return _kept(runs, undisturbed(runs)), []
     theirs = runs_of(baseline.config, finals, late + count)
-    steady, theirs = steady_rounds(theirs)[late:], theirs[late:]
-    good, also_good = which_count(runs, steady), which_count(theirs, steady)
-    if both := [mine and other for mine, other in zip(good, also_good, strict=True)]:
-        good, also_good = (both, both) if any(both) else (good, also_good)
-    factors = _levels(theirs)
+    steady, theirs = steady_and_closed(theirs)[late:], theirs[late:]
+    both = _both(runs, theirs, steady)
+    if not any(both):  # a default config that was disturbed tells no level
+        return _kept(runs, which_count(runs, steady)), _kept(theirs, which_count(theirs, steady))
+    factors = _levels(theirs, both)
     level = [slowed(m, f) for m, f in zip(runs, factors, strict=True)]
     level_theirs = [slowed(m, f) for m, f in zip(theirs, factors, strict=True)]
-    return _kept(level, good), _kept(level_theirs, also_good)
+    return _kept(level, both), _kept(level_theirs, both)
+
+
+def counted_rounds(
+    config: ParallelConfig, alive: Sequence[ParallelConfig], finals: Sequence[Trial], baseline: Trial | None
+) -> int:
+    """Rounds on which a claim about a config may rest: those that count for both, else of each its undisturbed runs while the machine did not change. Without the baseline
+    in the race, the undisturbed runs."""
+    late, count = joined(config, finals, baseline), rounds_of(config, alive, finals, baseline)
+    runs = runs_of(config, finals, count)
+    if baseline is None or baseline.config not in alive:
+        return len(_kept(runs, undisturbed(runs)))
+    theirs = runs_of(baseline.config, finals, late + count)
+    steady, theirs = steady_and_closed(theirs)[late:], theirs[late:]
+    alone = (sum(map(min, undisturbed(m), steady)) for m in (runs, theirs))
+    return sum(_both(runs, theirs, steady)) or min(alone)
+
+
+def _both(runs: Sequence[Measurement], theirs: Sequence[Measurement], steady: Sequence[bool]) -> list[bool]:
+    """Which rounds count for both."""
+    found = zip(undisturbed(runs), undisturbed(theirs), steady, strict=True)
+    return [mine and other and is_steady for mine, other, is_steady in found]
 
 
 def gained(default: ParallelConfig, trials: Sequence[Trial], rounds: int | None = None) -> float:
@@ -75,6 +97,8 @@ def gained(default: ParallelConfig, trials: Sequence[Trial], rounds: int | None 
     numbers = {number for phase in MachineLevels(trials).phases for number in phase.runs}
     search = [t for t in trials if t.config == default and t.number in numbers]
     finals = measured_finals(default, ended_finals(trials))[:rounds]
+    steady = steady_and_closed([t.measurement for t in finals if t.measurement is not None])
+    finals = [t for t, is_steady in zip(finals, steady, strict=True) if is_steady] or finals
     before, after = (
         [math.log(t.measurement.median_tokens_per_s) for t in found if t.measurement is not None]
         for found in (search, finals)
@@ -82,10 +106,22 @@ def gained(default: ParallelConfig, trials: Sequence[Trial], rounds: int | None 
     return math.fsum(after) / len(after) - math.fsum(before) / len(before) if before and after else 0.0
 
 
-def _levels(default: Sequence[Measurement]) -> list[float]:
-    """By what the times of each round are multiplied, as if the machine had been as fast in each as it was on average."""
+def steady_and_closed(default: Sequence[Measurement]) -> list[bool]:
+    """`steady_rounds`, without a last round that the default config opened and did not close, unless its run is like those of rounds that count: a burst that began before
+    the run and ended after it makes all others of the round look fast."""
+    steady = steady_rounds(default)
+    if len(default) % 2 and len(default) > 1:
+        *speeds, last = (math.log(m.median_tokens_per_s) for m in default)
+        like = [y for y, is_steady in zip(speeds, steady, strict=False) if is_steady]
+        width = RunNoise.of(default).half_width(1, confidence=CHANGE_CONFIDENCE)
+        steady[-1] = bool(like) and abs(last - math.fsum(like) / len(like)) <= width
+    return steady
+
+
+def _levels(default: Sequence[Measurement], counts: Sequence[bool]) -> list[float]:
+    """By what the times of each round are multiplied, as if the machine had been as fast in each as it was on average in those that count."""
     speeds = [math.log(m.median_tokens_per_s) for m in default]
-    mean = math.fsum(speeds) / len(speeds) if speeds else 0.0
+    mean = math.fsum(speed for speed, is_good in zip(speeds, counts, strict=True) if is_good) / sum(counts)
     return [math.exp(speed - mean) for speed in speeds]
 
 
@@ -94,7 +130,7 @@ def which_are_steady(
 ) -> list[bool]:
     """Which of the first rounds the machine did not change in; all without the baseline."""
     baseline = baseline_of(trials)
-    known = steady_rounds(runs_of(baseline.config, finals, rounds)) if baseline and baseline.config in who else []
+    known = steady_and_closed(runs_of(baseline.config, finals, rounds)) if baseline and baseline.config in who else []
     return known + [True] * (rounds - len(known))
 
 

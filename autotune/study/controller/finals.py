@@ -120,10 +120,14 @@ class NextFinal:
     """the same, from 0 at the beginning of its race"""
     is_late: bool = False
     """whether late comers race"""
+    is_closing: bool = False
+    """whether the default config closes a race that ended with the round that it opened"""
 
     def reason(self, measure: MeasureSpec) -> str:
         """Why it is measured, in words."""
         n, least = self.of_race + 1, measure.final_rounds
+        if self.is_closing:
+            return "measured again: whether the machine changed in the last round"
         if self.is_late:
             return f"measured again: round {n} of configs that stood above the finalists once these were measured again"
         return f"measured again: round {n}" + (f" of {least}" if n <= least else ", because the first ones left a tie")
@@ -142,6 +146,9 @@ def next_final(who: Sequence[ParallelConfig], trials: Sequence[Trial], study: St
         if (config := _missing(alive, done, rounds)) is not None:
             return NextFinal(config=config, round=rounds, of_race=rounds)
         rounds += 1
+    default = next((t.config for t in (baseline_of(trials),) if t is not None and t.config in raced), None)
+    if default is not None and rounds % 2 and study.measure.final_rounds < rounds >= done[default]:
+        return NextFinal(config=default, round=rounds, of_race=rounds, is_closing=True)
     return _next_late(who, trials, study, rounds)
 
 
@@ -182,7 +189,7 @@ def _next_late(who: Sequence[ParallelConfig], trials: Sequence[Trial], study: St
         done = {default: len(measured_finals(default, finals))}
         if rounds % 2:  # the default config closes the pair of rounds that it opened
             if done[default] <= rounds:
-                return NextFinal(config=default, round=rounds, of_race=0, is_late=True)
+                return NextFinal(config=default, round=rounds, of_race=rounds, is_closing=True)
             rounds, left = rounds + 1, left - 1
         began, known = rounds, known + joining
         alive = [default, *(c for c in joining if c not in failed)]

@@ -19,11 +19,11 @@ from autotune.reward import MachineLevels, RunNoise, by_reward, known_noise_scal
 from autotune.spec import ParallelConfig, Study, Trial
 from autotune.study.controller.final_rounds import (
     baseline_of,
+    counted_rounds,
     ended_finals,
     joined,
     measured_finals,
     rounds_of,
-    runs_beside,
 )
 from autotune.study.controller.finals import (
     cannot_run,
@@ -98,6 +98,8 @@ class _Comparison:
 
     def are_tied(self, leader: Trial, other: Trial) -> bool:
         """Whether the other may be as good as the leader."""
+        if any(self.rounds.get(t.number) == 0 for t in (leader, other)):
+            return True  # the machine changed in all of its rounds
         margin = self.margin(leader, other) + self.unknown.get(other.number, 0.0)
         return abs(total_of(leader) - total_of(other)) <= self.slope * margin
 
@@ -123,7 +125,7 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         others = [t for t in ranked if t is not default]
         late = {t.number: joined(t.config, finals, baseline) for t in others}
         run = {t.number: rounds_of(t.config, alive, finals, baseline) for t in others}
-        counted = {t.number: len(runs_beside(t.config, alive, finals, baseline)[0]) for t in others}
+        counted = {t.number: counted_rounds(t.config, alive, finals, baseline) for t in others}
         noise = noise_of(trials, alive, max(late[n] + run[n] for n in run))
         compared = _Comparison(noise=noise, rounds=counted, joined=late, rivals=rivals, slope=slope)
     else:

@@ -1,0 +1,70 @@
+"""Why a config does not stand above the winner though its figure is higher: said in the row of its trial, wherever one is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autotune.results.result import Result
+from autotune.reward import competes, counted_once, tokens_per_s
+from autotune.spec import Trial, TrialPurpose, TrialStatus
+from autotune.study.controller import failed_in_finals
+from autotune.study.controller.finals import ROUNDING, first_finalists, next_final, total_of
+
+
+def with_standing(result: Result) -> Result:
+    """The result with `below`; `shown` trials have these reasons before their own."""
+    below = _below(result)
+    if not below:
+        return result
+    shown = tuple(
+        replace(t, reason="; ".join(filter(None, (below[t.number], t.reason)))) if t.number in below else t
+        for t in result.shown
+    )
+    return replace(result, below=below, shown=shown)
+
+
+def _below(result: Result) -> Mapping[int, str]:
+    """By trial that has a higher reward or more tokens/s than the winner, why it is not the winner. Of the finals each run has its round's figure, which is none of a
+    config."""
+    best = result.best
+    if best is None or result.record.study.at_hand is not None:
+        return {}
+    rivals = [
+        t
+        for t in result.shown
+        if t.is_measured and t.config != best.config and t.purpose not in (TrialPurpose.FINAL, TrialPurpose.PROXY)
+    ]
+    speed = tokens_per_s(best) * (1 + ROUNDING)
+    return {
+        t.number: why_below(t, result, than=total_of(best))
+        for t in rivals
+        if total_of(t) > total_of(best) + ROUNDING or tokens_per_s(t) > speed
+    }
+
+
+def why_below(trial: Trial, result: Result, *, than: float) -> str:
+    """Why a trial stands below another whose reward is `than`, in words."""
+    if trial.config in failed_in_finals(result.trials):
+        return "failed when it was measured again"
+    if not competes(trial, result.record.study):
+        return "a reference, not of the space"
+    if trial.number not in {t.number for t in counted_once(result.shown)}:
+        return "measured again later, which counts"
+    if result.too_noisy is not None:
+        return "too noisy to tell"
+    if trial.number in result.tied_with:
+        return "tied with the best"
+    if total_of(trial) <= than + ROUNDING:
+        return "its reward is lower"
+    if trial.number in {t.number for t in result.confirmed}:
+        return "measured again: not surely faster than the default config"
+    once = "measured once" if trial.status is TrialStatus.COMPLETED else "ended early, measured once"
+    if not result.final_rounds or result.baseline is None:
+        return once
+    if not result.record.status.is_terminal:
+        return f"{once} so far"
+    study = result.record.study
+    if next_final(first_finalists(result.trials, study), result.trials, study) is not None:
+        return f"{once}: the study ended first"
+    return f"{once}: the runs of the finals were used up"
