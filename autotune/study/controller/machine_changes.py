@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from autotune.reward import MachineChange, MachineLevels, asked_again
+from autotune.reward import MachineChange, MachineLevels, RunNoise, asked_again
+from autotune.reward.run_noise import CHANGE_CONFIDENCE
 from autotune.spec import Trial, TrialPurpose
 from autotune.spec.trial import trial_numbers
+from autotune.study.controller.final_rounds import gained
 
 
 def change_in_words(change: MachineChange, trials: Mapping[int, Trial]) -> str:
@@ -57,6 +59,18 @@ def changes_in_words(levels: MachineLevels, trials: Sequence[Trial], default: Tr
         its = "its" if len(unknown) == 1 else "their"
         said.append(f"{_named(unknown)} ran while the machine changed: the lower of {its} possible speeds counts.")
     return said
+
+
+def since_search_in_words(levels: MachineLevels, trials: Sequence[Trial], default: Trial) -> list[str]:
+    """That the finals found the default config at another speed than the search did, where no change between them was seen; else empty."""
+    log_gain = gained(default.config, trials)
+    if levels.changes or abs(log_gain) <= RunNoise().half_width(1, confidence=CHANGE_CONFIDENCE):
+        return []
+    before = _default_speed({t.number: t for t in trials}, levels.now)
+    found = f"{before * math.exp(log_gain):,.0f} tokens/s in the final rounds and at {before:,.0f} in the search"
+    return [
+        f"The default config ran at about {found}: the machine changed, or others used it. The claim rests on the final rounds alone."
+    ]
 
 
 def _default_speed(trials: Mapping[int, Trial], level: float) -> float:

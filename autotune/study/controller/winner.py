@@ -36,7 +36,7 @@ from autotune.study.controller.finals import (
     slope_of,
     total_of,
 )
-from autotune.study.controller.machine_changes import changes_in_words
+from autotune.study.controller.machine_changes import changes_in_words, since_search_in_words
 from autotune.study.controller.too_noisy import TooNoisy, too_noisy
 
 
@@ -116,6 +116,7 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         *(f"{config} failed when it was measured again" for config in failed),
         *(f"{t.config} could not be measured again: {t.reason}" for t in cannot_run(finals)),
         *changes_in_words(levels, trials, default),
+        *(since_search_in_words(levels, trials, default) if default is not None and default is not baseline else ()),
     ]
     ranked = confirmed or [t for t in contenders(trials, study) if t.config not in failed]
     if not ranked:

@@ -259,3 +259,17 @@ def test_where_nothing_tells_when_it_changed_the_lower_speed_counts() -> None:
     for number in between:
         assert levels.at(number).slow == pytest.approx(-math.log(2.0))
         assert levels.at(number).fast == 0.0
+
+
+def test_a_short_study_without_predictions_measures_the_default_config_again_and_says_that_the_machine_changed() -> (
+    None
+):
+    world = Runs(slower_between(3, 999, 1.25), predicted=False, max_trials=6).all()
+    again = [t for t in world.trials.values() if t.config == BASELINE]
+    assert len(again) > 2
+    (said,) = (note for note in world.end.result["notes"] if "the machine changed" in note)
+    assert said.startswith(
+        "The default config ran at about 2,048 tokens/s in the final rounds and at 2,560 in the search"
+    )
+    best = max(SPEEDS[t.config] for t in world.trials.values())
+    assert world.end.speedup == pytest.approx(best, rel=0.01)

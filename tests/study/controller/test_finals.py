@@ -16,7 +16,7 @@ from autotune.spec import (
     TrialPurpose,
     TrialStatus,
 )
-from autotune.study.controller.finals import contenders, first_finalists, next_final, participants
+from autotune.study.controller.finals import contenders, first_finalists, most_runs, next_final, participants
 from autotune.study.controller.trial_index import TrialIndex
 from autotune.study.controller.winner import decide
 from tests.study.controller.world import BASELINE, CONFIGS, measured, study
@@ -301,6 +301,22 @@ def test_one_quiet_run_among_busy_ones_has_an_interval_that_knows_of_the_others(
     assert winner.speedup_low < 1.1
 
 
+@pytest.mark.parametrize("last", [0.3, 1.0])
+def test_a_round_that_the_default_config_opened_in_a_burst_and_did_not_close_counts_for_nothing(last: float) -> None:
+    """The burst began in the second round and ended after the default config's run of the third: A, its equal, would look 3.3 times as fast."""
+    played = [(BASELINE, 0.3), (A, 0.3), (A, 0.3), (BASELINE, 1.0), (BASELINE, 1.0), (A, 0.3)]
+    trials = [
+        replace(scored(0, BASELINE, 0.3), purpose=TrialPurpose.BASELINE),
+        scored(1, A, last),
+        *(final(n, *what) for n, what in enumerate(played, start=2)),
+    ]
+    winner = decide(trials, study(measure=MeasureSpec(finalists=1, final_rounds=2)), (BASELINE, A))
+    assert winner.too_noisy is None, "or the test shows nothing"
+    assert winner.best is not None
+    assert winner.best.config == BASELINE
+    assert winner.speedup == 1.0
+
+
 def played_out(
     true_s: dict[ParallelConfig, float], searched: list[Trial], slowness: float = 1.0, finalists: int = 1
 ) -> tuple[list[Trial], list[ParallelConfig]]:
@@ -337,6 +353,20 @@ def test_who_stands_above_the_finalists_once_they_raced_is_measured_again() -> N
     assert winner.best.config == C
     assert winner.speedup == pytest.approx(1.5)
     assert {t.config for t in winner.confirmed} == {BASELINE, A, B, C}
+
+
+def test_the_finals_are_bounded_however_many_stand_above() -> None:
+    """All looked twice as fast as the default config and none is: each race shows that others stand above."""
+    default = replace(scored(0, BASELINE, 0.3), purpose=TrialPurpose.BASELINE)
+    searched = [default, *(scored(n, c, 0.15 + 0.001 * n) for n, c in enumerate(CONFIGS[:14], start=1))]
+    asked = study(measure=MeasureSpec(finalists=1, final_rounds=2))
+    trials, order = played_out(dict.fromkeys((BASELINE, *CONFIGS), 0.3), searched)
+    repeated = 2 * len(first_finalists(searched, asked))
+    assert most_runs(asked.measure) < len(order) <= 2 * most_runs(asked.measure) + repeated
+    assert [t.config for t in trials[: len(searched)]] == [t.config for t in searched]
+    winner = decide(trials, asked)
+    assert winner.best is not None
+    assert winner.best.config == BASELINE
 
 
 def test_a_machine_that_became_slower_brings_no_late_comers() -> None:
