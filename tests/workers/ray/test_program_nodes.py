@@ -25,6 +25,7 @@ from tests.workers.program_requests import GLOO, on_one_node, on_two_nodes, runn
 from tests.workers.ray.test_ray import heard
 
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.alone,
     # Ray leaves sockets and log files to the garbage collector
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
