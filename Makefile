@@ -6,15 +6,19 @@ STUDY ?= search_spaces/studies/laptop.yaml
 MARKED := not thorough and not slow and not gpu
 # A round that goes wrong from the ground up ends early and names its tests.
 ROUND := --maxfail 12
+PART_1 := tests/[a-r]*/
+PART_2 := tests/s*/
+PART_3 := tests/t*/ tests/test_*.py
+PART_4 := tests/[u-z]*/
 
-.PHONY: tune test test-all test-alone test-shared check serve docs venv test-lowest test-newest chaos test-gpu screenshots wheel clean
+.PHONY: tune test test-all test-alone check serve docs venv test-lowest test-newest chaos test-gpu screenshots wheel clean
 
 tune: $(VENV)/.installed
 	$(BIN)/autotune tune $(STUDY)
 
-# Two at the same time. Of the rounds one has the tests that fill the machine and wait a lot, one by one; the other, file by file on two workers, the rest.
+# Of the tests, those that fill the machine and wait a lot run one by one, beside the parts, of which each imports only what it needs.
 test: $(VENV)/.installed-dev
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target check docs test-alone test-shared
+	$(MAKE) --no-print-directory --jobs 3 --output-sync=target check docs test-alone test-part-1 test-part-2 test-part-3 test-part-4
 
 # Hours: every row of every matrix, every page, every fault.
 test-all:
@@ -23,8 +27,8 @@ test-all:
 test-alone: $(VENV)/.installed-dev
 	$(BIN)/pytest -m "alone and $(MARKED)" $(ROUND)
 
-test-shared: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "not alone and $(MARKED)" --numprocesses 2 --dist loadfile $(ROUND)
+test-part-%: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "not alone and $(MARKED)" $(ROUND) $(PART_$*)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
