@@ -78,7 +78,7 @@ def parameter_count(*modules: Any) -> int:
         if id(parameter) in flat:
             continue
         # of a DTensor this is the whole; DeepSpeed says it so
-        whole = int(getattr(parameter, "ds_numel", 0) or parameter.numel())
+        whole = _weights_of(parameter)
         if getattr(parameter, "tensor_model_parallel", False):
             whole *= _megatron_degree()
         total += whole
@@ -179,8 +179,8 @@ def _model(torch: Any, model: Any, parameters: int) -> dict[str, Any]:
     trainable = 0
     for parameter in model.parameters():
         name = str(parameter.dtype).replace("torch.", "")
-        types[name] = types.get(name, 0) + int(parameter.numel())
-        trainable += int(parameter.numel()) if parameter.requires_grad else 0
+        types[name] = types.get(name, 0) + _weights_of(parameter)
+        trainable += _weights_of(parameter) if parameter.requires_grad else 0
     wrappers, stage, sharded = _wrappers(model)
     config = getattr(_inner(model), "config", None)
     return {
@@ -257,7 +257,12 @@ def _has(module: Any, *names: str) -> bool:
 
 
 def _numel(module: Any) -> int:
-    return sum(int(parameter.numel()) for parameter in module.parameters())
+    return sum(_weights_of(parameter) for parameter in module.parameters())
+
+
+def _weights_of(parameter: Any) -> int:
+    """Weights of a parameter, whole where DeepSpeed has cut it."""
+    return int(getattr(parameter, "ds_numel", 0) or parameter.numel())
 
 
 def _number(owners: list[Any], names: Iterable[str]) -> Any:
