@@ -23,7 +23,7 @@ class LineEdit:
     before: str
     """its text"""
     after: str
-    """its new text"""
+    """its new text; empty: the line goes"""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -178,6 +178,8 @@ class Review:
     """all edits at once; None where there is none"""
     best_gain: float = 1.0
     """the most that is predicted of any config that fits, proposed or not"""
+    is_upper_bound: bool = False
+    """whether the launch has options that lower the memory and are not in the cost model"""
     warnings: tuple[Danger, ...] = ()
     """what is wrong or dangerous, the worst first"""
     lines: tuple[LineEdit, ...] = ()
@@ -187,8 +189,11 @@ class Review:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it is expected to fit into memory; None where that is not known."""
-        return None if self.estimate is None else float(self.estimate.oom_probability) <= 0.5
+        """Whether it is expected to fit into memory; None where that is not known, as when it would not fit but for what lowers its memory by an unknown part."""
+        if self.estimate is None:
+            return None
+        fits = float(self.estimate.oom_probability) <= 0.5
+        return None if self.is_upper_bound and not fits else fits
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -23,6 +23,8 @@ SURE = 0.1
 """largest P(OOM) of what is proposed"""
 LEAST = 1.03
 """gain below which nothing is proposed"""
+SURELY = 1.005
+"""lower end of the interval of a gain that is no loss"""
 LITTLE = 0.02
 """share of the speed that one change must add"""
 MOST_CONFIGS = 60_000
@@ -140,16 +142,16 @@ class _Weighed:
         if fits:
             best = self._of_sure_parts(best)
         gain = self.gain(best)
-        return None if fits and (gain.low <= 1.0 or gain.gain < LEAST) else best
+        return None if fits and (gain.low <= SURELY or gain.gain < LEAST) else best
 
     def _of_sure_parts(self, best: ParallelConfig) -> ParallelConfig:
         """The config without each change that surely gains neither alone nor beside the others."""
         for group in _groups(self._config, best):
             alone, beside = self._alone(group, best), self._beside(group, best)
-            if alone is not None and alone.low > 1.0:
+            if alone is not None and alone.low > SURELY:
                 continue
             rest = self._rest(group, best)
-            if beside is not None and beside.low <= 1.0 and rest is not None and rest != best:
+            if beside is not None and beside.low <= SURELY and rest is not None and rest != best:
                 return self._of_sure_parts(rest) if rest != self._config else self._config
         return best
 
@@ -181,7 +183,7 @@ class _Weighed:
         if alone is not None and gain is not None and self._config.accumulation_steps != alone.accumulation_steps:
             changes["accumulation_steps"] = (self._config.accumulation_steps, alone.accumulation_steps)
         after = self.estimate(alone if alone is not None and gain is not None else best)
-        is_sure = gain is not None and gain.low > 1.0
+        is_sure = gain is not None and gain.low > SURELY
         return Edit(
             changes=changes,
             alone=gain if is_sure else None,

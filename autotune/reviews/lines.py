@@ -72,7 +72,7 @@ def edited(texts: Mapping[str, str], lines: tuple[LineEdit, ...]) -> dict[str, s
         for line in lines:
             if line.file == name:
                 end = kept[line.line - 1][len(kept[line.line - 1].rstrip("\r\n")) :]
-                kept[line.line - 1] = line.after + end
+                kept[line.line - 1] = line.after + end if line.after else ""
         found[name] = "".join(kept)
     return found
 
@@ -180,7 +180,8 @@ def _of_option(lines: list[str], spelled: str, change: Change) -> int | None:
         pattern = re.compile(rf"(^|\s)--?{spelled}(?=[\s\\]|$)")
         for at, line in enumerate(lines):
             if not _is_comment(line) and pattern.search(line):
-                lines[at] = pattern.sub("", line, count=1)
+                left = pattern.sub("", line, count=1)
+                lines[at] = left if left.strip(" \\\t") else ""  # a line of its own goes whole
                 return at
         return None
     if change.old in (None, "") or change.new is None:

@@ -35,6 +35,11 @@ _HOW = {
 }
 VOCABULARY = "fill in: vocab_size"
 """the comment of a shape that lacks only that"""
+LOWER_MEMORY = (
+    "--grad-reduce-in-bf16", "--fp8-param-gather", "--use-precision-aware-optimizer", "--main-grads-dtype", "--main-params-dtype", "--exp-avg-dtype",
+    "--optimizer-cpu-offload", "--fp8-recipe blockwise", "adamw_8bit", "adamw_bnb_8bit", "paged_adamw", "galore", "adafactor",
+)  # fmt: skip
+"""options of Megatron-LM and optimizers of transformers that lower the peak memory and are not in the cost model"""
 _ASSUMED = ("taken as", "taken for", "assumed", "if it does not")
 
 
@@ -99,10 +104,13 @@ def _review(
 ) -> Review:
     document, missing = _completed(found, said, local_cluster)
     assumed = tuple(dict.fromkeys(c for c in found.comments if _is_assumed(c)))
-    if any(VOCABULARY in comment for comment in found.comments):
-        assumed = (
-            *assumed,
-            f"a vocabulary of {document['model']['vocab_size']} words, which nothing says; --model says another",
+    shape = document.get("model")
+    if isinstance(shape, dict) and any(VOCABULARY in comment for comment in found.comments):
+        assumed += (f"a vocabulary of {shape['vocab_size']} words, which nothing says; --model says another",)
+    unmodelled = tuple(flag for flag in LOWER_MEMORY if any(flag in text for text in found.texts.values()))
+    if unmodelled:
+        assumed += (
+            f"{', '.join(unmodelled)} lower the memory, which the cost model does not count: less may be needed than is said",
         )
     if missing:
         return Review(
@@ -140,6 +148,7 @@ def _review(
         observed=observed,
         edits=edits,
         together=proposed.together,
+        is_upper_bound=bool(unmodelled),
         best_gain=proposed.best_gain,
         lines=changed_lines(found.texts, study, config, proposed.together.config)[0] if proposed.together else (),
         warnings=tuple(dangers_of(found.texts, study.workload, config, predicted)),

@@ -45,6 +45,8 @@ def _verdict(review: Review, tokens: float | None) -> Iterator[str]:
     risk = float(estimate.oom_probability)
     memory = f"{format_bytes(float(estimate.peak_memory_bytes))} ({format_bytes(float(estimate.peak_memory_low_bytes))} to {format_bytes(float(estimate.peak_memory_high_bytes))})"
     word = "fits" if risk < 0.4 else "does not fit" if risk > 0.6 else "at the limit of memory"
+    if review.is_upper_bound and risk > 0.4:
+        word = "may not fit"
     yield f"{word}: {memory} of {format_bytes(gpu.memory_bytes)}, {risk:.0%} risk of running out of memory"
     low, high = float(estimate.step_time_low_s), float(estimate.step_time_high_s)
     speed = f"{short_count(float(estimate.tokens_per_s))} tokens/s"
@@ -121,7 +123,7 @@ def _memory(change: float) -> str:
 
 def _lines(lines: tuple[LineEdit, ...]) -> Iterator[str]:
     for line in lines[:3]:
-        yield f"     {line.file}:{line.line}: {line.after.strip()}"
+        yield f"     {line.file}:{line.line}: {line.after.strip() or 'remove ' + line.before.strip()}"
 
 
 def _warnings(review: Review) -> Iterator[str]:

@@ -190,6 +190,27 @@ def test_edits_of_a_trainers_file_are_its_keys_and_a_patch_applies(tmp_path: Pat
     assert again.config.compile
 
 
+def test_a_flag_on_a_line_of_its_own_goes_with_the_line() -> None:
+    text = "torchrun t.py \\\n  --ckpt \\\n  --x 1\n"
+    lines = text.splitlines()
+    assert _apply(lines, "a.sh", Change("--ckpt", "", None)) == ("a.sh", 1)
+    gone = LineEdit(file="a.sh", line=2, before="  --ckpt \\", after=lines[1])
+    assert edited({"a.sh": text}, (gone,)) == {"a.sh": "torchrun t.py \\\n  --x 1\n"}
+
+
+def test_what_lowers_the_memory_and_is_not_counted_is_named_and_no_refusal_follows_from_the_rest(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(TRAINER.replace('--fsdp "full_shard auto_wrap"', "--optim paged_adamw"))
+    found = review(path, cluster="h100-sxm")
+    assert found.estimate is not None
+    assert float(found.estimate.oom_probability) > 0.5
+    assert found.fits is None
+    assert any("paged_adamw lower the memory" in each for each in found.assumed)
+    assert any(line.startswith("may not fit: ") for line in lines_of(found))
+
+
 def test_a_batch_that_follows_from_ranks_is_to_be_said_where_these_change(tmp_path: Path) -> None:
     path = tmp_path / "llama.toml"
     path.write_text(TITAN)
