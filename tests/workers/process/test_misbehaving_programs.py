@@ -16,7 +16,7 @@ import pytest
 
 from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, TrialRequest, TrialRunner
-from autotune.spec import FailureKind
+from autotune.spec import FailureKind, MeasureSpec
 from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.process.attempt_logs import FIRST_CHARACTERS, LAST_CHARACTERS
 from autotune_workers.process.machine import status_bytes
@@ -51,6 +51,16 @@ class Case:
     """in its message"""
     arguments: tuple[str, ...] = ()
     """of the program, besides"""
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a deadline must pass before it is known."""
+        return self.kind is FailureKind.HANG
+
+    @property
+    def measure(self) -> MeasureSpec:
+        """The deadlines of its trial."""
+        return HASTY if self.hangs else BRIEF
 
 
 CASES = (
@@ -129,14 +139,13 @@ def test_a_program_that_misbehaves_fails_with_its_kind_and_cause_and_leaves_noth
     monkeypatch.setenv("TMPDIR", str(scratch))  # of the keepers
     held, began_s = status_bytes("VmRSS") or 0, time.monotonic()
     request = asked(1, case.does, *case.arguments, nodes=nodes)
-    hangs = case.kind is FailureKind.HANG
-    request = replace(request, measure=HASTY if hangs else BRIEF)
+    request = replace(request, measure=case.measure)
     failure = one(runner, request).failure
     took_s = time.monotonic() - began_s
     assert failure is not None
     assert failure.kind is case.kind, failure
     assert case.says in failure.message
-    assert took_s >= HASTY.step_timeout_s if hangs else took_s < BRIEF.step_timeout_s / 2
+    assert took_s >= HASTY.step_timeout_s if case.hangs else took_s < BRIEF.step_timeout_s / 2
     assert running(SCRIPT.name) == []
     assert list(scratch.iterdir()) == []
     assert size_of(own_house) <= nodes * LOG_BYTES
