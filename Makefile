@@ -25,7 +25,7 @@ test-all:
 	$(MAKE) --no-print-directory test MARKED="not gpu"
 
 test-alone: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "alone and $(MARKED)" $(ROUND)
+	$(BIN)/pytest -m "alone and $(MARKED)" $(ROUND) $$(grep -rlE 'mark\.alone|ALONE' tests --include='test_*.py')
 
 test-part-%: $(VENV)/.installed-dev
 	$(BIN)/pytest -m "not alone and $(MARKED)" $(ROUND) $(PART_$*)

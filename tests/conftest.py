@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +28,17 @@ def pytest_sessionstart() -> None:
         if missing:
             names = ", ".join(missing)
             pytest.exit(f"{group}: {names} of pyproject.toml is not installed; run: pip install --no-deps -e .", 3)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The Makefile finds the files of tests that run alone by that word: one that inherits the mark under another name would be in no round."""
+    if item.get_closest_marker("alone") is not None and not re.search(r"mark\.alone|ALONE", _text(item.path)):
+        raise pytest.UsageError(f"{item.nodeid} is marked alone: write the mark, or ALONE, in its file")
+
+
+@functools.cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)

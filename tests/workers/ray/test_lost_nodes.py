@@ -23,9 +23,9 @@ from tests.nodes.ray_nodes import RayNodes
 from tests.ray_roles import played
 from tests.workers.ray.test_ray import heard
 from tests.workers.ray.two_node_trials import (
+    ALONE,
     ENDLESS,
     LADDER_S,
-    MARKS,
     RANKS,
     measured,
     ranks,
@@ -35,7 +35,7 @@ from tests.workers.ray.two_node_trials import (
 )
 from tests.workers.requests import PATIENT, request
 
-pytestmark = MARKS
+pytestmark = ALONE
 
 RAY_SAYS_S = 70.0
 """after which Ray itself calls a silent node dead"""

@@ -15,9 +15,9 @@ from tests.nodes.network import until
 from tests.nodes.ray_nodes import RayNodes
 from tests.workers.program_requests import GLOO, on_two_nodes, until_it_steps
 from tests.workers.ray.test_lost_nodes import FAULTS, boot
-from tests.workers.ray.two_node_trials import MARKS
+from tests.workers.ray.two_node_trials import ALONE
 
-pytestmark = MARKS
+pytestmark = ALONE
 
 PROGRAM_END_S = 10.0
 """for a keeper to end its program, on a loaded machine"""

@@ -16,9 +16,9 @@ from autotune_workers.runners.ray import RayRunner
 from tests.nodes.ray_nodes import RayNodes
 from tests.workers import own_models
 from tests.workers.program_requests import GLOO, on_two_nodes
-from tests.workers.ray.two_node_trials import MARKS, measured, spread
+from tests.workers.ray.two_node_trials import ALONE, measured, spread
 
-pytestmark = MARKS
+pytestmark = ALONE
 
 
 @pytest.fixture(scope="module")

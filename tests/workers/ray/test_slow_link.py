@@ -15,9 +15,9 @@ from autotune import api
 from autotune.store import MemoryStore
 from tests.nodes.network import limited
 from tests.nodes.ray_nodes import RayNodes
-from tests.workers.ray.two_node_trials import MARKS
+from tests.workers.ray.two_node_trials import ALONE
 
-pytestmark = [*MARKS, pytest.mark.slow]
+pytestmark = [*ALONE, pytest.mark.slow]
 
 RATE = "50mbit"
 MODEL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256, "max_positions": 256}

@@ -16,10 +16,10 @@ from autotune_workers.runners.ray import ABANDONED_S, RayRunner
 from tests.nodes import programs
 from tests.nodes.network import until
 from tests.nodes.ray_nodes import RayNodes
-from tests.workers.ray.two_node_trials import ENDLESS, LADDER_S, MARKS, RANKS, measured, ranks, spread, train
+from tests.workers.ray.two_node_trials import ALONE, ENDLESS, LADDER_S, RANKS, measured, ranks, spread, train
 from tests.workers.requests import request
 
-pytestmark = MARKS
+pytestmark = ALONE
 
 LOST_S = 8.0
 """shorter than usual"""

@@ -15,7 +15,7 @@ from autotune_workers.runners.ray import RayRunner
 from tests.nodes.ray_nodes import RayNodes
 from tests.workers.requests import CPU, LINK, PATIENT, request
 
-MARKS = [
+ALONE = [
     pytest.mark.alone,
     pytest.mark.thorough,
     # Ray leaves sockets and log files to the garbage collector
