@@ -110,7 +110,7 @@ def _gain_of(edit: Edit, review: Review) -> str:
         return _gain(edit.alone)
     if edit.beside is not None and edit.beside.low > 1.0:
         return f"{_gain(edit.beside)} beside the others"
-    return "needed to fit" if review.fits is False else "the others need it"
+    return "the others need it" if review.fits else "needed to fit"
 
 
 def _gain(gain: Gain) -> str:
