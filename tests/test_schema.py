@@ -478,6 +478,7 @@ def test_whatever_a_field_holds_it_is_read_or_refused_with_our_own_error(field: 
         study(**{"space": {"tp": 1}, field: value})
 
 
+@pytest.mark.thorough
 @settings(deadline=None, derandomize=True, max_examples=200)
 @given(st.text())
 def test_whatever_a_file_holds_it_is_read_or_refused_with_our_own_error(text: str) -> None:

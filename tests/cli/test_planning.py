@@ -180,6 +180,7 @@ def test_doctor_knows_the_releases_of_torch_on_which_models_can_be_run_dry(versi
     assert _is_within(version, bound) is within
 
 
+@pytest.mark.thorough
 def test_looking_after_the_store(run, write, tmp_path):
     run("tune", write())
     assert run("store", "check", "--json").document["ok"]

@@ -61,6 +61,7 @@ def test_serve_submit_watch_kill_serve_again(
         store.close()
 
 
+@pytest.mark.thorough
 def test_history_and_pages_are_served_while_ray_is_away_and_studies_wait(tmp_path: Path) -> None:
     with served(tmp_path, "--runner", "ray", "--ray", "http://127.0.0.1:1") as (_, url), Client(url) as client:
         study = client.submit(spec())["study"]["id"]
@@ -72,6 +73,7 @@ def test_history_and_pages_are_served_while_ray_is_away_and_studies_wait(tmp_pat
         assert client.status(study)["study"]["status"] == "QUEUED"
 
 
+@pytest.mark.thorough
 def test_submit_says_when_nothing_serves_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

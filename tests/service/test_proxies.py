@@ -183,6 +183,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield said | {"token": token}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 def test_a_plain_proxy_pass_lets_no_stranger_in(unaware: dict[str, str], way: str, tmp_path: Path) -> None:
     url = unaware["url"]
@@ -192,6 +193,7 @@ def test_a_plain_proxy_pass_lets_no_stranger_in(unaware: dict[str, str], way: st
         assert httpx.get(f"{url}{API}/studies", trust_env=False).json()["studies"] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's nginx has workers of another user")
 def test_a_proxy_that_shows_nothing_of_itself_is_another_users_program(unaware: dict[str, str], tmp_path: Path) -> None:
     """HTTP/1.1 and no header of its own: nothing in the request tells it from a client of this machine."""
@@ -200,6 +202,7 @@ def test_a_proxy_that_shows_nothing_of_itself_is_another_users_program(unaware: 
         strangers_are_refused(proxy)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a program of another user")
 def test_programs_of_other_users_need_a_token(unaware: dict[str, str]) -> None:
     ask = f"""
@@ -220,6 +223,7 @@ except urllib.error.HTTPError as error:
     assert "another user of this machine" in said[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("configuration", [PLAIN, DOCUMENTED], ids=["plain", "documented"])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_documented_service_lets_in_tokens_only(
@@ -255,6 +259,7 @@ def strangers_are_refused(proxy: Front) -> None:
         assert (page.status_code, urlsplit(page.headers["location"]).path) == (303, "/login"), headers
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("configuration", [PLAIN, DOCUMENTED], ids=["plain", "documented"])
 def test_the_stand_in_sends_what_nginx_sends(configuration: str, tmp_path: Path) -> None:
     heads = []
@@ -309,6 +314,7 @@ def test_a_service_of_this_machine_alone_asks_nobody_for_a_token(options: dict[s
     assert "without a token" in who_may_what(of_here)
 
 
+@pytest.mark.thorough
 def test_the_start_says_who_may_do_what(unaware: dict[str, str], told: dict[str, str]) -> None:
     assert "without a token" in unaware["access"]
     assert f"every caller needs a token, also on this machine (--allowed-host {NAME})" in told["access"]

@@ -196,6 +196,7 @@ def test_a_silent_program_whose_rank_raised_is_told_with_its_exception() -> None
     assert "before that rank 1 during start raised ValueError" in found.message
 
 
+@pytest.mark.thorough
 def test_memory_is_bounded_however_long_the_log_is() -> None:
     reader = CauseReader()
     tracemalloc.start()

@@ -305,7 +305,11 @@ def test_a_study_finds_the_best_config_of_somebodys_program() -> None:
         "budget": {"max_trials": 6, "max_wall_s": 600},
         "measure": {"warmup_steps": 1, "min_steps": 5, "max_steps": 6, "finalists": 1, "final_rounds": 1},
         "searcher": "grid",
-        "trainer": {"kind": "command", **options("--accumulation={accumulation_steps}", "--precision={precision}")},
+        "trainer": {
+            "kind": "command",
+            "counts": "steps",
+            **options("--accumulation={accumulation_steps}", "--precision={precision}"),
+        },
         "runner": {"kind": "local", "max_ranks": 1, "device": "cpu"},
     }
     from autotune.api import load_study, tune
