@@ -8,14 +8,15 @@ nothing is dropped in silence, but nobody can use it.
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Any
 
-from autotune.space import why_not
-from autotune.spec import FIELDS, KNOBS, Knob, KnobUse, ParallelConfig, Workload
+from autotune.space import legal
+from autotune.spec import FIELDS, KNOBS, ConfigTable, Knob, KnobUse, ParallelConfig, Workload
 from autotune.trainers import trainer, trainer_names
 
 PARTS = (
@@ -67,10 +68,8 @@ def base_configs(workload: Workload) -> Iterator[ParallelConfig]:
         replace(pipeline, pp_schedule="interleaved_1f1b", virtual_stages=2),
         replace(pipeline, pp_schedule="interleaved_1f1b", virtual_stages=4),
     )
-    for shape in shapes:
-        for stage in KNOBS["zero_stage"].values:
-            if _is_legal(workload, config := replace(shape, zero_stage=stage)):
-                yield config
+    asked = [replace(shape, zero_stage=stage) for shape in shapes for stage in KNOBS["zero_stage"].values]
+    yield from itertools.compress(asked, _legal(workload, asked))
 
 
 def variations(
@@ -80,6 +79,7 @@ def variations(
 
     Interleaved 1F1B is chosen together with stages per rank, without which it is 1F1B; everything else is changed alone.
     """
+    asked = list[tuple[Knob, Any, ParallelConfig]]()
     for name in knobs:
         knob = KNOBS[name]
         for value in knob.values or COUNTS:
@@ -88,8 +88,8 @@ def variations(
             changes = {name: value}
             if value == "interleaved_1f1b" and base.virtual_stages == 1:
                 changes["virtual_stages"] = 2
-            if _is_legal(workload, config := replace(base, **changes)):
-                yield knob, value, config
+            asked.append((knob, value, replace(base, **changes)))
+    yield from itertools.compress(asked, _legal(workload, [config for _, _, config in asked]))
 
 
 def varied_configs(workload: Workload, knobs: Iterable[str] = FIELDS) -> Iterator[ParallelConfig]:
@@ -99,8 +99,13 @@ def varied_configs(workload: Workload, knobs: Iterable[str] = FIELDS) -> Iterato
             yield config
 
 
-def _is_legal(workload: Workload, config: ParallelConfig) -> bool:
-    return why_not(replace(workload, global_batch_size=config.global_batch_size), config) is None
+def _legal(workload: Workload, configs: Sequence[ParallelConfig]) -> Sequence[bool]:
+    """Which of them are legal, each with its own batch."""
+    if not configs:
+        return ()
+    batches = tuple(sorted({config.global_batch_size for config in configs}))
+    mask: list[bool] = legal(replace(workload, global_batch_size=batches), ConfigTable.of(configs)).tolist()
+    return mask
 
 
 def main() -> int:

@@ -24,7 +24,6 @@ def settings(launch: Launch) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.thorough
 class TestDeepspeed(TrainerContract):
     trainer = "deepspeed"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"zero_optimization": {"stage": 3, "cpu_offload": True}}

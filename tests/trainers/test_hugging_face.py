@@ -27,7 +27,6 @@ def arguments(launch: Launch) -> Any:
     return json.loads(launch.files["training_args.json"])
 
 
-@pytest.mark.thorough
 class TestAccelerate(TrainerContract):
     trainer = "accelerate"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"mixed_precision": "fp16"}
@@ -72,7 +71,6 @@ class TestAccelerateWithYourOwnProgram(TrainerContract):
     notes_count = True
 
 
-@pytest.mark.thorough
 class TestHfTrainer(TrainerContract):
     trainer = "hf_trainer"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"gradient_accumulation_steps": 2}

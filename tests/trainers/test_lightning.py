@@ -27,7 +27,6 @@ def settings(launch: Launch) -> Any:
     return yaml.safe_load(launch.files["lightning.yaml"])
 
 
-@pytest.mark.thorough
 class TestLightning(TrainerContract):
     trainer = "lightning"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"trainer": {"accumulate_grad_batches": 2}}

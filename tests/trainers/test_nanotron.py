@@ -28,7 +28,6 @@ def document(launch: Launch) -> Any:
     return yaml.safe_load(launch.files["config.yaml"])
 
 
-@pytest.mark.thorough
 class TestNanotron(TrainerContract):
     trainer = "nanotron"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"parallelism": {"tp": 2}}

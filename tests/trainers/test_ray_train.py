@@ -14,7 +14,6 @@ from autotune.testing.trainers import TrainerContract
 LINE = "autotune.ray.with_config(trainer, result.best.config).fit()"
 
 
-@pytest.mark.thorough
 class TestRayTrainTrainer(TrainerContract):
     trainer = "ray_train"
     log_lines: ClassVar = {"(RayTrainWorker pid=7) [world_rank=0] loss 2.5": None}

@@ -83,7 +83,6 @@ def values_of(launch: Launch, call: str) -> dict[str, Any]:
     return {str(word.arg): ast.literal_eval(word.value) for word in found.keywords}
 
 
-@pytest.mark.thorough
 class TestTorchtitan(TrainerContract):
     trainer = "torchtitan"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"parallelism": {"tensor_parallel_degree": 2}}
