@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli.exit_codes import FAILED
-from autotune.cli.output import JsonOption, SpecArgument, StoreOption, consoles, emit, note, palette_of
+from autotune.cli.output import JsonOption, SpecArgument, StoreOption, consoles, emit, never_printed, note, palette_of
 from autotune.cli.quantities import memory_gib, time_s
 from autotune.cli.stand_ins import note_stand_ins
 
@@ -45,7 +45,13 @@ def fit(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE.html", help="Also write the answer as an HTML page with figures."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE.html",
+            callback=never_printed,
+            help="Also write the answer as an HTML page with figures.",
+        ),
     ] = None,
     max_wall_s: Annotated[
         float,

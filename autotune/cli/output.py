@@ -30,6 +30,18 @@ def or_print(path: Path | None) -> Path | None:
     return None if path is not None and str(path) == "-" else path
 
 
+def never_printed(context: typer.Context, parameter: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Callback of a parameter for files that cannot be printed: `-` would be a file of that name. Raises `SpecError`."""
+    if path is not None and str(path) == "-" and not context.resilient_parsing:
+        from autotune.errors import SpecError
+
+        field = parameter.opts[-1] if parameter.param_type_name == "option" else str(parameter.name)
+        raise SpecError(
+            f"{field} names what is written; `-` (print it) is not possible here", remedy="name a path", field=field
+        )
+    return path
+
+
 StoreOption = Annotated[
     str | None,
     typer.Option(

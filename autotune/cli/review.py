@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.output import JsonOption, StoreOption, emit, note
+from autotune.cli.output import JsonOption, StoreOption, emit, never_printed, note
 from autotune.cli.quantities import sequence_tokens, time_s, tokens
 
 if TYPE_CHECKING:
@@ -64,7 +64,10 @@ def review(
     ] = None,
     diff: Annotated[bool, typer.Option("--diff", help="Print the edits as a patch of the file.")] = False,
     write: Annotated[
-        Path | None, typer.Option("--write", metavar="FILE", help="Write a copy of the file with all edits.")
+        Path | None,
+        typer.Option(
+            "--write", metavar="FILE", callback=never_printed, help="Write a copy of the file with all edits."
+        ),
     ] = None,
     store: StoreOption = None,
     json: JsonOption = False,
@@ -144,7 +147,12 @@ def _write(found: Review, file: Path) -> None:
         raise SpecError(f"{file} exists", remedy="name another file", field="--write")
     for name, text in changed.items():
         path = file if len(changed) == 1 else file.with_name(f"{file.stem}-{Path(name).name}")
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise SpecError(
+                f"{path} cannot be written: {error.strerror}", remedy="name another file", field="--write"
+            ) from None
         note(f"wrote {path}: {name} with its edits")
 
 

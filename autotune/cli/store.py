@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli.help_pages import GroupedCommands
-from autotune.cli.output import JsonOption, StoreOption, counted, emit, note
+from autotune.cli.output import JsonOption, StoreOption, counted, emit, never_printed, note
 from autotune.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def check(
 
 
 def backup(
-    target: Annotated[Path, typer.Argument(help="File to write; it must not exist yet.")],
+    target: Annotated[Path, typer.Argument(callback=never_printed, help="File to write; it must not exist yet.")],
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -145,7 +145,9 @@ def migrate(
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Folder for the files; made if it does not exist.")],
+    folder: Annotated[
+        Path, typer.Argument(callback=never_printed, help="Folder for the files; made if it does not exist.")
+    ],
     format: Annotated[str, typer.Option("--format", help="csv, or parquet (needs pyarrow).")] = "csv",  # noqa: A002
     store: StoreOption = None,
     json: JsonOption = False,

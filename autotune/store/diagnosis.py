@@ -5,14 +5,16 @@ Drivers' messages name hosts and files but no passwords. Only their first line i
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from autotune.errors import StoreCorruptError, StoreError, StoreUnavailableError
+from autotune.errors import SpecError, StoreCorruptError, StoreError, StoreUnavailableError
 from autotune.store.location import StoreLocation
 
 _SQLITE_REMEDIES = {
@@ -36,6 +38,8 @@ DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 """classes of SQLite's errors that mean a damaged file"""
 _DAMAGED_REMEDY = "restore a backup (FILE.*.backup, or one made by `autotune store backup`) with `autotune store restore`, or name another file"
 
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 _NO_CONNECTION_LEFT = (
     "too many clients already",
@@ -108,6 +112,22 @@ def diagnosed(location: StoreLocation) -> Iterator[None]:
         raise StoreUnavailableError(
             f"the store {location} cannot be reached: {error.strerror or error}",
             remedy="check that its folder exists and that this user may write there",
+        ) from error
+
+
+@contextmanager
+def writing(target: Path, field: str) -> Iterator[None]:
+    """Turns what the system says of a file or folder beside the store, which the parameter `field` names, into an error of that parameter, or of the disk."""
+    try:
+        yield
+    except OSError as error:
+        message = f"{target} cannot be written: {error.strerror or error}"
+        if error.errno in _DISK:
+            raise StoreUnavailableError(
+                message, remedy="check the disk's space, quota and health, then try again"
+            ) from error
+        raise SpecError(
+            message, remedy="name another place, in a folder that exists and that this user may write", field=field
         ) from error
 
 

@@ -9,9 +9,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import StoreUnavailableError
+from autotune.errors import SpecError, StoreError, StoreUnavailableError
 from autotune.store import schema
-from autotune.store.diagnosis import diagnosed
+from autotune.store.diagnosis import diagnosed, writing
 from autotune.store.examination import examine
 from autotune.store.sql import SqlStore
 from autotune.store.table_files import export
@@ -29,19 +29,19 @@ def check(store: SqlStore) -> list[str]:
 def backup(store: SqlStore, target: str | os.PathLike[str]) -> Path:
     """Copies the store, which may be in use, completely or not at all: SQLite as a file, PostgreSQL with `pg_dump` in its own format.
 
-    Raises `StoreUnavailableError` when the target exists already or cannot be written.
+    Raises `SpecError` when the target exists already or its place cannot be written.
     """
     target = Path(target).expanduser().absolute()
     location = store.database.location
     if target.exists():
-        raise StoreUnavailableError(
-            f"a backup never overwrites a file, but {target} exists", remedy="name another file"
+        raise SpecError(
+            f"a backup never overwrites a file, but {target} exists", remedy="name another file", field="target"
         )
-    with diagnosed(location):
+    with diagnosed(location), writing(target, "target"):
         if location.path is not None:
             schema.back_up(location.path, target)
         elif location.is_sqlite:
-            raise StoreUnavailableError("a store in memory cannot be backed up", remedy="use a store in a file")
+            raise SpecError("a store in memory cannot be backed up", remedy="use a store in a file", field="store")
         else:
             _dump(store, target)
     return target
@@ -63,7 +63,7 @@ def vacuum(store: SqlStore) -> None:
 def _dump(store: SqlStore, target: Path) -> None:
     program = shutil.which("pg_dump")
     if program is None:
-        raise StoreUnavailableError(
+        raise StoreError(
             "a backup of PostgreSQL needs pg_dump, which is not installed",
             remedy="install the PostgreSQL client programs",
         )
@@ -72,6 +72,7 @@ def _dump(store: SqlStore, target: Path) -> None:
     plain = url.set(drivername="postgresql", password=None).render_as_string(hide_password=False)
     environment = {**os.environ, **({"PGPASSWORD": str(url.password)} if url.password else {})}
     try:
+        schema.make_private(part)
         done = subprocess.run(
             [program, "--format=custom", f"--file={part}", f"--dbname={plain}"],
             env=environment,
@@ -82,7 +83,10 @@ def _dump(store: SqlStore, target: Path) -> None:
         )
         if done.returncode:
             reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise StoreUnavailableError(f"pg_dump failed: {''.join(reason)}", remedy="check that the server runs")
+            raise StoreUnavailableError(
+                f"pg_dump failed: {''.join(reason)}",
+                remedy="check that the server runs, and that pg_dump is not older than it",
+            )
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)

@@ -91,7 +91,7 @@ def back_up(source: Path, target: Path) -> None:
     part = target.with_name(target.name + ".part")
     try:
         with contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as old:
-            _make_private(part)
+            make_private(part)
             with contextlib.closing(sqlite3.connect(part)) as new:
                 # in one step, from one snapshot: copied in several steps it begins again after each write of others
                 old.backup(new)
@@ -113,10 +113,10 @@ def _make_folder(database: Database, path: Path) -> None:
         )
     with diagnosed(database.location):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _make_private(path)
+        make_private(path)
 
 
-def _make_private(path: Path) -> None:
+def make_private(path: Path) -> None:
     """Makes a database that only this user can read, unless there is one. SQLite gives the files beside it (-wal, -shm) the same mode."""
     if not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))

@@ -20,7 +20,7 @@ from autotune.extras import require_extra
 from autotune.ports import HistoryEvent, StudyRecord
 from autotune.spec.plain import canonical
 from autotune.spec.trial_row import TRIAL_COLUMNS, iso, trial_row
-from autotune.store.diagnosis import diagnosed
+from autotune.store.diagnosis import diagnosed, writing
 from autotune.store.packing import unpack_steps
 from autotune.store.sql import SqlStore
 from autotune.store.tables import attempts, studies
@@ -51,7 +51,7 @@ EVENTS: Columns = {"study": str, "sequence": int, "at": str, "kind": str, "data"
 def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "csv") -> list[Path]:  # noqa: A002
     """Writes one file per table into `folder`, each completely or not at all, and returns their paths.
 
-    `format`: csv, or parquet with pyarrow. Raises `SpecError` for another, `MissingExtraError` without pyarrow, `StoreUnavailableError` when nothing can be written.
+    `format`: csv, or parquet with pyarrow. Raises `SpecError` for another or a folder that cannot be written, `MissingExtraError` without pyarrow.
     """
     if format not in ("csv", "parquet"):
         raise SpecError(f"a store is exported as csv or parquet, but the format is {format!r}", field="format")
@@ -64,7 +64,7 @@ def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "cs
         "events": (EVENTS, _event_rows),
     }
     written = []
-    with diagnosed(store.database.location):
+    with diagnosed(store.database.location), writing(folder, "folder"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, (columns, rows) in tables.items():
             path = folder / f"{name}.{format}"

@@ -65,11 +65,15 @@ def test_serve_submit_watch_kill_serve_again(
 def test_history_and_pages_are_served_while_ray_is_away_and_studies_wait(tmp_path: Path) -> None:
     with served(tmp_path, "--runner", "ray", "--ray", "http://127.0.0.1:1") as (_, url), Client(url) as client:
         study = client.submit(spec())["study"]["id"]
-        health = until(lambda: (found := httpx.get(f"{url}/api/v1/health").json())["status"] == "failing" and found)
+        health = until(
+            lambda: (
+                (found := httpx.get(f"{url}/api/v1/health", timeout=DEADLINE_S).json())["status"] == "failing" and found
+            )
+        )
         assert "Ray's dashboard at http://127.0.0.1:1 cannot be reached" in health["checks"]["supervisor"]
         for probe in ("live", "ready"):  # a restart would not bring Ray back, and pages are served
-            assert httpx.get(f"{url}/api/v1/health/{probe}").json()["status"] == "ok"
-        assert httpx.get(f"{url}/studies/{study}").status_code == 200
+            assert httpx.get(f"{url}/api/v1/health/{probe}", timeout=DEADLINE_S).json()["status"] == "ok"
+        assert httpx.get(f"{url}/studies/{study}", timeout=DEADLINE_S).status_code == 200
         assert client.status(study)["study"]["status"] == "QUEUED"
 
 

@@ -17,7 +17,7 @@ from autotune.cli.source import LocalSource
 from autotune.mcp import make_server
 from autotune.report import html_report, markdown_report
 from autotune.service.options import ServiceOptions
-from tests.service.running import Service
+from tests.service.running import DEADLINE_S, Service
 
 VALUES = ("SECRET-argv-123", "SECRET-env-456", "SECRET-url-789", "SECRET-next-012")
 PROGRAM = """
@@ -95,7 +95,9 @@ ADDRESSES = (
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_others_see_no_secret(shown: tuple[Service, str, list[str]], address: str) -> None:
     service, study, _ = shown
-    with httpx.Client(base_url=service.url, headers=token(service, "submit"), follow_redirects=True) as client:
+    with httpx.Client(
+        base_url=service.url, headers=token(service, "submit"), follow_redirects=True, timeout=DEADLINE_S
+    ) as client:
         answer = client.get(address.format(id=study))
     assert answer.status_code == 200
     assert leaks(answer.text) == []
@@ -104,7 +106,7 @@ def test_others_see_no_secret(shown: tuple[Service, str, list[str]], address: st
 def test_the_owner_exports_what_was_launched(shown: tuple[Service, str, list[str]]) -> None:
     service, study, _ = shown
     address = f"/api/v1/studies/{study}/export/command"
-    with httpx.Client(base_url=service.url) as client:
+    with httpx.Client(base_url=service.url, timeout=DEADLINE_S) as client:
         theirs = client.get(address, headers=token(service, "read")).json()
         own = client.get(address, headers=token(service, "admin")).json()
     assert theirs["env"]["WANDB_API_KEY"] == "***"
@@ -184,7 +186,10 @@ def test_the_answer_to_a_submission_says_that_the_spec_holds_secrets(tmp_path: P
     options = ServiceOptions(port=0, require_token=True, program_roots=(tmp_path,))
     settings = {"wandb": {"enabled": True, "api_key": "SECRET-env-456"}}
     asked = spec(tmp_path) | {"runner": "simulated", "trainer": {"kind": "deepspeed", "settings": settings}}
-    with Service(tmp_path / "service", options=options) as service, httpx.Client(base_url=service.url) as client:
+    with (
+        Service(tmp_path / "service", options=options) as service,
+        httpx.Client(base_url=service.url, timeout=DEADLINE_S) as client,
+    ):
         headers = token(service, "run")
         answer = client.post("/api/v1/studies", headers=headers, json=asked)
         plain = client.post("/api/v1/studies", headers=headers, json=asked | {"trainer": "native"})

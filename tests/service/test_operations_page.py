@@ -1,27 +1,28 @@
-"""The page on operations, followed as its readers follow it: its own lines, with real processes, real HTTP, a real PostgreSQL. Its proxy is in `test_proxies`.
+"""The page on operations, followed as its readers follow it: its own lines, with services in processes of their own, real HTTP, a real PostgreSQL. Its proxy is in `test_proxies`.
 
 What the page says is read from its text, so that a page that says something else is followed otherwise, or fails here.
 """
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import re
 import shlex
-import shutil
 import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import typer
 
+from autotune import cli
 from tests.docs.pages import ROOT, blocks, commands
 from tests.postgresql import PostgresServer, postgres_server
-from tests.service.running import API, DEADLINE_S, bearer, slow_spec, spec, until
+from tests.service.running import API, DEADLINE_S, Service, bearer, slow_spec, spec, until
 from tests.service.served import serving
 
 pytestmark = pytest.mark.alone
@@ -54,18 +55,14 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def run(line: str, store: str, *more: str, code: int = 0) -> str:
-    """What a command line prints, in a process of its own; `store`: where AUTOTUNE_STORE points to."""
-    program = [sys.executable, "-c", "from autotune.cli import main; main()"]
-    done = subprocess.run(
-        [*program, *shlex.split(line)[1:], *more],
-        env={**os.environ, "AUTOTUNE_STORE": store, "AUTOTUNE_DATA": str(Path(store).parent)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == code, (line, done.returncode, done.stderr)
-    return done.stdout if code == 0 else done.stderr
+    """What a command line prints; `store`: where AUTOTUNE_STORE points to."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setenv("AUTOTUNE_STORE", store)
+        patch.setenv("AUTOTUNE_DATA", str(Path(store).parent))
+        found = cli.run([*shlex.split(line)[1:], *more])
+    assert found == code, (line, found, err.getvalue())
+    return err.getvalue() if code else out.getvalue()
 
 
 def ask(url: str, method: str, path: str, token: str = "", **more: Any) -> httpx.Response:
@@ -147,6 +144,7 @@ def followed(folder: Path, line: str) -> None:
     assert study in run("autotune list", store)
 
 
+@pytest.mark.thorough
 def test_the_service_of_the_page_on_postgresql_with_its_backup(tmp_path: Path) -> None:
     line = next(line for line in TYPED if "postgresql://" in line and "target_session_attrs" not in line)
     (address,) = re.findall(r"postgresql://\S+", line)
@@ -171,6 +169,7 @@ def copy(server: PostgresServer, database: str, into: str) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_the_service_of_the_page_finds_the_server_of_two_that_takes_writes(tmp_path: Path) -> None:
     line = typed("target_session_attrs")
     with postgres_server() as first, postgres_server(standby_of=first) as standby:
@@ -181,6 +180,7 @@ def test_the_service_of_the_page_finds_the_server_of_two_that_takes_writes(tmp_p
         followed(tmp_path, at.replace("port=5432,5432", f"port={ports}"))
 
 
+@pytest.mark.thorough
 def test_a_backup_of_the_page_is_restored_once_the_service_is_stopped(tmp_path: Path) -> None:
     store, kept = str(tmp_path / "results.db"), tmp_path / "backup.db"
     backup, restore = typed("store backup"), said("store restore")
@@ -190,7 +190,7 @@ def test_a_backup_of_the_page_is_restored_once_the_service_is_stopped(tmp_path: 
         study = ask(answer["url"], "POST", f"{API}/studies", json=spec()).json()["study"]["id"]
         until(lambda: ask(answer["url"], "GET", f"{API}/studies/{study}").json()["study"]["status"] == "COMPLETED")
         run(at[backup], store)
-        run(at[backup], store, code=3)  # the target must not exist
+        run(at[backup], store, code=2)  # the target must not exist
         later = ask(answer["url"], "POST", f"{API}/studies", json=spec(name="later")).json()["study"]["id"]
         assert "open" in run(at[restore], store, code=2)  # it is in use
     run(at[restore], store)
@@ -210,22 +210,38 @@ def test_a_backup_of_the_page_is_restored_once_the_service_is_stopped(tmp_path: 
 
 
 def test_the_options_and_variables_of_the_page_are_those_of_the_program() -> None:
-    import typer
-
-    from autotune.cli import application
-    from autotune.settings import Settings  # noqa: F401  # its variables are looked for in the sources
-
-    options = {name for row in rows("| option of `serve` | meaning |") for name in re.findall(r"--[\w-]+", row[0])}
-    command = typer.main.get_command(application()).commands["serve"]  # type: ignore[attr-defined]
-    known = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
+    found = rows("| option of `serve` | meaning |")
+    options = {name: row[1] for row in found for name in re.findall(r"--[\w-]+", row[0])}
+    serve = typer.main.get_command(cli.application()).commands["serve"]  # type: ignore[attr-defined]
+    known = {name: parameter.default for parameter in serve.params for name in parameter.opts if name.startswith("--")}
     assert options
-    assert options <= known, options - known
-    shown = {row[0].strip("`") for row in rows("| variable | meaning |")}
+    assert set(options) <= set(known)
+    assert set(known) - set(options) <= {"--store", "--json", "--print-monitoring"}  # of other pages
+    assert known["--max-waiting"] == int(re.findall(r"\d+", options["--max-waiting"])[0])
+    assert known["--port"] == int(re.findall(r"\d+", options["--port"])[0])
+    variables = {row[0].strip("`") for row in rows("| variable | meaning |")}
+    assert {"AUTOTUNE_DATA", "AUTOTUNE_STORE"} < variables
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "autotune").rglob("*.py"))
-    assert shown
-    assert {name for name in shown if name not in sources} == set()
+    assert {name for name in variables if name not in sources} == set()
 
 
-def test_pg_programs_are_there_where_the_server_is() -> None:
-    with postgres_server() as server:
-        assert all(shutil.which(str(server.programs / name)) for name in ("pg_dump", "pg_restore"))
+def test_the_limits_of_the_page_are_those_of_the_service(service: Service) -> None:
+    (of_bodies, of_texts), (mistakes,) = (
+        [int(number) for number in re.findall(r"(\d+) KiB", TEXT.partition("- Bodies have")[2].partition("\n")[0])],
+        re.findall(r"An error tells the first (\w+) mistakes", TEXT),
+    )
+    assert (of_bodies * 1024, mistakes) == (service.options.max_body_bytes, "ten")
+
+    def status(content: str, kind: str) -> int:
+        return service.http.post(f"{API}/studies", content=content, headers={"Content-Type": kind}).status_code
+
+    assert status(json.dumps(spec()) + " " * (of_bodies << 10), "application/json") == 413
+    assert status(json.dumps(spec()) + " " * ((of_bodies - 2) << 10), "application/json") == 201
+    padding = "#" * ((of_texts << 10) - 1) + "\n"
+    assert status(padding + json.dumps(spec()), "application/yaml") in (413, 422)
+    assert status(padding[2048:] + json.dumps(spec()), "application/yaml") == 201
+    wrong = service.http.post(f"{API}/studies", json=spec() | {f"unknown_{i}": i for i in range(30)})
+    assert wrong.status_code == 422
+    assert len(wrong.json()["error"]["problems"]) == 10
+    of_one, of_all = map(int, re.findall(r"may have (\d+) of (\d+) event streams", TEXT)[0])
+    assert (service.options.max_streams_per_caller, service.options.max_streams) == (of_one, of_all)

@@ -187,10 +187,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_plain_proxy_pass_lets_no_stranger_in(unaware: dict[str, str], way: str, tmp_path: Path) -> None:
     url = unaware["url"]
-    assert httpx.get(f"{url}{API}/studies", trust_env=False).status_code == 200  # of this machine
+    assert httpx.get(f"{url}{API}/studies", timeout=DEADLINE_S, trust_env=False).status_code == 200  # of this machine
     with front(way, PLAIN, tmp_path, url) as proxy:
         strangers_are_refused(proxy)
-        assert httpx.get(f"{url}{API}/studies", trust_env=False).json()["studies"] == []
+        assert httpx.get(f"{url}{API}/studies", timeout=DEADLINE_S, trust_env=False).json()["studies"] == []
 
 
 @pytest.mark.thorough

@@ -21,7 +21,7 @@ from autotune.service.supervisor import Supervisor
 from autotune.service.worker import ray_job
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
-from tests.service.running import spec, until
+from tests.service.running import DEADLINE_S, spec, until
 
 TOKEN = "ray-secret"
 
@@ -282,19 +282,23 @@ def test_on_ray_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Supervisor(store, launcher, max_studies=3, poll_s=0.2)
     watch.start()
     try:
-        assert httpx.get(f"{launcher.dashboard}/api/jobs/", trust_env=False).status_code == 401
+        assert httpx.get(f"{launcher.dashboard}/api/jobs/", timeout=DEADLINE_S, trust_env=False).status_code == 401
         until(lambda: store.study(studies[0]).status is StudyStatus.RUNNING)
         headers = {"Authorization": f"Bearer {own_token()[1]}"}
-        jobs = httpx.get(f"{launcher.dashboard}/api/jobs/", headers=headers, trust_env=False).json()
+        jobs = httpx.get(f"{launcher.dashboard}/api/jobs/", headers=headers, timeout=DEADLINE_S, trust_env=False).json()
         ours = [job for job in jobs if job["submission_id"]]
         assert {job["metadata"]["autotune_study"] for job in ours} <= set(studies)
         assert {job["metadata"]["model"] for job in ours} == {"gpt2-medium"}
-        httpx.post(f"{launcher.dashboard}/api/jobs/{studies[0]}/stop", headers=headers, trust_env=False)
+        httpx.post(
+            f"{launcher.dashboard}/api/jobs/{studies[0]}/stop", headers=headers, timeout=DEADLINE_S, trust_env=False
+        )
         until(lambda: store.study(studies[0]).status is StudyStatus.CANCELLED)
         until(lambda: store.study(studies[1]).status is StudyStatus.COMPLETED)
         told = api.document(api.result_of(store, studies[1]))["study"]["ray"]
         assert told == {"job": studies[1], "url": f"{launcher.dashboard}/#/jobs/{studies[1]}"}
-        detail = httpx.get(f"{launcher.dashboard}/api/jobs/{told['job']}", headers=headers, trust_env=False).json()
+        detail = httpx.get(
+            f"{launcher.dashboard}/api/jobs/{told['job']}", headers=headers, timeout=DEADLINE_S, trust_env=False
+        ).json()
         assert detail["metadata"]["url"] == f"http://here/studies/{studies[1]}"  # and back
     finally:
         watch.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from autotune.errors import MissingExtraError, SpecError, StoreUnavailableError
+from autotune.errors import MissingExtraError, SpecError
 from autotune.ports import CloseAttempt, EndTrial, KeepTrial, StepsReported
 from autotune.spec import Failure, FailureKind, ParallelConfig, StudyStatus, Trial, TrialStatus
 from autotune.store import MemoryStore, SqlStore, maintenance, open_store
@@ -89,7 +90,11 @@ def test_a_sound_store_on_a_server_has_no_fault(new_database: Callable[[], str],
         fill(store)
         assert maintenance.check(store) == []
         maintenance.vacuum(store)
-        assert maintenance.backup(store, tmp_path / "dump").stat().st_size > 1000
+        dump = maintenance.backup(store, tmp_path / "dump").stat()
+        assert dump.st_size > 1000
+        assert dump.st_mode & 0o077 == 0
+        with pytest.raises(SpecError, match="cannot be written"):
+            maintenance.backup(store, tmp_path / "no" / "folder" / "dump")
         assert [path.name for path in maintenance.export(store, tmp_path / "out")][1] == "trials.csv"
     finally:
         store.close()
@@ -144,10 +149,10 @@ def test_a_backup_is_a_store_of_its_own_and_never_overwrites(store: SqlStore, tm
         assert maintenance.check(copy) == []
     finally:
         copy.close()
-    with pytest.raises(StoreUnavailableError, match="exists"):
-        maintenance.backup(store, target)
-    with pytest.raises(StoreUnavailableError):
-        maintenance.backup(store, tmp_path / "no" / "folder" / "copy.db")
+    for place in (target, tmp_path, tmp_path / "no" / "folder" / "copy.db", target / "copy.db"):
+        with pytest.raises(SpecError, match=re.escape(str(place))) as refused:
+            maintenance.backup(store, place)
+        assert refused.value.field == "target"
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -167,6 +172,9 @@ def test_an_export_says_the_same_as_the_store(store: SqlStore, tmp_path: Path) -
     assert (first["tp"], first["dp"], first["precision"], first["compile"]) == ("1", "8", "bf16", "False")
     assert [row["loss"] for row in tables["steps"]] == ["1.5", "1.25"]
     assert len(tables["events"]) == sum(len(store.events(record.id)) for record in store.studies())
+    with pytest.raises(SpecError, match="cannot be written") as refused:
+        maintenance.export(store, paths[0])  # a file
+    assert refused.value.field == "folder"
     with pytest.raises(SpecError, match="csv or parquet"):
         maintenance.export(store, tmp_path, format="xlsx")
 
