@@ -89,6 +89,7 @@ def test_what_specs_may_name_is_listed(finished: tuple[Store, str]) -> None:
     assert "tp" in names["knobs"]
 
 
+@pytest.mark.thorough
 def test_a_study_with_a_target_answers_with_the_targets_ranking() -> None:
     store = MemoryStore()
     study = api.tune(target_spec(budget={"max_trials": 2}), store=store).record.id

@@ -165,7 +165,9 @@ def test_rewards_decide_where_there_are_any() -> None:
     assert sum(t.config.micro_batch_size < 4 for t in played[4:]) >= 4
 
 
-@pytest.mark.parametrize("model", [MODEL, replace(MODEL, name="another", num_layers=24)])
+@pytest.mark.parametrize(
+    "model", [MODEL, pytest.param(replace(MODEL, name="another", num_layers=24), marks=pytest.mark.thorough)]
+)
 def test_earlier_studies_do_no_harm(model: object) -> None:
     theirs = replace(WORKLOAD, model=model, cluster=replace(WORKLOAD.cluster, num_nodes=1))
     history = [(theirs, measured(c, theirs)) for c in candidates(theirs)]

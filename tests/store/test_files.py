@@ -18,6 +18,7 @@ from autotune.cli import run
 from autotune.errors import StoreCorruptError, StoreUnavailableError
 from autotune.store import SqlStore, database, maintenance, open_store
 from autotune.testing.stores import a_study, measured, pending, run_trial, running_study
+from tests.matrix import sampled
 from tests.store.test_faults import without_override
 
 
@@ -48,7 +49,7 @@ sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("mode", [0o444, 0o644])
+@pytest.mark.parametrize("mode", sampled([0o444, 0o644], [0o444]))
 def test_a_read_only_file_or_folder_can_be_listed_and_not_written(tmp_path: Path, mode: int) -> None:
     """`mode`: of the file. A file is read-only also where nothing may be made beside it."""
     folder = tmp_path / "archive"
@@ -87,7 +88,7 @@ def test_a_file_that_goes_away_is_said_and_nothing_is_written_to_it(store: SqlSt
     assert path.exists() == (how != "deleted"), "no empty store is made in its place"
 
 
-@pytest.mark.parametrize("kept_share", [0.02, 0.5, 0.9])
+@pytest.mark.parametrize("kept_share", sampled([0.02, 0.5, 0.9], [0.5]))
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_file_that_is_cut_off_is_said_and_restored_from_a_backup(
     tmp_path: Path, kept_share: float, is_open: bool

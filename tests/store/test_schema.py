@@ -20,7 +20,6 @@ from autotune.store.rows import config_key
 from autotune.store.schema import HEAD
 from autotune.store.tables import metadata
 from autotune.testing.stores import a_study, measured, pending, run_trial, running_study
-from tests.matrix import sampled
 from tests.postgresql import PostgresServer
 
 DATA = Path(__file__).parent / "data"
@@ -249,7 +248,8 @@ def _open(address: str, gate: object) -> str:
     return "ok"
 
 
-@pytest.mark.parametrize("kind", sampled(["sqlite", "postgresql"], ["sqlite"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_many_processes_open_a_new_store_at_once(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
     server: PostgresServer | None = request.getfixturevalue("server") if kind == "postgresql" else None
     address = server.new_database() if server else str(tmp_path / "new.db")

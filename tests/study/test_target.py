@@ -34,7 +34,6 @@ from autotune.spec import (
 from autotune.store import MemoryStore
 from autotune.study.assembly import assemble, history_of
 from autotune.study.target_findings import TargetFindings
-from tests.matrix import sampled
 from tests.small_studies import spec
 from tests.study.test_running import interrupt_after
 
@@ -202,7 +201,8 @@ def test_configs_without_a_proxy_are_counted_with_their_reason() -> None:
     assert "tp=4" in refused
 
 
-@pytest.mark.parametrize("count", sampled([0, 1], [0]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("count", [0, 1])
 def test_after_ctrl_c_the_same_call_goes_on_and_ends_as_the_undisturbed_study(
     store: Store, ended: Result, count: int
 ) -> None:

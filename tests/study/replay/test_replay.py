@@ -85,6 +85,7 @@ def made_elsewhere(forger: Forger, **versions: str) -> None:
     forger.line("controller.began")["environment"] |= versions
 
 
+@pytest.mark.thorough
 def test_other_choices_of_a_searcher_elsewhere_prove_nothing(store_of: Callable[[], SqlStore]) -> None:
     as_if_by_grid = 'UPDATE specs SET "values" = replace("values", \'"bayesian"\', \'"grid"\')'
     with closing(store_of()) as store:
@@ -117,6 +118,7 @@ def test_what_is_no_choice_of_a_searcher_must_follow_elsewhere_too(store_of: Cal
     assert any("autotune 0.0.1" in reason and "reward" in reason for reason in found.not_checked)
 
 
+@pytest.mark.thorough
 def test_constants_that_were_measured_again_do_not_matter(tmp_path: Path) -> None:
     with closing(open_store(tmp_path / "store.db")) as store:
         study = api.load_study(SMALL)
@@ -226,6 +228,7 @@ class Waiting(Simulated):  # type: ignore[misc, valid-type]
         return queued or super().poll(timeout_s)  # type: ignore[no-any-return]
 
 
+@pytest.mark.thorough
 def test_attempts_that_waited_for_ranks_are_replayed() -> None:
     with closing(MemoryStore()) as store:
         api.tune(SMALL, store=store, runner=Waiting())

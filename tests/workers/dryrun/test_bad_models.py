@@ -125,6 +125,7 @@ def test_line_of_a_process_that_died_is_that_of_the_users_code() -> None:
     assert dumped_line("terminate called after throwing an instance of 'std::bad_alloc'") == ""
 
 
+@pytest.mark.thorough
 def test_process_that_dies_is_told_with_its_signal_and_its_line() -> None:
     with pytest.raises(
         DryRunError, match=rf"SIGABRT.*came as far as: building the model, at .*{HERE}; an operator"

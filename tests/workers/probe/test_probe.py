@@ -40,7 +40,11 @@ def test_inputs_given_as_keywords_are_found_further_inside(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("wrap", "name", "stage"),
-    [("ddp", "DDP", 0), pytest.param("fsdp1", "FSDP1", 3, marks=pytest.mark.slow), ("fsdp2", "FSDP2", 3)],
+    [
+        ("ddp", "DDP", 0),
+        pytest.param("fsdp1", "FSDP1", 3, marks=pytest.mark.slow),
+        pytest.param("fsdp2", "FSDP2", 3, marks=pytest.mark.thorough),
+    ],
 )
 def test_ranks_are_told_from_their_launcher_and_sharded_parameters_are_counted_whole(
     tmp_path: Path, wrap: str, name: str, stage: int
@@ -152,6 +156,7 @@ def test_a_loop_of_megatrons_make(tmp_path: Path, recompute: bool) -> None:
     }
 
 
+@pytest.mark.thorough
 def test_a_loop_of_deepspeeds_make(tmp_path: Path) -> None:
     """An engine around bf16 weights whose `backward` and `step` are its own, and an optimizer that steps an inner one for each group of weights."""
     seen = watched(python("deepspeed_like.py"), cwd=tmp_path)
@@ -163,6 +168,7 @@ def test_a_loop_of_deepspeeds_make(tmp_path: Path) -> None:
     assert facts["optimizers"] == ["torch.optim.adamw.AdamW"]
 
 
+@pytest.mark.thorough
 def test_accelerates_loop_steps_once_for_all_its_micro_batches(tmp_path: Path) -> None:
     seen = watched(python("accelerated.py", "bf16"), cwd=tmp_path)
     assert seen.code == 0, seen.text

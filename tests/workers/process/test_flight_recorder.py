@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from autotune_workers.process.flight_recorder import collectives_begun, variables
@@ -86,6 +87,7 @@ open(sys.argv[1], "wb").write(_dump_fr_trace())
 """
 
 
+@pytest.mark.thorough
 def test_the_record_of_the_installed_torch_is_read(tmp_path: Path) -> None:
     """Gloo records as NCCL does; only nobody asks it through a pipe."""
     file = tmp_path / "recorded"

@@ -70,6 +70,7 @@ def test_runner_can_ask_for_the_end(alone: RankContext) -> None:
     assert result.stopped
 
 
+@pytest.mark.thorough
 def test_trial_that_cannot_win_ends_early(alone: RankContext) -> None:
     result = run_trial(request("llama", PLAIN, steps=6, beat_step_time_s=1e-9), alone, go_on)
     assert "cannot win" in result.stopped
@@ -115,6 +116,7 @@ def test_diverging_training_fails_with_what_it_saw(alone: RankContext) -> None:
     assert len(caught.value.measurement.losses) == failure.step + 1
 
 
+@pytest.mark.thorough
 def test_not_a_number_fails_at_once(alone: RankContext) -> None:
     asked = request("llama", PLAIN, steps=40, trainer_options={"learning_rate": 1e38})
     with pytest.raises(TrialFailed, match="finite") as caught:
@@ -166,6 +168,7 @@ def test_refusals_of_gangs_come_from_every_rank_before_anything_is_built(tmp_pat
     assert "measurement" in results[-1]
 
 
+@pytest.mark.thorough
 def test_profile_adds_up_to_the_step(alone: RankContext) -> None:
     measurement = run_trial(request("llama", PLAIN, profile=True), alone, go_on).measurement
     parts = dict(measurement.breakdown_s)
@@ -177,6 +180,7 @@ def test_profile_adds_up_to_the_step(alone: RankContext) -> None:
     assert 0 <= overlapped <= sum(parts.values())
 
 
+@pytest.mark.thorough
 def test_peak_memory_is_the_trials_own(alone: RankContext) -> None:
     """A process that once held a lot, and holds a lot now, measures no more than a fresh one."""
     ballast = torch.ones(1 << 27)  # 512 MiB, held
