@@ -94,7 +94,8 @@ def faults_of_killed(fresh: Fresh, every: int) -> list[str]:
     """What is wrong after SIGKILL at one point of so many."""
     number, story = 1, stories()[1]
     writes, expected = undisturbed(story, fresh)
-    points, found = all_points(writes)[every // 2 :: every], list[str]()
+    # how many writes it takes differs by a few, with how the steps of its trials arrive together: each point is one that every process comes to
+    points, found = all_points(writes - writes // 10)[every // 2 :: every], list[str]()
     assert points
     for at, after in points:
         with contextlib.closing(fresh()) as store:

@@ -18,8 +18,10 @@ CODE = ModelCode(module="mine:build", num_parameters=7)
 
 def workload(**code: Any) -> Workload:
     """A model of 8 layers, which brings what `code` says."""
+    built = replace(CODE, **code)
+    source = "" if built.module else '{"model_type": "llama"}'  # a class of transformers
     model = ModelSpec(
-        name="mine", num_layers=8, hidden_size=64, num_attention_heads=4, vocab_size=256, code=replace(CODE, **code)
+        name="mine", num_layers=8, hidden_size=64, num_attention_heads=4, vocab_size=256, code=built, source=source
     )
     return Workload(model=model, cluster=catalog.cluster("h100-sxm-1x8"), seq_len=128, global_batch_size=8)
 
