@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.cli.onboarding import ModelOption
 from autotune.cli.output import JsonOption, StoreOption, emit, never_printed, note
 from autotune.cli.quantities import sequence_tokens, time_s, tokens
 
@@ -21,7 +22,7 @@ LOCAL = "local"
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command(context_settings={"allow_interspersed_args": True})(review)
+    app.command()(review)
 
 
 def review(
@@ -32,9 +33,7 @@ def review(
             help="A shell or Slurm script, a Python script, a trainer's configuration, a Kubernetes manifest or a study spec; or a command behind `--`.",
         ),
     ],
-    model: Annotated[
-        str | None, typer.Option("--model", help="Catalog name, hub id, or path of the model's config.json.")
-    ] = None,
+    model: ModelOption = None,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -99,10 +98,12 @@ def review(
         )
     if write is not None:
         _write(found, write)
+        _note_what_the_files_lack(found)
     if json:
         emit(found.to_dict())
     elif diff:
         print(_patch(found), end="")
+        _note_what_the_files_lack(found)
     else:
         for line in lines_of(found, tokens=train_tokens):
             print(line)
@@ -134,6 +135,14 @@ def _patch(found: Review) -> str:
     from autotune.reviews.lines import patch
 
     return patch(found.texts, found.lines)
+
+
+def _note_what_the_files_lack(found: Review) -> None:
+    """Edited lines alone may be another launch than the proposed one."""
+    if found.unplaced:
+        note(f"also set, of which the files have no line: {', '.join(found.unplaced)}")
+    if found.together is None and not found.missing:
+        note("no edit is proposed: see the review without --diff")
 
 
 def _write(found: Review, file: Path) -> None:

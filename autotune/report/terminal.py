@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from autotune.report.notes import brief_note, gist_of, notes_of
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.spec import Trial, TrialPurpose, TrialStatus, config_label
+from autotune.spec.count import format_count as format_count
 from autotune.spec.duration import format_duration as format_duration
 from autotune.spec.estimate import MemoryParts, TimeParts
 from autotune.spec.size import format_bytes as format_bytes
@@ -114,18 +115,6 @@ class Palette:
 
 
 FULL = Palette()
-
-
-def format_count(value: float | None) -> str:
-    """`1.23k`, `45.6M`: three significant digits and an SI prefix; `-` when unknown."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    size = abs(value)
-    for unit in ("", "k", "M", "G", "T"):
-        if size < 999.5 or unit == "T":
-            return ("-" if value < 0 else "") + (f"{size:.3g}" if size < 999.5 else f"{size:.0f}") + unit
-        size /= 1000
-    raise AssertionError("the last unit always answers")
 
 
 def time_bar(parts: TimeParts | MemoryParts | Mapping[str, float], *, width: int = 40, palette: Palette = FULL) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.planning import FITS
 from autotune.spec import Estimate, ParallelConfig, Study, config_label
 
 
@@ -184,6 +185,8 @@ class Review:
     """what is wrong or dangerous, the worst first"""
     lines: tuple[LineEdit, ...] = ()
     """all edits at once, as lines of the files"""
+    unplaced: tuple[str, ...] = ()
+    """what else must be set for all edits at once, of which the files have no line"""
     texts: Mapping[str, str] = field(default_factory=dict)
     """the files that were read, by name"""
 
@@ -192,7 +195,7 @@ class Review:
         """Whether it is expected to fit into memory; None where that is not known, as when it would not fit but for what lowers its memory by an unknown part."""
         if self.estimate is None:
             return None
-        fits = float(self.estimate.oom_probability) <= 0.5
+        fits = float(self.estimate.oom_probability) <= FITS
         return None if self.is_upper_bound and not fits else fits
 
     def to_dict(self) -> dict[str, Any]:

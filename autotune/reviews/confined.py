@@ -1,7 +1,7 @@
 """A context in which no file outside of one folder is read, whatever path a text names and however it is quoted.
 
 Python reports each opening of a file before it happens (PEP 578). Within the context, one outside of the folder is refused as if its owner had forbidden it; the
-files of Python and its packages, which are imported when they are needed, stay readable.
+files of Python and its packages, which are imported when they are needed, stay readable. What lies elsewhere on `sys.path` must be imported before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 _FOLDER: ContextVar[str] = ContextVar("folder", default="")
-_CODE = tuple({os.path.realpath(path) + os.sep for path in (*sys.path, sys.prefix, sys.base_prefix) if path})
+_CODE = tuple(os.path.realpath(path) + os.sep for path in (Path(__file__).parents[1], sys.prefix, sys.base_prefix))
+"""where Python's own code lies, that of the packages of its environment, and ours"""
 _installed = False
 
 

@@ -96,7 +96,7 @@ def _of_variables(name: str, text: str) -> Iterator[Danger]:
 
 def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterator[Danger]:
     def at(pattern: str) -> int | None:
-        return next((n for n, line in _code(text) if re.search(pattern, line)), None)
+        return next((n for n, line in code_lines(text) if re.search(pattern, line)), None)
 
     if line := at(r"set_detect_anomaly\(\s*(?:True|mode=True)?\s*\)|detect_anomaly\s*=\s*True"):
         yield Danger(
@@ -123,11 +123,11 @@ def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterat
             line=line,
             file=name,
         )
-    for number, line_text in _code(text):
+    for number, line_text in code_lines(text):
         found = re.search(r"\bDataLoader\((.*)", line_text)
         if not found:
             continue
-        call = "\n".join(each for n, each in _code(text) if number <= n < number + 12)
+        call = "\n".join(each for n, each in code_lines(text) if number <= n < number + 12)
         workers = re.search(r"num_workers\s*=\s*([\w.]+)", call)
         if workers is None or workers[1] == "0":
             yield Danger(
@@ -141,7 +141,7 @@ def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterat
 def _of_flags(name: str, text: str) -> Iterator[Danger]:
     """Flags that have no effect as they stand, or undo each other."""
     flags: dict[str, tuple[int, str]] = {}
-    for number, line in _code(text):
+    for number, line in code_lines(text):
         for found in re.finditer(r"(?:^|\s)--([A-Za-z][\w.-]*)(?:[=\s]+([^\s\\-][^\s\\]*))?", line):
             flags.setdefault(found[1].replace("-", "_"), (number, (found[2] or "true").strip("\"'").lower()))
 
@@ -188,14 +188,15 @@ def _of_flags(name: str, text: str) -> Iterator[Danger]:
         yield Danger(text="--tp-comm-overlap needs --sequence-parallel", line=flags["tp_comm_overlap"][0], file=name)
 
 
-def _code(text: str) -> list[tuple[int, str]]:
+def code_lines(text: str) -> list[tuple[int, str]]:
+    """(number, text) of the lines that are no comments."""
     return [(n, line) for n, line in enumerate(text.splitlines(), start=1) if not line.lstrip().startswith("#")]
 
 
 def _at(texts: Mapping[str, str], pattern: str, words: str) -> Danger:
     """The warning at the first line that has the pattern."""
     for name, text in texts.items():
-        for number, line in _code(text):
+        for number, line in code_lines(text):
             if re.search(pattern, line, re.IGNORECASE):
                 return Danger(text=words, line=number, file=name)
     return Danger(text=words)

@@ -5,20 +5,19 @@ A change is proposed where the 90% interval of its gain, alone or beside the oth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autotune.cost import Calibration, estimate
 from autotune.errors import AutotuneError
+from autotune.planning import FITS
 from autotune.reviews.answer import Edit, Gain, Together
-from autotune.reviews.gains import Array, gains_of
+from autotune.reviews.gains import gains_of
 from autotune.space import Launchable, SearchSpace, why_not
 from autotune.spec import KNOBS, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Study
 
-FITS = 0.5
-"""largest P(OOM) of a launch that is expected to fit"""
 SURE = 0.1
 """largest P(OOM) of what is proposed"""
 LEAST = 1.03
@@ -76,11 +75,10 @@ def proposal(space: SearchSpace, config: ParallelConfig, constants: Calibration,
     if not sure.any():
         return Proposal((), None, 1.0)
     speed = np.where(sure, np.asarray(predicted.tokens_per_s), 0.0)
-    best = space[int(np.argmax(speed))]
+    fastest = [space[int(row)] for row in np.argsort(-speed, kind="stable")[:LOOKED_AT] if speed[row] > 0]
     weighed = _Weighed(space, config, constants, measured_s)
-    weighed.look_at(part for part in _parts(config, best) if weighed.is_legal(part))
-    most = max(1.0, weighed.gain(best).gain)
-    target = weighed.surely_faster(space, speed, config)
+    target = weighed.surely_faster(fastest)
+    most = max(1.0, weighed.gain(fastest[0]).gain)
     if target is None:
         return Proposal((), None, most)
     edits = tuple(sorted((weighed.edit(group, target) for group in _groups(config, target)), key=_order))
@@ -114,10 +112,10 @@ class _Weighed:
         can = self._launchable is None or self._launchable.why_not(self._workload, config) is None
         return can and why_not(self._workload, config) is None
 
-    def surely_faster(self, space: SearchSpace, speed: Array, config: ParallelConfig) -> ParallelConfig | None:
+    def surely_faster(self, fastest: Sequence[ParallelConfig]) -> ParallelConfig | None:
         """The config with the highest lower end of its gain, among the fastest and what takes them apart, with as few changes as say the same; None where none
         surely gains. A launch that does not fit takes any that does."""
-        fastest = [space[int(row)] for row in np.argsort(-speed, kind="stable")[:LOOKED_AT] if speed[row] > 0]
+        config = self._config
         self.look_at(fastest)
         lead = sorted(fastest, key=lambda each: -self.gain(each).low)[:FOLLOWED]
         parts = {part for each in lead for part in _parts(config, each) if self.is_legal(part)}
@@ -182,7 +180,7 @@ class _Weighed:
         gain = self._alone(group, best)
         if alone is not None and gain is not None and self._config.accumulation_steps != alone.accumulation_steps:
             changes["accumulation_steps"] = (self._config.accumulation_steps, alone.accumulation_steps)
-        after = self.estimate(alone if alone is not None and gain is not None else best)
+        after = self.estimate(alone if alone is not None and self.is_legal(alone) else best)
         is_sure = gain is not None and gain.low > SURELY
         return Edit(
             changes=changes,

@@ -24,7 +24,7 @@ from autotune.cost.refit import uncertain
 from autotune.cost.sensitivity import sensitivity, step_times
 from autotune.cost.uncertainty import Z90
 from autotune.reviews.answer import Gain
-from autotune.spec import ConfigTable, Estimate, Workload
+from autotune.spec import ConfigTable, Estimate, ParallelConfig, Workload
 
 Array = NDArray[np.float64]
 NEGLIGIBLE = 0.01
@@ -82,11 +82,10 @@ def gains_of(workload: Workload, table: ConfigTable, constants: Calibration, mea
 
 
 def corrected(
-    workload: Workload, table: ConfigTable, predicted: Estimate, constants: Calibration, measured_s: float
+    workload: Workload, config: ParallelConfig, predicted: Estimate, constants: Calibration, measured_s: float
 ) -> Estimate:
-    """The estimates given a measured step time of the first config of the table."""
+    """The estimate of a config given a measured step time of it."""
     prior = uncertain(constants)
-    rows = sensitivity(workload, table, constants, prior.names)
-    first = rows.take([0])
-    known = learnt(first, np.array([math.log(measured_s)]) - first.log_step_s, prior)
-    return predicted if known is None else moved(predicted, *errors_given(known, rows))
+    row = sensitivity(workload, ConfigTable.of([config]), constants, prior.names)
+    known = learnt(row, np.array([math.log(measured_s)]) - row.log_step_s, prior)
+    return predicted if known is None else moved(predicted, *errors_given(known, row))

@@ -64,6 +64,15 @@ def changed_lines(
     return tuple(changed), tuple(unplaced)
 
 
+def baseline_line(name: str, text: str, after: ParallelConfig) -> tuple[tuple[LineEdit, ...], tuple[str, ...]]:
+    """As `changed_lines`, of a spec: its baseline is the launch."""
+    for at, line in enumerate(text.splitlines(), start=1):
+        if found := re.match(r"baseline:\s*[^\s#{]\S*", line):
+            changed = f"baseline: {after}{line[found.end() :]}"
+            return (LineEdit(file=name, line=at, before=line, after=changed),), ()
+    return (), (f"baseline: {after}",)
+
+
 def edited(texts: Mapping[str, str], lines: tuple[LineEdit, ...]) -> dict[str, str]:
     """The files that change, with their new texts."""
     found = {}

@@ -6,23 +6,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from autotune.cost import calibration_for, estimate
 from autotune.errors import SpecError
 from autotune.ports import KnowledgeStore
 from autotune.results.calibrations import stored_calibration
-from autotune.reviews.answer import Edit, Missing, Observed, Review
-from autotune.reviews.dangers import dangers_of
+from autotune.reviews.answer import Edit, LineEdit, Missing, Observed, Review
+from autotune.reviews.dangers import code_lines, dangers_of
 from autotune.reviews.edits import Proposal, proposal, space_around
 from autotune.reviews.gains import corrected
-from autotune.reviews.lines import changed_lines
+from autotune.reviews.lines import baseline_line, changed_lines
 from autotune.reviews.target import Target, folder_of, named_text, read_target
-from autotune.reviews.words import short_count
 from autotune.schema import parse_study
-from autotune.schema.files import with_program_files
-from autotune.space.completion import complete
-from autotune.spec import ClusterSpec, ConfigTable, ParallelConfig, Study, config_label
+from autotune.schema.files import is_model_file, with_program_files
+from autotune.space import SearchSpace, complete
+from autotune.space.baseline import default_config
+from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study, config_label
+from autotune.spec.count import format_count
 from autotune.trainers import trainer
 
 _HOW = {
@@ -86,6 +88,12 @@ def review_texts(
     **said: Any,
 ) -> Review:
     """The review of texts that came from elsewhere; see `review`. No file of this machine is read."""
+    if (model := said.get("model")) and is_model_file(model):
+        raise SpecError(
+            f"model must be a catalog name or a hub id, but is {model!r}",
+            remedy="`autotune models` lists the names; or name the model in the launch",
+            field="model",
+        )
     with folder_of(texts) as path:
         read = read_target(path, model=said.get("model"), cluster=said.get("cluster"))
         given = {**read.texts, **{name: texts[name] for name in read.texts if name in texts}}
@@ -107,7 +115,8 @@ def _review(
     shape = document.get("model")
     if isinstance(shape, dict) and any(VOCABULARY in comment for comment in found.comments):
         assumed += (f"a vocabulary of {shape['vocab_size']} words, which nothing says; --model says another",)
-    unmodelled = tuple(flag for flag in LOWER_MEMORY if any(flag in text for text in found.texts.values()))
+    launch = "\n".join(line for _, line in code_lines(next(iter(found.texts.values()), "")))
+    unmodelled = tuple(flag for flag in LOWER_MEMORY if flag in launch)
     if unmodelled:
         assumed += (
             f"{', '.join(unmodelled)} lower the memory, which the cost model does not count: less may be needed than is said",
@@ -131,13 +140,12 @@ def _review(
     observed = None
     if measured_s is not None:
         observed = Observed(step_time_s=measured_s, source=source, slower=measured_s / float(predicted.step_time_s))
-        table = ConfigTable.of([config])
-        predicted = corrected(
-            study.workload, table, estimate(study.workload, table, calibration=constants), constants, measured_s
-        ).row(0)
+        _refuse_beyond_the_peak(predicted, measured_s)
+        predicted = corrected(study.workload, config, predicted, constants, measured_s)
     space = space_around(study, config)
     proposed = proposal(space, config, constants, measured_s) if space else Proposal((), None, 1.0)
     edits = tuple(_located(found, study, config, edit) for edit in proposed.edits)
+    lines, unplaced = _lines(found, study, config, proposed.together.config) if proposed.together else ((), ())
     return Review(
         target=found.name,
         understood=_whole(study, config),
@@ -150,7 +158,8 @@ def _review(
         together=proposed.together,
         is_upper_bound=bool(unmodelled),
         best_gain=proposed.best_gain,
-        lines=changed_lines(found.texts, study, config, proposed.together.config)[0] if proposed.together else (),
+        lines=lines,
+        unplaced=unplaced,
         warnings=tuple(dangers_of(found.texts, study.workload, config, predicted)),
         texts=found.texts,
     )
@@ -170,6 +179,8 @@ def _completed(
             workload["seq_len" if name == "seq_len" else "global_batch_size"] = said[name]
             open_keys.pop(key, None)
     document["workload"] = workload
+    if found.is_spec:  # a draft has them already
+        document |= {key: said[key] for key in ("model", "cluster") if said.get(key)}
     if said.get("precision"):
         document["space"] = (
             {**document["space"], "precision": [said["precision"]]}
@@ -206,13 +217,14 @@ def _config(study: Study, asked: str | None) -> ParallelConfig:
         return complete(study.workload, asked, study.space.own_knobs)
     if study.baseline is not None:
         return study.baseline
-    from autotune.space import SearchSpace
-    from autotune.space.baseline import default_config
-
     return default_config(SearchSpace.of_study(study))
 
 
 def _measured(study: Study, measured_s: float | None, log: str | None) -> tuple[float | None, str]:
+    if measured_s is not None and log is not None:
+        raise SpecError(
+            "--measured and --log both say how long a step takes", remedy="give one of them", field="--measured"
+        )
     if measured_s is not None:
         if not (math.isfinite(measured_s) and measured_s > 0):
             raise SpecError(f"a step takes more than 0 s, but --measured is {measured_s}", field="--measured")
@@ -227,14 +239,33 @@ def _measured(study: Study, measured_s: float | None, log: str | None) -> tuple[
             remedy="say the seconds of a step: --measured 2.1s",
             field="--log",
         )
-    kept = sorted(times[1:])
-    return kept[len(kept) // 2], f"median of {len(kept)} steps of the log"
+    return median(times[1:]), f"median of {len(times) - 1} steps of the log"
 
 
 def _located(found: Target, study: Study, config: ParallelConfig, edit: Edit) -> Edit:
     after = replace(config, **{name: new for name, (_, new) in edit.changes.items()})
-    lines, unplaced = changed_lines(found.texts, study, config, after)
+    lines, unplaced = _lines(found, study, config, after)
     return replace(edit, lines=lines, unplaced=unplaced)
+
+
+def _lines(
+    found: Target, study: Study, before: ParallelConfig, after: ParallelConfig
+) -> tuple[tuple[LineEdit, ...], tuple[str, ...]]:
+    """(the lines that change, what else must be set). In a spec that is its baseline."""
+    if found.is_spec:
+        return baseline_line(found.name, found.texts[found.name], after)
+    return changed_lines(found.texts, study, before, after)
+
+
+def _refuse_beyond_the_peak(predicted: Estimate, measured_s: float) -> None:
+    """Raises `SpecError` for a step that is shorter than its matmuls take at the peak of the GPUs."""
+    mfu = float(predicted.mfu) * float(predicted.step_time_s) / measured_s
+    if mfu > 1.0:
+        raise SpecError(
+            f"a step of {measured_s:g} s would be {mfu:.0%} of the GPUs' peak, and no step passes 100%",
+            remedy="give the time of an optimizer step, not of a micro-batch, and say what the review misread: --config, --batch, --seq-len, --model or --cluster",
+            field="--measured",
+        )
 
 
 def _is_assumed(comment: str) -> bool:
@@ -245,8 +276,8 @@ def _whole(study: Study, config: ParallelConfig) -> str:
     workload = study.workload
     tokens = config.global_batch_size * workload.seq_len
     return (
-        f"{'a model' if workload.model.name == 'imported' else workload.model.name} ({short_count(workload.model.num_parameters)}) on {workload.cluster.num_gpus} x {workload.cluster.gpu.name}, "
-        f"{config.global_batch_size} x {workload.seq_len} = {short_count(tokens)} tokens a step, {config_label(config)}, trainer {study.trainer}"
+        f"{'a model' if workload.model.name == 'imported' else workload.model.name} ({format_count(workload.model.num_parameters)}) on {workload.cluster.num_gpus} x {workload.cluster.gpu.name}, "
+        f"{config.global_batch_size} x {workload.seq_len} = {format_count(tokens)} tokens a step, {config_label(config)}, trainer {study.trainer}"
     )
 
 

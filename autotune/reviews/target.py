@@ -16,13 +16,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from autotune.errors import SpecError
-from autotune.onboarding.configuration_files import document_of
+from autotune.onboarding.configuration_files import document_of, read_present
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import SHELL_SCRIPTS, first_draft, text_draft
 from autotune.onboarding.launch_script import Started, started_by
 from autotune.reviews.confined import reading_only
 from autotune.reviews.manifest import gpus_of, is_manifest, launch_of
 from autotune.spec import catalog
+from autotune.trainers import trainer, trainer_names
 
 COMMAND = "command"
 """name of a command that no file holds"""
@@ -114,15 +115,24 @@ def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
                 raise SpecError(
                     f"{name!r} is no name of a file", remedy="give names as in one folder: train.sh", field="files"
                 )
-            (inner / path).parent.mkdir(parents=True, exist_ok=True)
-            (inner / path).write_text(_confined(text), encoding="utf-8")
+            try:
+                (inner / path).parent.mkdir(parents=True, exist_ok=True)
+                (inner / path).write_text(_confined(text), encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise SpecError(
+                    f"{name!r} cannot be a file beside the others: {error}",
+                    remedy="give names as in one folder: train.sh",
+                    field="files",
+                ) from None
+        for trainer_name in trainer_names():  # packages of others may lie anywhere
+            trainer(trainer_name)
         with reading_only(Path(folder)):
             yield inner / next(iter(texts))
 
 
 def _confined(text: str) -> str:
-    """The text with no plain path that leaves its folder, so that nobody learns which files there are: an absolute one begins with a folder that nobody has, and nothing leads upward. The first line stays where it
-    names the shell."""
+    """The text with no plain path that leaves its folder, so that nobody learns which files there are: an absolute one begins with a folder that nobody has, and
+    nothing leads upward. The first line stays where it names the shell."""
     first, newline, rest = text.partition("\n")
     if first.startswith("#!"):
         return first + newline + _confined(rest) if rest else text
@@ -193,7 +203,7 @@ def _read(
 
 def sized(cluster: str | None, asked: tuple[int, int] | None) -> str | None:
     """The cluster's name; that of a GPU alone with the nodes and ranks of the launch. Raises `CatalogError`, and `SpecError` where these are not known."""
-    if cluster is None or cluster == "local" or cluster not in catalog.gpu_names():
+    if cluster is None or cluster not in catalog.gpu_names():
         return cluster
     if asked is None:
         raise SpecError(
@@ -223,12 +233,7 @@ def _renamed(target: Target, name: str, text: str) -> Target:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise SpecError(f"{path} is not UTF-8 text", field="TARGET") from None
-    except OSError as error:
-        raise SpecError(
-            f"{path} cannot be read: {error.strerror}",
-            remedy="name a script, a configuration, a manifest or a spec; or a command behind `--`",
-            field="TARGET",
-        ) from None
+        return read_present(path).files[path.name]
+    except SpecError as error:
+        remedy = error.remedy or "name a script, a configuration, a manifest or a spec; or a command behind `--`"
+        raise SpecError(error.message, remedy=remedy, field="TARGET") from None

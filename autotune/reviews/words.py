@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from autotune.planning import Bill
 from autotune.reviews.answer import Edit, Gain, LineEdit, Review
+from autotune.spec.count import format_count
 from autotune.spec.duration import format_duration
 from autotune.spec.size import format_bytes
 
@@ -49,7 +50,7 @@ def _verdict(review: Review, tokens: float | None) -> Iterator[str]:
         word = "may not fit"
     yield f"{word}: {memory} of {format_bytes(gpu.memory_bytes)}, {risk:.0%} risk of running out of memory"
     low, high = float(estimate.step_time_low_s), float(estimate.step_time_high_s)
-    speed = f"{short_count(float(estimate.tokens_per_s))} tokens/s"
+    speed = f"{format_count(float(estimate.tokens_per_s))} tokens/s"
     yield (
         f"predicted: {format_duration(float(estimate.step_time_s))} a step ({format_duration(low)} to {format_duration(high)}), {speed}, "
         f"{float(estimate.mfu):.0%} MFU"
@@ -59,7 +60,7 @@ def _verdict(review: Review, tokens: float | None) -> Iterator[str]:
         share = [time / float(estimate.step_time_s) for time in (low, high)]
         cost = f", about ${two_digits(bill.cost_usd)}" if bill.cost_usd else ""
         days = " to ".join(two_digits(bill.days * each) for each in share)
-        yield f"{short_count(tokens)} tokens: {two_digits(bill.days)} days ({days}){cost}"
+        yield f"{format_count(tokens)} tokens: {two_digits(bill.days)} days ({days}){cost}"
     if review.observed is not None:
         slower = review.observed.slower
         much = (
@@ -102,13 +103,13 @@ def _changes(edit: Edit) -> str:
 
 
 def _value(value: object) -> str:
-    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    return str(value) if not isinstance(value, bool) else "on" if value else "off"
 
 
 def _gain_of(edit: Edit, review: Review) -> str:
     if edit.alone is not None:
         return _gain(edit.alone)
-    if edit.beside is not None and edit.beside.low > 1.0:
+    if edit.beside is not None:
         return f"{_gain(edit.beside)} beside the others"
     return "the others need it" if review.fits else "needed to fit"
 
@@ -136,15 +137,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
 
 
-def short_count(value: float) -> str:
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
-
-
 def two_digits(value: float) -> str:
     """With two digits that count: 0.42, 4.2, 420, 1.3M."""
     if value >= 1e4:
-        return short_count(float(f"{value:.2g}"))
+        return format_count(float(f"{value:.2g}"))
     return f"{float(f'{value:.2g}'):,.15g}"

@@ -390,3 +390,78 @@ def test_review_and_estimate_give_one_verdict(script: Path) -> None:
     assert found.config is not None
     predicted, _ = api.estimate_of(found.study, found.config)
     assert found.estimate == predicted
+
+
+SPEC = """model: llama-8b
+cluster: h100-sxm-1x8
+workload: {seq_len: 4096, global_batch_size: 128}
+space: dense-single-node
+trainer: megatron
+baseline: micro_batch_size=1,zero_stage=1,recompute=full   # today
+"""
+
+
+def test_what_is_said_beside_a_spec_counts_and_its_edits_are_its_baseline(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(SPEC)
+    found, other = review(path), review(path, cluster="a100-80gb-1x8", model="llama-3b")
+    assert found.study is not None
+    assert other.study is not None
+    assert (found.study.workload.model.name, found.study.workload.cluster.gpu.name) == ("llama-8b", "h100-sxm")
+    assert (other.study.workload.model.name, other.study.workload.cluster.gpu.name) == ("llama-3b", "a100-80gb")
+    assert found.together is not None
+    (line,) = found.lines
+    assert (line.line, line.after) == (6, f"baseline: {found.together.config}   # today")
+    path.write_text(edited(found.texts, found.lines)["study.yaml"])
+    assert review(path).config == found.together.config
+
+
+def test_a_step_that_no_gpu_takes_is_refused_and_one_time_is_given(script: Path) -> None:
+    with pytest.raises(SpecError, match="no step passes 100%"):
+        review(script, cluster="h100-sxm", measured_s=2.0)
+    with pytest.raises(SpecError, match="both say how long"):
+        review(script, cluster="h100-sxm", measured_s=10.0, log="step 1")
+
+
+def test_the_memory_of_a_change_is_its_own_and_what_lowers_memory_is_looked_for_in_the_launch_alone(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(SPEC.replace("micro_batch_size=1,zero_stage=1,recompute=full", "micro_batch_size=8,zero_stage=0"))
+    found = review(path)
+    assert found.fits is False
+    recompute = [edit for edit in found.edits if edit.knob == "recompute"]
+    assert all(edit.memory_bytes < 0 for edit in recompute)
+    (tmp_path / "run_clm.py").write_text("import argparse\nOPTIMIZERS = ['adafactor']\n")
+    (tmp_path / "train.sh").write_text(TRAINER + "# --optim paged_adamw\n")
+    assert not review(tmp_path / "train.sh", cluster="h100-sxm").is_upper_bound
+
+
+def test_a_patch_names_what_the_file_has_no_line_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "llama.toml"
+    path.write_text(TITAN)
+    _, out, err = printed(capsys, str(path), "--cluster", "h100-sxm-1x8", "--diff")
+    assert out.startswith("--- a/llama.toml")
+    assert "also set, of which the files have no line: training.global_batch_size=8" in err
+    found = review(path, cluster="h100-sxm-1x8")
+    assert found.together is not None
+    spec = SPEC.replace("trainer: megatron", "trainer: torchtitan").partition("baseline")[0]
+    best = tmp_path / "best.yaml"
+    best.write_text(f"{spec.replace('4096', '8192').replace('128', '8')}baseline: {found.together.config}\n")
+    again = review(best)
+    assert again.together is None
+    _, out, err = printed(capsys, str(best), "--diff")
+    assert out == ""
+    assert "no edit is proposed" in err
+
+
+@pytest.mark.parametrize("model", ["/etc/passwd.json", "a/config.json", "../config.json"])
+def test_texts_from_elsewhere_name_no_model_by_a_path(model: str) -> None:
+    with pytest.raises(SpecError, match="catalog name or a hub id"):
+        review_texts({"run.sh": TRAINER}, model=model)
+
+
+def test_texts_that_cannot_lie_in_one_folder_are_refused() -> None:
+    for texts in ({"a": "b", "a/b": "c"}, {"a\x00": "b"}, {"x" * 300: "y"}):
+        with pytest.raises(SpecError, match="one folder"):
+            review_texts(texts)

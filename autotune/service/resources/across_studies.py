@@ -6,10 +6,10 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import Response
 
-from autotune.schema.document import IN_QUERY, SequenceLength, Tokens
+from autotune.schema.document import IN_QUERY, Document, SequenceLength, Tokens
 from autotune.service.error_responses import StrictJSONResponse
 from autotune.service.resources.studies import SPEC_BODY, Metric
 from autotune.service.response_models import BestAcross, PlanAnswer, ReviewAnswer, responses
@@ -104,10 +104,8 @@ async def plan(
     return StrictJSONResponse(await service.plan(caller, work))
 
 
-class ReviewRequest(BaseModel):
+class ReviewRequest(Document):
     """A launch to review, and what it does not say itself."""
-
-    model_config = ConfigDict(extra="forbid")
 
     files: dict[Annotated[str, Field(min_length=1, max_length=200)], Annotated[str, Field(max_length=1 << 18)]] = Field(
         min_length=1,
