@@ -4,7 +4,6 @@
     study_record.py     what a store hands out of a study: record, history, lease
     decision.py         Decision: what a controller decided, kept in one transaction
     study_store.py      the store's roles (reading, writing, locking, what is measured once) and `Store`, their union
-    replay.py           Replay: what a replay of a study's decisions found
     dry_runner.py       DryRunner: runs a model without a GPU
     annotations.py      notes and tags that people write on studies
     service_store.py    what the service asks for beyond that: tokens, audit, counts
@@ -15,7 +14,6 @@ Nothing here does anything. Runners and stores implement these protocols without
 from autotune.ports.annotations import AnnotationStore, StudyNote
 from autotune.ports.decision import CloseAttempt, Decision, EndTrial, Fact, KeepNote, KeepSteps, KeepTrial, StartAttempt
 from autotune.ports.dry_runner import DryRunLimits, DryRunner
-from autotune.ports.replay import Replay, Replayed, Unfollowed
 from autotune.ports.service_store import (
     SCOPES,
     AuditEvent,
@@ -100,8 +98,6 @@ __all__ = [
     "ProfileStore",
     "ProgramSeen",
     "ReferenceLossStore",
-    "Replay",
-    "Replayed",
     "Revision",
     "RunnerEvent",
     "ServiceStore",
@@ -122,5 +118,4 @@ __all__ = [
     "TrialRequest",
     "TrialRunner",
     "TrialWriter",
-    "Unfollowed",
 ]

@@ -24,7 +24,7 @@ from sqlalchemy import Connection, create_engine, func, select, text
 from sqlalchemy.exc import DatabaseError
 
 from autotune.errors import ConflictError, NotFoundError, SpecError, StoreCorruptError, StoreVersionError
-from autotune.store import checksums, schema
+from autotune.store import schema
 from autotune.store.database import Database
 from autotune.store.diagnosis import DAMAGED, diagnosed
 from autotune.store.examination import read_rows, rows_changed
@@ -38,6 +38,8 @@ WAL = "-wal"
 BESIDE = ("-shm", WAL)
 KEPT = ".before-restore-"
 """between the name of a store and the time of its restore: the name under which it is kept"""
+CHECKSUMS_SINCE = "0007"
+"""version of the store whose rows may have a checksum"""
 NAMED = 3
 """damaged rows of a backup that are named"""
 
@@ -130,7 +132,7 @@ def _checked(backup: Path) -> tuple[str, int, int]:
                     f"the backup {backup} has version {found}, but this release reads up to {schema.HEAD}",
                     remedy="upgrade autotune, or name another backup",
                 )
-            if found >= checksums.SINCE and (changed := _changed_rows(connection)):
+            if found >= CHECKSUMS_SINCE and (changed := _changed_rows(connection)):
                 raise StoreCorruptError(
                     f"the backup {backup} is damaged: {'; '.join(changed[:NAMED])}"
                     + (f"; and {len(changed) - NAMED} more rows" if len(changed) > NAMED else ""),
@@ -147,7 +149,7 @@ def _checked(backup: Path) -> tuple[str, int, int]:
 def _changed_rows(connection: Connection) -> list[str]:
     """The rows that are not what was written, in sentences."""
     rows = connection.execute(select(studies.c.key, studies.c.id)).all()
-    return [fault for row in rows for fault in rows_changed(read_rows(connection, row.key), row.id)[2]]
+    return [fault for row in rows for fault in rows_changed(read_rows(connection, row.key), row.id)]
 
 
 def _take_in_wal(path: Path) -> None:

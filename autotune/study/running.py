@@ -280,7 +280,7 @@ def _run(
         if needs_check(study, store, record.id, past):
             check_unseen(assembly.runs_here, runner, lease, tell, stop)
         losses = known_losses(assembly, store)
-        begins = Beginning.of(record, assembly, store, capacity=runner.capacity, fp32_losses=losses)
+        begins = Beginning.of(record, assembly, capacity=runner.capacity, fp32_losses=losses)
         controller = begins.controller(record, assembly, searcher, past=past, lost=lease.lost())
         lease.decide({"event": "ControllerBegan"}, [begins.to_note()])
         tell(StudyOpened(record=record, past=tuple(past)))

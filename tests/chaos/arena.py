@@ -33,9 +33,9 @@ from autotune.study.process_id import is_gone
 from autotune_workers.process.machine import descendants
 from tests.chaos import controller, supervisor, warm
 from tests.chaos.checker import Journal, Seen, terms, violations
+from tests.chaos.replay.faults import faults_of
 from tests.chaos.schedule import Disturbance, Schedule
 from tests.postgresql import PostgresServer
-from tests.replayed import faults_of
 
 DEADLINE_S = 900.0
 """for a schedule as a whole"""

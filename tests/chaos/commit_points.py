@@ -27,7 +27,7 @@ from autotune.store.laws import broken_laws
 from autotune.study.progress import LoopEvent, StudyOpened, TrialEnded
 from tests.chaos.arena import see
 from tests.chaos.checker import Seen, outcome, study_outcome
-from tests.replayed import faults_of
+from tests.chaos.replay.faults import faults_of
 from tests.small_studies import QUIET, spec
 
 LONG_S = 3600.0

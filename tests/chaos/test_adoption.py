@@ -15,9 +15,9 @@ import pytest
 from autotune import api
 from autotune.spec import StudyStatus, TrialStatus
 from autotune.study.progress import LoopEvent, Notice, TrialEnded, TrialStarted, TrialStepped
+from tests.chaos.replay.faults import faults_of
 from tests.chaos.test_leaks import CHILD, ROOT, real
 from tests.ray_roles import played_head
-from tests.replayed import faults_of
 from tests.workers.requests import DOUBLE
 
 pytestmark = [

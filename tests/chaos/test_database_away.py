@@ -21,9 +21,9 @@ from autotune.study.progress import LoopEvent, Notice, TrialEnded
 from tests.chaos.arena import fill_disk, see, small_disk, undisturbed
 from tests.chaos.checker import violations
 from tests.chaos.controller import AWAY, set_clock_by
+from tests.chaos.replay.faults import faults_of
 from tests.chaos.schedule import study_spec
 from tests.postgresql import PostgresServer, postgres_server
-from tests.replayed import faults_of
 
 pytestmark = [pytest.mark.thorough, pytest.mark.alone]
 

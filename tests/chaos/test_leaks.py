@@ -16,7 +16,7 @@ import pytest
 from autotune import api
 from autotune.spec import StudyStatus
 from autotune_workers.process.machine import descendants, is_alive
-from tests.replayed import faults_of
+from tests.chaos.replay.faults import faults_of
 from tests.workers.requests import DOUBLE
 
 pytestmark = [pytest.mark.thorough, pytest.mark.alone]

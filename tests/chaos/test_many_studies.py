@@ -21,8 +21,8 @@ from autotune.store import SqlStore, open_store
 from tests.chaos import supervisor
 from tests.chaos.arena import forkserver, see, undisturbed
 from tests.chaos.checker import violations
+from tests.chaos.replay.faults import faults_of
 from tests.chaos.supervisor import PLACES
-from tests.replayed import faults_of
 from tests.small_studies import QUIET, spec
 
 pytestmark = [pytest.mark.thorough, pytest.mark.alone]

@@ -21,10 +21,10 @@ from autotune.store import SqlStore, open_store
 from tests.chaos.arena import see, undisturbed
 from tests.chaos.checker import Journal, terms, violations
 from tests.chaos.controller import read_journal
+from tests.chaos.replay.faults import faults_of
 from tests.chaos.schedule import study_spec
 from tests.nodes.network import Network, Node, until, what_is_missing
 from tests.postgresql import postgres_server
-from tests.replayed import faults_of
 
 pytestmark = [
     pytest.mark.alone,

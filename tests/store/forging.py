@@ -1,4 +1,4 @@
-"""Writes past the triggers of a store, as damage and forgers do."""
+"""Writes of which the store knows nothing, as damage and forgers do."""
 
 from __future__ import annotations
 
@@ -11,22 +11,12 @@ from autotune.store.checksums import SEALED, seal
 
 
 def forge(store: SqlStore, *statements: str, seal_again: bool = False) -> None:
-    """Executes the statements without the triggers. `seal_again`: then every row gets the checksum that belongs to it."""
+    """Executes the statements. `seal_again`: then every row gets the checksum that belongs to it."""
     with store.database.write() as connection:
-        drop_triggers(connection)
         for statement in statements:
             connection.execute(text(statement))
         if seal_again:
             seal_all(connection)
-
-
-def drop_triggers(connection: Connection) -> None:
-    """The database refuses nothing any more."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("DROP FUNCTION IF EXISTS autotune_with_checksum CASCADE"))
-        return
-    for (name,) in connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'trigger'")).all():
-        connection.execute(text(f"DROP TRIGGER {name}"))
 
 
 def seal_all(connection: Connection) -> None:

@@ -109,7 +109,6 @@ FORGERIES = {
     "UPDATE studies SET status = 'RUNNING' WHERE best = 0": "is RUNNING but ended 1 times",
     "UPDATE studies SET num_trials = 7 WHERE best = 0": "its counter says 7 trials, but it has 4",
     "UPDATE trials SET document = x'00' WHERE number = 0": "cannot be read",
-    "DELETE FROM records": "represented",
     "UPDATE specs SET \"values\" = '{}'": "cannot be read",
     "UPDATE trials SET status = 'RUNNING' WHERE number = 3": "are open",
     "INSERT INTO events SELECT study, 99, at_us, kind, data, checksum FROM events WHERE kind = 'trial.ended' LIMIT 1": "99",

@@ -18,7 +18,7 @@ from autotune.store.best_trials import keep_records
 from autotune.store.packing import pack_document, unpack_document
 from autotune.store.rows import config_key
 from autotune.store.tables import attempts, events, records, specs, studies, trials
-from tests.store.forging import drop_triggers, seal_all
+from tests.store.forging import seal_all
 
 
 class Forger:
@@ -67,7 +67,6 @@ class Forger:
                 data["decision"] = decision
         counts = {"num_events": len(self.lines), "num_trials": len(self.trials), "num_decisions": decision}
         with self.store.database.write() as connection:
-            drop_triggers(connection)
             connection.execute(delete(records))
             connection.execute(delete(events))
             for i, (kind, data) in enumerate(self.lines):

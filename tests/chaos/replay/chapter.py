@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import final
 
-from autotune.ports import AttemptQueued, CloseAttempt, KeepSteps, StudyRecord, Unfollowed
+from autotune.ports import AttemptQueued, CloseAttempt, KeepSteps, StudyRecord
 from autotune.search import Searcher
-from autotune.spec import Estimate, ParallelConfig, StudyStatus, TrialPurpose, Wanted
+from autotune.spec import StudyStatus, Wanted
 from autotune.study.assembly import Assembly
 from autotune.study.beginning import Beginning
 from autotune.study.controller import (
@@ -24,11 +24,11 @@ from autotune.study.controller import (
     NoteStarted,
     Tick,
 )
-from autotune.study.replay.facts import Fact, differ_in_words, expected, kept
-from autotune.study.replay.history import STATES, Decided
-from autotune.study.replay.known import Known
-from autotune.study.replay.recorded_searcher import RecordedSearcher
-from autotune.study.replay.runner_events import WISHES, event_of, reason_of
+from tests.chaos.replay.facts import Fact, differ_in_words, expected, kept
+from tests.chaos.replay.found import Unfollowed
+from tests.chaos.replay.history import STATES, Decided
+from tests.chaos.replay.known import Known
+from tests.chaos.replay.runner_events import WISHES, event_of, reason_of
 
 WAITING_S = 30.0
 """how often a runner says at least that an attempt waits for ranks, s; what it said is not kept"""
@@ -51,16 +51,14 @@ class Chapter:
         """how the study came to rest under this controller"""
         self.stop_reason = begins.stop_reason
         """as it is kept with the study"""
-        self._record, self._assembly, self._known = record, assembly, known
+        self._record, self._known = record, known
         self._has_ticked = False
-        is_recorded = isinstance(searcher, RecordedSearcher)
         self.controller: Controller = begins.controller(
             record,
             assembly,
             searcher,
             past=known.told_in_order(),
             lost=known.lost,
-            predict=self._recorded_estimate if is_recorded else None,
         )
 
     def adopt(self, number: int, attempt: int) -> None:
@@ -72,9 +70,6 @@ class Chapter:
         name = str(decided.cause["event"])
         if name in _WISHED and _WISHED[name] not in self._known.wishes:
             return self._apart(decided, f"{name}", f"no {name}: what people want is to {self._known.wanted}")
-        if isinstance(self.searcher, RecordedSearcher):
-            asked = [line.data for line in decided.of("trial.asked") if line.data["purpose"] == TrialPurpose.SEARCH]
-            self.searcher.coming = [(self._known.trial(data["number"]).config, data["reason"]) for data in asked]
         event = event_of(self._record.id, decided, self._known.trial)
         unexpected = self._catch_up(decided, event)
         commands = unexpected or self.controller.handle(event)
@@ -143,9 +138,3 @@ class Chapter:
     def _apart(self, decided: Decided, recorded: str, expected: str) -> Unfollowed:
         because = f" because of {reason_of(decided.cause)}"
         return Unfollowed(event=decided.event, recorded=recorded + because, expected=expected)
-
-    def _recorded_estimate(self, config: ParallelConfig) -> Estimate | None:
-        """That of the trial that is asked for next; of a config that was refused, this release's."""
-        number = len(self.controller.trials)
-        trial = self._known.final[number] if number < len(self._known.final) else None
-        return trial.estimate if trial is not None and trial.config == config else self._assembly.predict(config)

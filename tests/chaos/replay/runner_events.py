@@ -24,7 +24,7 @@ from autotune.study.controller import (
 )
 from autotune.study.controller.attempts import UNASKED
 from autotune.study.controller.commands import AttemptAdopted
-from autotune.study.replay.history import Decided
+from tests.chaos.replay.history import Decided
 
 WISHES: Mapping[str, Event] = {type(e).__name__: e for e in (PauseAsked(), ResumeAsked(), StopAsked(), CancelAsked())}
 """events that people cause, by name"""

@@ -13,7 +13,7 @@ from autotune.ports import AttemptEnded, CloseAttempt, EndTrial, HistoryEvent, K
 from autotune.spec import Trial
 from autotune.spec.plain import finite
 from autotune.study.controller import CancelAttempt, Command, KeepLate, NoteMachineChange, NoteQueued
-from autotune.study.replay.known import Known
+from tests.chaos.replay.known import Known
 
 SAME = 1e-9
 """relative difference of numbers that are the same"""

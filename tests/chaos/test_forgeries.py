@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,12 @@ import pytest
 from autotune import api
 from autotune.reward import score
 from autotune.spec import TrialPurpose
-from autotune.store import open_store
-from autotune.store.examination import examine
-from autotune.study.replay import replay_study
+from autotune.store import maintenance, open_store
 from tests.chaos.commit_points import begin, stories, tell
-from tests.replayed import faults_of
+from tests.chaos.replay.faults import faults_of, ranking_faults, replay_of
+from tests.chaos.replay.forger import Forger
 from tests.small_studies import QUIET, spec
 from tests.store.forging import forge
-from tests.study.replay.forger import Forger
 
 NOISY = spec(
     name="noisy",
@@ -194,11 +191,9 @@ def test_what_nobody_forged_follows(told: dict[str, Path], tmp_path: Path, name:
     path = Path(shutil.copy(told[name], tmp_path / "store.db"))
     with closing(open_store(path)) as store:
         Forger(store).save()  # the forger itself changes nothing
-        (study,) = examine(store, replay=partial(replay_study, store)).studies
-    assert study.faults == ()
-    assert study.replayed is not None
-    assert study.replayed.followed == study.replayed.decisions > 10
-    assert study.replayed.not_checked == ()
+        found = replay_of(store, store.studies()[0].id)
+        assert faults_of(store) == []
+    assert found.followed == found.decisions > 10
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
@@ -208,7 +203,7 @@ def test_a_forgery_with_valid_checksums_is_found(told: dict[str, Path], tmp_path
         forger = Forger(store)
         forge(forger)
         forger.save()
-        assert examine(store).faults == (), "checksums and laws do not see it"
+        assert maintenance.check(store) == [], "checksums and laws do not see it"
         (fault,) = faults_of(store)
         assert "does not follow" in fault
         assert sentence in fault
@@ -220,6 +215,7 @@ RANKED: dict[str, str] = {
     "UPDATE trials SET failure = 'HANG' WHERE number = 3": "trial 3: it is ranked with the failure HANG",
     "UPDATE records SET throughput = throughput / 2": "is ranked with the throughput",
     "UPDATE records SET standing = throughput * 1.1": "its config stands at",
+    "DELETE FROM records": "represented",
 }
 """figures that only queries read, and what is said of them"""
 
@@ -230,5 +226,6 @@ def test_a_figure_by_which_trials_are_ranked_is_that_of_the_trials_end(
 ) -> None:
     with closing(open_store(shutil.copy(told["noisy"], tmp_path / "store.db"))) as store:
         forge(store, statement, seal_again=True)
-        faults = examine(store).faults
+        assert maintenance.check(store) == []
+        faults = ranking_faults(store)
     assert any(RANKED[statement] in fault for fault in faults), faults
