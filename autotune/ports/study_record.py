@@ -106,6 +106,21 @@ class HistoryFilter(TypedDict, total=False):
     """only configs whose representative was measured later"""
 
 
+class ObservedFilter(TypedDict, total=False):
+    """Which observed runs are asked for: those that match all that is given. A name that is empty leaves open what it says."""
+
+    id: str
+    """or its first letters"""
+    model: str
+    cluster: str
+    gpu: str
+    trainer: str
+    program: str
+    outcome: str
+    measured: bool
+    """only those whose workload, config and step times are known"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEvent:
     """One line of a study's append-only history."""

@@ -6,6 +6,7 @@
     LeaseKeeper           claims, renews and releases the right to write for a study
     TrialWriter           decisions about trials, and steps, under a lease: the controller's loop
     ProfileStore          what dry runs said of a model: `fit`, `plan`
+    ObservedStore         runs that people started themselves: `run`, `list --observed`, and what learns from them
     CalibrationStore      constants of the cost model, measured once for a cluster and trainer: `calibrate`, `plan`
     ReferenceLossStore    losses of fp32 trials, measured once for a model, data and seed
     StudyStore            StudyReader, StudyWriter: the supervisor, pause and resume
@@ -32,13 +33,14 @@ from autotune.ports.study_record import (
     HistoryFilter,
     KnownWorkload,
     Lease,
+    ObservedFilter,
     Revision,
     StudyFields,
     StudyFilter,
     StudyRecord,
 )
 from autotune.ports.trial_runner import StepsReported
-from autotune.spec import Study, StudyStatus, Trial, Wanted
+from autotune.spec import ObservedRun, Study, StudyStatus, Trial, Wanted
 
 
 class StudyReader(Protocol):
@@ -226,7 +228,19 @@ class ProfileStore(Protocol):
         ...
 
 
-class KnowledgeStore(CalibrationStore, ProfileStore, Protocol):
+class ObservedStore(Protocol):
+    """Keeps runs that people started themselves. They are no trials: `best` and the searchers' trials never hold one."""
+
+    def keep_observed(self, run: ObservedRun) -> ObservedRun:
+        """Keeps the run; the same with the id by which it is known from now on."""
+        ...
+
+    def observed(self, *, limit: int = 50, offset: int = 0, **filters: Unpack[ObservedFilter]) -> list[ObservedRun]:
+        """Runs that match all filters, the one that was kept last first."""
+        ...
+
+
+class KnowledgeStore(CalibrationStore, ProfileStore, ObservedStore, Protocol):
     """What the cost model knows beside its formulas."""
 
 

@@ -6,6 +6,7 @@
     estimate.py   Estimate          trial.py     Trial, Failure, Reward, StandsFor     study.py     Study and its parts
     measurement.py  Measurement     loss_comparison.py  LossComparison, a trial's loss against other configs' at equal tokens
     model_code.py  ModelCode, the user's code that builds a model                      dry_run.py   DryRun, one rank of a job run without a GPU
+    observed.py   ObservedRun, a training that people started themselves
     duration.py   durations as text                                                    speedup.py   speedups as text, with their interval
     trial_row.py  a trial as one row of a table
     catalog/      models and GPUs by name, one YAML file each
@@ -37,6 +38,7 @@ from autotune.spec.loss_comparison import LossComparison
 from autotune.spec.measurement import Measurement
 from autotune.spec.model import ModelSpec
 from autotune.spec.model_code import LayerKind, ModelCode
+from autotune.spec.observed import ObservedRun, Outcome
 from autotune.spec.study import Budget, MeasureSpec, Objective, SpaceSpec, Study, StudyStatus, Wanted
 from autotune.spec.table import ConfigTable
 from autotune.spec.trial import Failure, FailureKind, Reward, StandsFor, Trial, TrialPurpose, TrialStatus
@@ -73,6 +75,8 @@ __all__ = [
     "ModuleCost",
     "Moment",
     "Objective",
+    "ObservedRun",
+    "Outcome",
     "ParallelConfig",
     "Peft",
     "Phase",

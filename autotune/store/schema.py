@@ -20,7 +20,7 @@ from autotune.settings import data_folder
 from autotune.store.database import Database, lock
 from autotune.store.diagnosis import diagnosed
 
-HEAD = "0009"
+HEAD = "0010"
 """The version that this release reads and writes."""
 
 

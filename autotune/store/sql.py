@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 from sqlalchemy import text
@@ -15,6 +16,7 @@ from autotune.ports import (
     HistoryFilter,
     KnownWorkload,
     Lease,
+    ObservedFilter,
     Revision,
     Statistics,
     StepsReported,
@@ -22,7 +24,7 @@ from autotune.ports import (
     StudyFilter,
     StudyRecord,
 )
-from autotune.spec import Study, StudyStatus, Trial, Wanted
+from autotune.spec import ObservedRun, Study, StudyStatus, Trial, Wanted
 from autotune.store import (
     audit,
     decisions,
@@ -31,6 +33,7 @@ from autotune.store import (
     lifecycle,
     locking,
     measured_once,
+    observed,
     queries,
     schema,
     statistics,
@@ -245,6 +248,16 @@ class SqlStore:
         """The profile stored under exactly this fingerprint."""
         with self.database.read() as connection:
             return measured_once.profile(connection, fingerprint)
+
+    def keep_observed(self, run: ObservedRun) -> ObservedRun:
+        """Stores a run that somebody started; the same with its id."""
+        with self.database.write(durable=True) as connection:
+            return replace(run, id=observed.keep(connection, run))
+
+    def observed(self, *, limit: int = 50, offset: int = 0, **filters: Unpack[ObservedFilter]) -> list[ObservedRun]:
+        """Observed runs that match all filters, the one that was stored last first."""
+        with self.database.read() as connection:
+            return list(observed.read(connection, limit=limit, offset=offset, **filters))
 
     def save_reference_losses(self, model: str, data: str, seed: int, losses: Sequence[float]) -> None:
         """Stores the losses of the fp32 reference by step; a shorter series does not replace a longer one."""

@@ -7,6 +7,7 @@
     attempts    launches of trials, each with its packed series of step metrics
     events      append-only history, numbered from 1 without gaps in each study
     records     for each workload and config, the measured trial that represents it, and the speed at which it stands: what `best` reads
+    observed    runs that people started themselves, appended as they end
     submissions idempotency keys        calibrations, profiles, reference_losses   made once, for all studies
     notes, tags what people write on studies
     tokens      hashed access tokens    audit   who did what
@@ -235,6 +236,24 @@ records = Table(
     Index("ix_records_model", "model", "standing"),
     Index("ix_records_cluster", "cluster", "standing"),
     **NARROW,
+)
+
+observed = Table(
+    "observed",
+    metadata,
+    Column("key", Integer, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("workload", Integer, ForeignKey("workloads.key")),
+    Column("program", Text, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("config", Text, nullable=False),
+    Column(
+        "throughput", Float
+    ),  # tokens per second and GPU of the cluster; null unless workload, config and steps are known
+    Column("ended_us", BigInteger, nullable=False),
+    Column("kept_us", BigInteger, nullable=False),
+    Column("document", LargeBinary, nullable=False),
+    Index(None, "workload"),
 )
 
 reference_losses = Table(

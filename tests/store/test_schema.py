@@ -19,7 +19,7 @@ from autotune.store import SqlStore, maintenance, open_store
 from autotune.store.rows import config_key
 from autotune.store.schema import HEAD
 from autotune.store.tables import metadata
-from autotune.testing.stores import a_study, measured, pending, run_trial, running_study
+from autotune.testing.stores import a_study, an_observed_run, measured, pending, run_trial, running_study
 from tests.postgresql import PostgresServer
 
 DATA = Path(__file__).parent / "data"
@@ -175,6 +175,27 @@ def test_a_version_7_store_learns_where_its_configs_stand_and_gets_the_index_by_
         assert maintenance.check(store) == []
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_version_9_store_gets_the_table_of_observed_runs(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    server: PostgresServer | None = request.getfixturevalue("server") if kind == "postgresql" else None
+    address = server.new_database() if server else str(tmp_path / "old.db")
+    with closing(open_store(address)) as store:
+        study = ended_study(store, "kept")
+        before = (store.best(), store.trials(study))
+        with store.database.write() as connection:
+            connection.execute(text("DROP TABLE observed"))
+            connection.execute(text("UPDATE autotune_version SET version_num = '0009'"))
+    with closing(open_store(address)) as store:
+        assert difference(store) == []
+        assert store.observed() == []
+        run = store.keep_observed(an_observed_run(a_study("kept", model="kept")))
+        assert store.observed() == [run]
+        assert (store.best(), store.trials(study)) == before
+        assert maintenance.check(store) == []
+
+
 def ended_study(store: SqlStore, name: str) -> str:
     """A study of a model of that name: four trials, each slower than the one before, and finals that the third of them won before the second."""
     lease = running_study(store, a_study(name, model=name))
@@ -189,6 +210,7 @@ def ended_study(store: SqlStore, name: str) -> str:
 
 def back_to_version_7() -> Iterator[str]:
     """What undoes the upgrades since then."""
+    yield "DROP TABLE observed"
     sorted_by = {"throughput": (), "model_cluster": ("model", "cluster"), "model": ("model",), "cluster": ("cluster",)}
     for name in ("trial", "standing", "model_cluster", "model", "cluster"):
         yield f"DROP INDEX ix_records_{name}"

@@ -1,4 +1,4 @@
-"""Laws of `HistoryReader`, `CalibrationStore`, `ProfileStore` and `ReferenceLossStore`: what all studies together know."""
+"""Laws of `HistoryReader`, `ObservedStore`, `CalibrationStore`, `ProfileStore` and `ReferenceLossStore`: what all studies together know."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 
 from autotune.ports import Lease, LeasedStore, ServiceStore, Store, StudyFields
 from autotune.spec import (
+    Failure,
+    FailureKind,
+    Outcome,
     ParallelConfig,
     StandsFor,
     StudyStatus,
@@ -20,6 +23,7 @@ from autotune.spec import (
 from autotune.spec.study import SIMULATED
 from autotune.testing.stores.sample_studies import (
     a_study,
+    an_observed_run,
     failed,
     measured,
     pending,
@@ -173,6 +177,34 @@ class KnowledgeContract(StoreFixture):
         store.save_profile("b", {})
         assert store.profile("a") == {"runs": ["one", "two"], "weights": [[True, [2, 3]]]}
         assert store.profile("b") == {}
+
+    def test_observed_runs_are_kept_as_they_are_and_the_last_one_comes_first(self, store: Store) -> None:
+        assert store.observed() == []
+        killed = Failure(kind=FailureKind.OUT_OF_MEMORY, message="ran out of memory", log_tail=("CUDA out of memory",))
+        runs = [
+            an_observed_run(a_study()),
+            replace(an_observed_run(None, program="other.py"), outcome=Outcome.FAILED, exit_code=-9, failure=killed),
+            an_observed_run(a_study(model="other", trainer="megatron"), step_time_s=0.25),
+        ]
+        kept = [store.keep_observed(run) for run in runs]
+        assert len({run.id for run in kept}) == 3
+        assert [replace(run, id="") for run in kept] == runs
+        assert store.observed() == kept[::-1]
+        assert store.observed(limit=1, offset=1) == [kept[1]]
+        assert store.observed(id=kept[0].id) == store.observed(model="tiny", gpu="gpu") == [kept[0]]
+        assert store.observed(outcome="FAILED") == store.observed(program="other.py") == [kept[1]]
+        assert store.observed(trainer="megatron") == store.observed(model="other", measured=True) == [kept[2]]
+        assert store.observed(measured=True) == [kept[2], kept[0]]
+        assert store.observed(cluster="none") == []
+
+    def test_an_observed_run_is_no_trial_and_never_the_best(self, store: Store) -> None:
+        lease = running_study(store)
+        run_trial(store, lease, measured(pending(0), step_time_s=0.5))
+        store.keep_observed(an_observed_run(a_study(), step_time_s=0.01))
+        ((_, best),) = store.best()
+        assert best.measurement is not None
+        assert best.measurement.step_time_s == 0.5
+        assert len(store.trials(lease.study)) == 1
 
     def test_the_longest_reference_is_kept(self, store: Store) -> None:
         assert store.reference_losses("m", "d", 0) is None

@@ -31,6 +31,7 @@ from autotune.spec import (
     Measurement,
     MemoryParts,
     ModelSpec,
+    ObservedRun,
     ParallelConfig,
     Reward,
     SpaceSpec,
@@ -182,3 +183,23 @@ def kinds(store: StudyReader, study_id: str) -> list[str]:
 def told(store: StudyReader, study_id: str) -> list[str]:
     """The same without the decisions that caused them."""
     return [kind for kind in kinds(store, study_id) if kind != "study.decided"]
+
+
+def an_observed_run(study: Study | None, *, step_time_s: float = 0.5, program: str = "train.py") -> ObservedRun:
+    """A run of ten steps of the study's workload; None: of a program of which only its end was seen."""
+    at = datetime(2026, 11, 3, 9, 30, tzinfo=UTC)
+    seen = None
+    if study is not None:
+        seen = measured(pending(0), step_time_s=step_time_s).measurement
+    return ObservedRun(
+        program=program,
+        command=("torchrun", "--nproc-per-node", "8", program),
+        exit_code=0,
+        workload=study.workload if study else None,
+        config=pending(0).config if study else None,
+        measurement=seen,
+        versions={"torch": "2.13.0"},
+        host="node-1",
+        started_at=at,
+        ended_at=at,
+    )
