@@ -147,6 +147,8 @@ class ProgramSeen:
     """whether the steps that count are the probe's"""
     together: int = 1
     """most steps whose lines arrived at once, where steps are timed by that"""
+    left_out: str = ""
+    """how much of its log was more than could be read, in words"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

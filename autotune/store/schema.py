@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
 
-from autotune.errors import StoreCorruptError, StoreUnavailableError, StoreVersionError
+from autotune.errors import SpecError, StoreCorruptError, StoreUnavailableError, StoreVersionError
 from autotune.settings import data_folder
 from autotune.store.database import Database, lock
 from autotune.store.diagnosis import diagnosed
@@ -105,7 +105,7 @@ def back_up(source: Path, target: Path) -> None:
 
 def _make_folder(database: Database, path: Path) -> None:
     if path.is_dir():
-        raise StoreUnavailableError(f"a store must be a file, but {path} is a folder", remedy="name a file in it")
+        raise SpecError(f"a store must be a file, but {path} is a folder", remedy="name a file in it")
     folder = path.parent
     if folder != data_folder() and not folder.exists():  # a mistyped path should not create folders
         raise StoreUnavailableError(

@@ -143,6 +143,11 @@ class StudyLease:
         if steps:
             self._patiently(lambda: self.store.add_steps(self._lease, steps))
 
+    def add_remark(self, number: int, text: str) -> None:
+        """Keeps what was seen of a trial, in its history."""
+        remark = {"number": number, "message": text}
+        self._patiently(lambda: self.store.record_event(self.study_id, "trial.remark", remark))
+
     def decide(
         self,
         cause: Mapping[str, Any],

@@ -178,9 +178,10 @@ class Loop:
         return self._end
 
     def _say(self, programs: Iterable[ProgramSeen]) -> None:
-        """Tells what the probe saw of trials that people should know; each thing once."""
+        """Keeps what was seen of trials that people should know, and tells each thing once."""
         for seen in programs:
             for text in remarks(seen, keeps_outputs=self.controller.study.keeps_outputs):
+                self.lease.add_remark(seen.id[1], text)
                 if text not in self._said:
                     self._said.add(text)
                     self.on_event(Notice(message=f"trial {seen.id[1]}: {text}"))

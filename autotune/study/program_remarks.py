@@ -1,4 +1,4 @@
-"""What was seen of a program that a person should know, in words: a log that tells another pace or comes in bursts, files that trials replace."""
+"""What was seen of a program that a person should know, in words: a log that tells another pace, comes in bursts or was too long to be read, files that trials replace."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
             f"lines of up to {seen.together} steps arrive at once (its output is buffered, or comes faster than it can be read), so each of these steps has their "
             "mean as its time; a program that flushes its output, or prints times, is measured step by step"
         )
+    if seen.left_out:
+        yield f"left out of its log: {seen.left_out}"
     if seen.troubles:
         yield f"the probe ended early ({seen.troubles[0]}), so its steps may be those of the log"
     if seen.lost:

@@ -37,6 +37,7 @@ def study(guarded: Service) -> str:
     decide(store, lease, KeepTrial(trial=pending(0)))
     decide(store, lease, launch(lease, 0, 1))
     store.add_steps(lease, [reported((found, 0, 1), 0, [0.9, 0.5, 0.55, 0.45])])
+    store.record_event(found, "trial.remark", {"number": 0, "message": "left out of its log: 9 lines"})
     decide(store, lease, EndTrial(trial=measured(pending(0))))
     run_trial(store, lease, failed(pending(1)))
     store.set_status(found, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease)
@@ -70,6 +71,7 @@ def test_the_page_of_a_trial_shows_its_steps_its_config_and_its_launch(
         assert f'id="{figure}"' in page
     assert "Why it was tried: proposed by the searcher; because." in page
     assert "torchrun" in page
+    assert "Left out of its log: 9 lines." in page
     assert f'href="/studies/{study}/trials/1"' in page
     data = guarded.http.get(f"/studies/{study}/trials/0/step_times.csv", headers=rae)
     assert data.text.split() == ["step,step_time_s", "0,0.9", "1,0.5", "2,0.55", "3,0.45"]

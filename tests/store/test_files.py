@@ -166,6 +166,7 @@ def test_a_store_or_service_that_is_away_ends_commands_with_3(
     assert run(["list", "--store", str(tmp_path / "nowhere" / "store.db")]) == 3
     assert run(["list", "--store", "postgresql://nobody@127.0.0.1:9/none"]) == 3
     assert run(["list", "--url", "http://127.0.0.1:9"]) == 3
+    assert run(["list", "--store", str(tmp_path)]) == 2, "a folder will not become a file by waiting"
     assert run(["list", "--store", "mysql://x/y"]) == 2
     with suppress(SystemExit):
         capsys.readouterr()

@@ -12,6 +12,7 @@ from autotune.ports import (
     AttemptQueued,
     AttemptStarted,
     NodePlace,
+    ProgramSeen,
     RunnerEvent,
     StepsReported,
     Store,
@@ -21,6 +22,7 @@ from autotune.report.placement_text import placed_lines
 from autotune.results.answers import result_of, study_document
 from autotune.search.grid import GridSearcher
 from autotune.search.searcher import Problem
+from autotune.service.pages.trial_history import events_of_trial
 from autotune.space import SearchSpace
 from autotune.spec import Failure, FailureKind, StudyStatus, TrialPurpose, TrialStatus, Wanted
 from autotune.store import MemoryStore
@@ -140,6 +142,22 @@ def test_the_study_says_which_job_runs_it_and_where_its_ranks_are(store: Store) 
     last = store.trials(study_id)[-1].number
     assert told["placed"] == [{"trial": last, "node": "gpu-7", "ranks": [0, 1], "gpus": ["2", "3"]}]
     assert placed_lines(told) == [f"trial {last} had ranks 0 to 1 on gpu-7 with GPUs 2, 3"]
+
+
+def test_what_was_seen_of_a_program_is_told_once_and_kept_for_each_trial(store: Store) -> None:
+    class Chatty(InstantRunner):
+        def start(self, request: TrialRequest) -> None:
+            super().start(request)
+            self.events.insert(-1, ProgramSeen(id=request.id, facts={}, left_out="9 lines (3.0 MiB)"))
+
+    study_id, heard = begun(store), list[LoopEvent]()
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
+        lease.move(StudyStatus.RUNNING)
+        loop_on(store, lease, Chatty(), on_event=heard.append).run()
+    assert [e.message for e in heard if isinstance(e, Notice)] == ["trial 0: left out of its log: 9 lines (3.0 MiB)"]
+    for number in range(12):
+        said = [e.data["message"] for e in events_of_trial(store, study_id, number) if e.kind == "trial.remark"]
+        assert said == ["left out of its log: 9 lines (3.0 MiB)"]
 
 
 def test_a_trial_that_waits_says_why_and_not_where_its_lost_attempt_was(store: Store) -> None:

@@ -93,6 +93,7 @@ def _values(service: ServiceState, study_id: str, number: int) -> dict[str, Any]
         "figures": figures,
         "explanation": [*explanation["text"], *explanation["notes"]],
         "reward": reward_rows(explanation),
+        "remarks": dict.fromkeys(e.data["message"] for e in events if e.kind == "trial.remark"),
         "lost": [e.data["failure"] for e in events if e.kind == "attempt.ended" and e.data.get("failure")],
         "launch": _launch(service, study.id, study.study.trainer, number),
         "before": numbers[at - 1] if at else None,

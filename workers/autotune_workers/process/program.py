@@ -316,6 +316,7 @@ class ProgramTrial:
             witness=self._witness.difference() if self._counts == "probe" else "",
             measured=self._counts == "probe",
             together=self._together,
+            left_out=self._left_out.text if self._left_out else "",
         )
 
     @property
