@@ -63,7 +63,7 @@ def passed_name(kind: Any) -> str:
 
 def registered(group: str) -> Mapping[str, Registration]:
     """All names of a group, in alphabetical order. Imports nothing."""
-    return _registered(group, tuple(sys.path))
+    return _registered(tuple(sys.path)).get(group, {})
 
 
 def find(group: str, name: str) -> Registration:
@@ -132,15 +132,24 @@ def dry_runner(name: str = "local") -> DryRunner:
     return found
 
 
-@lru_cache(maxsize=64)
-def _registered(group: str, path: tuple[str, ...]) -> Mapping[str, Registration]:
-    """`path` is where packages are looked for: another path, another answer."""
-    found: dict[str, Registration] = {}
-    for entry in metadata.entry_points(group=group):
-        package, version = (entry.dist.name, entry.dist.version) if entry.dist is not None else ("unknown", "")
-        if entry.name not in found or package == OWN:
-            found[entry.name] = Registration(name=entry.name, package=package, version=version, entry=entry)
-    return dict(sorted(found.items()))
+@lru_cache(maxsize=8)
+def _registered(path: tuple[str, ...]) -> Mapping[str, Mapping[str, Registration]]:
+    """By group. `path` is where packages are looked for: another path, another answer. Names and versions are read of those packages alone that register
+    something here: the metadata of all of them take long to parse."""
+    found: dict[str, dict[str, Registration]] = {}
+    seen: set[str] = set()
+    for distribution in metadata.distributions():
+        if f"[{OWN}." not in (distribution.read_text("entry_points.txt") or ""):
+            continue
+        package, version = distribution.name, distribution.version
+        if package in seen:  # a package that is found first hides others of its name
+            continue
+        seen.add(package)
+        for entry in distribution.entry_points:
+            group = found.setdefault(entry.group, {})
+            if entry.name not in group or package == OWN:
+                group[entry.name] = Registration(name=entry.name, package=package, version=version, entry=entry)
+    return {group: dict(sorted(names.items())) for group, names in found.items()}
 
 
 def _noun(group: str) -> str:

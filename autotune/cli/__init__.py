@@ -23,13 +23,33 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import typer
 
 
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "review": ("review",),
+    "onboarding": ("init", "import"),
+    "check": ("check",),
+    "tune": ("tune",),
+    "plan": ("plan", "estimate"),
+    "fit": ("fit",),
+    "calibrate": ("calibrate",),
+    "jobs": ("submit", "status", "watch", "logs", "pause", "resume", "stop", "cancel", "list"),
+    "annotate": ("note", "tag", "delete"),
+    "best": ("best", "explain"),
+    "export": ("export", "report", "compare"),
+    "serve": ("serve", "token"),
+    "store": ("store",),
+    "agents": ("mcp",),
+    "catalogs": ("knobs", "searchers", "models", "clusters", "spaces", "trainers", "runners"),
+    "doctor": ("doctor",),
+}
+"""modules, with the commands of each"""
 SUMMARY = """Finds the fastest stable configuration to train a model on a cluster, in about ten short real trials.
 
 Start with `autotune init train.py -o SPEC` (a spec of your script), then `autotune plan SPEC` (needs no hardware), `autotune check SPEC` (five steps) and `autotune tune SPEC`. `autotune doctor` checks the machine."""
@@ -50,7 +70,7 @@ def run(argv: list[str]) -> int:
 
     as_json = "--json" in argv
     try:
-        command = typer.main.get_command(application())
+        command = typer.main.get_command(application(argv[0] if argv else ""))
         code = command.main(args=argv, prog_name="autotune", standalone_mode=False)
         sys.stdout.flush()
     except AutotuneError as error:
@@ -77,28 +97,10 @@ def run(argv: list[str]) -> int:
     return code if isinstance(code, int) else DONE
 
 
-def application() -> typer.Typer:
-    """The typer application with all commands."""
+def application(word: str = "") -> typer.Typer:
+    """The typer application with all commands, or with those of the module alone that holds the command of that name: building all of them takes longer than many run."""
     import typer
 
-    from autotune.cli import (
-        agents,
-        annotate,
-        best,
-        calibrate,
-        catalogs,
-        check,
-        doctor,
-        export,
-        fit,
-        jobs,
-        onboarding,
-        plan,
-        review,
-        serve,
-        store,
-        tune,
-    )
     from autotune.cli.help_pages import GroupedCommands, add_examples
 
     def show_version(asked: bool) -> None:
@@ -126,24 +128,8 @@ def application() -> typer.Typer:
     ) -> None:
         """Options that stand before the command."""
 
-    for module in (
-        review,
-        onboarding,
-        check,
-        tune,
-        plan,
-        fit,
-        calibrate,
-        jobs,
-        annotate,
-        best,
-        export,
-        serve,
-        store,
-        agents,
-        catalogs,
-        doctor,
-    ):
-        module.register(app)
+    only = [name for name, commands in MODULES.items() if word in commands]
+    for name in only or MODULES:
+        import_module(f"autotune.cli.{name}").register(app)
     add_examples(app)
     return app

@@ -68,12 +68,15 @@ def review(
             "--write", metavar="FILE", callback=never_printed, help="Write a copy of the file with all edits."
         ),
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Print all that there is to say, not the most valuable 25 lines of it.")
+    ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Says of a launch whether it fits, how fast it should be, and which edits make it faster. Nothing is run."""
     from autotune.errors import SpecError
-    from autotune.reviews import lines_of
+    from autotune.reviews import MOST, lines_of
     from autotune.reviews import review as review_launch
 
     if len(target) > 1 and target[0].endswith((".sh", ".yaml", ".yml", ".toml", ".json")):
@@ -105,7 +108,7 @@ def review(
         print(_patch(found), end="")
         _note_what_the_files_lack(found)
     else:
-        for line in lines_of(found, tokens=train_tokens):
+        for line in lines_of(found, tokens=train_tokens, most=None if everything else MOST):
             print(line)
     if found.missing:
         raise typer.Exit(2)
@@ -117,8 +120,10 @@ def _known_store(url: str | None, cluster: str | None) -> AbstractContextManager
     """The results database that is named, or of this machine where it has one: it says how fast the cluster was seen to be. None is made for a review."""
     from autotune.settings import settings
 
+    if url is None and cluster != LOCAL:
+        return nullcontext()
     asked = url or settings().store
-    if url is None and (cluster != LOCAL or ("://" not in asked and not Path(asked).exists())):
+    if url is None and "://" not in asked and not Path(asked).exists():
         return nullcontext()
     from autotune.store import open_store
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from autotune.cost.sensitivity import Sensitivity
@@ -75,6 +74,8 @@ class OwnError:
 def _distances(a: Array, b: Array) -> Array:
     """Euclidean distances, shape (N, n)."""
     if len(a) * len(b) > FEW:
+        import scipy
+
         return np.asarray(scipy.spatial.distance.cdist(a, b))
     squares = np.zeros((len(a), len(b)))
     for k in range(a.shape[1]):  # in cdist's order, so that both give the same number

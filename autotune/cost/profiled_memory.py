@@ -10,13 +10,17 @@ Only the native trainer's memory is taken from a profile: its loop was run dry. 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.memory import RankMemory
-from autotune.cost.profile import Profile
 from autotune.spec import ConfigTable, MemoryParts, Workload
+
+if TYPE_CHECKING:
+    from autotune.cost.profile import Profile
 
 PROFILED_TRAINERS = ("native",)
 """trainers whose own code is what a dry run runs"""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +28,12 @@ from autotune.cost.compute import (
     sixteen_bits_peak,
 )
 from autotune.cost.layout import Column
-from autotune.cost.profile import Profile
-from autotune.cost.profile_runs import kind_of
-from autotune.cost.profile_weights import RankShapes
-from autotune.cost.profile_work import SegmentWork
 from autotune.cost.profiled_memory import PROFILED_TRAINERS
 from autotune.spec import ConfigTable, ParallelConfig, Workload
+
+if TYPE_CHECKING:
+    from autotune.cost.profile import Profile
+    from autotune.cost.profile_work import SegmentWork
 
 Sizes = tuple[float, float, float]
 """(b, s, t)"""
@@ -98,6 +98,9 @@ def _of_group(
     profile: Profile, workload: Workload, config: ParallelConfig, constants: Calibration
 ) -> Mapping[str, float] | None:
     """The columns of rows that do the same work; None where the profile does not compose them."""
+    from autotune.cost.profile_runs import kind_of  # many modules, and few models have a profile
+    from autotune.cost.profile_weights import RankShapes
+
     if profile.why_no_work(config):
         return None
     work = profile.work[kind_of(config.zero_stage, config.tp)]

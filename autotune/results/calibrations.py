@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autotune.ports import CalibrationStore, KnowledgeStore
 from autotune.spec import Workload
 
 if TYPE_CHECKING:
     from autotune.cost import Calibration
+    from autotune.ports import CalibrationStore, KnowledgeStore
 
 
 def measured_constants(workload: Workload, store: CalibrationStore | None) -> Calibration | None:

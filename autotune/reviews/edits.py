@@ -14,7 +14,7 @@ from autotune.cost import Calibration, estimate
 from autotune.errors import AutotuneError
 from autotune.planning import FITS
 from autotune.reviews.answer import Edit, Gain, Together
-from autotune.reviews.gains import gains_of
+from autotune.reviews.gains import Gains, gain_between, gains_of
 from autotune.space import Launchable, SearchSpace, why_not
 from autotune.spec import KNOBS, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Study
 
@@ -97,7 +97,7 @@ class _Weighed:
     ) -> None:
         self._workload, self._config, self._constants, self._measured_s = space.workload, config, constants, measured_s
         self._launchable = space.launchable
-        self._known: dict[ParallelConfig, tuple[Estimate, Gain]] = {}
+        self._known: dict[ParallelConfig, tuple[Estimate, Gain, Gains]] = {}
 
     def gain(self, config: ParallelConfig) -> Gain:
         return self._look(config)[1]
@@ -128,11 +128,9 @@ class _Weighed:
         while True:  # fewer changes that say the same
             groups = _groups(config, best)
             fewer = [_with(config, best, [each for each in groups if each != group]) for group in groups]
-            kept = [
-                each
-                for each in fewer
-                if each is not None and each not in (config, best) and self.is_legal(each) and self.risk(each) <= SURE
-            ]
+            legal = [each for each in fewer if each is not None and each not in (config, best) and self.is_legal(each)]
+            self.look_at(legal)
+            kept = [each for each in legal if self.risk(each) <= SURE]
             plainer = max(kept, key=lambda each: self.gain(each).low, default=None)
             if plainer is None or self.gain(plainer).low < (1.0 - LITTLE) * self.gain(best).low:
                 break
@@ -168,7 +166,7 @@ class _Weighed:
         rest = self._rest(group, best)
         if rest is None:
             return None
-        return gains_of(self._workload, ConfigTable.of([rest, best]), self._constants, None).of(1)
+        return gain_between(self._look(rest)[2], self._look(best)[2])
 
     def edit(self, group: tuple[str, ...], best: ParallelConfig) -> Edit:
         changes = {
@@ -190,17 +188,21 @@ class _Weighed:
             remark=_NUMERICS if "precision" in changes else "",
         )
 
-    def _look(self, config: ParallelConfig) -> tuple[Estimate, Gain]:
+    def _look(self, config: ParallelConfig) -> tuple[Estimate, Gain, Gains]:
         if config not in self._known:
             self.look_at([config])
         return self._known[config]
 
     def look_at(self, configs: Iterable[ParallelConfig]) -> None:
-        """Weighs them all at once, which takes as long as one."""
-        table = ConfigTable.of([self._config, *configs])
+        """Weighs those that are not known yet all at once, which takes as long as one."""
+        unknown = [each for each in dict.fromkeys(configs) if each not in self._known]
+        if not unknown:
+            return
+        table = ConfigTable.of([self._config, *unknown])
         gains = gains_of(self._workload, table, self._constants, self._measured_s)
         found = estimate(self._workload, table, calibration=self._constants)
-        self._known |= {table[row]: (found.row(row), gains.of(row)) for row in range(len(table))}
+        each = enumerate(gains.all())
+        self._known |= {table[row]: (found.row(row), gain, gains.only(row)) for row, gain in each}
 
 
 def _groups(before: ParallelConfig, after: ParallelConfig) -> list[tuple[str, ...]]:

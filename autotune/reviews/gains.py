@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from autotune.cost import Calibration
 from autotune.cost.correction import errors_given, learnt, moved
-from autotune.cost.refit import uncertain
-from autotune.cost.sensitivity import sensitivity, step_times
+from autotune.cost.refit import UncertainConstants, uncertain
+from autotune.cost.sensitivity import Sensitivity, sensitivity, step_times
 from autotune.cost.uncertainty import Z90
 from autotune.reviews.answer import Gain
 from autotune.spec import ConfigTable, Estimate, ParallelConfig, Workload
@@ -33,52 +33,74 @@ NEGLIGIBLE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Of n configs over the first of them."""
+    """Of n configs over the first of them, which is the launch."""
 
-    log_gain: Array
-    """medians, shape (n,)"""
-    fall: Array
-    """how far below them the logs of the lower ends of the 90% intervals are, shape (n,)"""
-    rise: Array
-    """how far above, shape (n,)"""
+    rows: Sensitivity
+    """of all of them"""
+    apart: Array
+    """by how much each log gain changes where each constant lies at an end of its interval, shape (n, K, 2)"""
+    prior: UncertainConstants
+    log_step_s: float | None
+    """log of the launch's step time, where that was measured"""
 
-    def of(self, index: int) -> Gain:
-        """The gain of one config."""
-        log_gain = float(self.log_gain[index])
-        low, high = log_gain - float(self.fall[index]), log_gain + float(self.rise[index])
-        return Gain(gain=math.exp(log_gain), low=math.exp(low), high=math.exp(high))
+    def all(self) -> list[Gain]:
+        """Over the launch."""
+        log_gain, fall, rise = _interval(self.rows, self.rows.take([0]), self.apart, self.prior)
+        first = self.rows.take([0])
+        errors = None if self.log_step_s is None else np.array([self.log_step_s]) - first.log_step_s
+        if errors is not None and (known := learnt(first, errors, self.prior)) is not None:
+            center, sigma, _ = errors_given(known, self.rows)
+            log_gain = errors[0] + first.log_step_s[0] - self.rows.log_step_s - center
+            fall, rise = (np.minimum(each, Z90 * sigma) for each in (fall, rise))
+        for each in (log_gain, fall, rise):
+            each[0] = 0.0
+        return [_gain(*numbers) for numbers in zip(log_gain, fall, rise, strict=True)]
+
+    def only(self, index: int) -> Gains:
+        """Of one config."""
+        return Gains(self.rows.take([index]), self.apart[[index]], self.prior, None)
 
 
 def gains_of(workload: Workload, table: ConfigTable, constants: Calibration, measured_s: float | None) -> Gains:
     """Of the configs of a table over its first row; `measured_s`: step time of that row, where it is known."""
     prior = uncertain(constants)
     rows = sensitivity(workload, table, constants, prior.names)
-    first, own = rows.take([0]), prior.own_error
     log_gain = rows.log_step_s[0] - rows.log_step_s
-    alone = own.alone(rows) ** 2
-    variance = own.rest(rows) ** 2 + own.rest(first) ** 2 - 2.0 * own.covariance(rows, first)[:, 0] + alone + alone[0]
-    fall = rise = Z90**2 * np.maximum(variance, 0.0)
     times = step_times(workload, table)
     sigmas = np.sqrt(np.diag(prior.covariance))
     matters = np.abs(rows.jacobian - rows.jacobian[0]).max(axis=0) * sigmas > NEGLIGIBLE
+    apart = np.zeros((len(rows), len(sigmas), 2))
     for k in np.flatnonzero(matters[:-1]):
-        apart = []
-        for reach in (-Z90 * sigmas[k], Z90 * sigmas[k]):
+        for end, reach in enumerate((-Z90 * sigmas[k], Z90 * sigmas[k])):
             moved_by = np.zeros(len(sigmas))
             moved_by[k] = reach
             log_s = np.log(times(prior.at(moved_by).constants).total)
-            apart.append(log_s[0] - log_s - log_gain)
-        fall = fall + np.minimum(np.minimum(*apart), 0.0) ** 2
-        rise = rise + np.maximum(np.maximum(*apart), 0.0) ** 2
-    fall, rise = np.sqrt(fall), np.sqrt(rise)
-    known = None if measured_s is None else learnt(first, np.array([math.log(measured_s)]) - first.log_step_s, prior)
-    if known is not None and measured_s is not None:
-        center, sigma, _ = errors_given(known, rows)
-        log_gain = math.log(measured_s) - rows.log_step_s - center
-        fall, rise = (np.minimum(each, Z90 * sigma) for each in (fall, rise))
-    for each in (log_gain, fall, rise):
-        each[0] = 0.0
-    return Gains(log_gain, fall, rise)
+            apart[:, k, end] = log_s[0] - log_s - log_gain
+    return Gains(rows, apart, prior, None if measured_s is None else math.log(measured_s))
+
+
+def gain_between(before: Gains, after: Gains) -> Gain:
+    """Of one config over another; both `Gains.only` of the same launch."""
+    log_gain, fall, rise = _interval(after.rows, before.rows, after.apart - before.apart, before.prior)
+    return _gain(log_gain[0], fall[0], rise[0])
+
+
+def _interval(
+    rows: Sensitivity, first: Sensitivity, apart: Array, prior: UncertainConstants
+) -> tuple[Array, Array, Array]:
+    """(log gains over one config, how far below them the lower ends of the 90% intervals are, how far above the upper ends)."""
+    own = prior.own_error
+    alone = own.alone(rows) ** 2 + own.alone(first) ** 2
+    variance = own.rest(rows) ** 2 + own.rest(first) ** 2 - 2.0 * own.covariance(rows, first)[:, 0] + alone
+    spread = Z90**2 * np.maximum(variance, 0.0)
+    fall = np.sqrt(spread + (np.minimum(apart.min(axis=2), 0.0) ** 2).sum(axis=1))
+    rise = np.sqrt(spread + (np.maximum(apart.max(axis=2), 0.0) ** 2).sum(axis=1))
+    return first.log_step_s[0] - rows.log_step_s, fall, rise
+
+
+def _gain(log_gain: float, fall: float, rise: float) -> Gain:
+    log_gain = float(log_gain)
+    return Gain(gain=math.exp(log_gain), low=math.exp(log_gain - float(fall)), high=math.exp(log_gain + float(rise)))
 
 
 def corrected(

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.cost import calibration_for, estimate
 from autotune.errors import SpecError
-from autotune.ports import KnowledgeStore
 from autotune.results.calibrations import stored_calibration
 from autotune.reviews.answer import Edit, LineEdit, Missing, Observed, Review
 from autotune.reviews.dangers import code_lines, dangers_of
@@ -26,6 +25,9 @@ from autotune.space.baseline import default_config
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study, config_label
 from autotune.spec.count import format_count
 from autotune.trainers import trainer
+
+if TYPE_CHECKING:
+    from autotune.ports import KnowledgeStore
 
 _HOW = {
     "model": ("the model's shape", "say --model with a catalog name, a hub id or the path of its config.json"),

@@ -1,8 +1,15 @@
-"""A review as lines of text: what was understood, the verdict, the edits, the warnings. At most 25 lines."""
+"""A review as lines of text: what was understood, the verdict, the edits, the warnings.
+
+On a terminal of `WIDTH` columns they are at most `MOST` rows. What is most valuable stays, and the last line counts the rest: first the verdict, then edits, warnings
+and assumptions in turn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from autotune.planning import Bill
 from autotune.reviews.answer import Edit, Gain, LineEdit, Review
@@ -11,29 +18,70 @@ from autotune.spec.duration import format_duration
 from autotune.spec.size import format_bytes
 
 MOST = 25
-"""lines"""
+"""rows"""
 WIDTH = 100
-"""characters of a line; what is longer is cut, but for what people copy"""
+"""characters of a row"""
+_CONTEXT = 40
+"""characters of a long line that are shown before what changes"""
 
 
-def lines_of(review: Review, *, tokens: float | None = None) -> list[str]:
-    """The lines. `tokens`: of the whole training, for days and cost."""
-    head = [*_understood(review), *_verdict(review, tokens)]
-    edits = list(_edits(review))
-    warned = list(_warnings(review))
-    room = MOST - len(head) - len(edits) - 1
-    if len(warned) > max(room, 2):
-        left = len(warned) - max(room, 2)
-        warned = [*warned[: max(room, 2)], f"  and {left} more: --json has all"]
-    return [*head, *edits, *warned]
+@dataclass(slots=True)
+class _Part:
+    """Items of one kind, the most valuable first, of which as many are shown as there is room for."""
+
+    noun: str
+    items: Sequence[Sequence[str]]
+    """the rows of each"""
+    kept: int = 0
+
+    def rows(self) -> list[str]:
+        return [row for item in self.items[: self.kept] for row in item]
 
 
-def _understood(review: Review) -> Iterator[str]:
-    yield f"{review.target}: {review.understood}"
-    for line in review.assumed[:5]:
-        yield _cut(f"  assumed: {line}")
-    for missing in review.missing:
-        yield f"  missing: {missing.what}; {missing.remedy}"
+def lines_of(review: Review, *, tokens: float | None = None, most: int | None = MOST) -> list[str]:
+    """The lines. `tokens`: of the whole training, for days and cost; `most`: rows, None for all."""
+    understood = _rows(f"{review.target}: {review.understood}")
+    verdict = [row for line in _verdict(review, tokens) for row in _rows(line)]
+    together = [row for line in _together(review) for row in _rows(line)]
+    missing = _Part("missing thing", [_rows(f"  missing: {each.what}; {each.remedy}") for each in review.missing])
+    edits = _Part("edit", [_edit(number, each, review) for number, each in enumerate(review.edits, start=1)])
+    warnings = _Part("warning", [_rows(each) for each in _warnings(review)])
+    assumed = _Part("assumption", [_rows(f"  assumed: {each}") for each in review.assumed])
+    parts = (missing, edits, warnings, assumed)
+    left_out = _shared(parts, None if most is None else most - len(understood) - len(verdict) - len(together))
+    return [
+        *understood,
+        *assumed.rows(),
+        *missing.rows(),
+        *verdict,
+        *edits.rows(),
+        *together,
+        *warnings.rows(),
+        *left_out,
+    ]
+
+
+def _shared(parts: Sequence[_Part], room: int | None) -> list[str]:
+    """Says of each part how much is shown in that many rows, in turn one of each; a line that counts the rest, where something is left out."""
+    if room is None or sum(len(item) for part in parts for item in part.items) <= room:
+        for part in parts:
+            part.kept = len(part.items)
+        return []
+    room -= 1
+    growing = [part for part in parts if part.items]
+    while growing:
+        for part in tuple(growing):
+            needed = len(part.items[part.kept])
+            if needed > room:
+                growing.remove(part)
+                continue
+            room -= needed
+            part.kept += 1
+            if part.kept == len(part.items):
+                growing.remove(part)
+    left = [(len(part.items) - part.kept, part.noun) for part in parts]
+    words = ", ".join(f"{count} more {noun}{'s' if count > 1 else ''}" for count, noun in left if count)
+    return [f"and {words}: --all prints them"]
 
 
 def _verdict(review: Review, tokens: float | None) -> Iterator[str]:
@@ -73,7 +121,17 @@ def _verdict(review: Review, tokens: float | None) -> Iterator[str]:
         yield f"measured: {format_duration(review.observed.step_time_s)} a step ({review.observed.source}), {much}; what follows takes that level"
 
 
-def _edits(review: Review) -> Iterator[str]:
+def _edit(number: int, edit: Edit, review: Review) -> list[str]:
+    remark = f"; {edit.remark}" if edit.remark else ""
+    rows = _rows(f"{number}. {_changes(edit)}: {_gain_of(edit, review)}, {_memory(edit.memory_bytes)}{remark}")
+    rows += [_excerpt(line) for line in edit.lines]
+    if edit.unplaced:
+        rows += _rows(f"     and set {', '.join(edit.unplaced)}, of which the file has no line")
+    return rows
+
+
+def _together(review: Review) -> Iterator[str]:
+    """What all edits do at once; why there is none, where there is none."""
     if review.estimate is None:
         return
     if review.together is None:
@@ -84,13 +142,7 @@ def _edits(review: Review) -> Iterator[str]:
             yield f"no edit is sure to gain: the best guess is {more:+.0%}, and its interval has losses in it; a trial, or --measured, tells more"
         else:
             yield "nothing better than 3% is to be had"
-        return
-    for number, edit in enumerate(review.edits, start=1):
-        yield f"{number}. {_changes(edit)}: {_gain_of(edit, review)}, {_memory(edit.memory_bytes)}{f'; {edit.remark}' if edit.remark else ''}"
-        yield from _lines(edit.lines)
-        if edit.unplaced:
-            yield _cut(f"     and set {', '.join(edit.unplaced)}, of which the file has no line")
-    if len(review.edits) > 1:
+    elif len(review.edits) > 1:
         together = review.together
         yield (
             f"together: {_gain(together.gain)}, {format_bytes(float(together.estimate.peak_memory_bytes))}, "
@@ -122,15 +174,29 @@ def _memory(change: float) -> str:
     return f"{'+' if change >= 0 else '-'}{format_bytes(abs(change))}"
 
 
-def _lines(lines: tuple[LineEdit, ...]) -> Iterator[str]:
-    for line in lines[:3]:
-        yield f"     {line.file}:{line.line}: {line.after.strip() or 'remove ' + line.before.strip()}"
+def _excerpt(line: LineEdit) -> str:
+    """A line as it will be, or that it goes; of one that is longer than a row, what is around the change."""
+    text, place = line.after.strip(), f"     {line.file}:{line.line}: "
+    if not text:
+        text = f"remove {line.before.strip()}"
+    elif len(place) + len(text) > WIDTH:
+        before = line.before.strip()
+        same = next((at for at, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
+        words = text[: max(0, same - _CONTEXT)].rfind(" ") + 1
+        text = ("... " if words else "") + text[words:]
+    return _cut(place + text)
 
 
 def _warnings(review: Review) -> Iterator[str]:
     for each in review.warnings:
         where = f"{each.file}:{each.line}: " if each.line else ""
         yield f"! {where}{each.text}"
+
+
+def _rows(text: str) -> list[str]:
+    """The text on rows of `WIDTH` characters, all but the first indented."""
+    clean = re.sub(r"\s*\n\s*", " ", text)
+    return textwrap.wrap(clean, WIDTH, subsequent_indent="     ", break_on_hyphens=False) or [""]
 
 
 def _cut(text: str) -> str:

@@ -225,7 +225,7 @@ class MeasureDocument(Document):
 class KindDocument(BaseModel):
     """A trainer or a runner with its options."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
     kind: Name
 
@@ -279,9 +279,9 @@ class StudyDocument(Document):
         default_factory=dict,
         description="the study's own knobs with their values, the default first: {num_workers: [0, 2, 4], flash: [false, true]}",
     )
-    objective: ObjectiveDocument = ObjectiveDocument()
-    budget: BudgetDocument = BudgetDocument()
-    measure: MeasureDocument = MeasureDocument()
+    objective: ObjectiveDocument = ObjectiveDocument.model_construct()
+    budget: BudgetDocument = BudgetDocument.model_construct()
+    measure: MeasureDocument = MeasureDocument.model_construct()
     searcher: Name = "bayesian"
     trainer: Kind = "native"
     runner: Kind = "ray"

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import typer
 
-from autotune.cli import application
+from autotune.cli import MODULES, application
 from autotune.cli.help_pages import EXAMPLES, GROUPS, MORE, commands_of
 
 PATHS = [path for path, _ in commands_of(application())]
@@ -20,6 +20,13 @@ def test_every_command_is_in_one_group() -> None:
     listed = Counter(name for names in GROUPS.values() for name in names)
     assert set(listed) == {path.split()[0] for path in PATHS}
     assert set(listed.values()) == {1}
+
+
+def test_a_command_is_built_without_those_of_other_modules() -> None:
+    for commands in MODULES.values():
+        for word in commands:
+            assert {path.split()[0] for path, _ in commands_of(application(word))} == set(commands)
+    assert {path.split()[0] for path in PATHS} == {word for commands in MODULES.values() for word in commands}
 
 
 def test_the_first_page_has_the_groups_and_whole_sentences(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from autotune.errors import SpecError
 from autotune.spec import ModelSpec, catalog
+from autotune.spec.catalog_files import read_entry
 from autotune.spec.hugging_face import text_model
 from autotune.spec.hugging_face_alike import ALIKE
 from autotune.spec.hugging_face_families import APART, FAMILIES
@@ -171,3 +172,8 @@ def test_a_family_that_is_another_one_is_that_one_in_its_words() -> None:
     assert text_model({"model_type": "minicpm", **LLAMA, "num_experts": 8})[0] == "granitemoe"
     _, document = text_model(MODELS["Qwen/Qwen2.5-VL-72B-Instruct"]["config"])
     assert "rope_scaling" not in document
+
+
+def test_ids_of_the_hub_are_found_without_parsing_every_file() -> None:
+    parsed = {name: read_entry("models", name, field="model").get("hub") for name in catalog.model_names()}
+    assert catalog.hub_ids() == {name: hub for name, hub in parsed.items() if hub}

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from autotune.spec.catalog_files import entry_names, read_entry
+from autotune.spec.catalog_files import entry_names, read_entry, texts_of
 from autotune.spec.cluster import ClusterSpec, GpuSpec
 from autotune.spec.hugging_face import fields_of
 from autotune.spec.model import ModelSpec
@@ -91,11 +91,9 @@ def hub_models() -> Mapping[str, str]:
     return {hub.lower(): name for name, hub in hub_ids().items()}
 
 
-@cache
 def hub_ids() -> Mapping[str, str]:
     """Ids on Hugging Face's hub by the name of the model, where it has one."""
-    ids = {name: read_entry("models", name, field="model").get(HUB) for name in model_names()}
-    return {name: hub for name, hub in ids.items() if hub}
+    return texts_of("models", HUB)
 
 
 @cache
