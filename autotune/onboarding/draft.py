@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,6 +69,22 @@ class Draft:
             lines += _lines(entry, "")
         return "\n".join(lines) + "\n"
 
+    def with_values(self, values: Mapping[str, Any]) -> Draft:
+        """With values that somebody said, by the path of their key: `workload.seq_len`."""
+
+        def said(entry: Entry, path: str) -> Entry:
+            if path in values:
+                return replace(entry, value=values[path], comment="as was said")
+            inside = {key: values[f"{path}.{key}"] for key in _keys(entry.value) if f"{path}.{key}" in values}
+            if not inside:
+                return replace(entry, parts=tuple(said(part, f"{path}.{part.key}") for part in entry.parts))
+            left = [words for words in entry.comment.split("; ") if not _asks_for(words, inside)]
+            words = "; ".join([*filter(None, left), f"{', '.join(inside)} as was said"])
+            return replace(entry, value={**entry.value, **inside}, comment=words)
+
+        entries = tuple(said(entry, entry.key) for entry in self.entries)
+        return replace(self, entries=entries, fill_in=tuple(key for key in self.fill_in if key not in values))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
@@ -77,6 +93,14 @@ class Draft:
             "fill_in": list(self.fill_in),
             "notes": list(self.notes),
         }
+
+
+def _keys(value: Any) -> tuple[str, ...]:
+    return tuple(value) if isinstance(value, dict) else ()
+
+
+def _asks_for(words: str, keys: Iterable[str]) -> bool:
+    return any(words.startswith(f"fill in: {key}") for key in keys)
 
 
 def file_name(path: str) -> str:

@@ -131,6 +131,7 @@ def _review(
             missing=tuple(missing),
             warnings=tuple(dangers_of(found.texts)),
             texts=found.texts,
+            spec=_spec(found, said),
         )
     if isinstance(document.get("trainer"), dict) and not found.is_spec and found.base:
         document["trainer"] = with_program_files(document["trainer"], found.base.absolute())
@@ -164,7 +165,16 @@ def _review(
         unplaced=unplaced,
         warnings=tuple(dangers_of(found.texts, study.workload, config, predicted)),
         texts=found.texts,
+        spec=_spec(found, said),
     )
+
+
+def _spec(found: Target, said: Mapping[str, Any]) -> str:
+    """The text of a spec with what was said in its place."""
+    if found.draft is None:
+        return found.texts.get(found.name, "")
+    keys = {"seq_len": "workload.seq_len", "batch": "workload.global_batch_size"}
+    return found.draft.with_values({keys[name]: said[name] for name in keys if said.get(name) is not None}).text
 
 
 def _completed(

@@ -55,6 +55,8 @@ class Target:
     """(nodes, ranks of a node) of the launch; None where it does not say"""
     is_spec: bool = False
     """whether it is a study's spec"""
+    draft: Draft | None = None
+    """the spec with its comments; None where it is one already"""
 
 
 def read_target(target: str | Path | Sequence[str], *, model: str | None = None, cluster: str | None = None) -> Target:
@@ -90,15 +92,20 @@ def read_target(target: str | Path | Sequence[str], *, model: str | None = None,
 
 @contextmanager
 def named_text(text: str) -> Iterator[Path]:
-    """A file with that text for as long as it is needed, with the ending of what it is: a script, a document or a Python program."""
+    """A file with that text for as long as it is needed, with the name of what it is."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, name_for(text))
+        path.write_text(text, encoding="utf-8")
+        yield path
+
+
+def name_for(text: str) -> str:
+    """The name of a file with that text: `launch` with the ending of a script, a document or a Python program."""
     ending = ".sh"
     if started_by(text) is None:
         endings = (each for each in (".toml", ".json", ".yaml") if document_of(f"launch{each}", text))
         ending = next(endings, ".py" if re.search(r"^\s*(import|from) \w", text, re.MULTILINE) else ".sh")
-    with TemporaryDirectory() as folder:
-        path = Path(folder, f"launch{ending}")
-        path.write_text(text, encoding="utf-8")
-        yield path
+    return f"launch{ending}"
 
 
 @contextmanager
@@ -198,6 +205,7 @@ def _read(
         comments=tuple(_comments(draft)),
         started=started,
         asked=asked,
+        draft=draft,
     )
 
 

@@ -105,7 +105,7 @@ OF_WORKLOAD = ("seq_len", "global_batch_size", "optimizer", "document_len", "pef
 class Document(BaseModel):
     """A mapping whose keys are all known."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="wrap")
     @classmethod

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from autotune.schema.document import Count, Document, Name, Text
 
 
-class ModelDocument(Document):
+class ModelDocument(Document, defer_build=True):
     """A decoder-only transformer by its shape."""
 
     name: Name = "inline"
@@ -49,7 +49,7 @@ class ModelDocument(Document):
     )
 
 
-class HuggingFaceModelDocument(Document):
+class HuggingFaceModelDocument(Document, defer_build=True):
     """transformers' own class of a Hugging Face `config.json`."""
 
     hf: Text = Field(
@@ -58,14 +58,14 @@ class HuggingFaceModelDocument(Document):
     source: StrictStr = Field(default="", max_length=1 << 18, description="the file's JSON text, in place of the file")
 
 
-class NamedModelDocument(Document):
+class NamedModelDocument(Document, defer_build=True):
     """A model of the catalog or of a `config.json`, with what only the trainer decides."""
 
     name: Text = Field(description="catalog name, or path to a Hugging Face config.json")
     mtp_layers: StrictInt = Field(ge=0, le=16, description="layers of multi-token prediction that the trainer trains")
 
 
-class CountedModelDocument(Document):
+class CountedModelDocument(Document, defer_build=True):
     """A model that no shape describes, such as one for images, by its number of weights."""
 
     parameters: Annotated[StrictInt, Field(ge=1, le=1 << 50)] = Field(
@@ -85,7 +85,7 @@ def _builder_name(name: str) -> str:
     return name
 
 
-class ModuleModelDocument(Document):
+class ModuleModelDocument(Document, defer_build=True):
     """A model that a function of the user's builds."""
 
     module: Annotated[

@@ -16,7 +16,7 @@ from autotune.space.enumeration import MAX_VALUES
 from autotune.spec import KNOBS
 
 
-class ValueRule(Document):
+class ValueRule(Document, defer_build=True):
     """The values of a knob by a rule, ends included."""
 
     powers_of_two: list[Count] | None = Field(default=None, min_length=2, max_length=2, description="[from, to]")
@@ -93,7 +93,7 @@ Sizes = Annotated[
 ]
 
 
-class _SpaceHead(Document):
+class _SpaceHead(Document, defer_build=True):
     name: Name | None = None
     description: str = ""
     world_sizes: Sizes | None = Field(

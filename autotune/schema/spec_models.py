@@ -51,7 +51,7 @@ _OBJECTIVE, _BUDGET, _MEASURE = Objective(), Budget(), MeasureSpec()
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 
 
-class GpuDocument(Document):
+class GpuDocument(Document, defer_build=True):
     """An accelerator by its datasheet."""
 
     name: Name
@@ -78,7 +78,7 @@ Fabric = Literal[
 ]
 
 
-class LinkDocument(Document):
+class LinkDocument(Document, defer_build=True):
     """A way between GPUs, per GPU and direction; what is left out is that of the GPU's catalog entry, or of a port of the fabric."""
 
     latency_s: Latency | None = None
@@ -88,7 +88,7 @@ class LinkDocument(Document):
     )
 
 
-class ClusterDocument(Document):
+class ClusterDocument(Document, defer_build=True):
     """Equal nodes of GPUs; links that are left out are those of the catalog."""
 
     name: Name | None = None
@@ -113,7 +113,7 @@ AskedCluster = Annotated[
 ]
 
 
-class TargetDocument(Document):
+class TargetDocument(Document, defer_build=True):
     """The job that is meant, where fewer GPUs are at hand than it will have."""
 
     cluster: AskedCluster = Field(
@@ -127,7 +127,7 @@ class TargetDocument(Document):
     )
 
 
-class PeftDocument(Document):
+class PeftDocument(Document, defer_build=True):
     """Fine-tuning that trains low-rank adapters alone."""
 
     method: Literal["lora", "qlora"] = Field(default="lora", description="qlora keeps the frozen weights in 4 bits")
@@ -140,7 +140,7 @@ class PeftDocument(Document):
     )
 
 
-class WorkloadDocument(Document):
+class WorkloadDocument(Document, defer_build=True):
     """What a step of the training is."""
 
     seq_len: SequenceLength = Field(description="tokens per sequence")
@@ -161,14 +161,14 @@ class WorkloadDocument(Document):
     )
 
 
-class ObjectiveDocument(Document):
+class ObjectiveDocument(Document, defer_build=True):
     """What makes a config better."""
 
     metric: Literal["throughput", "goodput", "cost"] = "throughput"
     stability_weight: Fraction = _OBJECTIVE.stability_weight
 
 
-class BudgetDocument(Document):
+class BudgetDocument(Document, defer_build=True):
     """When the study ends at the latest."""
 
     max_trials: Annotated[StrictInt, Field(ge=1, le=100_000)] = _BUDGET.max_trials
@@ -180,7 +180,7 @@ class BudgetDocument(Document):
     parallel_trials: Annotated[StrictInt, Field(ge=1, le=1024)] = _BUDGET.parallel_trials
 
 
-class MeasureDocument(Document):
+class MeasureDocument(Document, defer_build=True):
     """How a trial is measured."""
 
     warmup_steps: Annotated[StrictInt, Field(ge=0, le=10_000)] = _MEASURE.warmup_steps
@@ -251,7 +251,7 @@ Config = Annotated[
 ]
 
 
-class StudyDocument(Document):
+class StudyDocument(Document, defer_build=True):
     """A tuning job, as it is asked for."""
 
     name: Name | None = Field(default=None, description="what people call it; model and cluster when left out")

@@ -28,7 +28,7 @@ OPEN = {
     "/logout",
 }
 """addresses that answer strangers; `/` only leads to the studies, and /logout only removes the browser's cookie"""
-FOR_READERS = {f"{API}/plan", f"{API}/review", "/submit/preview"}
+FOR_READERS = {f"{API}/plan", f"{API}/review", "/submit/preview", "/submit/review"}
 """addresses that take a body and change nothing"""
 EVIL_IDS = (
     "..%2f..%2fetc%2fpasswd",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import html
+import re
 from pathlib import Path
+
+import yaml
 
 from tests.service.running import API, Service
 
@@ -31,3 +35,47 @@ def test_a_launch_is_reviewed_from_texts_alone(service: Service, tmp_path: Path)
         answer = service.http.post(f"{API}/review", json=body)
         assert answer.status_code == 422
         assert answer.json()["error"]["message"]
+
+
+LAUNCH = """#!/bin/bash
+torchrun --nproc_per_node=8 run_clm.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 1 \\
+    --gradient_accumulation_steps 16 --gradient_checkpointing True --fsdp full_shard --bf16 True
+"""
+
+
+def test_a_new_study_begins_with_the_review_of_a_launch_and_its_button_makes_the_spec(service: Service) -> None:
+    page = service.http.get("/submit").text
+    fields = {
+        name: found[1]
+        for name in ("form_token", "number")
+        if (found := re.search(rf'name="{name}" value="([0-9a-f]+)"', page))
+    }
+    before = len(service.store.studies())
+
+    def sent(**more: str) -> str:
+        answer = service.http.post("/submit/review", data={**fields, "launch": LAUNCH, **more})
+        assert answer.status_code == 200
+        return html.unescape(answer.text)
+
+    assert "missing: the GPUs that it runs on" in sent(seq_len="4096")
+    said = {"cluster": "h100-sxm", "seq_len": "4096"}
+    text = sent(**said)
+    assert "llama-8b (8.03G) on 8 x h100-sxm" in text
+    assert "fits: " in text
+    assert "recompute full -> none" in text
+    assert "--gradient_checkpointing False" in text
+    assert "my-first-study" in text, "the spec below stays until its button is pressed"
+    tuned = re.search(r'<textarea id="spec"[^>]*>\n(.*?)</textarea>', sent(**said, tune="1"), re.DOTALL)
+    assert tuned
+    spec = yaml.safe_load(tuned[1])
+    assert (spec["model"], spec["cluster"]) == ("meta-llama/Llama-3.1-8B", "h100-sxm-1x8")
+    assert spec["workload"] == {"seq_len": 4096, "global_batch_size": 128}
+    assert "per_device_train_batch_size" in str(spec["trainer"])
+    for wrong, words in (
+        ({"seq_len": "many"}, "whole number"),
+        ({"cluster": "x9"}, "x9"),
+        ({"launch": "echo"}, "starts no Python program"),
+    ):
+        assert words in sent(**{**said, **wrong})
+        assert 'class="problems"' in sent(**{**said, **wrong})
+    assert len(service.store.studies()) == before

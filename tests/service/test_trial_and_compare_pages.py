@@ -182,6 +182,7 @@ def test_forms_are_refused_without_their_token_and_to_those_who_may_not(
         f"/studies/{study}/delete": {"sure": "1"},
         "/submit": {"spec": SPEC},
         "/submit/preview": {"spec": SPEC},
+        "/submit/review": {"launch": "torchrun train.py"},
     }
     for path, fields in paths.items():
         assert guarded.http.post(path, data=fields, headers=ann).status_code == 403, path

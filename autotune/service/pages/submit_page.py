@@ -1,4 +1,5 @@
-"""The form for a new study: its spec as YAML, checked while it is typed, with a preview of the plan.
+"""The form for a new study: first the review of a launch that is pasted, of which one button makes the spec; then the spec as YAML, checked while it is typed,
+with a preview of the plan.
 
 Checks and previews run in the queue of CPU-heavy requests, where callers take turns, and know the same limits as a submission. Without scripts the button
 `Check` shows the same. A form carries a number of its own: sent twice, it makes one study.
@@ -27,6 +28,10 @@ from autotune.spec.secrets import masked
 
 router = APIRouter()
 
+LAUNCH = ("launch", "model", "cluster", "seq_len", "batch", "precision", "config")
+"""fields of the form that reviews a launch"""
+MOST_COUNT = 1 << 27
+"""largest length of a sequence, and largest batch"""
 PREVIEWED = 5
 """configs of the plan that a preview shows"""
 STARTER = """\
@@ -79,6 +84,44 @@ async def preview(request: Request) -> Response:
             raise
         shown = {"problems": [_refused(refusal)]}
     return render("submit.html", caller=caller, **(_blank(text, form.get("number", "")) | shown))
+
+
+@router.post("/submit/review")
+@page
+async def review(request: Request) -> Response:
+    """The form again, with what there is to say of a launch; with its spec, when that is asked for. Nothing is stored, and no file of this machine is read."""
+    service, caller, form = await changing(request)
+    launch = {name: form.get(name, "").strip() for name in LAUNCH}
+    launch["launch"] = form.get("launch", "").replace("\r\n", "\n")
+    text, number = form.get("spec", STARTER), form.get("number", "")
+
+    def work() -> dict[str, Any]:
+        from autotune.reviews import lines_of, review_texts
+        from autotune.reviews.target import name_for
+
+        found = review_texts(
+            {name_for(launch["launch"]): launch["launch"]},
+            model=launch["model"] or None,
+            cluster=launch["cluster"] or None,
+            seq_len=_count(launch["seq_len"], "tokens of a sequence"),
+            batch=_count(launch["batch"], "sequences of a step"),
+            precision=launch["precision"] or None,
+            config=launch["config"] or None,
+            store=service.store,
+        )
+        return {"lines": lines_of(found, most=None), "spec": found.spec, "fits": found.fits}
+
+    try:
+        shown: dict[str, Any] = {"reviewed": await service.plan(caller, work)}
+        text = shown["reviewed"]["spec"] if form.get("tune") else text
+    except AutotuneError as error:
+        shown = {"review_problems": problems_of(error)}
+    except RefusalError as refusal:
+        if refusal.status == 429:
+            raise
+        shown = {"review_problems": [_refused(refusal)]}
+    values = _blank(text, number) | shown | {"launch": launch, "is_drafted": bool(form.get("tune"))}
+    return render("submit.html", caller=caller, **values)
 
 
 @router.post("/submit")
@@ -139,7 +182,26 @@ def _read(text: str) -> dict[str, Any]:
 
 def _blank(text: str, number: str = "") -> dict[str, Any]:
     """The values of a form that nobody has checked."""
-    return {"text": text, "number": number or secrets.token_hex(16), "source": "", "problems": [], "preview": None}
+    return {
+        "text": text,
+        "number": number or secrets.token_hex(16),
+        "source": "",
+        "problems": [],
+        "preview": None,
+        "launch": dict.fromkeys(LAUNCH, ""),
+        "reviewed": None,
+        "review_problems": [],
+        "is_drafted": False,
+    }
+
+
+def _count(text: str, what: str) -> int | None:
+    """A whole number that was typed; None for nothing. Raises `SpecError`."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:12]) <= MOST_COUNT):
+        raise SpecError(f"the {what} are a whole number from 1, but {text[:40]!r} was typed")
+    return int(text)
 
 
 def _summary(study: Study) -> dict[str, Any]:
