@@ -48,6 +48,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "autotune review train.sh --cluster h100-sxm",
         "autotune review -- torchrun --nproc-per-node 8 train.py --batch-size 4",
         "autotune review train.sh --cluster h100-sxm --measured 2.1s --diff",
+        "autotune review --kubeflow trainjob.yaml --cluster h100-sxm",
     ),
     "plan": (
         "autotune plan study.yaml",

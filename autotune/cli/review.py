@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,6 +69,13 @@ def review(
             "--write", metavar="FILE", callback=never_printed, help="Write a copy of the file with all edits."
         ),
     ] = None,
+    kubeflow: Annotated[
+        bool,
+        typer.Option(
+            "--kubeflow",
+            help="TARGET is a TrainJob or an AdmissionReview of one (`-`: of stdin): print its JSON patch, or the response with it.",
+        ),
+    ] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Print all that there is to say, not the most valuable 25 lines of it.")
     ] = False,
@@ -85,6 +93,10 @@ def review(
             remedy="review a command with its words behind `--`: autotune review -- torchrun train.py ...",
             field="TARGET",
         )
+    said = {"model": model, "cluster": cluster, "seq_len": seq_len, "batch": batch, "config": config}
+    if kubeflow:
+        _recommend(target[0], said)
+        return
     with _known_store(store, cluster) as database:
         found: Review = review_launch(
             target if len(target) > 1 else target[0],
@@ -136,6 +148,17 @@ def _here() -> ClusterSpec:
     return local_cluster()
 
 
+def _recommend(file: str, said: Mapping[str, object]) -> None:
+    import sys
+
+    from autotune.reviews.kubeflow import recommended
+
+    answer, why = recommended(sys.stdin.read() if file == "-" else _text(Path(file), "TARGET"), **said)
+    emit(answer)
+    if why:
+        note(why)
+
+
 def _patch(found: Review) -> str:
     from autotune.reviews.lines import patch
 
@@ -170,10 +193,10 @@ def _write(found: Review, file: Path) -> None:
         note(f"wrote {path}: {name} with its edits")
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, field: str = "--log") -> str:
     from autotune.errors import SpecError
 
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise SpecError(f"{path} cannot be read: {error.strerror}", field="--log") from None
+        raise SpecError(f"{path} cannot be read: {error.strerror}", field=field) from None

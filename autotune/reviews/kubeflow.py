@@ -1,0 +1,155 @@
+"""A recommender for Kubeflow's TrainJobs: a TrainJob goes in, and a JSON patch (RFC 6902) comes out, or no change.
+
+    TrainJob, YAML or JSON                       a list of operations; empty: no change
+    AdmissionReview (admission.k8s.io/v1)        an AdmissionReview that allows the job, with the patch if there is one
+
+KEP-3328 of Kubeflow Trainer lets plugins configure a TrainJob before it is admitted; how they will be called is not settled, so all that is known of it is in
+this module. Its annotation `trainer.kubeflow.org/autoconf-plugin` names the plugin that may change the job: within an admission, a job that does not name this one
+stays as it is. `spec.trainer` cannot change once a job exists, so only its creation is answered with a patch.
+
+A patch changes words of the container's command and arguments, never its GPUs or its arithmetic, and only if the job reads as the proposed config afterwards. No job is
+ever refused: whatever is not understood is a warning.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from autotune.errors import AutotuneError, SpecError
+from autotune.reviews.answer import Review
+from autotune.reviews.lines import edited
+from autotune.reviews.reviewing import review_texts
+
+PLUGIN = "trainer.kubeflow.org/autoconf-plugin"
+"""annotation that names the plugin"""
+NAME = "autotune"
+MOST_WARNING = 200
+"""characters of a warning, of which Kubernetes cuts those that are much longer"""
+_FILE = "job.yaml"
+_WORDS = ("command", "args")
+
+
+@dataclass(frozen=True, slots=True)
+class Recommended:
+    """What a job should become."""
+
+    patch: tuple[dict[str, Any], ...]
+    """operations; empty: it stays as it is"""
+    words: str
+    """why"""
+
+
+def recommended(text: str, **said: Any) -> tuple[Any, str]:
+    """(the answer as a JSON document, why) to a TrainJob or an AdmissionReview; `said`: as for `review_texts`. Raises `SpecError` for what is neither."""
+    try:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise SpecError(f"the text is neither YAML nor JSON: {str(error).splitlines()[0]}", field="TARGET") from None
+    kind = document.get("kind") if isinstance(document, Mapping) else None
+    if kind == "TrainJob":
+        found = of_job(document, **said)
+        return list(found.patch), found.words
+    if kind != "AdmissionReview" or not isinstance(document.get("request"), Mapping):
+        raise SpecError(
+            f"a TrainJob or an AdmissionReview with a request is expected, but kind is {kind!r:.80}",
+            remedy="kubectl get trainjob NAME -o yaml prints one",
+            field="TARGET",
+        )
+    found = _admitted(document["request"], said)
+    return _response(str(document["request"].get("uid", "")), found), found.words
+
+
+def _admitted(request: Mapping[str, Any], said: Mapping[str, Any]) -> Recommended:
+    job = request.get("object")
+    if request.get("operation") != "CREATE" or not isinstance(job, Mapping) or job.get("kind") != "TrainJob":
+        return Recommended((), "only a TrainJob that is created can change")
+    annotations = _mapping(_mapping(job.get("metadata")).get("annotations"))
+    if annotations.get(PLUGIN) != NAME:
+        return Recommended((), "")
+    try:
+        return of_job(job, **said)
+    except AutotuneError as error:
+        return Recommended((), str(error))
+
+
+def _response(uid: str, found: Recommended) -> dict[str, Any]:
+    response: dict[str, Any] = {"uid": uid, "allowed": True}
+    if found.patch:
+        patch = json.dumps(found.patch).encode()
+        response |= {"patchType": "JSONPatch", "patch": base64.b64encode(patch).decode()}
+    if found.words:
+        response["warnings"] = [f"{NAME}: {found.words}"[:MOST_WARNING]]
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+
+
+def of_job(job: Mapping[str, Any], **said: Any) -> Recommended:
+    """What a TrainJob should become. Raises what `review_texts` raises."""
+    text = _text(job)
+    found = review_texts({_FILE: text}, **said)
+    if any("precision" in edit.changes for edit in found.edits) and found.config is not None:
+        said = {**said, "precision": found.config.precision}  # its arithmetic is for people to decide
+        found = review_texts({_FILE: text}, **said)
+    if found.missing:
+        missing = "; ".join(f"{each.what} is not found: {each.remedy}" for each in found.missing)
+        return Recommended((), f"no change, because {missing}")
+    if found.together is None:
+        return Recommended((), "no change: no edit is sure to gain")
+    after = yaml.safe_load(edited(found.texts, found.lines).get(_FILE, text))
+    if not _added(after, found.unplaced):
+        return Recommended((), f"no change: the job has no place for {', '.join(found.unplaced)}")
+    if review_texts({_FILE: _text(after)}, **said).config != found.together.config:
+        return Recommended((), "no change: the edited job would not train with the proposed config")
+    return Recommended(tuple(_operations(json.loads(json.dumps(job)), after, "")), _why(found))
+
+
+def _text(job: Mapping[str, Any]) -> str:
+    """The job with one word of its command to a line."""
+    plain = json.loads(json.dumps(job, default=str))  # times are objects in YAML
+    return yaml.safe_dump(plain, sort_keys=False, default_flow_style=False, width=1 << 20)
+
+
+def _added(job: dict[str, Any], options: tuple[str, ...]) -> bool:
+    """Appends options to the words of the job's container; False where they cannot be appended, as behind a script of a shell."""
+    trainer = _mapping(_mapping(job.get("spec")).get("trainer"))
+    key = next((key for key in reversed(_WORDS) if trainer.get(key)), None)
+    first = str((trainer.get("command") or trainer.get("args") or [""])[0]).rpartition("/")[2]
+    if options and (key is None or first in ("sh", "bash") or any(not _is_option(each) for each in options)):
+        return False
+    if key is not None:
+        trainer[key].extend(options)
+    return True
+
+
+def _is_option(words: str) -> bool:
+    return words.startswith("--") and "=" in words
+
+
+def _operations(before: Any, after: Any, path: str) -> Iterator[dict[str, Any]]:
+    """What makes the second document of the first."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and before.keys() == after.keys():
+        for key in before:
+            yield from _operations(before[key], after[key], f"{path}/{key.replace('~', '~0').replace('/', '~1')}")
+    elif isinstance(before, list) and isinstance(after, list) and len(before) <= len(after):
+        for at, (old, new) in enumerate(zip(before, after, strict=False)):
+            yield from _operations(old, new, f"{path}/{at}")
+        yield from ({"op": "add", "path": f"{path}/-", "value": new} for new in after[len(before) :])
+    elif before != after:
+        yield {"op": "replace", "path": path, "value": copy.deepcopy(after)}
+
+
+def _why(found: Review) -> str:
+    assert found.together is not None
+    changes = ", ".join(f"{name} {old} -> {new}" for edit in found.edits for name, (old, new) in edit.changes.items())
+    gain = found.together.gain
+    return f"{changes}: predicted {gain.gain - 1:+.0%} tokens/s ({gain.low - 1:+.0%} to {gain.high - 1:+.0%})"
+
+
+def _mapping(value: Any) -> Any:
+    return value if isinstance(value, dict) else {}
