@@ -1,7 +1,7 @@
 """The command line. Each module holds the commands of one purpose and imports what they need only when they run.
 
     tune.py       tune                                  best.py       best, explain
-    review.py     review
+    review.py     review                                observe.py    run
     plan.py       plan, estimate                        export.py     export, report, compare
     fit.py        fit                                   check.py      check
     calibrate.py  calibrate                             serve.py      serve, token create, list, revoke, audit
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MODULES: Mapping[str, tuple[str, ...]] = {
     "review": ("review",),
+    "observe": ("run",),
     "onboarding": ("init", "import"),
     "check": ("check",),
     "tune": ("tune",),
@@ -62,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """Runs one command line and returns its exit code."""
+    if argv[:1] == ["run"] and "--" in argv:
+        _be_silent(argv[argv.index("--") + 1 :])
     import typer
 
     from autotune.cli.exit_codes import DONE, INTERRUPTED
@@ -95,6 +98,15 @@ def run(argv: list[str]) -> int:
             return report_error(error, as_json=as_json)
         raise
     return code if isinstance(code, int) else DONE
+
+
+def _be_silent(command: list[str]) -> None:
+    """Becomes the command at once, where another process of its job speaks: there may be thousands."""
+    from autotune.observing.in_place import exec_in_place
+    from autotune.observing.rank import is_first
+
+    if command and not is_first(os.environ, command):
+        exec_in_place(command)
 
 
 def application(word: str = "") -> typer.Typer:

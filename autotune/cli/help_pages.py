@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Tune": ("doctor", "review", "init", "import", "plan", "estimate", "fit", "check", "calibrate", "tune"),
+    "Tune": ("doctor", "review", "run", "init", "import", "plan", "estimate", "fit", "check", "calibrate", "tune"),
     "Look at studies and results": (
         "list",
         "status",
@@ -49,6 +49,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "autotune review -- torchrun --nproc-per-node 8 train.py --batch-size 4",
         "autotune review train.sh --cluster h100-sxm --measured 2.1s --diff",
         "autotune review --kubeflow trainjob.yaml --cluster h100-sxm",
+    ),
+    "run": (
+        "autotune run -- torchrun --nproc-per-node 8 train.py --batch-size 4",
+        "autotune run --cluster h100-sxm-1x8 -- bash train.sh",
     ),
     "plan": (
         "autotune plan study.yaml",

@@ -27,6 +27,7 @@ from autotune.spec.count import format_count
 from autotune.trainers import trainer
 
 if TYPE_CHECKING:
+    from autotune.onboarding.launch_script import Started
     from autotune.ports import KnowledgeStore
 
 _HOW = {
@@ -37,6 +38,7 @@ _HOW = {
     "space.precision": ("the number format", "say --precision bf16, fp16 or fp32"),
     "baseline": ("the config that it trains with", "say it with --config micro_batch_size=4,tp=2,..."),
 }
+LOCAL = "local"
 VOCABULARY = "fill in: vocab_size"
 """the comment of a shape that lacks only that"""
 LOWER_MEMORY = (
@@ -60,11 +62,13 @@ def review(
     log: str | None = None,
     store: KnowledgeStore | None = None,
     local_cluster: Callable[[], ClusterSpec] | None = None,
+    here: Callable[[Started | None, tuple[int, int] | None], ClusterSpec] | None = None,
 ) -> Review:
     """The review of a file, of a text of several lines, or of the words of a command.
 
     `model`, `cluster`, `seq_len`, `batch` (sequences of an optimizer step), `precision` and `config` say what the launch does not. `measured_s`: seconds of one of
-    its steps; `log`: its log, from which they are read. Raises `SpecError` for what is no launch.
+    its steps; `log`: its log, from which they are read. `here`: the cluster of a launch that is about to start on this machine, by what it starts and its (nodes,
+    ranks of a node). Raises `SpecError` for what is no launch.
     """
     said = {
         "model": model,
@@ -78,7 +82,12 @@ def review(
         with named_text(target) as named:
             found = read_target(named, model=model, cluster=cluster)
             return _review(found, said, measured_s, log, store, local_cluster)
-    return _review(read_target(target, model=model, cluster=cluster), said, measured_s, log, store, local_cluster)
+    found = read_target(target, model=model, cluster=cluster)
+    if here is not None and cluster is None and not found.is_spec:
+        starts_here = here(found.started, found.asked)
+        said["cluster"], found.document["cluster"] = LOCAL, LOCAL
+        return _review(found, said, measured_s, log, store, lambda: starts_here)
+    return _review(found, said, measured_s, log, store, local_cluster)
 
 
 def review_texts(

@@ -84,6 +84,18 @@ def _shared(parts: Sequence[_Part], room: int | None) -> list[str]:
     return [f"and {words}: --all prints them"]
 
 
+def short_lines(review: Review) -> list[str]:
+    """The same in five lines: what was understood, the verdict, the best edit, the first warning."""
+    found = [f"{review.target}: {review.understood}", *_verdict(review, None)]
+    if review.missing:
+        found = [f"no prediction: {each.what} is not known; {each.remedy}" for each in review.missing[:3]]
+    elif review.edits:
+        first, more = review.edits[0], len(review.edits) - 1
+        gain = f"{_changes(first)}: {_gain_of(first, review)}, {_memory(first.memory_bytes)}"
+        found.append(f"faster: {gain}{f'; {more} more' if more else ''}: autotune review shows the lines")
+    return [*found, *list(_warnings(review))[:1]][:5]
+
+
 def _verdict(review: Review, tokens: float | None) -> Iterator[str]:
     estimate = review.estimate
     if estimate is None or review.study is None or review.config is None:

@@ -12,11 +12,11 @@ import contextlib
 import selectors
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import RunnerError, SpecError
 from autotune.ports import AttemptId, RunnerEvent, TrialRequest
-from autotune.spec import ParallelConfig, Study
+from autotune.spec import ParallelConfig, Study, Workload
 from autotune.spec.checks import one_of, positive_int
 from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.gang_runner import NATIVE, too_many
@@ -40,12 +40,24 @@ from autotune_workers.runners.machine_limits import (
 from autotune_workers.runners.turn_queue import LOOK_EVERY_S, TurnQueue
 from autotune_workers.training.faults import Fault
 
+if TYPE_CHECKING:
+    from autotune_workers.process.observed_program import ObservedProgram
+
 MIN_CPU_RANKS = 8
 """CPU ranks may be more than CPUs: slow, but every parallel layout can be tried on a small machine"""
 
 
 class LocalRunner(AnyTrainerRunner):
     """Runs trials on ranks of this machine."""
+
+    @staticmethod
+    def observed_program(
+        trainer: str, options: Mapping[str, Any], workload: Workload | None, config: ParallelConfig | None
+    ) -> ObservedProgram:
+        """What reads the log of a program that somebody else starts (`autotune.observing`)."""
+        from autotune_workers.process.observed_program import ObservedProgram
+
+        return ObservedProgram(trainer, options, workload, config)
 
     def __init__(
         self,

@@ -1,0 +1,66 @@
+"""The command run: somebody's command in its place, with a review before and what was measured after."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from autotune.cli.onboarding import ModelOption
+from autotune.cli.output import JsonOption, StoreOption
+from autotune.cli.quantities import sequence_tokens
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
+
+
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- COMMAND ...", help="The command that starts the training, as you type it."),
+    ],
+    model: ModelOption = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster", metavar="NAME", help="GPU-NODESxGPUS. Default: this machine, with the ranks of the command."
+        ),
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option("--seq-len", metavar="TOKENS", parser=sequence_tokens, help="Tokens of a sequence.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Sequences of an optimizer step.")] = None,
+    precision: Annotated[str | None, typer.Option("--precision", help="bf16, fp16, tf32 or fp32.")] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="KNOB=VALUE,...", help="The config that it trains with.")
+    ] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Runs a command as it is, reviews it before, and keeps what was measured.
+
+    Output, signals, stdin, environment and exit code are the command's own. autotune's lines go to stderr. Of the processes of a job the first one speaks.
+    """
+    from autotune.observing.in_place import exec_in_place, run_in_place
+    from autotune.observing.rank import is_first
+
+    if not is_first(os.environ, command):
+        exec_in_place(command)
+
+    def advise(channel: object) -> None:
+        from autotune.observing.adviser import Asked, adviser_of
+
+        said = {
+            "model": model,
+            "cluster": cluster,
+            "seq_len": seq_len,
+            "batch": batch,
+            "precision": precision,
+            "config": config,
+        }
+        adviser_of(Asked(command=tuple(command), said=said, store=store, as_json=json))(channel)
+
+    run_in_place(command, advise, to_stderr=json)

@@ -1,0 +1,240 @@
+"""The adviser of a run, in a process of its own: reviews the command before it starts, reads what it prints, keeps what was seen.
+
+It takes `SHARE` of a core while the command runs. What it cannot read in that time is left out, but never the last lines.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, final
+
+from autotune.errors import AutotuneError
+from autotune.observing.launch import cluster_here, target_of
+from autotune.observing.versions import versions_of
+from autotune.observing.words import PREFIX, after
+from autotune.registry import RUNNERS, load
+from autotune.reviews import Review, review
+from autotune.reviews.words import short_lines
+from autotune.settings import settings
+from autotune.spec import Failure, ObservedRun, Outcome
+from autotune.spec.secrets import masked, secrets_of, without
+from autotune.trainers.program_name import COMMAND, name_in, program_name
+
+PACKET = 1 << 17
+WAITING_BYTES = 4 << 20
+"""output that waits to be read"""
+SHARE, AT_ONCE_S = 0.008, 0.5
+"""of a core that reading takes while the command runs, and processor time that it may take at once"""
+PAUSE_S = 0.2
+LOOK_S = 2.0
+"""time between two looks at the memory of GPUs"""
+PART = 60_000
+"""bytes of a part of the document"""
+_LINE_END = re.compile(rb"[\r\n]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a person asked of `autotune run`."""
+
+    command: tuple[str, ...]
+    said: Mapping[str, Any] = field(default_factory=dict)
+    """what the command does not say itself: model, cluster, seq_len, batch, precision, config"""
+    store: str | None = None
+    """address of the results database; None: the usual one"""
+    as_json: bool = False
+
+
+def adviser_of(asked: Asked) -> Any:
+    """The function that advises on the other end of the sockets."""
+
+    def advise(channel: socket.socket) -> None:
+        _Adviser(asked, channel).run()
+
+    return advise
+
+
+@final
+class _Adviser:
+    def __init__(self, asked: Asked, channel: socket.socket) -> None:
+        self._asked, self._channel = asked, channel
+        self._packets: deque[bytes] = deque()
+        self._bytes = 0
+        self._arrived = threading.Condition()
+        self._rest: dict[bytes, bytes] = {}
+
+    def run(self) -> None:
+        threading.Thread(target=self._listen, daemon=True).start()
+        found = self._review()
+        self._channel.send(b"R")
+        versions = versions_of(self._asked.command)
+        study = found.study if found else None
+        program = load(RUNNERS, "local").observed_program(
+            study.trainer if study else COMMAND,
+            study.trainer_options if study else {},
+            study.workload if study else None,
+            found.config if found else None,
+        )
+        started: dict[str, Any] = {}
+        began_s, began_cpu_s, looked_s = time.monotonic(), time.process_time(), 0.0
+        while (packet := self._take(LOOK_S)) is None or packet[:1] != b"E":
+            now_s = time.monotonic()
+            if packet is not None and packet[:1] == b"S":
+                started = json.loads(packet[1:])
+                program.begin(now_s, os.environ.get("CUDA_VISIBLE_DEVICES"))
+            elif packet is not None:
+                self._read(packet, program)
+            if started and now_s - looked_s >= LOOK_S:
+                looked_s = now_s
+                program.look(_descendants(started["pid"]))
+            while time.process_time() - began_cpu_s > AT_ONCE_S + SHARE * (time.monotonic() - began_s):
+                if self._has_ended():
+                    break
+                time.sleep(PAUSE_S)
+        for kind in list(self._rest):  # a last line without an end
+            self._read_lines(kind, b"\n", time.monotonic(), program)
+        self._finish(json.loads(packet[1:]), started, found, program, versions)
+
+    def _review(self) -> Review | None:
+        try:
+            with _store(self._asked.store, is_needed=False) as store:
+                target = target_of(self._asked.command, os.environ)
+                found = review(target, store=store, here=cluster_here, **self._asked.said)
+        except AutotuneError as error:
+            self._say(f"not reviewed: {error.message}")
+            return None
+        for line in short_lines(found):
+            self._say(line)
+        return found
+
+    def _finish(
+        self, end: Mapping[str, Any], started: Mapping[str, Any], found: Review | None, program: Any, versions: Mapping[str, str]
+    ) -> None:  # fmt: skip
+        code, told = int(end["code"]), str(end["told"])
+        is_interrupted = code != 0 and bool(told or -code in _ENDING)
+        seen, failure = program.ended(code, resident_bytes=end["max_rss_bytes"], is_interrupted=is_interrupted)
+        outcome = Outcome.INTERRUPTED if is_interrupted else Outcome.FAILED if code else Outcome.COMPLETED
+        study = found.study if found else None
+        command = self._asked.command
+        run = ObservedRun(
+            program=program_name(study.trainer, study.trainer_options) if study else name_in(command),
+            command=tuple(masked(list(command))),
+            outcome=outcome,
+            exit_code=code,
+            workload=study.workload if study else None,
+            config=found.config if found else None,
+            estimate=found.estimate if found else None,
+            measurement=seen,
+            failure=_hidden(failure, command),
+            versions=versions,
+            host=socket.gethostname(),
+            owner=getpass.getuser(),
+            started_at=datetime.fromtimestamp(started.get("started_s", end["ended_s"]), UTC),
+            ended_at=datetime.fromtimestamp(end["ended_s"], UTC),
+        )
+        try:
+            with _store(self._asked.store, is_needed=True) as store:
+                assert store is not None
+                run = store.keep_observed(run)
+            kept = f"kept as observed run {run.id}"
+        except AutotuneError as error:
+            kept = f"not kept: {error}"
+        for line in after(run, kept):
+            self._say(line)
+        if self._asked.as_json:
+            document = {"review": found.to_dict() if found else None, "run": run.to_dict()}
+            text = json.dumps(document, indent=2).encode() + b"\n"
+            for at in range(0, len(text), PART):
+                self._channel.send(b"J" + text[at : at + PART])
+
+    def _say(self, line: str) -> None:
+        self._channel.send(b"L" + (PREFIX + " ".join(line.split())).encode()[:PART])
+
+    def _listen(self) -> None:
+        while packet := self._channel.recv(PACKET):
+            with self._arrived:
+                self._packets.append(packet)
+                self._bytes += len(packet)
+                while self._bytes > WAITING_BYTES:
+                    oldest = next((p for p in self._packets if p[:1] not in b"SE"), b"")
+                    self._packets.remove(oldest)
+                    self._bytes -= len(oldest)
+                self._arrived.notify()
+        os._exit(0)  # nobody is there to advise any more
+
+    def _take(self, timeout_s: float) -> bytes | None:
+        with self._arrived:
+            if not self._packets:
+                self._arrived.wait(timeout_s)
+            if not self._packets:
+                return None
+            packet = self._packets.popleft()
+            self._bytes -= len(packet)
+            return packet
+
+    def _has_ended(self) -> bool:
+        with self._arrived:
+            return bool(self._packets) and self._packets[-1][:1] == b"E"
+
+    def _read(self, packet: bytes, program: Any) -> None:
+        kind, (arrived_s,) = packet[:1], struct.unpack("d", packet[1:9])
+        if kind in b"34":
+            kind = {b"3": b"1", b"4": b"2"}[kind]
+            self._rest.pop(kind, None)
+        self._read_lines(kind, packet[9:], arrived_s, program)
+
+    def _read_lines(self, kind: bytes, text: bytes, arrived_s: float, program: Any) -> None:
+        *lines, rest = _LINE_END.split(self._rest.get(kind, b"") + text)
+        self._rest[kind] = rest[-PACKET:]
+        for line in filter(None, lines):
+            program.hear(line.decode(errors="replace"), arrived_s)
+
+
+_ENDING = (1, 2, 3, 15)
+"""signals by which people end programs: SIGHUP, SIGINT, SIGQUIT, SIGTERM"""
+
+
+def _store(url: str | None, *, is_needed: bool) -> Any:
+    """The results database, which is made where something is to be kept in it."""
+    from contextlib import nullcontext
+
+    address = url or settings().store
+    if not is_needed and "://" not in address and not Path(address).exists():
+        return nullcontext()
+    from autotune.store import open_store
+
+    return closing(open_store(address))
+
+
+def _hidden(failure: Failure | None, command: tuple[str, ...]) -> Failure | None:
+    secrets = secrets_of(list(command))
+    if failure is None or not secrets:
+        return failure
+    return replace(
+        failure,
+        message=without(secrets, failure.message),
+        exception=without(secrets, failure.exception),
+        log_tail=without(secrets, failure.log_tail),
+    )
+
+
+def _descendants(pid: int) -> list[int]:
+    found = [pid]
+    for one in found:  # grows while it is read
+        with suppress(OSError):
+            for task in Path(f"/proc/{one}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found

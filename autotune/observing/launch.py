@@ -1,0 +1,54 @@
+"""A command as a launch on this machine: what is reviewed of it, and the cluster that it runs on.
+
+A shell that is given a script stands for the script. Tasks that a scheduler starts (`srun`, `mpirun`) look like single processes from inside: their number is
+told by variables, as is that of the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.detect import cuda_devices, gpu_of, memory_bytes
+from autotune.onboarding.first_spec import SHELL_SCRIPTS
+from autotune.onboarding.launch_script import Started
+from autotune.spec import ClusterSpec
+from autotune.spec.catalog import cluster_of, gpu
+
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+_TASKS = (("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"), ("OMPI_COMM_WORLD_SIZE", ""), ("PMI_SIZE", ""))
+"""variables that say how many tasks a launcher has started, and on how many nodes"""
+_ALL_GPUS = ("accelerate", "deepspeed")
+"""launchers that start a process for each GPU where nothing else is said"""
+
+
+def target_of(command: Sequence[str], environment: Mapping[str, str]) -> Path | tuple[str, ...]:
+    """What is reviewed: the script that a shell runs, else the words, behind the launcher of tasks that started them."""
+    words = tuple(command)
+    script = words[1] if len(words) > 1 and Path(words[0]).name in _SHELLS else words[0]
+    if Path(script).suffix in SHELL_SCRIPTS and Path(script).is_file():
+        return Path(script)
+    for tasks, nodes in _TASKS:
+        count, on = _number(environment, tasks), max(1, _number(environment, nodes))
+        if count > on:  # one on each node is a launcher of its own
+            return ("srun", f"--nodes={on}", f"--ntasks-per-node={count // on}", *words)
+    return words
+
+
+def cluster_here(started: Started | None, asked: tuple[int, int] | None) -> ClusterSpec:
+    """The part of this machine, and of others like it, that the launch uses. `asked`: its nodes and ranks of a node."""
+    devices = cuda_devices()
+    if asked is None:
+        whole = started is not None and started.launcher in _ALL_GPUS
+        asked = (1, len(devices) if whole and devices else 1)
+    nodes, ranks = asked
+    if devices:
+        return cluster_of(gpu_of(devices[0]), num_nodes=nodes, gpus_per_node=ranks)
+    share = replace(gpu("cpu"), memory_bytes=float(memory_bytes() // ranks))
+    return cluster_of(share, num_nodes=nodes, gpus_per_node=ranks)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "")
+    return int(text) if text.isdigit() else 0

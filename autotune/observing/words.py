@@ -1,0 +1,60 @@
+"""What is said of a run: five lines before it, two after it."""
+
+from __future__ import annotations
+
+from autotune.spec import ObservedRun, Outcome
+from autotune.spec.count import format_count
+from autotune.spec.duration import format_duration
+from autotune.spec.size import format_bytes
+
+PREFIX = "autotune: "
+WORST = 160
+"""characters of the reason of a failure"""
+
+
+def after(run: ObservedRun, kept: str) -> tuple[str, str]:
+    """Measured against predicted, and how the run ended. `kept`: where it is kept, or why it is not."""
+    return _measured(run), _ended(run, kept)
+
+
+def _measured(run: ObservedRun) -> str:
+    seen, predicted = run.measurement, run.estimate
+    if seen is None or not seen.step_times_s:
+        return "measured: no step was found in what it printed"
+    count = len(seen.step_times_s)
+    text = f"measured: {format_duration(seen.step_time_s)} a step (median of {count} step{'s' if count != 1 else ''}{_how(seen.time_from)})"
+    if seen.tokens_per_step:
+        text += f", {format_count(seen.median_tokens_per_s)} tokens/s"
+    if predicted is None:
+        return text
+    slower = seen.step_time_s / float(predicted.step_time_s)
+    much = (
+        f"{slower:.2f} times the predicted time" if slower >= 1.005 else f"{1 / slower:.2f} times as fast as predicted"
+    )
+    if 0.995 < slower < 1.005:
+        much = "as predicted"
+    inside = float(predicted.step_time_low_s) <= seen.step_time_s <= float(predicted.step_time_high_s)
+    ends = (
+        f"{format_duration(float(predicted.step_time_low_s))} to {format_duration(float(predicted.step_time_high_s))}"
+    )
+    return f"{text}, {much} ({'within' if inside else 'outside of'} {ends})"
+
+
+def _how(time_from: str) -> str:
+    return {"arrival": ", by when its lines came", "rate": ", by its printed rate"}.get(time_from, "")
+
+
+def _ended(run: ObservedRun, kept: str) -> str:
+    lasted = format_duration((run.ended_at - run.started_at).total_seconds())
+    if run.failure is not None:
+        text = f"failed after {lasted}: {run.failure.kind}: {run.failure.message[:WORST]}"
+    elif run.outcome is Outcome.INTERRUPTED:
+        text = f"interrupted after {lasted}"
+    else:
+        text = f"ended well after {lasted}"
+    peak = run.measurement.peak_memory_bytes if run.measurement else None
+    if peak:
+        text += f"; peak memory {format_bytes(peak)}"
+        if run.estimate is not None:
+            text += f" ({format_bytes(float(run.estimate.peak_memory_bytes))} predicted)"
+    return f"{text}; {kept}"

@@ -1,0 +1,145 @@
+"""A program that somebody started, as its log shows it: steps, memory and the cause of its end. Lines in, measurement and failure out; it is never ended.
+
+It is read as a trial's program is (`program_log`, `failure_cause`). Of a program whose batch is not known, times of steps count, and rates do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, final
+
+from autotune.cost import training_flops_per_token
+from autotune.ports import TrialRequest
+from autotune.spec import Failure, Measurement, MeasureSpec, ParallelConfig, Workload, catalog
+from autotune.trainers import StepMetrics, trainer
+from autotune.trainers.trainer import MAX_LINE, LineReader
+from autotune_workers.process.failure_cause import CauseReader
+from autotune_workers.process.gpu_memory import GpuMemory
+from autotune_workers.process.machine import oom_kills
+from autotune_workers.process.program_evidence import NodeEnd, explain
+from autotune_workers.process.program_log import LoggedStep, ProgramLog
+
+MOST_STEPS = 4096
+"""steps that are kept; of more every second one, then every fourth, ..."""
+WARMUP_STEPS = MeasureSpec().warmup_steps
+
+
+@final
+class ObservedProgram:
+    """What has been seen of one run."""
+
+    def __init__(
+        self, name: str, options: Mapping[str, Any], workload: Workload | None, config: ParallelConfig | None
+    ) -> None:
+        """`name`, `options`: of the trainer by which its log is read; `workload`, `config`: what it trains, where that is known."""
+        self._workload, self._config = workload, config
+        reader = trainer(name).reader(options)
+        is_known = workload is not None and config is not None
+        self._request = TrialRequest(
+            study="observed",
+            number=0,
+            attempt=0,
+            workload=workload
+            or Workload(model=catalog.model("nano-gpt"), cluster=catalog.cluster("cpu-1x1"), seq_len=1, global_batch_size=1),
+            config=config or ParallelConfig(),
+            measure=MeasureSpec(),
+            trainer_options=options,
+        )  # fmt: skip
+        self._log = ProgramLog(self._request, reader if is_known else _without_rates(reader))
+        self._cause = CauseReader()
+        self._steps: list[LoggedStep] = []
+        self._every, self._count = 1, 0
+        self._first_s: float | None = None
+        self._began_s = 0.0
+        self._kills = oom_kills()
+        self._gpus = GpuMemory()
+
+    def begin(self, now_s: float, visible: str | None) -> None:
+        """The program starts; `visible`: its CUDA_VISIBLE_DEVICES."""
+        self._began_s, self._kills = now_s, oom_kills()
+        self._gpus.begin(visible)
+
+    def look(self, pids: Collection[int]) -> None:
+        """Reads the memory of the GPUs, of these processes."""
+        self._gpus.look(pids)
+
+    def hear(self, line: str, arrived_s: float) -> None:
+        """A line of its output."""
+        line = line[:MAX_LINE]
+        self._add(self._log.hear(line, arrived_s))
+        self._cause.hear(line, self._count)
+
+    def ended(
+        self, code: int, *, resident_bytes: int, is_interrupted: bool
+    ) -> tuple[Measurement | None, Failure | None]:
+        """What it showed, and why it failed. `resident_bytes`: the most that one of its processes held."""
+        self._add(self._log.pause())
+        end = NodeEnd(
+            node=0,
+            code=code,
+            kernel_oom=oom_kills() > self._kills,
+            peak_bytes=resident_bytes,
+            gpu_peak_bytes=self._gpus.peak_bytes,
+            log_tail=self._cause.last_lines,
+        )
+        cause = None if code == 0 or is_interrupted else explain([end], [self._cause], self._count)
+        return self._measured(end), cause.failure() if cause is not None else None
+
+    def _add(self, steps: list[LoggedStep]) -> None:
+        for step in steps:
+            if self._first_s is None:
+                self._first_s = step.arrived_s - step.time_s
+            if self._count % self._every == 0:
+                self._steps.append(step)
+            self._count += 1
+        if len(self._steps) > MOST_STEPS:
+            self._steps, self._every = self._steps[::2], 2 * self._every
+
+    def _measured(self, end: NodeEnd) -> Measurement | None:
+        steps = self._steps
+        first = (steps[0].number or 0) if steps else 0
+        warmup = (
+            0 if first > WARMUP_STEPS else WARMUP_STEPS if len(steps) > 2 * WARMUP_STEPS else min(1, len(steps) - 1)
+        )
+        steps = steps[max(0, warmup) :]
+        is_cpu = self._workload is None or self._workload.cluster.gpu.is_cpu
+        seen = end.gpu_peak_bytes or (end.peak_bytes if is_cpu else None)
+        peak = self._log.peak_bytes or (float(seen) if seen else None)
+        if not steps and peak is None:
+            return None
+        losses = tuple(math.nan if step.loss is None else step.loss for step in steps)
+        norms = tuple(math.nan if step.grad_norm is None else step.grad_norm for step in steps)
+        found = Measurement(
+            step_times_s=tuple(step.time_s for step in steps),
+            peak_memory_bytes=peak,
+            losses=() if all(map(math.isnan, losses)) else losses,
+            grad_norms=() if all(map(math.isnan, norms)) else norms,
+            skipped_steps=sum(step.skipped for step in steps),
+            setup_s=max(0.0, self._first_s - self._began_s) if self._first_s is not None else 0.0,
+            time_from=steps[-1].time_from if steps else "",
+            time_resolution_s=max((step.resolution_s for step in steps), default=0.0),
+            steps_together=max((step.together for step in steps), default=1),
+        )
+        if self._workload is None or self._config is None:
+            return found
+        gpu = self._workload.cluster.gpu
+        return replace(
+            found,
+            tokens_per_step=self._config.global_batch_size * self._workload.seq_len,
+            num_ranks=self._config.world_size,
+            flops_per_token=training_flops_per_token(self._workload),
+            peak_flops_per_s=gpu.peak_flops_per_s.get(self._config.precision),
+            memory_capacity_bytes=gpu.memory_bytes,
+        )
+
+
+def _without_rates(read: LineReader) -> LineReader:
+    """Reads no rate of tokens or samples, which tell no time without a batch."""
+
+    def reader(line: str) -> StepMetrics | None:
+        found = read(line)
+        return found and replace(found, tokens_per_s=None, tokens_per_s_per_gpu=None, samples_per_s=None)
+
+    return reader
