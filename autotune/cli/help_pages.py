@@ -68,7 +68,12 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "autotune tune study.yaml --max-trials 10",
         "autotune tune study.yaml --train-tokens 15T --json > result.json",
     ),
-    "list": ("autotune list", "autotune list --status running --json", "autotune list | cut -f1   # ids alone"),
+    "list": (
+        "autotune list",
+        "autotune list --observed",
+        "autotune list --status running --json",
+        "autotune list | cut -f1   # ids alone",
+    ),
     "status": ("autotune status gpt2-medium-8xh100", "autotune status kfm4a2b9xq --json"),
     "watch": ("autotune watch kfm4a2b9xq",),
     "logs": ("autotune logs kfm4a2b9xq", "autotune logs kfm4a2b9xq 7        why trial 7 failed"),

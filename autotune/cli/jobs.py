@@ -86,22 +86,38 @@ def list_studies(
     model: Annotated[str, typer.Option("--model", help="Only studies of this model.")] = "",
     cluster: Annotated[str, typer.Option("--cluster", help="Only studies on this cluster.")] = "",
     tag: Annotated[str, typer.Option("--tag", help="Only studies with this tag.")] = "",
+    observed: Annotated[
+        bool,
+        typer.Option("--observed", help="List the runs that were started under `autotune run` or a callback instead."),
+    ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Number of studies to show.")] = 50,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Lists studies, newest first."""
+    """Lists studies, or with --observed the runs that people started themselves, newest first."""
     from autotune.cli.named_study import interval_of
+    from autotune.cli.observe import print_runs
     from autotune.cli.source import open_source
+    from autotune.errors import SpecError
     from autotune.spec import StudyStatus
     from autotune.spec.checks import member_of
     from autotune.spec.speedup import format_speedup
 
     wanted = member_of("--status", status, StudyStatus) if status else None
     filters: dict[str, Any] = {"model": model, "cluster": cluster, "tag": tag, **({"status": wanted} if wanted else {})}
+    if observed and (status or tag):
+        raise SpecError(
+            "--status and --tag are of studies, but --observed lists runs", remedy="leave them out", field="--observed"
+        )
     with open_source(store, url) as source:
-        document = source.studies(limit=limit, **filters)
+        if observed:
+            document = source.observed(limit=limit, model=model, cluster=cluster)
+        else:
+            document = source.studies(limit=limit, **filters)
+    if observed and not json:
+        print_runs(document["runs"])
+        return
     if json:
         emit(document)
         return

@@ -1,14 +1,15 @@
-"""The command run: somebody's command in its place, with a review before and what was measured after."""
+"""The command run, and the list of what it has kept: somebody's command in its place, with a review before and what was measured after."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
 from autotune.cli.onboarding import ModelOption
-from autotune.cli.output import JsonOption, StoreOption
+from autotune.cli.output import JsonOption, StoreOption, note, print_table
 from autotune.cli.quantities import sequence_tokens
 
 
@@ -64,3 +65,26 @@ def run(
         adviser_of(Asked(command=tuple(command), said=said, store=store, as_json=json))(channel)
 
     run_in_place(command, advise, to_stderr=json)
+
+
+def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:
+    """A table of observed runs."""
+    from autotune.report.terminal import format_bytes, format_count, format_duration
+    from autotune.spec import ObservedRun, config_label
+
+    if not runs:
+        note("no observed runs; start a training with `autotune run -- COMMAND`")
+        return
+    rows = []
+    for run in map(ObservedRun.from_dict, runs):
+        seen = run.measurement
+        speed = format_count(seen.median_tokens_per_s) if seen and seen.step_times_s and seen.tokens_per_step else ""
+        peak = format_bytes(seen.peak_memory_bytes) if seen and seen.peak_memory_bytes else ""
+        where = f"{run.workload.model.name} on {run.workload.cluster.name}" if run.workload else ""
+        step = format_duration(run.step_time_s) if run.step_time_s else ""
+        ended = str(run.failure.kind) if run.failure else str(run.outcome)
+        label = config_label(run.config) if run.config else ""
+        began = run.started_at.isoformat()[:19].replace("T", " ")
+        rows.append([run.id, run.program, where, label, step, speed, peak, ended, began])
+    numbers = ("step", "tokens/s", "memory")
+    print_table(("id", "program", "workload", "config", *numbers, "ended", "started"), rows, numbers=numbers)

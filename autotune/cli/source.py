@@ -42,6 +42,12 @@ class LocalSource:
         records = self.store.studies(limit=limit, offset=offset, **filters)
         return {"studies": [self._study(api.judged_today(self.store, record)) for record in records]}
 
+    def observed(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> Document:
+        """Runs that people started themselves, the one that was kept last first."""
+        from autotune import api
+
+        return api.observed_document(self.store, limit=limit, offset=offset, **filters)
+
     def status(self, study_id: str) -> Document:
         """The study with its best config and its baseline."""
         from autotune import api

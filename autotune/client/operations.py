@@ -80,6 +80,11 @@ class Operations(ABC, Generic[One, Many]):
         query = {name: str(value) for name, value in filters.items() if value}
         return self._ask(Call(path="/studies", params={"limit": limit, "offset": offset, **query}))
 
+    def observed(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> One:
+        """Runs that people started themselves, the one that was kept last first: {runs, next_offset}. `filters`: id, model, cluster, gpu, trainer, program, outcome."""
+        query = {name: str(value) for name, value in filters.items() if value}
+        return self._ask(Call(path="/observed", params={"limit": limit, "offset": offset, **query}))
+
     def status(self, study_id: str) -> One:
         """{study, best, baseline, speedup}."""
         return self._ask(Call(path=of(study_id)))

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from autotune.errors import ExportError, MissingExtraError, NotFoundError, RunnerError, SpecError
-from autotune.ports import HistoryReader, StudyReader, StudyRecord
+from autotune.ports import HistoryReader, ObservedFilter, ObservedStore, StudyReader, StudyRecord
 from autotune.registry import PASSED
 from autotune.results.config_figures import with_figures
 from autotune.results.confirmed import confirmed_best
@@ -297,6 +297,17 @@ def past_studies(
     filters |= {"runner": runner, "without_runner": "" if runner else SIMULATED}
     found = confirmed_best(store, model=model, one_each=not model, limit=limit, **filters)
     return [{"study": study_document(record), "best": trial_document(trial)} for record, trial in found]
+
+
+def observed_document(
+    store: ObservedStore, *, limit: int = 50, offset: int = 0, **filters: Unpack[ObservedFilter]
+) -> dict[str, Any]:
+    """Runs that people started themselves, the one that was kept last first: {runs, next_offset}. They are no trials."""
+    found = store.observed(limit=limit + 1, offset=offset, **filters)
+    return {
+        "runs": [run.to_dict() for run in found[:limit]],
+        "next_offset": offset + limit if len(found) > limit else None,
+    }
 
 
 def export_document(

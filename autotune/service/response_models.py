@@ -308,6 +308,15 @@ class PlanAnswer(Answer):
     )
 
 
+class ObservedRuns(Answer):
+    """Runs that people started themselves."""
+
+    runs: list[Plain] = Field(
+        description="kind, id, program, command, outcome, exit_code, workload, config, estimate, measurement, failure, versions"
+    )
+    next_offset: int | None = Field(description="where the next page begins; null on the last")
+
+
 class ReviewAnswer(Answer):
     """What there is to say of a launch without running it."""
 

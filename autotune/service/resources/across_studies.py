@@ -1,4 +1,5 @@
-"""Routes beyond one study: the best configs across all studies, plans by the cost model, and reviews of launches."""
+"""Routes beyond one study: the best configs across all studies, runs that people started themselves, plans by the cost model, and reviews of
+launches."""
 
 from __future__ import annotations
 
@@ -6,15 +7,16 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
 from autotune.schema.document import IN_QUERY, Document, SequenceLength, Tokens
 from autotune.service.error_responses import StrictJSONResponse
 from autotune.service.resources.studies import SPEC_BODY, Metric
-from autotune.service.response_models import BestAcross, PlanAnswer, ReviewAnswer, responses
-from autotune.service.service_state import Limit, Planner, Reader, TheService, Word
+from autotune.service.response_models import BestAcross, ObservedRuns, PlanAnswer, ReviewAnswer, responses
+from autotune.service.service_state import Limit, Offset, Planner, Reader, TheService, Word
 from autotune.service.specs import confined, read_body
+from autotune.spec import Outcome
 
 router = APIRouter(tags=["answers"])
 
@@ -102,6 +104,38 @@ async def plan(
         return found
 
     return StrictJSONResponse(await service.plan(caller, work))
+
+
+@router.get("/observed", responses=responses(model=ObservedRuns))
+def observed(
+    service: TheService,
+    caller: Reader,
+    id: Annotated[Word, Query(description="of a run, or its first letters")] = "",  # noqa: A002
+    model: Word = "",
+    cluster: Word = "",
+    gpu: Word = "",
+    trainer: Word = "",
+    program: Word = "",
+    outcome: Annotated[Outcome | None, BeforeValidator(str.upper)] = None,
+    limit: Limit = 50,
+    offset: Offset = 0,
+) -> Response:
+    """Runs that people started themselves under `autotune run` or a callback, the one that was kept last first. They are no trials."""
+    from autotune import api
+
+    found = api.observed_document(
+        service.store,
+        limit=limit,
+        offset=offset,
+        id=id,
+        model=model,
+        cluster=cluster,
+        gpu=gpu,
+        trainer=trainer,
+        program=program,
+        outcome=str(outcome or ""),
+    )
+    return StrictJSONResponse(found)
 
 
 class ReviewRequest(Document):
