@@ -12,7 +12,7 @@ LightningCLI        trainer.*, and the parameters of the module's own classes
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -341,6 +341,24 @@ def _configurator(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOpt
             yield replace(_text_flag(ScriptOption(name=name, default=value), f"--{name}"), line=node.lineno)
         elif isinstance(value, int | float | str):
             yield ScriptOption(name=name, prefix=f"--{name}=", kind=kind_of(value), default=value, line=node.lineno)
+
+
+def overridden_by_file(options: Iterable[ScriptOption], name: str, text: str | None) -> Iterator[ScriptOption]:
+    """The options of nanoGPT's configurator with what the Python file `name` sets, which it is started with; a value that the file computes, and each where
+    its text is not known, has no default."""
+    if text is None:
+        yield from (replace(option, default=None, line=0) for option in options)
+        return
+    lines = {
+        target.id: (literal_or_none(node.value), node.lineno)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for option in options:
+        value, line = lines.get(option.name, (option.default, option.line))
+        yield replace(option, default=value, line=line, module=name) if option.name in lines else option
 
 
 def _text_flag(option: ScriptOption, flag: str) -> ScriptOption:

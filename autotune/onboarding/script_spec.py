@@ -30,6 +30,7 @@ from autotune.trainers.placeholders import braced
 
 MODEL, SEQ_LEN, VOCAB_SIZE = "nano-gpt", 1024, 50304
 """stand-ins for figures that the script does not say"""
+_UNSAID_STEPS = "how many micro-batches a step accumulates was not found"
 BATCH = 8
 """sequences per micro-batch where nothing tells them"""
 
@@ -179,6 +180,10 @@ def _space(found: OptionMatches, ranks: RanksToday) -> dict[str, Any]:
     return {**space, **{knob: [value] for knob, value in found.fixed.items()}}
 
 
+def _accumulation_unsaid(found: OptionMatches) -> bool:
+    return "accumulation_steps" in found.used and found.count("accumulation_steps") is None
+
+
 def _batches(found: OptionMatches, ranks: RanksToday) -> tuple[Any, str, bool]:
     """(the global batch, where it is from, whether it is only a stand-in)"""
     known, steps = _micro(found, ranks), found.count("accumulation_steps") or 1
@@ -194,6 +199,8 @@ def _batches(found: OptionMatches, ranks: RanksToday) -> tuple[Any, str, bool]:
     whole = micro * steps * (1 if is_total else ranks.replicas)
     if known is None:
         return whole, "fill in: sequences per optimizer step; nothing was found that says them", True
+    if _accumulation_unsaid(found):
+        return whole, f"fill in: sequences per optimizer step; {_UNSAID_STEPS}", True
     how = "as it is started" if script.started else "its defaults"
     parts = f"{how}, {micro} x {steps}" + ("" if is_total or ranks.replicas == 1 else f" on {ranks.said}")
     if ranks.is_assumed:
@@ -233,6 +240,8 @@ def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
     micro = _micro(found, ranks)
     if not micro:
         return "the sequences of a micro-batch were not found" if found.script.started else ""
+    if _accumulation_unsaid(found):
+        return _UNSAID_STEPS
     batch, _, _ = _batches(found, ranks)
     per_step = micro * ranks.replicas_of_trials
     if isinstance(batch, int) and (batch % per_step or (batch != per_step and not _accumulates(found))):
@@ -315,8 +324,9 @@ def _what_reads(found: OptionMatches) -> str:
         return f"{script.name} was not found: only what it is started with is known of it"
     if script.overridden:
         return f"the command of {script.name} overrides values of {script.overridden}: those that argv does not name stay as they are there"
-    if not script.options:
-        return f"{script.name} has no options that could be found"
+    if not script.parser:
+        known = "; those that it is started with are all that is known" if script.options else ""
+        return f"{script.name} has no options that could be found{known}"
     return (
         f"{script.name} reads {len(script.options)} options by {script.parser}; those that argv does not name keep their defaults"
         + ("" if script.started else ": add those that you start it with today, such as its data and its model")

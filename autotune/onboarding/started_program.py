@@ -20,7 +20,7 @@ from autotune.onboarding.library_options import TRAINING_ARGUMENTS
 from autotune.onboarding.named_cluster import Place
 from autotune.onboarding.option_names import is_log_interval, is_of_knob
 from autotune.onboarding.script import Script, read_script
-from autotune.onboarding.script_options import ScriptOption, option_of
+from autotune.onboarding.script_options import ScriptOption, option_of, overridden_by_file
 from autotune.onboarding.script_spec import script_draft
 from autotune.onboarding.settings_draft import Settings, settings_draft
 from autotune.onboarding.settings_file import typed
@@ -109,11 +109,23 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     if (cwd / file).is_file():
         text = read_present(cwd / file).files[Path(file).name]
         script = read_script(Path(file).name, text, file=cwd / file, base=cwd)
+    if script.parser == "configurator":
+        script = replace(script, options=tuple(_with_files(script.options, started.words, cwd)))
     if not script.parser and "per_device_train_batch_size" in {argument.name for argument in started.arguments}:
         known = tuple(option_of(name, kind, default) for name, kind, default in TRAINING_ARGUMENTS)
         script = replace(script, parser="HfArgumentParser", options=known)
     script = replace(script, started=started, options=tuple(_given(script, started.arguments)))
     return script_draft(script, place, cwd=cwd, source=path, model=model, folder=folder)
+
+
+def _with_files(options: tuple[ScriptOption, ...], words: tuple[str, ...], cwd: Path) -> tuple[ScriptOption, ...]:
+    """The options with what the Python files set that the script is started with: each word without `=`."""
+    for word in words:
+        if "=" not in word and not word.startswith("-"):
+            file = cwd / word
+            text = read_present(file).files[file.name] if file.is_file() else None
+            options = tuple(overridden_by_file(options, word, text))
+    return options
 
 
 def where_it_runs(path: Path, file: str) -> Path:

@@ -132,6 +132,28 @@ def test_globals_of_a_configurator_are_options_of_their_own_types(drafted: Draft
     assert "line 24, default 12" in draft.text
 
 
+@pytest.mark.parametrize(
+    ("file", "batch", "fill_in"),
+    [
+        ("batch_size = 64\ngradient_accumulation_steps = 2\n", 24, ()),
+        ("import os\ngradient_accumulation_steps = 5 * int(os.environ['N'])\n", 12, ("workload.global_batch_size",)),
+        (None, 12, ("workload.global_batch_size",)),
+    ],
+    ids=["said", "computed", "absent"],
+)
+def test_a_file_that_a_configurator_is_started_with_says_what_its_options_are(
+    drafted: Drafted, tmp_path: Path, file: str | None, batch: int, fill_in: tuple[str, ...]
+) -> None:
+    drafted("nanogpt")
+    code = tmp_path / "code"
+    if file is not None:
+        (code / "small.py").write_text(file)
+    (code / "launch.sh").write_text("python nanogpt.py small.py --batch_size=12 --block_size=64\n")
+    draft = first_draft(code / "launch.sh", cluster=CLUSTER, folder=tmp_path)
+    assert draft.document["workload"]["global_batch_size"] == batch
+    assert set(fill_in) == {one for one in draft.fill_in if one.startswith("workload")}
+
+
 def test_print_statements_become_patterns_that_read_their_lines(drafted: Drafted, tmp_path: Path) -> None:
     study = loaded(drafted("torchrun_ddp"), tmp_path)
     read = trainer("command").reader(study.trainer_options)
