@@ -118,7 +118,8 @@ def _precision(config: ParallelConfig, facts: ProgramFacts) -> Row:
         said=said,
         seen=where if found else "",
         agrees=agrees,
-        remedy="the option that sets it does not act as it is written: another option may have to switch it on, or trainer.values say how it is written",
+        remedy="the option that sets it does not act as it is written: another option may have to switch it on, or trainer.values say how it is written; "
+        f"where the program cannot act otherwise on this machine, write precision: [{found}] in `space` and in `baseline`",
     )
 
 
