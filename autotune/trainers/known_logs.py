@@ -40,7 +40,7 @@ KNOWN = (
         norm=re.compile(rf"^\s*(?:Train )?l2_norm/grad/global: {_NUMBER}"),
     ),
     KnownLog(
-        number=re.compile(r"(?:^|\s)\[step=(\d{1,12})(?:/\d{1,12})?,"),
+        number=re.compile(r"(?:^|\s)\[step=(\d{1,12})(?:/\d{1,12})?[,\]]"),
         loss=re.compile(rf"^\s*train/(?:CE loss|CrossEntropyLoss)[=:] ?{_NUMBER}"),
         norm=re.compile(rf"^\s*optim/total[ _]grad[ _]norm[=:] ?{_NUMBER}"),
     ),

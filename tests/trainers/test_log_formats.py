@@ -167,12 +167,14 @@ OLMO_CORE = """\
     train/CE loss={loss}
     train/Z loss=0.0{n}
     optim/total grad norm=1.{n}"""
+OLMO_FIRST = OLMO.replace(",epoch=0", "")
 FAIRSEQ = """\
 2026-01-01 00:00:00 | INFO | train_inner | {{"epoch": 1, "update": 0.1, "loss": "{loss}", "nll_loss": "9.9", "wps": "1234", "ups": "2.1", "num_updates": "{n}", "gnorm": "1.{n}"}}"""
+FAIRSEQ_LINES = "2026-01-01 00:00:00 | INFO | train_inner | epoch 001:   {n} / 160368 loss={loss}, ppl=611.12, wps=57.3, ups=0.04, wpb=1613, bsz=80, num_updates={n}, lr=2.8e-05, gnorm=1.{n}, train_wall=13, wall=1236"
 FAIRSEQ_SIMPLE = "epoch 001:     {n} / 100 loss={loss}, nll_loss=9.9, ups=2.1, num_updates={n}, lr=0.1, gnorm=1.{n}"
 
 
-@pytest.mark.parametrize("form", [COMPOSER, OLMO, OLMO_CORE, FAIRSEQ, FAIRSEQ_SIMPLE])
+@pytest.mark.parametrize("form", [COMPOSER, OLMO, OLMO_FIRST, OLMO_CORE, FAIRSEQ, FAIRSEQ_LINES, FAIRSEQ_SIMPLE])
 def test_logs_of_trainers_are_known_by_their_form_and_no_other_row_is_a_loss_or_a_step(form: str) -> None:
     read = stock_reader()
     lines = [line for n in (1, 2, 3) for line in form.format(n=n, i=n - 1, loss=f"5.{n}").splitlines()]
