@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from autotune.api import fit, load_study, review, tune
     from autotune.client import AsyncClient, Client
     from autotune.cost import estimate
+    from autotune.observing.advice import advise
+    from autotune.observing.callback import AutotuneCallback
     from autotune.spec import (
         ClusterSpec,
         Failure,
@@ -35,6 +37,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncClient": "autotune.client",
+    "AutotuneCallback": "autotune.observing.callback",
     "Client": "autotune.client",
     "ClusterSpec": "autotune.spec",
     "Failure": "autotune.spec",
@@ -46,6 +49,7 @@ _HOME = {
     "Trial": "autotune.spec",
     "TrialStatus": "autotune.spec",
     "Workload": "autotune.spec",
+    "advise": "autotune.observing.advice",
     "estimate": "autotune.cost",
     "fit": "autotune.api",
     "load_study": "autotune.api",
@@ -55,6 +59,7 @@ _HOME = {
 
 __all__ = [
     "AsyncClient",
+    "AutotuneCallback",
     "Client",
     "ClusterSpec",
     "Failure",
@@ -67,6 +72,7 @@ __all__ = [
     "TrialStatus",
     "Workload",
     "__version__",
+    "advise",
     "estimate",
     "fit",
     "load_study",

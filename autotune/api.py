@@ -74,6 +74,7 @@ from autotune.study.running import ACTIONS, WANTED, act, run_study, submit_study
 from autotune.will_it_fit import Fit, OnRank, answers, configs_of, fits_document
 
 if TYPE_CHECKING:
+    from autotune.results.nearest_workload import BestKnownStore
     from autotune.reviews import Review
     from autotune.search import Searcher, SearcherFactory
 
@@ -137,12 +138,12 @@ def open_store(url: str | Path | None = None) -> ServiceStore:
 def review(
     target: str | Path | Sequence[str],
     *,
-    store: KnowledgeStore | None = None,
+    store: BestKnownStore | None = None,
     **said: Any,
 ) -> Review:
     """What there is to say of a launch without running it: whether it fits, how fast it should be, which edits make it faster (`autotune.reviews.review`).
 
-    `target`: a file, a text of several lines, or the words of a command. `store`: for measured constants of the cluster. Raises `SpecError` for what is no launch.
+    `target`: a file, a text of several lines, or the words of a command. `store`: for what was measured before. Raises `SpecError` for what is no launch.
     """
     from autotune.reviews import review as review_launch
 

@@ -18,7 +18,7 @@ from autotune.planning import Plan, WhatIf, plan, what_if
 from autotune.ports import KnowledgeStore
 from autotune.profiling import OnRun, coverage, ensure_profile
 from autotune.registry import RUNNERS, find
-from autotune.results.calibrations import measured_constants, stored_calibration
+from autotune.results.calibrations import known_constants, program_of, stored_calibration
 from autotune.space import Launchable, SearchSpace
 from autotune.space.proxy import Proxy
 from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, Study
@@ -47,7 +47,7 @@ def plan_of(
     find(RUNNERS, study.runner)
     space = SearchSpace.of_study(study)
     problem = ensure_profile(study, store, space=space, on_run=on_dry_run) if profile else ""
-    calibration = stored_calibration(study.workload, store)
+    calibration = stored_calibration(study.workload, store, program_of(study))
     found = plan(space, calibration=calibration, top=top)
     profiled = None if calibration is None else calibration.profile
     return replace(found, source=_sources(study, store, problem, profiled, space.table))
@@ -116,7 +116,7 @@ def what_if_of(
     study: Study, gpus: Sequence[int], *, tokens: float | None = None, store: KnowledgeStore | None = None
 ) -> tuple[WhatIf, ...]:
     """The best of the study's space on clusters of other sizes, with days and cost for a budget of `tokens`."""
-    known = stored_calibration(study.workload, store)
+    known = stored_calibration(study.workload, store, program_of(study))
     trainer = Launchable.of(study)
     return what_if(study.workload, study.space, gpus, tokens=tokens, calibration=known, launchable=trainer)
 
@@ -138,7 +138,7 @@ def compare_clusters_of(
         clusters_of(clusters, study.workload.cluster.num_gpus),
         tokens=study.budget.train_tokens if tokens is None else tokens,
         launchable=Launchable.of(study),
-        calibration=lambda workload: stored_calibration(workload, store),
+        calibration=lambda workload: stored_calibration(workload, store, program_of(study)),
     )
 
 
@@ -155,7 +155,7 @@ def estimate_of(
     `profile` and `on_dry_run`: see `plan_of`.
     """
     problem = ensure_profile(study, store, on_run=on_dry_run) if profile else ""
-    constants = stored_calibration(study.workload, store) or calibration_for(study.workload)
+    constants = stored_calibration(study.workload, store, program_of(study)) or calibration_for(study.workload)
     source = _sources(study, store, problem, constants.profile, ConfigTable.of([config]))
     return estimate(study.workload, config, calibration=constants), source
 
@@ -164,7 +164,7 @@ def _sources(
     study: Study, store: KnowledgeStore | None, problem: str, profile: Profile | None, table: ConfigTable
 ) -> str:
     """Where the constants come from, and the memory of these configs. `problem`: why no profile could be made, where one was tried."""
-    source = (measured_constants(study.workload, store) or calibration_for(study.workload)).source
+    source = (known_constants(study.workload, store, program_of(study)) or calibration_for(study.workload)).source
     if problem:
         return f"{source}; memory by the formulas of a decoder, because no profile could be made: {problem}"
     if profile is None:

@@ -203,7 +203,12 @@ def _print_predicted(document: dict[str, Any]) -> None:
 def _print_evidence(document: dict[str, Any]) -> None:
     """Prints where results across studies come from."""
     from autotune.report.terminal import format_duration
-    from autotune.spec import ParallelConfig, config_label
+    from autotune.spec import ObservedRun, ParallelConfig, config_label
+
+    for run in map(ObservedRun.from_dict, document.get("observed") or ()):
+        if run.config is not None and run.measurement is not None:
+            speed = f"{run.measurement.median_tokens_per_s:,.0f} tokens/s"
+            print(f"observed, not tuned: {speed} with {config_label(run.config)} (run {run.id} of {run.program})")
 
     if near := document.get("nearest"):
         here = near["here"]["estimate"]

@@ -14,7 +14,7 @@ from autotune.errors import AutotuneError
 from autotune.extras import require_extra
 from autotune.mcp.spec_tools import SpecTools
 from autotune.mcp.study_tools import SteeringTools, StudyTools
-from autotune.ports import KnowledgeStore
+from autotune.ports import Store
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
@@ -30,7 +30,7 @@ READ_ONLY = (
 )
 
 
-def make_server(source: Source, *, store: KnowledgeStore | None, may_submit: bool) -> MCPServer[Any]:
+def make_server(source: Source, *, store: Store | None, may_submit: bool) -> MCPServer[Any]:
     """The server over a source of studies. `store`: measured constants for predictions; `may_submit`: whether the tools that change something are offered.
 
     Raises `MissingExtraError` without the extra `mcp`.
@@ -73,7 +73,7 @@ def make_server(source: Source, *, store: KnowledgeStore | None, may_submit: boo
     return server
 
 
-def serve_stdio(source: Source, *, store: KnowledgeStore | None, may_submit: bool) -> None:
+def serve_stdio(source: Source, *, store: Store | None, may_submit: bool) -> None:
     """Serves over standard input and output until the input ends."""
     make_server(source, store=store, may_submit=may_submit).run("stdio")
 

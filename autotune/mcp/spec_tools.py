@@ -22,7 +22,7 @@ from autotune.mcp.tool_answers import (
     parts,
 )
 from autotune.planning import fits
-from autotune.ports import KnowledgeStore
+from autotune.ports import Store
 from autotune.registry import RUNNERS, registered
 from autotune.reviews import lines_of, review_texts
 from autotune.search import searcher_names
@@ -43,7 +43,7 @@ Top = Annotated[int, Field(ge=1, le=100, description="Number of configs to retur
 class SpecTools:
     """The tools, over the knowledge of one store."""
 
-    def __init__(self, store: KnowledgeStore | None) -> None:
+    def __init__(self, store: Store | None) -> None:
         self._store = store
 
     def catalog(self) -> dict[str, list[str]]:

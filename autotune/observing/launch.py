@@ -38,12 +38,15 @@ def target_of(command: Sequence[str], environment: Mapping[str, str]) -> Path | 
 
 def cluster_here(started: Started | None, asked: tuple[int, int] | None) -> ClusterSpec:
     """The part of this machine, and of others like it, that the launch uses. `asked`: its nodes and ranks of a node."""
-    devices = cuda_devices()
     if asked is None:
         whole = started is not None and started.launcher in _ALL_GPUS
-        asked = (1, len(devices) if whole and devices else 1)
-    nodes, ranks = asked
-    if devices:
+        asked = (1, max(1, len(cuda_devices())) if whole else 1)
+    return cluster_of_ranks(*asked)
+
+
+def cluster_of_ranks(nodes: int, ranks: int) -> ClusterSpec:
+    """So many nodes like this machine, with so many ranks each."""
+    if devices := cuda_devices():
         return cluster_of(gpu_of(devices[0]), num_nodes=nodes, gpus_per_node=ranks)
     share = replace(gpu("cpu"), memory_bytes=float(memory_bytes() // ranks))
     return cluster_of(share, num_nodes=nodes, gpus_per_node=ranks)

@@ -20,7 +20,7 @@ def after(run: ObservedRun, kept: str) -> tuple[str, str]:
 def _measured(run: ObservedRun) -> str:
     seen, predicted = run.measurement, run.estimate
     if seen is None or not seen.step_times_s:
-        return "measured: no step was found in what it printed"
+        return "measured: no optimizer step was seen"
     count = len(seen.step_times_s)
     text = f"measured: {format_duration(seen.step_time_s)} a step (median of {count} step{'s' if count != 1 else ''}{_how(seen.time_from)})"
     if seen.tokens_per_step:

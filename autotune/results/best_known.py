@@ -15,7 +15,7 @@ from autotune.errors import AutotuneError, CatalogError, InfeasibleError
 from autotune.planning import plan
 from autotune.ports import HistoryReader, KnowledgeStore, StudyRecord
 from autotune.results.answers import past_studies, study_document, trial_document
-from autotune.results.calibrations import stored_calibration
+from autotune.results.calibrations import program_of, stored_calibration
 from autotune.results.measured_configs import evidence, measured_configs
 from autotune.results.nearest_workload import FARTHEST, BestKnownStore, distance, from_nearest, with_open_fields_of
 from autotune.results.question import Asked
@@ -23,6 +23,8 @@ from autotune.space import SearchSpace
 from autotune.spec import ClusterSpec, ModelSpec, Objective, SpaceSpec, Trial, Workload, catalog
 from autotune.spec.study import SIMULATED
 
+RUNS, SHOWN_RUNS = 50, 3
+"""observed runs: the last ones that are looked at, and the fastest of them that are told"""
 SEQ_LEN, SEQUENCES_PER_GPU = 4096, 4
 """what is assumed of a model of which nothing is known"""
 
@@ -31,7 +33,8 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
     """{study, best, baseline, speedup, configs[] = {study, best}, source, objective, evidence, untried, nearest, assumed, notes}.
 
     `evidence`: trials, configs, studies, last_at, age_s, spread (of the best config's steps). `untried`: legal and measured configs of the
-    study's space, and the best untried one by the cost model. `nearest`: of which workload the configs are, its distance, and what the cost
+    study's space, and the best untried one by the cost model. `observed`: runs that people started themselves, the fastest first; they are no trials, and none is the
+    best. `nearest`: of which workload the configs are, its distance, and what the cost
     model expects of the first one here. `assumed`: what the question left open. With an objective the rewards are those of that objective. Raises
     `SpecError`.
     """
@@ -39,6 +42,7 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
     answer |= dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
     answer |= {"source": "none", "evidence": None, "untried": None, "nearest": None, "assumed": None, "notes": []}
     answer["objective"] = _objective_document(asked.objective)
+    answer["observed"] = _observed(store, asked)
     if not (asked.model and asked.cluster):
         names = {"model": asked.model, "cluster": asked.cluster, **asked.measured_filters}
         found = past_studies(store, **names, limit=top)
@@ -61,6 +65,15 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
         | (from_nearest(store, asked, workload, top) or _from_cost_model(store, asked, workload, top))
         | {"assumed": assumed}
     )
+
+
+def _observed(store: BestKnownStore, asked: Asked) -> list[dict[str, Any]]:
+    if not (asked.model and asked.cluster):
+        return []
+    runs = store.observed(model=asked.model, cluster=asked.cluster, trainer=asked.trainer, measured=True, limit=RUNS)
+    sure = [run for run in runs if run.measurement and (run.measurement.mfu or 0.0) <= 1.0]
+    sure.sort(key=lambda run: -run.measurement.median_tokens_per_s if run.measurement else 0.0)
+    return [run.to_dict() for run in sure[:SHOWN_RUNS]]
 
 
 def _compared(asked: Asked, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any]:
@@ -90,7 +103,7 @@ def _untried(store: KnowledgeStore, pairs: list[tuple[StudyRecord, Trial]]) -> d
         return None
     done = {trial.config for record, trial in pairs if record.study.workload == study.workload}
     tried = [config for config in done if space.index_of(config) is not None]
-    ranked = plan(space, calibration=stored_calibration(study.workload, store), top=len(tried) + 1)
+    ranked = plan(space, calibration=stored_calibration(study.workload, store, program_of(study)), top=len(tried) + 1)
     first = next((row for row in ranked.rows if row.config not in done), None)
     best = {"config": first.config.to_dict(), "estimate": first.estimate.to_dict()} if first else None
     return {"legal": len(space), "measured": len(tried), "best": best}

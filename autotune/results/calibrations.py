@@ -1,15 +1,28 @@
-"""What the store knows of a workload beside the formulas: constants that were measured on its cluster, and the profile of its model."""
+"""What the store knows of a workload beside the formulas: constants that were measured on its cluster, the level that runs of its program showed, and the profile
+of its model.
+
+Observed runs of a GPU type and program refit the constants (`autotune.cost.refit`) as trials do, most of all their level. One that would pass the GPUs' peak was
+misread, and teaches nothing.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autotune.spec import Workload
+from autotune.spec import Study, Workload
+from autotune.trainers.program_name import COMMAND, program_name
 
 if TYPE_CHECKING:
     from autotune.cost import Calibration
-    from autotune.ports import CalibrationStore, KnowledgeStore
+    from autotune.ports import CalibrationStore, KnowledgeStore, ObservedStore
+    from autotune.spec import Trial
+
+LOOKED_AT = 20
+"""last runs that are looked at"""
+MOST_WORKLOADS = 6
+"""workloads of these"""
 
 
 def measured_constants(workload: Workload, store: CalibrationStore | None) -> Calibration | None:
@@ -22,16 +35,70 @@ def measured_constants(workload: Workload, store: CalibrationStore | None) -> Ca
     return Calibration.from_dict(values)
 
 
-def stored_calibration(workload: Workload, store: KnowledgeStore | None) -> Calibration | None:
-    """The measured constants with the profile of the model, where the store has either."""
+def known_constants(workload: Workload, store: KnowledgeStore | None, program: str = "") -> Calibration | None:
+    """The measured constants, as observed runs of the program move them; None where the store has neither."""
+    measured = measured_constants(workload, store)
+    runs = _runs_like(workload, store, program) if store is not None else []
+    if not runs:
+        return measured
+    from autotune.cost import calibration_for
+
+    return _taught(measured or calibration_for(workload), runs)
+
+
+def stored_calibration(workload: Workload, store: KnowledgeStore | None, program: str = "") -> Calibration | None:
+    """The measured constants as runs of the program move them, with the profile of the model, where the store has any of these. `program`: its name
+    (`autotune.trainers.program_name`), where the trainer is any program; its runs alone tell of it."""
     if store is None:
         return None
     from autotune.cost import calibration_for
     from autotune.profiling import find_profile
 
-    measured, profile = measured_constants(workload, store), find_profile(workload, store)
+    measured, profile = known_constants(workload, store, program), find_profile(workload, store)
     if profile is None:
         return measured
     constants = measured or calibration_for(workload)
     said = f"{constants.source}; memory, FLOPs and traffic from {profile.words}"
     return replace(constants, profile=profile, source=said)
+
+
+def program_of(study: Study) -> str:
+    """The name of the program that the study's trials start."""
+    return program_name(study.trainer, study.trainer_options)
+
+
+def _runs_like(workload: Workload, store: ObservedStore, program: str) -> list[tuple[Workload, Trial]]:
+    """Measured runs of the same GPU type and program, on one node or on the same network; the last ones."""
+    if workload.trainer == COMMAND and not program:
+        return []
+    name = program if workload.trainer == COMMAND else ""
+    found = store.observed(
+        gpu=workload.cluster.gpu.name, trainer=workload.trainer, program=name, measured=True, limit=LOOKED_AT
+    )
+    pairs = [
+        (run.workload, trial) for run in found if run.workload is not None and (trial := run.as_trial()) is not None
+    ]
+    return [
+        (theirs, trial)
+        for theirs, trial in pairs
+        if (theirs.cluster.num_nodes == 1 or theirs.cluster.inter_node.fabric == workload.cluster.inter_node.fabric)
+        and trial.measurement is not None
+        and (trial.measurement.mfu or 0.0) <= 1.0
+    ]
+
+
+def _taught(constants: Calibration, runs: list[tuple[Workload, Trial]]) -> Calibration:
+    """The constants given these runs."""
+    from autotune.cost.guarded_refit import measured_workloads
+    from autotune.cost.refit import refit, uncertain
+
+    told = measured_workloads(runs)[:MOST_WORKLOADS]
+    known = refit(uncertain(constants), told)
+    sigma = math.sqrt(float(known.covariance[-1, -1]))
+    count = len(runs)
+    return replace(
+        known.constants,
+        level=known.constants.level * math.exp(known.log_level),
+        level_sigma=min(constants.level_sigma, sigma),
+        source=f"{constants.source}; moved by {count} observed run{'s' if count > 1 else ''}",
+    )

@@ -3,6 +3,7 @@
 target.py    a script, a command, a configuration, a manifest or a spec, as a spec        manifest.py  Kubernetes
 gains.py     how much faster configs are, with intervals                                    edits.py     the changes that surely gain
 lines.py     an edit as lines of somebody's files                                           dangers.py   what is wrong or dangerous
+earlier.py   what was measured before
 answer.py    the answer                                                                     words.py     the answer as text
 kubeflow.py  the answer to a TrainJob at its admission                                      confined.py  no file is read but those that were sent
 """

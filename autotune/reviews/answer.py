@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.planning import FITS
+from autotune.reviews.earlier import Earlier
 from autotune.spec import Estimate, ParallelConfig, Study, config_label
 
 
@@ -173,6 +174,8 @@ class Review:
     """of that config; floats"""
     observed: Observed | None = None
     """a measured step time of it"""
+    earlier: Earlier | None = None
+    """what a run of the nearest config measured before; None where the results database has none"""
     edits: tuple[Edit, ...] = ()
     """best first"""
     together: Together | None = None
@@ -212,6 +215,7 @@ class Review:
             "fits": self.fits,
             "estimate": self.estimate.to_dict() if self.estimate else None,
             "observed": self.observed.to_dict() if self.observed else None,
+            "earlier": self.earlier.to_dict() if self.earlier else None,
             "edits": [edit.to_dict() for edit in self.edits],
             "together": self.together.to_dict() if self.together else None,
             "best_gain": self.best_gain,

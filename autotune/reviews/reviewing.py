@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cost import calibration_for, estimate
 from autotune.errors import SpecError
-from autotune.results.calibrations import stored_calibration
+from autotune.results.calibrations import program_of, stored_calibration
 from autotune.reviews.answer import Edit, LineEdit, Missing, Observed, Review
 from autotune.reviews.dangers import code_lines, dangers_of
+from autotune.reviews.earlier import earlier_of
 from autotune.reviews.edits import Proposal, proposal, space_around
 from autotune.reviews.gains import corrected
 from autotune.reviews.lines import baseline_line, changed_lines
@@ -28,7 +29,7 @@ from autotune.trainers import trainer
 
 if TYPE_CHECKING:
     from autotune.onboarding.launch_script import Started
-    from autotune.ports import KnowledgeStore
+    from autotune.results.nearest_workload import BestKnownStore
 
 _HOW = {
     "model": ("the model's shape", "say --model with a catalog name, a hub id or the path of its config.json"),
@@ -60,7 +61,7 @@ def review(
     config: str | None = None,
     measured_s: float | None = None,
     log: str | None = None,
-    store: KnowledgeStore | None = None,
+    store: BestKnownStore | None = None,
     local_cluster: Callable[[], ClusterSpec] | None = None,
     here: Callable[[Started | None, tuple[int, int] | None], ClusterSpec] | None = None,
 ) -> Review:
@@ -93,7 +94,7 @@ def review(
 def review_texts(
     texts: Mapping[str, str],
     *,
-    store: KnowledgeStore | None = None,
+    store: BestKnownStore | None = None,
     measured_s: float | None = None,
     log: str | None = None,
     **said: Any,
@@ -118,7 +119,7 @@ def _review(
     said: Mapping[str, Any],
     measured_s: float | None,
     log: str | None,
-    store: KnowledgeStore | None,
+    store: BestKnownStore | None,
     local_cluster: Callable[[], ClusterSpec] | None,
 ) -> Review:
     document, missing = _completed(found, said, local_cluster)
@@ -146,7 +147,7 @@ def _review(
         document["trainer"] = with_program_files(document["trainer"], found.base.absolute())
     study = parse_study(document, base=found.base, local_cluster=local_cluster, inspect=None)
     config = _config(study, said.get("config"))
-    constants = stored_calibration(study.workload, store) or calibration_for(study.workload)
+    constants = stored_calibration(study.workload, store, program_of(study)) or calibration_for(study.workload)
     predicted = estimate(study.workload, config, calibration=constants)
     measured_s, source = _measured(study, measured_s, log)
     observed = None
@@ -166,6 +167,7 @@ def _review(
         config=config,
         estimate=predicted,
         observed=observed,
+        earlier=earlier_of(study, config, store) if store is not None else None,
         edits=edits,
         together=proposed.together,
         is_upper_bound=bool(unmodelled),

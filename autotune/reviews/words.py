@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from autotune.planning import Bill
 from autotune.reviews.answer import Edit, Gain, LineEdit, Review
+from autotune.reviews.earlier import Earlier
 from autotune.spec.count import format_count
 from autotune.spec.duration import format_duration
+from autotune.spec.observed import OBSERVED
 from autotune.spec.size import format_bytes
 
 MOST = 25
@@ -88,7 +90,7 @@ def short_lines(review: Review) -> list[str]:
     """The same in five lines: what was understood, the verdict, the best edit, the first warning."""
     found = [f"{review.target}: {review.understood}", *_verdict(review, None)]
     if review.missing:
-        found = [f"no prediction: {each.what} is not known; {each.remedy}" for each in review.missing[:3]]
+        found = [f"no prediction without {each.what}: {each.remedy}" for each in review.missing[:3]]
     elif review.edits:
         first, more = review.edits[0], len(review.edits) - 1
         gain = f"{_changes(first)}: {_gain_of(first, review)}, {_memory(first.memory_bytes)}"
@@ -121,6 +123,8 @@ def _verdict(review: Review, tokens: float | None) -> Iterator[str]:
         cost = f", about ${two_digits(bill.cost_usd)}" if bill.cost_usd else ""
         days = " to ".join(two_digits(bill.days * each) for each in share)
         yield f"{format_count(tokens)} tokens: {two_digits(bill.days)} days ({days}){cost}"
+    if review.earlier is not None:
+        yield _earlier(review.earlier)
     if review.observed is not None:
         slower = review.observed.slower
         much = (
@@ -131,6 +135,13 @@ def _verdict(review: Review, tokens: float | None) -> Iterator[str]:
             else "as predicted"
         )
         yield f"measured: {format_duration(review.observed.step_time_s)} a step ({review.observed.source}), {much}; what follows takes that level"
+
+
+def _earlier(found: Earlier) -> str:
+    who = f"{'observed run' if found.kind == OBSERVED else 'trial'} {found.where} of {found.program}"
+    differs = ", ".join(f"{name} {_value(there)}" for name, (_, there) in found.differs.items())
+    how = f"the nearest config, with {differs}" if differs else "this config"
+    return f"measured before: {format_duration(found.step_time_s)} a step, {format_count(found.tokens_per_s)} tokens/s ({who}, {how})"
 
 
 def _edit(number: int, edit: Edit, review: Review) -> list[str]:

@@ -265,6 +265,9 @@ class BestAcross(Answer):
         description="the workload that these configs were measured for, its distance in doublings, and the cost model's estimate for the workload asked about"
     )
     assumed: Plain | None = Field(description="values assumed for parameters that were left out")
+    observed: list[Plain] = Field(
+        description="runs that people started themselves, the fastest first; none is the best"
+    )
     notes: list[str]
 
 
@@ -328,6 +331,7 @@ class ReviewAnswer(Answer):
     fits: bool | None
     estimate: Plain | None
     observed: Plain | None
+    earlier: Plain | None = Field(description="what a run of the nearest config measured: an observed run or a trial")
     edits: list[Plain] = Field(description="best first: knob, from, to, line, gain with its 90% interval, memory_bytes")
     together: Plain | None
     warnings: list[Plain]

@@ -17,7 +17,7 @@ import numpy as np
 from autotune.errors import ClusterTooSmallError, InfeasibleError, RunnerError
 from autotune.planning import fits, nearest_miss
 from autotune.ports import KnowledgeStore, StudyReader, StudyRecord, TrialRunner
-from autotune.results.calibrations import stored_calibration
+from autotune.results.calibrations import program_of, stored_calibration
 from autotune.space import Launchable, SearchSpace, default_config, why_not
 from autotune.spec import Estimate, ParallelConfig, Study, Trial, Workload
 from autotune.spec.size import format_bytes
@@ -146,9 +146,9 @@ def assemble(study: Study, store: KnowledgeStore | None = None) -> Assembly:
 
     Raises `SpecError` when the trainer cannot carry a knob of the study, and `InfeasibleError` when no config of its space is legal.
     """
-    calibration = stored_calibration(study.workload, store)
+    calibration = stored_calibration(study.workload, store, program_of(study))
     if calibration is None and study.at_hand is not None:
-        calibration = stored_calibration(replace(study.workload, cluster=study.at_hand), store)
+        calibration = stored_calibration(replace(study.workload, cluster=study.at_hand), store, program_of(study))
     return assemble_with(study, calibration)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import RunnerError, SpecError
 from autotune.ports import AttemptId, RunnerEvent, TrialRequest
-from autotune.spec import ParallelConfig, Study, Workload
+from autotune.spec import Failure, ParallelConfig, Study, Workload
 from autotune.spec.checks import one_of, positive_int
 from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.gang_runner import NATIVE, too_many
@@ -58,6 +58,26 @@ class LocalRunner(AnyTrainerRunner):
         from autotune_workers.process.observed_program import ObservedProgram
 
         return ObservedProgram(trainer, options, workload, config)
+
+    @staticmethod
+    def failure_of(error: BaseException, steps_done: int) -> Failure:
+        """What an exception says of a training that it ended."""
+        from autotune_workers.gang.failure_kind import of_exception
+
+        report = {
+            "type": type(error).__name__,
+            "text": str(error),
+            "step": steps_done or None,
+            "errno": getattr(error, "errno", None),
+        }
+        return of_exception(report, rank=None).failure()
+
+    @staticmethod
+    def facts_of_model(model: Any) -> dict[str, Any]:
+        """What the probe would say of a model of this process (`autotune_workers.probe`)."""
+        from autotune_workers.probe.injected.model_facts import of_model
+
+        return of_model(model)
 
     def __init__(
         self,

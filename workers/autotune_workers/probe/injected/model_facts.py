@@ -123,6 +123,13 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
     }
 
 
+def of_model(model: Any) -> dict[str, Any]:
+    """Those of a model alone, of a program that is in this process."""
+    import torch
+
+    return _model(torch, model, parameter_count(model))
+
+
 def _name(value: Any) -> str:
     kind = type(value)
     return kind.__module__ + "." + kind.__qualname__

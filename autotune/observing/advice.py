@@ -1,0 +1,140 @@
+"""`advise(object)`: the review of a training from within it; and what the callback (`callback`) keeps of it at its end.
+
+Whatever goes wrong here is a warning, never an exception into the training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from autotune.errors import SpecError
+from autotune.observing.launch import cluster_of_ranks
+from autotune.observing.objects import Training, training_of
+from autotune.observing.rank import is_first
+from autotune.observing.words import PREFIX, after
+from autotune.ports.program_facts import ProgramFacts
+from autotune.registry import RUNNERS, load
+from autotune.reviews import Review, review
+from autotune.reviews.words import short_lines
+from autotune.settings import settings
+from autotune.spec import ObservedRun
+from autotune.trainers.program_name import COMMAND
+
+
+def advise(
+    thing: Any,
+    *,
+    model: Any = None,
+    seq_len: int | None = None,
+    batch: int | None = None,
+    cluster: str | None = None,
+    store: str | Path | None = None,
+) -> Review | None:
+    """Prints what there is to say of a training before it begins, on stderr of the first rank: whether it fits, how fast it should be, and what would make it faster.
+
+    `thing`: transformers' or Lightning's `Trainer`, accelerate's `Accelerator`, a `DeviceMesh` (the last two with `model`), or a module. `seq_len` (tokens),
+    `batch` (sequences of a rank in a forward pass) and `cluster` say what it does not. `store`: the results database; default: the usual one, where there is one.
+    """
+    if not is_first(os.environ, ()):
+        return None
+    try:
+        training = training_of(thing, model=model, seq_len=seq_len, batch=batch)
+        found = reviewed(training, cluster=cluster, store=store)
+        first, *rest = short_lines(found)
+        if training.is_length_assumed:
+            rest.insert(
+                0,
+                f"assumed: sequences of {training.seq_len} tokens, the most that the model takes; seq_len= says another",
+            )
+        for line in [first, *rest][:5]:
+            print(PREFIX + line, file=sys.stderr)
+        return found
+    except Exception as error:
+        warn(error)
+        return None
+
+
+def reviewed(training: Training, *, cluster: str | None, store: str | Path | None) -> Review:
+    """The review of what was read of an object. Raises `SpecError` where something is not known."""
+    from autotune.onboarding.seen_model import seen_model
+
+    for name, value, how in (
+        ("the tokens of a sequence", training.seq_len, "seq_len="),
+        ("the sequences of a rank in a forward pass", training.micro_batch, "batch="),
+    ):
+        if value is None:
+            raise SpecError(f"{name} could not be read from the object", remedy=f"say {how}", field="object")
+    facts = ProgramFacts(load(RUNNERS, "local").facts_of_model(training.model))
+    shape = seen_model(facts, None, seq_len=training.seq_len)
+    if shape is None:
+        raise SpecError("the model has no parameters that could be counted", field="model")
+    knobs = training.document
+    if facts.zero_stage is not None:
+        knobs.setdefault("zero_stage", facts.zero_stage)
+    assert training.micro_batch is not None
+    document = {
+        "name": type(training.model).__name__,
+        "model": shape[0],
+        "cluster": cluster or "local",
+        "workload": {
+            "seq_len": training.seq_len,
+            "global_batch_size": training.micro_batch * training.accumulation * knobs["dp"],
+        },
+        "space": {name: [value] for name, value in knobs.items() if name in ("tp", "pp", "cp", "precision")},
+        "baseline": knobs,
+        "trainer": training.trainer,
+    }
+    if "parameters" in shape[0]:  # only the program itself can build it
+        document["trainer"] = {"kind": COMMAND, "argv": ["python", program()], "fixed": knobs}
+    here = cluster_of_ranks(training.nodes, max(1, training.ranks // training.nodes))
+    with _opened(store) as database, TemporaryDirectory() as folder:
+        path = Path(folder, "study.json")
+        path.write_text(json.dumps(document), encoding="utf-8")
+        found = review(path, store=database, local_cluster=lambda: here)
+        return replace(found, target=document["name"])
+
+
+def program() -> str:
+    """The name of the program that runs."""
+    return Path(sys.argv[0]).name or "python"
+
+
+def warn(error: Exception) -> None:
+    """Says that advice failed. Where warnings are errors it is printed."""
+    text = f"autotune: advice failed, the training is not touched: {type(error).__name__}: {error}"
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    except Warning:
+        print(text, file=sys.stderr)
+
+
+def _opened(store: str | Path | None) -> Any:
+    """The results database, where it was named or is there already."""
+    from contextlib import nullcontext
+
+    address = str(store or settings().store)
+    if store is None and "AUTOTUNE_STORE" not in os.environ and "://" not in address and not Path(address).exists():
+        return nullcontext()
+    from autotune.store import open_store
+
+    return closing(open_store(address))
+
+
+def kept(run: ObservedRun, store: str | Path | None) -> None:
+    """Keeps the run where there is a results database, and says what was measured."""
+    where = "not kept: there is no results database (AUTOTUNE_STORE names one)"
+    with _opened(store) as database:
+        if database is not None:
+            run = database.keep_observed(run)
+            where = f"kept as observed run {run.id}"
+    measured, ended = after(run, where)
+    print(PREFIX + measured, file=sys.stderr)
+    print(PREFIX + (ended if database is not None else ended.rpartition("; ")[0]), file=sys.stderr)

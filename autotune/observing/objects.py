@@ -1,0 +1,201 @@
+"""A training as the object that runs it: model, ranks, batch and knobs, read from transformers' and Lightning's `Trainer`, accelerate's `Accelerator`, and a
+module with a `DeviceMesh`. None of these packages is imported: an object is known by the names of its classes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import SpecError
+
+_PRECISIONS = (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("16", "fp16"), ("32", "fp32"), ("no", "fp32"))
+_ZERO = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "no_shard": 0}
+_LENGTHS = ("max_length", "max_seq_length", "block_size", "seq_len")
+"""names under which arguments and configs of fine-tuning say the tokens of a sequence"""
+_MESH = {"dp": "dp", "data": "dp", "fsdp": "dp", "replicate": "dp", "shard": "dp", "tp": "tp", "tensor": "tp", "pp": "pp", "pipeline": "pp", "cp": "cp", "context": "cp"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What was read of an object. None: not found."""
+
+    trainer: str
+    """whose training loop it is, by the name of autotune's trainer"""
+    model: Any
+    """the module"""
+    ranks: int
+    nodes: int
+    micro_batch: int | None
+    """sequences of a rank in a forward pass"""
+    accumulation: int
+    seq_len: int | None
+    is_length_assumed: bool
+    """whether the tokens of a sequence are the most that the model takes"""
+    knobs: Mapping[str, Any]
+    """others that were found"""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What is told of ranks and knobs, as a spec has it."""
+        degrees = {name: int(self.knobs.get(name, 1)) for name in ("tp", "pp", "cp")}
+        shared = degrees["tp"] * degrees["pp"] * degrees["cp"]
+        batch = {"micro_batch_size": self.micro_batch, "accumulation_steps": self.accumulation}
+        return {**self.knobs, **batch, "dp": max(1, self.ranks // shared)}
+
+
+def training_of(thing: Any, *, model: Any = None, batch: int | None = None, seq_len: int | None = None) -> Training:
+    """What the object says. `model`: of an `Accelerator` or a `DeviceMesh` that does not hold it; `batch`: sequences of a rank in a forward pass. Raises
+    `SpecError` for an object of another kind."""
+    names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(thing).__mro__}
+    if "transformers.Trainer" in names:
+        read = _of_transformers(thing)
+    elif names & {"lightning.Trainer", "pytorch_lightning.Trainer"}:
+        read = _of_lightning(thing, model)
+    elif "accelerate.Accelerator" in names:
+        read = _of_accelerate(thing, model)
+    elif "torch.DeviceMesh" in names:
+        read = _of_mesh(thing, model)
+    elif "torch.Module" in names:
+        read = {"trainer": "native", "model": thing, "ranks": _ranks(), "knobs": _precision_of(thing)}
+    else:
+        raise SpecError(
+            f"a {type(thing).__name__} is no training that autotune reads",
+            remedy="give transformers' or Lightning's Trainer, accelerate's Accelerator with model=, or a module",
+            field="object",
+        )
+    if read["model"] is None:
+        raise SpecError("the object holds no model yet", remedy="give it: advise(object, model=...)", field="model")
+    length = seq_len or read.get("seq_len")
+    most = length or _most_positions(read["model"])
+    micro = batch or read.get("micro_batch")
+    return Training(
+        trainer=read["trainer"],
+        model=read["model"],
+        ranks=read["ranks"],
+        nodes=max(1, read["ranks"] // max(1, _local_ranks(read["ranks"]))),
+        micro_batch=int(micro) if micro else None,
+        accumulation=int(read.get("accumulation") or 1),
+        seq_len=int(most) if most else None,
+        is_length_assumed=not length and bool(most),
+        knobs=read["knobs"],
+    )
+
+
+def _of_transformers(trainer: Any) -> dict[str, Any]:
+    args = trainer.args
+    knobs: dict[str, Any] = {"precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"}
+    knobs["recompute"] = "full" if args.gradient_checkpointing else "none"
+    knobs["compile"] = bool(args.torch_compile)
+    words = (
+        [str(getattr(word, "value", word)) for word in args.fsdp or ()]
+        if not isinstance(args.fsdp, bool | str)
+        else str(args.fsdp).split()
+    )
+    stages = [_ZERO[word] for word in words if word in _ZERO]
+    deepspeed = getattr(args, "deepspeed", None)
+    if stages:
+        knobs["zero_stage"] = stages[0]
+    elif isinstance(deepspeed, Mapping):
+        knobs["zero_stage"] = int((deepspeed.get("zero_optimization") or {}).get("stage", 0))
+    return {
+        "trainer": "hf_trainer",
+        "model": trainer.model,
+        "ranks": int(args.world_size),
+        "micro_batch": int(args.per_device_train_batch_size),
+        "accumulation": int(args.gradient_accumulation_steps),
+        "seq_len": _first(args, _LENGTHS) or _length_of(getattr(trainer, "train_dataset", None)),
+        "knobs": knobs,
+    }
+
+
+def _of_lightning(trainer: Any, model: Any) -> dict[str, Any]:
+    precision = str(trainer.precision)
+    loaders = trainer.train_dataloader
+    return {
+        "trainer": "lightning",
+        "model": model if model is not None else trainer.lightning_module,
+        "ranks": int(trainer.world_size),
+        "micro_batch": _batch_of(loaders),
+        "accumulation": int(trainer.accumulate_grad_batches),
+        "seq_len": _length_of(getattr(loaders, "dataset", None)),
+        "knobs": {"precision": next((told for sign, told in _PRECISIONS if sign in precision), "fp32")},
+    }
+
+
+def _of_accelerate(accelerator: Any, model: Any) -> dict[str, Any]:
+    models, loaders = list(accelerator._models), list(accelerator._dataloaders)
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    stage = str(getattr(plugin, "sharding_strategy", "") or "").rpartition(".")[2].lower()
+    knobs: dict[str, Any] = {"precision": _told(str(accelerator.mixed_precision))}
+    if stage in _ZERO:
+        knobs["zero_stage"] = _ZERO[stage]
+    return {
+        "trainer": "accelerate",
+        "model": model if model is not None else models[0] if models else None,
+        "ranks": int(accelerator.num_processes),
+        "micro_batch": _batch_of(loaders[0]) if loaders else None,
+        "accumulation": int(accelerator.gradient_accumulation_steps),
+        "seq_len": _length_of(getattr(loaders[0], "dataset", None)) if loaders else None,
+        "knobs": knobs,
+    }
+
+
+def _of_mesh(mesh: Any, model: Any) -> dict[str, Any]:
+    degrees: dict[str, int] = {}
+    for name, size in zip(mesh.mesh_dim_names or (), mesh.shape, strict=False):
+        knob = next((knob for sign, knob in _MESH.items() if sign in str(name).lower()), "")
+        if knob:
+            degrees[knob] = degrees.get(knob, 1) * int(size)
+    degrees.pop("dp", None)
+    return {
+        "trainer": "native",
+        "model": model,
+        "ranks": int(mesh.size()),
+        "knobs": {**degrees, **_precision_of(model)},
+    }
+
+
+def _told(text: str) -> str:
+    return next((told for sign, told in _PRECISIONS if sign in text), "fp32")
+
+
+def _precision_of(model: Any) -> dict[str, str]:
+    parameter = next(iter(model.parameters()), None) if model is not None else None
+    return {"precision": _told(str(getattr(parameter, "dtype", "float32")).removeprefix("torch."))}
+
+
+def _batch_of(loader: Any) -> int | None:
+    sampler = getattr(loader, "batch_sampler", None)
+    found = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
+    return found if isinstance(found, int) else None
+
+
+def _length_of(dataset: Any) -> int | None:
+    """Tokens of a sequence, where they can be told without a sample: taking one may draw random numbers, read files or wait."""
+    tensor = dataset
+    tensors = getattr(dataset, "tensors", None)
+    if isinstance(tensors, tuple) and tensors:
+        tensor = tensors[0]
+    if "Tensor" in [kind.__name__ for kind in type(tensor).__mro__] and tensor.dim() == 2:
+        return int(tensor.shape[1])
+    return None
+
+
+def _first(owner: Any, names: Iterable[str]) -> int | None:
+    return next((value for name in names if isinstance(value := getattr(owner, name, None), int) and value > 0), None)
+
+
+def _most_positions(model: Any) -> int | None:
+    return _first(getattr(model, "config", None), ("max_position_embeddings", "n_positions"))
+
+
+def _ranks() -> int:
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def _local_ranks(ranks: int) -> int:
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(text) if text.isdigit() and int(text) else ranks
