@@ -108,6 +108,9 @@ class _Weighed:
     def risk(self, config: ParallelConfig) -> float:
         return float(self._look(config)[0].oom_probability)
 
+    def surely_fits(self, config: ParallelConfig) -> bool:
+        return self.risk(config) <= SURE
+
     def is_legal(self, config: ParallelConfig) -> bool:
         can = self._launchable is None or self._launchable.why_not(self._workload, config) is None
         return can and why_not(self._workload, config) is None
@@ -120,7 +123,7 @@ class _Weighed:
         lead = sorted(fastest, key=lambda each: -self.gain(each).low)[:FOLLOWED]
         parts = {part for each in lead for part in _parts(config, each) if self.is_legal(part)}
         self.look_at(parts)
-        sure = [each for each in (*lead, *parts) if self.risk(each) <= SURE and each != config]
+        sure = [each for each in (*lead, *parts) if self.surely_fits(each) and each != config]
         if not sure:
             return None
         best = max(sure, key=lambda each: (self.gain(each).low, self.gain(each).gain))
@@ -130,7 +133,7 @@ class _Weighed:
             fewer = [_with(config, best, [each for each in groups if each != group]) for group in groups]
             legal = [each for each in fewer if each is not None and each not in (config, best) and self.is_legal(each)]
             self.look_at(legal)
-            kept = [each for each in legal if self.risk(each) <= SURE]
+            kept = [each for each in legal if self.surely_fits(each)]
             plainer = max(kept, key=lambda each: self.gain(each).low, default=None)
             if plainer is None or self.gain(plainer).low < (1.0 - LITTLE) * self.gain(best).low:
                 break
@@ -154,12 +157,12 @@ class _Weighed:
     def _alone(self, group: tuple[str, ...], best: ParallelConfig) -> Gain | None:
         """By the change without the others; None where that is illegal, or may not fit."""
         alone = _with(self._config, best, [group])
-        return self.gain(alone) if alone is not None and self.is_legal(alone) and self.risk(alone) <= SURE else None
+        return self.gain(alone) if alone is not None and self.is_legal(alone) and self.surely_fits(alone) else None
 
     def _rest(self, group: tuple[str, ...], best: ParallelConfig) -> ParallelConfig | None:
         """The others without the change; None where that is illegal, or may not fit."""
         rest = _with(self._config, best, [each for each in _groups(self._config, best) if each != group])
-        return rest if rest is not None and self.is_legal(rest) and self.risk(rest) <= SURE else None
+        return rest if rest is not None and self.is_legal(rest) and self.surely_fits(rest) else None
 
     def _beside(self, group: tuple[str, ...], best: ParallelConfig) -> Gain | None:
         """By the change when the others are made; None where the others need it."""

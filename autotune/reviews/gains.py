@@ -27,8 +27,6 @@ from autotune.reviews.answer import Gain
 from autotune.spec import ConfigTable, Estimate, ParallelConfig, Workload
 
 Array = NDArray[np.float64]
-NEGLIGIBLE = 0.01
-"""standard deviation of a log gain by one constant below which it is left out"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +62,12 @@ class Gains:
 def gains_of(workload: Workload, table: ConfigTable, constants: Calibration, measured_s: float | None) -> Gains:
     """Of the configs of a table over its first row; `measured_s`: step time of that row, where it is known."""
     prior = uncertain(constants)
-    rows = sensitivity(workload, table, constants, prior.names)
+    rows = sensitivity(workload, table, constants, prior.names if measured_s is not None else ())
     log_gain = rows.log_step_s[0] - rows.log_step_s
     times = step_times(workload, table)
     sigmas = np.sqrt(np.diag(prior.covariance))
-    matters = np.abs(rows.jacobian - rows.jacobian[0]).max(axis=0) * sigmas > NEGLIGIBLE
     apart = np.zeros((len(rows), len(sigmas), 2))
-    for k in np.flatnonzero(matters[:-1]):
+    for k in range(len(prior.names)):
         for end, reach in enumerate((-Z90 * sigmas[k], Z90 * sigmas[k])):
             moved_by = np.zeros(len(sigmas))
             moved_by[k] = reach

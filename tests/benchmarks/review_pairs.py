@@ -1,54 +1,52 @@
-"""Is a review right? Published pairs of a plain config and the best one that was measured beside it: does the review of the plain one name a knob that won?
+"""Is a review right? Published pairs of a plain config and the best one that was measured beside it: does the review of the plain one name the knob that won?
 
-    python -m tests.benchmarks.review_pairs [--least 4] [--csv FILE ...]
+    python -m tests.benchmarks.review_pairs [--usual] [--brief] [--every 9] [--source NAME ...]
 
-A pair is a cell of a published sweep (same model, GPUs, sequence, batch): of the configs that ran, the one nearest to data parallelism alone with the smallest
-micro-batch, and the fastest. A review proposes among the configs that were measured, with constants that were fitted without the cell's model where there are such
-(`models.held_out_constants`), else with those that ship.
+A pair is a set of published runs of one source with the same model, sequence, GPUs, software, batch and number format: of the configs that ran, the one nearest
+to data parallelism alone with the smallest micro-batch (as `autotune` chooses a default), and the fastest. A review proposes among the configs that were
+published, by the constants that ship; with --usual among those of the usual space of its ranks, as it does for a launch, of which few were measured. Sources of
+`published/unseen.py` are blind: no constant was fitted to them. --every 9: every ninth pair of vTrain, which has most of them.
 
     named     an edit is about a knob in which the two differ, and goes where the best one lies
-    slower    the proposed config, or one edit alone, was measured slower than the plain one, or failed
-    silent    nothing is proposed, though the best one is more than 5% faster
+    other     edits are proposed, and none of them does
+    silent    nothing is proposed
+    slower    all edits together, or one alone that was published too, were measured slower than the plain config, or failed
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autotune.cost import calibration_for
-from autotune.reviews.edits import Proposal, proposal
+from autotune.reviews.edits import Proposal, proposal, space_around
+from autotune.schema.parsing import parse_space
 from autotune.space import SearchSpace
 from autotune.space.baseline import distance_from_plain
-from autotune.spec import ConfigTable, ParallelConfig, config_label
-from tests.benchmarks.cells import Cell, read_cells
-from tests.benchmarks.models import held_out_constants
+from autotune.spec import ConfigTable, ParallelConfig, Study, Workload, config_label
+from autotune.trainers import trainer_names
+from tests.benchmarks.published import FILES, Block
+from tests.benchmarks.published.unseen import BATCHES, unseen
 
-DATA = Path(__file__).with_name("data")
-FILES = (
-    "nanotron_h100.csv",
-    "vtrain_single_node_a100.csv",
-    "vtrain_multi_node_a100.csv",
-    "mosaic_llm_foundry.csv",
-    "internevo_a100.csv",
-    "nvidia_nemo_perf.csv",
-    "megatron_published.csv",
-    "alpa_osdi22_v100.csv",
-    "bigscience_v100_gpt2.csv",
-)
 WORTH = 1.05
 """gain of the best config from which it is worth naming"""
+NOISE = 1.01
+"""factor between step times that are called equal"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """A plain config and the best one, and what the review of the plain one says."""
 
-    cell: Cell
+    source: str
+    is_blind: bool
+    workload: Workload
+    step_time_s: dict[ParallelConfig, float]
+    """measured, of all configs; infinite where it failed"""
     plain: ParallelConfig
     best: ParallelConfig
     found: Proposal
@@ -56,72 +54,140 @@ class Pair:
     @property
     def gain(self) -> float:
         """Of the best config."""
-        return self.cell.rows[self.plain].step_time_s / self.cell.rows[self.best].step_time_s
+        return self.step_time_s[self.plain] / self.step_time_s[self.best]
 
     @property
-    def is_named(self) -> bool:
-        """Whether an edit goes from the plain config toward the best."""
-        return any(
-            getattr(self.best, name) != old and (new > old) == (getattr(self.best, name) > old)
-            if isinstance(old, int) and not isinstance(old, bool)
-            else getattr(self.best, name) == new
-            for edit in self.found.edits
-            for name, (old, new) in edit.changes.items()
-        )
+    def verdict(self) -> str:
+        """`named`, `other` or `silent`."""
+        if not self.found.edits:
+            return "silent"
+        return "named" if any(self._is_toward(edit.changes) for edit in self.found.edits) else "other"
+
+    def _is_toward(self, changes: object) -> bool:
+        assert isinstance(changes, dict)
+        for name, (old, new) in changes.items():
+            best = getattr(self.best, name)
+            counted = isinstance(old, int) and not isinstance(old, bool)
+            if best != old and ((new > old) == (best > old) if counted else best == new):
+                return True
+        return False
 
     @property
     def slower(self) -> list[ParallelConfig]:
         """Proposed configs that were measured slower, or failed."""
-        if self.found.together is None:
-            return []
-        row = self.cell.rows.get(self.found.together.config)
-        mine = self.cell.rows[self.plain].step_time_s
-        return [row.config] if row is not None and (row.failure or row.step_time_s > mine) else []
+        together = self.found.together
+        proposed = [] if together is None else [together.config]
+        for edit in self.found.edits:
+            if edit.alone is not None:
+                proposed.append(replace(self.plain, **{name: new for name, (_, new) in edit.changes.items()}))
+        limit = NOISE * self.step_time_s[self.plain]
+        return [config for config in dict.fromkeys(proposed) if self.step_time_s.get(config, 0.0) > limit]
 
 
-def pairs(files: list[Path], least: int) -> Iterator[Pair]:
-    """All pairs of the files."""
-    constants = held_out_constants()
-    for path in files:
-        for cell in read_cells(path, least=least):
-            ran = [row.config for row in cell.rows.values() if row.failure is None]
-            if len(ran) < 2:
+def pairs(names: list[str], *, usual: bool = False, every: int = 1) -> Iterator[Pair]:
+    """All pairs of the sources of these names; of all of them where there is none."""
+    number = 0
+    for source, is_blind, block in _blocks():
+        if names and source not in names:
+            continue
+        alike = np.stack([block.table.world_size, block.table.global_batch_size, block.table.column("precision")], 1)
+        kinds, place = np.unique(alike.astype(np.int64), axis=0, return_inverse=True)
+        for kind in range(len(kinds)):
+            number += source == "vtrain"
+            if source == "vtrain" and number % every:
                 continue
-            table = ConfigTable.of(ran)
-            precision = ran[0].precision
-            plain = ran[int(np.lexsort(distance_from_plain(table, precision))[0])]
-            best = min(ran, key=lambda config: cell.rows[config].step_time_s)
-            known = constants.get((cell.workload.model.name, cell.workload.trainer)) or calibration_for(cell.workload)
-            space = SearchSpace.of(cell.workload, list(cell.rows))
-            yield Pair(cell=cell, plain=plain, best=best, found=proposal(space, plain, known, None))
+            found = _pair(source, is_blind, block.take(np.flatnonzero(place.reshape(-1) == kind)), usual)
+            if found is not None:
+                yield found
+
+
+def _blocks() -> Iterator[tuple[str, bool, Block]]:
+    for name, reader in FILES.items():
+        yield from ((name, False, block) for block in reader())
+    for batch in BATCHES:
+        for name, blocks in unseen(batch=batch).items():
+            yield from ((name, True, block) for block in blocks)
+
+
+def _pair(source: str, is_blind: bool, block: Block, usual: bool) -> Pair | None:
+    """None for one config alone."""
+    times: dict[ParallelConfig, list[float]] = {}
+    for row, config in enumerate(block.table):
+        seconds = float(block.step_time_s[row])
+        if block.failed[row] or np.isfinite(seconds):
+            times.setdefault(config, []).append(np.inf if block.failed[row] else seconds)
+    step_time_s = {config: float(np.median(seconds)) for config, seconds in times.items()}
+    ran = [config for config, seconds in step_time_s.items() if np.isfinite(seconds)]
+    if len(ran) < 2:
+        return None
+    plain = ran[int(np.lexsort(distance_from_plain(ConfigTable.of(ran), ran[0].precision))[0])]
+    cluster, ranks = block.workload.cluster, plain.world_size
+    per_node = min(cluster.gpus_per_node, ranks)
+    workload = replace(
+        block.workload,
+        cluster=cluster.resized(num_nodes=max(1, ranks // per_node), gpus_per_node=per_node),
+        global_batch_size=plain.global_batch_size,
+    )
+    space = (_usual_space(workload, plain) if usual else None) or SearchSpace.of(workload, list(step_time_s))
+    return Pair(
+        source=source,
+        is_blind=is_blind,
+        workload=workload,
+        step_time_s=step_time_s,
+        plain=plain,
+        best=min(ran, key=lambda config: step_time_s[config]),
+        found=proposal(space, plain, calibration_for(workload), None),
+    )
+
+
+def _usual_space(workload: Workload, plain: ParallelConfig) -> SearchSpace | None:
+    """What a study of that workload would search, in the number format of the plain config; None where none of it is legal for its trainer."""
+    kind = (
+        "moe-multi-node"
+        if workload.model.num_experts
+        else f"dense-{'single' if workload.cluster.num_nodes == 1 else 'multi'}-node"
+    )
+    space = parse_space(kind)
+    space = replace(space, knobs={**space.knobs, "precision": (plain.precision,)})
+    known = workload.trainer if workload.trainer in trainer_names() else "megatron"
+    return space_around(Study(name="pair", workload=workload, space=space, trainer=known), plain)
 
 
 def _line(pair: Pair) -> str:
-    word = "named" if pair.is_named else "silent" if not pair.found.edits else "other"
     edits = "; ".join(", ".join(f"{n} {a}->{b}" for n, (a, b) in edit.changes.items()) for edit in pair.found.edits)
     configs = f"{config_label(pair.plain)} -> {config_label(pair.best)}"
-    return f"{word:7} {pair.gain:5.2f}x {pair.cell.name[:46]:46} {configs} | {edits}{'  SLOWER' if pair.slower else ''}"
+    job = f"{pair.source}{' (blind)' if pair.is_blind else ''}, {pair.workload.model.name}, {pair.plain.world_size} x {pair.workload.cluster.gpu.name}"
+    return f"{pair.verdict:7} {pair.gain:5.2f}x {len(pair.step_time_s):3} {job}: {configs} | {edits or '-'}{'  SLOWER' if pair.slower else ''}"
 
 
 def main() -> None:
-    """Prints one line for each pair that is worth naming, and the counts."""
+    """Prints one line for each pair that is worth naming, and the counts by source."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--least", type=int, default=4)
-    parser.add_argument("--csv", type=Path, nargs="*")
+    parser.add_argument("--brief", action="store_true")
+    parser.add_argument("--source", nargs="*", default=[])
+    parser.add_argument("--usual", action="store_true")
+    parser.add_argument("--every", type=int, default=1)
     asked = parser.parse_args()
-    all_pairs = []
-    for pair in pairs(asked.csv or [DATA / name for name in FILES], asked.least):
-        all_pairs.append(pair)
+    worth: Counter[tuple[str, str]] = Counter()
+    slower: Counter[str] = Counter()
+    for pair in pairs(asked.source, usual=asked.usual, every=asked.every):
+        kind = "blind" if pair.is_blind else "fitted"
+        slower[kind] += bool(pair.slower)
+        slower["all"] += 1
         if pair.gain >= WORTH:
+            for name in (pair.source, f"all {kind}", "all"):
+                worth[name, pair.verdict] += 1
+        if not asked.brief and (pair.gain >= WORTH or pair.slower):
             print(_line(pair), flush=True)
-    worth = [pair for pair in all_pairs if pair.gain >= WORTH]
-    slower = [pair for pair in all_pairs if pair.slower]
-    named = sum(pair.is_named for pair in worth)
-    silent = sum(not pair.found.edits for pair in worth)
     print(
-        f"{len(all_pairs)} pairs, {len(worth)} of them with a best config at least {WORTH - 1:.0%} faster: named {named}, silent {silent}"
+        f"\n| source | pairs with a best config at least {WORTH - 1:.0%} faster | named | other | silent |\n|---|---|---|---|---|"
     )
-    print(f"proposals that were measured slower or failed: {len(slower)}")
+    for source in dict.fromkeys(name for name, _ in worth):
+        counts = [worth[source, verdict] for verdict in ("named", "other", "silent")]
+        print(f"| {source} | {sum(counts)} | {' | '.join(map(str, counts))} |")
+    print(
+        f"\nproposals that were measured slower or failed: {slower['fitted']} + {slower['blind']} blind, of {slower['all']} pairs"
+    )
 
 
 if __name__ == "__main__":
