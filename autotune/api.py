@@ -174,8 +174,7 @@ def tune(
     `SearchSpace.of_study(study)`. The study records the name of such an object
     (`python:MODULE.NAME`); a later call goes on with the study when it passes the same object, which makes the searcher anew and is told all
     trials again. `runner`: an `autotune.ports.TrialRunner` that runs the trials instead of the study's, recorded and resumed in the same way; it is
-    closed at the end. `profile`: for a model that code builds, whether a new study begins with the profile that `store` does not hold yet, by at most
-    eight dry runs on this machine.
+    closed at the end. `profile`: for a model that code builds, whether a new study begins with the dry runs that `store` does not hold yet, on this machine.
 
     Callbacks (`autotune.study.callbacks`): `on_trial` is called with each trial that ends, `on_best` with each new best one, `on_end` once with the result, before it
     is returned; `on_event` with every event of the loop (`autotune.study.progress`).

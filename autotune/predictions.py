@@ -1,7 +1,7 @@
 """Answers that need no hardware: the plan of a study's space, one config's estimate, other numbers of GPUs, other clusters.
 
-Predictions take measured constants and profiles from the store. For a model that code builds, a plan and an estimate make the profile that is missing,
-because formulas know such a model only as a decoder of like size.
+Predictions take measured constants and dry runs from the store. For a model that code builds, a plan and an estimate make the dry runs that are missing
+(`autotune.profiling`), because formulas know such a model only as a decoder of like size.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from autotune.cluster_comparison import ClusterChoice, clusters_of, compare_clusters
-from autotune.cost import calibration_for, estimate
-from autotune.cost.profile import Profile
+from autotune.cost import Calibration, calibration_for, estimate
+from autotune.cost.uncertainty import Z90
 from autotune.errors import InfeasibleError
 from autotune.planning import Plan, WhatIf, plan, what_if
 from autotune.ports import KnowledgeStore
-from autotune.profiling import OnRun, coverage, ensure_profile
+from autotune.profiling import OnRun, ensure_profile, spread_of
 from autotune.registry import RUNNERS, find
 from autotune.results.calibrations import known_constants, program_of, stored_calibration
 from autotune.space import Launchable, SearchSpace
 from autotune.space.proxy import Proxy
-from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, Study
+from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study
 from autotune.study import preflight
 from autotune.study.assembly import Assembly, assemble
 from autotune.study.target_findings import TargetFindings
@@ -40,7 +42,7 @@ def plan_of(
 ) -> Plan:
     """The space ranked by the cost model, with this cluster's calibration when `store` holds one.
 
-    `profile`: for a model that code builds, whether to make the profile that `store` does not hold yet, by at most eight dry runs; `on_dry_run` hears of
+    `profile`: for a model that code builds, whether to make the dry runs that `store` does not hold yet; `on_dry_run` hears of
     each before it begins. `Plan.source` says where constants and memory come from. Raises `InfeasibleError`, and `CatalogError` for an unknown
     runner.
     """
@@ -49,8 +51,7 @@ def plan_of(
     problem = ensure_profile(study, store, space=space, on_run=on_dry_run) if profile else ""
     calibration = stored_calibration(study.workload, store, program_of(study))
     found = plan(space, calibration=calibration, top=top)
-    profiled = None if calibration is None else calibration.profile
-    return replace(found, source=_sources(study, store, problem, profiled, space.table))
+    return replace(found, source=_sources(study, store, problem, calibration, space))
 
 
 def cannot_run_here(study: Study) -> str:
@@ -154,26 +155,25 @@ def estimate_of(
 
     `profile` and `on_dry_run`: see `plan_of`.
     """
-    problem = ensure_profile(study, store, on_run=on_dry_run) if profile else ""
+    problem = ensure_profile(study, store, on_run=on_dry_run, configs=[config]) if profile else ""
     constants = stored_calibration(study.workload, store, program_of(study)) or calibration_for(study.workload)
-    source = _sources(study, store, problem, constants.profile, ConfigTable.of([config]))
+    source = _sources(study, store, problem, constants, SearchSpace.of(study.workload, [config]))
     return estimate(study.workload, config, calibration=constants), source
 
 
 def _sources(
-    study: Study, store: KnowledgeStore | None, problem: str, profile: Profile | None, table: ConfigTable
+    study: Study, store: KnowledgeStore | None, problem: str, calibration: Calibration | None, space: SearchSpace
 ) -> str:
-    """Where the constants come from, and the memory of these configs. `problem`: why no profile could be made, where one was tried."""
+    """Where the constants come from, and the memory of these configs. `problem`: why nothing could be run dry, where that was tried."""
     source = (known_constants(study.workload, store, program_of(study)) or calibration_for(study.workload)).source
     if problem:
-        return f"{source}; memory by the formulas of a decoder, because no profile could be made: {problem}"
-    if profile is None:
+        return f"{source}; memory by the formulas of a decoder, because no dry run could be made: {problem}"
+    runs = calibration.dry_runs if calibration is not None else None
+    if calibration is None or runs is None or not runs.points:
         return source
-    found, runs = coverage(profile, study.workload, table), profile.words
-    if found.composed == found.configs:
-        return f"{source}; memory from {runs}"
-    reason = next(iter(found.in_full))
-    if not found.composed:
-        return f"{source}; memory by the formulas, because {runs} does not answer: {reason}"
-    some = f"{found.composed:,} of {found.configs:,} configs"
-    return f"{source}; memory of {some} from {runs}, of the others by the formulas (mostly because: {reason})"
+    spread = float(np.median(spread_of(space, calibration))) * Z90
+    failed = next((f"; {config} cannot be run dry: {reason}" for config, reason in runs.failed.items()), "")
+    return (
+        f"{source}; memory by dry runs of {len(runs.points)} configs, of others by formulas that these correct "
+        f"(here give or take {spread:.0%}){failed}"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotune.errors import DryRunError
@@ -45,10 +44,8 @@ class FakeDryRunner:
         *,
         pp_rank: int,
         limits: DryRunLimits,
-        traced: bool = False,
-        recompute: Sequence[str] = (),
     ) -> DryRun:
-        """Without a trace. The run of one rank; the first rank of a pipeline holds the most micro-batches, so it is the fullest."""
+        """The run of one rank; the first rank of a pipeline holds the most micro-batches, so it is the fullest."""
         self.asked.append(pp_rank)
         self.limits.append(limits)
         if self.error is not None:

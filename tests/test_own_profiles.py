@@ -1,23 +1,28 @@
-"""Plans, estimates and searches make the profile of a model that code builds; the formulas answer where it cannot be made."""
+"""Plans, estimates and searches make the dry runs of a model that code builds; the formulas answer where none can be made."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune import api, cli
+from autotune.cost import calibration_for
+from autotune.cost.from_dry_runs import DryRuns
 from autotune.errors import DryRunError
-from autotune.profiling import ensure_profile, profile_fingerprint
-from autotune.spec import ModelCode, ModelSpec, Study
+from autotune.planning import plan
+from autotune.ports import DryRunLimits
+from autotune.profiling import MOST_RUNS, TOP, checks_of, ensure_profile, profile_study
+from autotune.results.calibrations import find_profile, profile_fingerprint, stored_calibration
+from autotune.space import SearchSpace
+from autotune.spec import DryRun, ModelCode, ModelSpec, ParallelConfig, Study, Workload, catalog
 from autotune.store.in_memory import MemoryStore
-from tests.cost.test_profile import DOCUMENT, MODEL
 from tests.dry_run_fake import FakeDryRunner
 
-OWN = replace(MODEL, name="mine", code=ModelCode(module="mine:build", num_parameters=10_000_000))
+OWN = replace(catalog.model("gpt2-small"), name="mine", code=ModelCode(module="mine:build", num_parameters=124_439_808))
 FAILS = DryRunError("the model looks at a value\nat model.py:7", remedy="leave the branch out")
 
 
@@ -35,11 +40,16 @@ def study(model: ModelSpec = OWN, **changes: Any) -> Study:
     return replace(asked, workload=replace(asked.workload, model=model))
 
 
-def stored(asked: Study, **changes: Any) -> MemoryStore:
-    """A store with a profile of the study's model."""
-    store = MemoryStore()
-    store.save_profile(profile_fingerprint(asked.workload), {**DOCUMENT["profile"], **changes})
-    return store
+@dataclass
+class FailsOn(FakeDryRunner):
+    """Fails on configs with that ZeRO stage."""
+
+    stage: int = -1
+
+    def run(self, workload: Workload, config: ParallelConfig, *, pp_rank: int, limits: DryRunLimits) -> DryRun:
+        if config.zero_stage == self.stage:
+            raise FAILS
+        return super().run(workload, config, pp_rank=pp_rank, limits=limits)
 
 
 def test_a_model_that_cannot_be_run_dry_is_tried_once_and_the_reason_is_one_line() -> None:
@@ -47,7 +57,7 @@ def test_a_model_that_cannot_be_run_dry_is_tried_once_and_the_reason_is_one_line
     problem = ensure_profile(study(), MemoryStore(), runner=runner, on_run=lambda *run: heard.append(run))
     assert problem == "the model looks at a value at model.py:7"
     assert len(runner.asked) == 1
-    assert [(number, count) for number, count, _ in heard] == [(1, 4)]
+    assert [(number, count) for number, count, _ in heard] == [(1, MOST_RUNS)]
 
 
 @pytest.mark.parametrize(
@@ -61,34 +71,70 @@ def test_nothing_is_run_where_the_formulas_answer(asked: Study) -> None:
     assert runner.asked == []
 
 
-def test_nothing_is_run_without_a_store_or_where_it_holds_the_profile() -> None:
-    runner = FakeDryRunner(error=FAILS)
-    assert ensure_profile(study(), None, runner=runner) == ""
-    assert ensure_profile(study(), stored(study()), runner=runner) == ""
-    assert runner.asked == []
+def test_the_best_of_the_plan_are_run_once_and_found_again() -> None:
+    store, runner, own = MemoryStore(), FakeDryRunner(), study()
+    assert ensure_profile(own, store, runner=runner) == ""
+    assert TOP <= len(runner.asked) <= MOST_RUNS
+    constants = stored_calibration(own.workload, store)
+    found = find_profile(own.workload, store)
+    assert constants is not None
+    assert found is not None
+    assert all(
+        found.is_known(row.config) for row in plan(SearchSpace.of_study(own), calibration=constants, top=TOP).rows
+    )
+    again = FakeDryRunner(error=FAILS)
+    assert ensure_profile(own, store, runner=again) == ""
+    assert again.asked == []
+    assert ensure_profile(own, None, runner=again) == ""  # the next answer would have to make it again
+    assert DryRuns.from_dict(found.to_dict()) == found
 
 
-def test_kinds_of_training_that_could_not_be_read_are_not_run_again() -> None:
-    kept = {kind: t for kind, t in DOCUMENT["profile"]["templates"].items() if kind != "sharded"}
-    store = stored(study(), templates=kept, unread={"sharded": "two layers differ"})
-    runner = FakeDryRunner(error=FAILS)
-    assert ensure_profile(study(), store, runner=runner) == ""
-    assert runner.asked == []
-    plan = api.plan_of(study(), store=store)
-    assert "memory of 3 of 6 configs from a profile" in plan.source
-    assert "two layers differ" in plan.source
+def test_configs_that_cannot_be_run_dry_are_named_and_not_tried_again() -> None:
+    store, own = MemoryStore(), study()
+    assert ensure_profile(own, store, runner=FailsOn(stage=3)) == ""
+    found = find_profile(own.workload, store)
+    assert found is not None
+    assert found.points
+    assert {"zero_stage=3" in config for config in found.failed} == {True}
+    again = FakeDryRunner(error=FAILS)
+    assert ensure_profile(own, store, runner=again) == ""
+    assert again.asked == []
+    assert "cannot be run dry: the model looks at a value" in api.plan_of(own, store=store).source
 
 
-def test_a_plan_says_where_its_memory_comes_from() -> None:
-    own = study()
-    assert "memory from a profile of" in api.plan_of(own, store=stored(own)).source
+def test_dry_runs_of_another_format_are_made_anew() -> None:
+    store, own = MemoryStore(), study()
+    store.save_profile(profile_fingerprint(own.workload), {"version": 8, "templates": {}})
+    assert find_profile(own.workload, store) is None
+    runner = FakeDryRunner()
+    assert ensure_profile(own, store, runner=runner) == ""
+    assert runner.asked
+
+
+def test_a_plan_says_where_its_memory_comes_from_and_an_estimate_runs_its_own_config() -> None:
+    own, store = study(), MemoryStore()
+    ensure_profile(own, store, runner=FakeDryRunner())
+    assert "memory by dry runs of" in api.plan_of(own, store=store).source
     assert "memory" not in api.plan_of(own, store=MemoryStore(), profile=False).source
-    config = api.plan_of(own, profile=False).rows[0].config
-    profiled, source = api.estimate_of(own, config, store=stored(own))
-    assert "memory from a profile of" in source
-    by_formulas, source = api.estimate_of(own, replace(config, precision="fp32"), store=stored(own))
-    assert "memory by the formulas, because" in source
-    assert float(profiled.peak_memory_bytes) != float(by_formulas.peak_memory_bytes)
+    runner, config = FakeDryRunner(), api.plan_of(own, profile=False).rows[-1].config
+    alone = MemoryStore()
+    assert ensure_profile(own, alone, runner=runner, configs=[config]) == ""
+    assert len(runner.asked) == 1
+    estimate, source = api.estimate_of(own, config, store=alone, profile=False)
+    run = FakeDryRunner().run(own.workload, config, pp_rank=0, limits=DryRunLimits())
+    constants = stored_calibration(own.workload, alone)
+    assert constants is not None
+    expected = run.peak.total_bytes * (1 + constants.fragmentation) + constants.framework_bytes
+    assert float(estimate.peak_memory_bytes) == pytest.approx(expected, rel=0.01)
+    assert "memory by dry runs of 1 configs" in source
+
+
+def test_each_dry_run_is_held_against_what_the_others_say() -> None:
+    own = study()
+    found = profile_study(own, runner=FakeDryRunner())
+    checks = checks_of(found, own.workload, calibration_for(own.workload))
+    assert len(checks) == len(found.points)
+    assert all(abs(check.error) < 0.5 for check in checks)
 
 
 MODULE = """
@@ -147,15 +193,15 @@ def test_plan_makes_the_profile_once_and_estimate_and_tune_use_it(
 
     assert "memory" not in said("plan", "--no-profile")
     first = said("plan")
-    assert "up to 4 dry runs make one, once, which may take minutes; --no-profile answers at once" in first
-    assert "profile: dry run 1 of 4: replicated weights" in first
-    assert "memory from a profile of 4 dry runs" in first
+    assert f"up to {MOST_RUNS} configs are run dry, once, which may take minutes; --no-profile answers at once" in first
+    assert f"dry run 1 of at most {MOST_RUNS}: " in first
+    assert "memory by dry runs of 4 configs" in first
     again = said("estimate", "--config", "dp=2,precision=fp32,zero_stage=3")
     assert "dry run 1" not in again
-    assert "memory from a profile of 4 dry runs" in again
+    assert "memory by dry runs of 4 configs" in again
     assert "dry run 1" not in said("tune", "--json")
     spec.write_text(json.dumps({**document, "model": {"module": "mine:build", "args": {"fails": True}}}))
     failed = said("tune", "--json")
-    assert "profile: dry run 1 of 4" in failed
-    assert "no profile could be made" in failed
+    assert "dry run 1 of at most" in failed
+    assert "no dry run could be made" in failed
     assert "dry run 1" not in said("tune", "--no-profile", "--json")

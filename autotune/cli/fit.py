@@ -17,7 +17,7 @@ from autotune.cli.stand_ins import note_stand_ins
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.ports import DryRunLimits, ProfileStore
+    from autotune.ports import DryRunLimits, KnowledgeStore
     from autotune.report.fit_text import Rows
     from autotune.report.terminal import Palette
     from autotune.space import SearchSpace
@@ -75,7 +75,7 @@ def fit(
         bool,
         typer.Option(
             "--profile",
-            help="Also make a profile, by at most eight dry runs of few layers: plan, estimate and tune take the memory of all configs from it.",
+            help="Also run dry the best configs of the plan and some that tell of the others: plan, estimate and tune take the memory from them.",
         ),
     ] = False,
     store: StoreOption = None,
@@ -86,7 +86,7 @@ def fit(
     It runs two optimizer steps of the model's own code without data, as one rank of the whole job, and says how much memory is allocated, when and by
     what, with FLOPs and communication. A model of your own (model: {module: ...}) is built in a process of its own on this machine.
 
-    Exit code 0: the config is expected to fit (of several: at least one). 1: it is not, or no dry run or no profile could be made. 2: bad input.
+    Exit code 0: the config is expected to fit (of several: at least one). 1: it is not, or no dry run could be made. 2: bad input.
     """
     from autotune import api
     from autotune.errors import SpecError
@@ -130,11 +130,13 @@ def fit(
 
 
 def _profiled(
-    study: Study, space: SearchSpace, store: ProfileStore, limits: DryRunLimits
+    study: Study, space: SearchSpace, store: KnowledgeStore, limits: DryRunLimits
 ) -> tuple[dict[str, Any], list[str]]:
-    """The profile as a document and in sentences; or why there is none."""
+    """What the dry runs say, as a document and in sentences; or why there are none."""
+    from autotune.cost import calibration_for
     from autotune.errors import DryRunError
-    from autotune.profiling import coverage, dry_run_words, profile_document, profile_lines, profile_study
+    from autotune.profiling import dry_run_words, profile_document, profile_lines, profile_study
+    from autotune.results.calibrations import known_constants, program_of
 
     try:
         made = profile_study(
@@ -146,9 +148,11 @@ def _profiled(
         )
     except DryRunError as error:
         problem = {"problem": error.message, "remedy": error.remedy}
-        return problem, [f"no profile could be made: {error.message}", *([f"  {error.remedy}"] if error.remedy else [])]
-    found = coverage(made, study.workload, space.table)
-    return profile_document(made, found), profile_lines(made, found)
+        return problem, [f"no dry run could be made: {error.message}", *([f"  {error.remedy}"] if error.remedy else [])]
+    document = profile_document(
+        made, space, known_constants(study.workload, store, program_of(study)) or calibration_for(study.workload)
+    )
+    return document, profile_lines(document)
 
 
 @contextmanager

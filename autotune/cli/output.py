@@ -69,7 +69,7 @@ NoProfileOption = Annotated[
     bool,
     typer.Option(
         "--no-profile",
-        help="Make no dry runs for a profile of a model of your own; its memory then comes from a stored profile, or from the formulas of a decoder.",
+        help="Make no dry runs of a model of your own; its memory then comes from those that are kept, or from the formulas of a decoder.",
     ),
 ]
 StudyArgument = Annotated[str, typer.Argument(metavar="ID", help="Study: id, start of the id, or name.")]

@@ -103,7 +103,7 @@ def plan(
 
 
 def _tell(number: int, count: int, what: str) -> None:
-    """Says on stderr which dry run of a profile begins; before the first, what they cost and what avoids them."""
+    """Says on stderr which config is run dry; before the first, what that costs and what avoids it."""
     from autotune.profiling import FIRST_PROFILE, dry_run_words
 
     if number == 1:

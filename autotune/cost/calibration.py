@@ -24,7 +24,7 @@ from autotune.spec import ClusterSpec, Workload
 from autotune.spec.checks import nearest, positive
 
 if TYPE_CHECKING:
-    from autotune.cost.profile import Profile
+    from autotune.cost.from_dry_runs import DryRuns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +129,8 @@ class Calibration:
     """factor on all step times: what clusters whose trainer was never fitted take beyond what constants pooled from other pairs predict; 1 for a fitted pair"""
     memory_sigma: float = 0.12
     """standard deviation of log peak memory about the estimate"""
-    profile: Profile | None = field(default=None, compare=False, repr=False)
-    """what dry runs said of the workload's model, which answers for its memory in place of the formulas; not among the constants that are kept"""
+    dry_runs: DryRuns | None = field(default=None, compare=False, repr=False)
+    """what dry runs said of the workload, by which the formulas are corrected; not among the constants that are kept"""
 
     def __post_init__(self) -> None:
         for name in NUMBERS:
@@ -138,12 +138,12 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {name: value for name, value in asdict(replace(self, profile=None)).items() if name != "profile"}
+        return {name: value for name, value in asdict(replace(self, dry_runs=None)).items() if name != "dry_runs"}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
         """The calibration of plain values; omitted constants take their default. Raises `SpecError` for unknown names."""
-        known = [f.name for f in fields(cls) if f.name != "profile"]
+        known = [f.name for f in fields(cls) if f.name != "dry_runs"]
         for name in values:
             if name not in known:
                 raise SpecError(f"a calibration has no constant called {name!r}", remedy=nearest(name, known))
@@ -169,7 +169,7 @@ class Calibration:
         return replace(prior, **values, source=f"measured on {cluster.name} ({what}); the rest: {rest}")
 
 
-NUMBERS = tuple(f.name for f in fields(Calibration) if f.name not in ("gpu", "trainer", "source", "fabric", "profile"))
+NUMBERS = tuple(f.name for f in fields(Calibration) if f.name not in ("gpu", "trainer", "source", "fabric", "dry_runs"))
 """names of all constants"""
 _MAY_BE_ZERO = (
     "full_speed_ranks",

@@ -11,12 +11,10 @@ import numpy as np
 from autotune.cost.calibration import Calibration, calibration_for
 from autotune.cost.compute import peak_flops_per_s
 from autotune.cost.flops import training_flops_per_token
+from autotune.cost.from_dry_runs import corrected_memory
 from autotune.cost.layout import layout_of
-from autotune.cost.memory import fullest, rank_memories
-from autotune.cost.memory_constants import reserved_sigma
+from autotune.cost.memory import RankMemory, fullest, rank_memories
 from autotune.cost.model_knobs import COST_MODEL
-from autotune.cost.profiled_memory import with_profile
-from autotune.cost.profiled_work import profiled_work
 from autotune.cost.stages import stages_of
 from autotune.cost.stalls import with_stalls
 from autotune.cost.step_time import time_parts
@@ -90,13 +88,19 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     traits = traits_of(workload.trainer)
     layout = layout_of(workload, table)
     stages = stages_of(workload.model, table, traits.split)
-    work = profiled_work(workload, table, constants)
-    times = time_parts(workload, table, layout, stages, constants, traits, work)
-    memory = fullest(rank_memories(workload, table, layout, stages, constants, traits))
-    spread = memory_sigma(memory.parts, constants, workload.model)
-    if constants.profile is not None:
-        memory, known = with_profile(memory, constants.profile, workload, table, constants)
-        spread[known] = reserved_sigma(workload.cluster.gpu.name, workload.trainer)
+    times = time_parts(workload, table, layout, stages, constants, traits)
+
+    def by_formulas(rows: ConfigTable) -> RankMemory:
+        where = (
+            (layout, stages)
+            if rows is table
+            else (layout_of(workload, rows), stages_of(workload.model, rows, traits.split))
+        )
+        return fullest(rank_memories(workload, rows, *where, constants, traits))
+
+    by_runs = corrected_memory(workload, table, constants, by_formulas)
+    memory = by_runs.memory if by_runs else by_formulas(table)
+    spread = by_runs.sigma if by_runs else memory_sigma(memory.parts, constants, workload.model)
     step, peak = times.total, memory.parts.total
     tokens = layout.micro_batch * layout.accumulation * layout.dp * float(workload.seq_len)
     per_gpu = tokens / step / layout.world

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.layout import layout_of
-from autotune.cost.profiled_work import profiled_work
 from autotune.cost.stages import stages_of
 from autotune.cost.stalls import with_stalls
 from autotune.cost.step_time import time_parts
@@ -80,8 +79,7 @@ def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration]
     layout, stages = layout_of(workload, table), stages_of(workload.model, table, traits.split)
 
     def at(constants: Calibration) -> TimeParts:
-        work = profiled_work(workload, table, constants)
-        return time_parts(workload, table, layout, stages, constants, traits, work)
+        return time_parts(workload, table, layout, stages, constants, traits)
 
     return at
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
-
 import numpy as np
 
 from autotune.cost.calibration import Calibration
@@ -17,22 +14,21 @@ from autotune.cost.compute import (
     keeps_scores,
     layer_forward_s,
     layer_host_s,
-    loss_s,
     smooth_maximum,
 )
 from autotune.cost.experts import FORWARD_LAUNCHES, expert_host_s, expert_layer_s, gradient_bytes
 from autotune.cost.flops import attended_len
+from autotune.cost.from_dry_runs import product_factor
 from autotune.cost.host_link import is_offloaded, offloaded_layer_s, offloaded_update_s
 from autotune.cost.kept import mean_kept_bytes
 from autotune.cost.launches import launches_of_layer
 from autotune.cost.layout import Column, Layout
 from autotune.cost.parameters import edge_weights, layer_weights
 from autotune.cost.pipeline import bubble_time_s
-from autotune.cost.profiled_work import ProfiledWork
 from autotune.cost.recompute import repeated
 from autotune.cost.ring import ring_scores_s
 from autotune.cost.stages import Stages
-from autotune.cost.traffic import RankWeights, context_s, data_step_s, hidden_rings_s, tensor_layer_s, tensor_rings_s
+from autotune.cost.traffic import RankWeights, context_s, data_step_s, hidden_rings_s, tensor_layer_s
 from autotune.cost.trainable import (
     FROZEN_EDGE_BYTES,
     adapter_weights,
@@ -53,36 +49,30 @@ def time_parts(
     stages: Stages,
     constants: Calibration,
     traits: Traits,
-    work: ProfiledWork | None = None,
 ) -> TimeParts:
-    """Seconds of one step by cause, of every row. `work`: what a profile says of the rows that it composes.
+    """Seconds of one step by cause, of every row.
 
     Work per micro-batch is counted on the rank that is slowest for one micro-batch; the other ranks only add to the bubble. The host launches
     both kernels and collectives, so a layer takes at least the time that the host needs to launch it.
     """
     model, cluster = workload.model, workload.cluster
     matmuls, attention, moved = layer_forward_s(workload, table, layout, constants, traits)
+    by_runs = product_factor(workload, constants)
+    matmuls = by_runs * matmuls
     again = repeated(model, table, layout, traits, attended_len(workload))
     backward_scores = 2.0 if keeps_scores(workload, traits) else BACKWARD_SCORES
     scores = (1.0 + backward_scores + again.scores) * attention
-    if work is not None:
-        scores = np.where(work.known, work.scores_s, scores)
     scores = ring_scores_s(workload, table, layout, constants, scores, again.scores)
     dense, experts = layer_weights(model, layout)
     # gradients of inputs and of weights; frozen weights have no gradients of their own
     backward_matmuls = 2.0 if workload.peft is None else 1.0
     passes = 1.0 + backward_matmuls + again.matmuls
     products = passes * matmuls + (3.0 + again.matmuls) * adapters_forward_s(workload, layout, constants)
-    if work is not None:
-        products = np.where(work.known, work.products_s, products)
     products = products + passes * unpacking_s(workload, constants, dense + experts)
     kernels = products + (3.0 + again.moved) * moved + scores
     forward, backward = adapters_moved_s(workload, table, layout, constants, traits)
     kernels = kernels + (1.0 + again.matmuls) * forward + backward
     tensor = tensor_layer_s(workload, table, layout, constants, again.collectives)
-    if work is not None:
-        rings = tensor_rings_s(workload, layout, constants, work.rings, work.ring_bytes)
-        tensor = np.where(work.known, rings, tensor)
     if traits.async_linear and workload.peft is None and not model.num_experts:
         tensor = tensor - hidden_rings_s(workload, layout, tensor, again.collectives, matmuls)
     if table.async_tp.any():  # one piece per rank, of which one is not hidden
@@ -108,15 +98,13 @@ def time_parts(
         layer = kernels + smooth_maximum(ready, launches) - device
     if (away := _activations_away(workload, table, layout, constants, traits)).any():
         layer = layer + exposed(away, layer, 1.0)
-    ends = _ends(workload, table, layout, constants, traits, work)
+    behind = by_runs * head_step_s(workload, table, layout, constants, traits)
+    nothing = np.zeros_like(behind)
+    # output projection and loss on the last rank
+    edge = np.stack([np.where(layout.pp == 1, behind, 0.0), nothing, behind])
 
     embedding, projection = edge_weights(model, layout, traits.vocab_parallel)
-    if work is not None and workload.peft is None:  # a profile has the trained weights alone
-        dense, experts = np.where(work.known, work.layer_weights, dense), np.where(work.known, 0.0, experts)
-        embedding = np.where(work.known, work.first_weights, embedding)
-        projection = np.where(work.known, work.last_weights, projection)
     own = np.stack([stages.first, stages.middle, stages.last])
-    edge = ends.compute + ends.tensor
     busy = own * (layer + tensor + context + expert) + edge
     slowest = np.argmax(busy, axis=0)[None]
 
@@ -139,7 +127,6 @@ def time_parts(
     sends = np.where(layout.pp > 1, 2.0 * layout.virtual * m * steady + 2.0 * (layout.pp - 1.0) * send, 0.0)
 
     outer = np.where(layout.pp == 1, embedding + projection, np.maximum(embedding, projection))
-    nothing = np.zeros_like(outer)
     most = own.max(axis=0)  # ranks end together, so the one with the most weights ends last
     if workload.peft is None:
         weights = RankWeights(most, most * dense + outer, most * experts, nothing, nothing)
@@ -154,12 +141,12 @@ def time_parts(
     backward = np.maximum(layers * layer * 2.0 / 3.0 - (each - exposed_each), 0.0)
     exposed_once = exposed(once, backward, constants.data_overlap)
 
-    compute = m * (layers * layer + at(ends.compute)) + m * np.where(
+    compute = m * (layers * layer + at(edge)) + m * np.where(
         table.is_word("cuda_graph", "step"), 0.0, constants.micro_batch_host_s
     )
     parts = {
         "compute": compute,
-        "tp_comm": m * (layers * tensor + at(ends.tensor)),
+        "tp_comm": m * (layers * tensor),
         "pp_comm": sends,
         "dp_comm": exposed_once + m * exposed_each,
         "cp_comm": m * layers * context,
@@ -177,44 +164,6 @@ def time_parts(
     growth = constants.straggler * np.log2(np.maximum(nodes, 1.0))
     parts["other"] = constants.step_host_s + growth * sum(parts.values())
     return TimeParts(**{name: constants.level * part for name, part in parts.items()})
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Ends:
-    """Seconds of what is before and behind the layers, for one micro-batch, on the first, a middle and the last stage, (3, N)."""
-
-    compute: Column
-    tensor: Column
-    """tensor-parallel collectives"""
-
-
-def _ends(
-    workload: Workload,
-    table: ConfigTable,
-    layout: Layout,
-    constants: Calibration,
-    traits: Traits,
-    work: ProfiledWork | None,
-) -> _Ends:
-    """By the formulas the output projection and the loss, without collectives; by a profile all of it."""
-    behind = head_step_s(workload, table, layout, constants, traits)
-    nothing = np.zeros_like(behind)
-    before, sent_before, sent_behind = nothing, nothing, nothing
-    if work is not None:
-        loss = loss_s(workload, table, layout, constants, traits)
-        behind = np.where(work.known, work.last_s + loss, behind)
-        before = np.where(work.known, work.first_s, 0.0)
-        rings = tensor_rings_s(workload, layout, constants, work.first_rings, work.first_ring_bytes)
-        sent_before = np.where(work.known, rings, 0.0)
-        rings = tensor_rings_s(workload, layout, constants, work.last_rings, work.last_ring_bytes)
-        sent_behind = np.where(work.known, rings, 0.0)
-    alone = layout.pp == 1
-
-    def stages(first: Column, last: Column) -> Column:
-        return np.stack([first + np.where(alone, last, 0.0), nothing, last + np.where(alone, first, 0.0)])
-
-    return _Ends(stages(before, behind), stages(sent_before, sent_behind))
 
 
 def _optimizer_s(

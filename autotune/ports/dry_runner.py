@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,18 +24,5 @@ class DryRunner(Protocol):
     def inspect(self, model: ModelSpec, *, limits: DryRunLimits) -> ModelSpec:
         """The model with what only its code can tell: shape, parameters, plans, fingerprint. Raises `DryRunError` with the line that failed and a remedy."""
 
-    def run(
-        self,
-        workload: Workload,
-        config: ParallelConfig,
-        *,
-        pp_rank: int,
-        limits: DryRunLimits,
-        traced: bool = False,
-        recompute: Sequence[str] = (),
-    ) -> DryRun:
-        """Two optimizer steps of the first rank of that pipeline stage. Raises `DryRunError`: what cannot be run dry, why, and what to do.
-
-        `traced`: with `DryRun.trace`, from which a profile is made. `recompute`: mode of each layer of the rank in place of the config's, so that one run
-        shows several.
-        """
+    def run(self, workload: Workload, config: ParallelConfig, *, pp_rank: int, limits: DryRunLimits) -> DryRun:
+        """Two optimizer steps of the first rank of that pipeline stage. Raises `DryRunError`: what cannot be run dry, why, and what to do."""

@@ -1,5 +1,5 @@
-"""What the store knows of a workload beside the formulas: constants that were measured on its cluster, the level that runs of its program showed, and the profile
-of its model.
+"""What the store knows of a workload beside the formulas: constants that were measured on its cluster, the level that runs of its program showed, and dry runs
+of its configs.
 
 Observed runs of a GPU type and program refit the constants (`autotune.cost.refit`) as trials do, most of all their level. One that would pass the GPUs' peak was
 misread, and teaches nothing.
@@ -7,16 +7,21 @@ misread, and teaches nothing.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cache
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
 
 from autotune.spec import Study, Workload
+from autotune.spec.plain import identity, workload_to_dict
 from autotune.trainers.program_name import COMMAND, program_name
 
 if TYPE_CHECKING:
     from autotune.cost import Calibration
-    from autotune.ports import CalibrationStore, KnowledgeStore, ObservedStore
+    from autotune.cost.from_dry_runs import DryRuns
+    from autotune.ports import CalibrationStore, KnowledgeStore, ObservedStore, ProfileStore
     from autotune.spec import Trial
 
 LOOKED_AT = 20
@@ -47,19 +52,48 @@ def known_constants(workload: Workload, store: KnowledgeStore | None, program: s
 
 
 def stored_calibration(workload: Workload, store: KnowledgeStore | None, program: str = "") -> Calibration | None:
-    """The measured constants as runs of the program move them, with the profile of the model, where the store has any of these. `program`: its name
+    """The measured constants as runs of the program move them, with the dry runs of the workload, where the store has any of these. `program`: its name
     (`autotune.trainers.program_name`), where the trainer is any program; its runs alone tell of it."""
     if store is None:
         return None
     from autotune.cost import calibration_for
-    from autotune.profiling import find_profile
 
-    measured, profile = known_constants(workload, store, program), find_profile(workload, store)
-    if profile is None:
+    measured, runs = known_constants(workload, store, program), find_profile(workload, store)
+    if runs is None:
         return measured
     constants = measured or calibration_for(workload)
-    said = f"{constants.source}; memory, FLOPs and traffic from {profile.words}"
-    return replace(constants, profile=profile, source=said)
+    said = f"{constants.source}; memory and products corrected by {len(runs.points)} dry runs"
+    return replace(constants, dry_runs=runs, source=said)
+
+
+def find_profile(workload: Workload, store: ProfileStore | None) -> DryRuns | None:
+    """The dry runs that the store keeps for the workload; None without any."""
+    from autotune.cost.from_dry_runs import PLAYED_TRAINERS, DryRuns
+
+    if store is None or workload.trainer not in PLAYED_TRAINERS:
+        return None
+    values = store.profile(profile_fingerprint(workload))
+    return None if values is None else DryRuns.from_dict(values)
+
+
+def profile_fingerprint(workload: Workload) -> str:
+    """The same for workloads whose dry runs are the same."""
+    from autotune.cost.from_dry_runs import VERSION
+
+    plain: dict[str, Any] = workload_to_dict(workload)
+    model = {name: value for name, value in plain["model"].items() if name != "name"}
+    trained = [workload.seq_len, workload.optimizer, workload.document_len, plain["peft"]]
+    return identity([VERSION, model, trained, _versions(), workload.cluster.gpu.is_cpu])
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Of the installed packages that decide a dry run."""
+    found = {}
+    for name in ("torch", "transformers"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def program_of(study: Study) -> str:

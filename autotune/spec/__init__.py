@@ -22,14 +22,9 @@ from autotune.spec.dry_run import (
     DryRun,
     MatrixProduct,
     MemorySample,
-    MemoryTrace,
     ModuleCost,
     Moment,
     Phase,
-    TracedCollective,
-    TracedOperation,
-    TracedSegment,
-    TracedWeight,
 )
 from autotune.spec.estimate import Estimate, MemoryParts, TimeParts
 from autotune.spec.knob import Knob
@@ -69,7 +64,6 @@ __all__ = [
     "Measurement",
     "MemoryParts",
     "MemorySample",
-    "MemoryTrace",
     "ModelCode",
     "ModelSpec",
     "ModuleCost",
@@ -86,10 +80,6 @@ __all__ = [
     "Study",
     "StudyStatus",
     "TimeParts",
-    "TracedCollective",
-    "TracedOperation",
-    "TracedSegment",
-    "TracedWeight",
     "Trial",
     "TrialPurpose",
     "TrialStatus",

@@ -109,93 +109,6 @@ class CollectiveCall:
     """calls in one optimizer step"""
 
 
-SegmentKind = Literal["pre", "layer", "head", "loss", "loss_backward", "head_backward", "layer_backward", "end"]
-"""part of a micro-batch: before the layers, one layer, behind the layers until the stage's output, the loss, the gradient of that output, back through
-what is behind the layers, one layer's backward pass, and what is left of the backward pass"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedOperation:
-    """An operation that does arithmetic: matrix products m x k by k x n, or attention, whose products stay within its kernel."""
-
-    flops: int
-    """as the dry run counts them: of attention all scores, those that a causal mask hides too"""
-    sizes: tuple[int, int, int, int]
-    """(m, n, k, how many) of the products; zeros for attention"""
-    dtype: str
-    """of its operands, as torch names it: bfloat16"""
-    hidden: float
-    """share of the FLOPs that attention need not do, for scores that a causal mask hides"""
-    is_again: bool
-    """run again in the backward pass, by recomputation"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedCollective:
-    """A collective or message, with the words of `CollectiveCall`."""
-
-    kind: str
-    """all_reduce, all_gather, ..."""
-    axis: str
-    """mesh axis of the group"""
-    num_bytes: int
-    """see `CollectiveCall`"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedSegment:
-    """Every change of the allocated memory in one part of a micro-batch, in order, and its work and traffic."""
-
-    kind: SegmentKind
-    """which part"""
-    micro_batch: int
-    """of the step, from 0"""
-    layer: int
-    """of the rank, from 0; -1 outside of the layers"""
-    storages: tuple[int, ...]
-    """number of the storage that is made or freed, unique in the run"""
-    changes_bytes: tuple[int, ...]
-    """positive where it is made"""
-    arrivals: tuple[tuple[int, int], ...] = ()
-    """(number of changes before it, number of the weight) of every gradient that a backward pass completes, unless weights are sharded"""
-    operations: tuple[TracedOperation, ...] = ()
-    """in order"""
-    collectives: tuple[TracedCollective, ...] = ()
-    """in order"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedWeight:
-    """A weight that the rank keeps."""
-
-    name: str
-    """in the model"""
-    layer: int
-    """of the rank, from 0; -1 outside of the layers"""
-    shape: tuple[int, ...]
-    """before data parallelism cuts it"""
-    is_cut: bool
-    """whether tensor parallelism has cut it"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryTrace:
-    """The second step of a dry run, event by event, from which a profile is made."""
-
-    segments: tuple[TracedSegment, ...]
-    """in the order in which they ran"""
-    weights: tuple[TracedWeight, ...]
-    """in the order of the model"""
-    recompute: tuple[str, ...]
-    """mode of each layer of the rank"""
-    held_bytes: tuple[int, ...]
-    """storages that were made while building and live at the step's beginning: buffers, tables of positions"""
-    input_bytes: int
-    """of the step's micro-batches and targets"""
-    buffers: tuple[tuple[int, int], ...] = ()
-    """(layer of the rank, or -1 outside of the layers; bytes) of every buffer of the model: masks, tables, running means"""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
     """One rank of a job, run dry."""
@@ -224,8 +137,6 @@ class DryRun:
     """the matmuls of one micro-batch"""
     collectives: tuple[CollectiveCall, ...]
     """of the second step"""
-    trace: MemoryTrace | None = None
-    """where it was asked for"""
     guesses: tuple[str, ...] = ()
     """what the model decides by its data and the run had to assume (balanced routing, values), in words"""
     took_s: float = 0.0

@@ -22,13 +22,8 @@ from autotune.spec.dry_run import (
     DryRun,
     MatrixProduct,
     MemorySample,
-    MemoryTrace,
     ModuleCost,
     Moment,
-    TracedCollective,
-    TracedOperation,
-    TracedSegment,
-    TracedWeight,
 )
 from autotune.spec.model import ModelSpec
 from autotune.spec.model_code import ModelCode
@@ -113,37 +108,10 @@ def dry_run_from_dict(values: Mapping[str, Any]) -> DryRun:
     parts: dict[str, Any] = {
         name: tuple(_build(kind, part) for part in values.get(name, ())) for name, kind in kinds.items()
     }
-    if values.get("trace"):
-        parts["trace"] = _trace(values["trace"])
     calls = ({**call, "ranks": tuple(call["ranks"])} for call in values["collectives"])
     samples = {name: tuple(_sample(part) for part in values[name]) for name in ("phase_peaks", "timeline")}
     parts |= {**samples, "peak": _sample(values["peak"]), "guesses": tuple(values.get("guesses", ()))}
     return _build(DryRun, {**values, **parts, "collectives": tuple(_build(CollectiveCall, call) for call in calls)})
-
-
-def _trace(values: Mapping[str, Any]) -> MemoryTrace:
-    rows = {"storages", "changes_bytes", "shape"}
-
-    def tuples(part: Mapping[str, Any]) -> dict[str, Any]:
-        found = {name: tuple(value) if name in rows else value for name, value in part.items()}
-        if "arrivals" in found:
-            found["arrivals"] = tuple((place, weight) for place, weight in found["arrivals"])
-        operations = ({**one, "sizes": tuple(one["sizes"])} for one in found.get("operations", ()))
-        if "collectives" in found:
-            found["operations"] = tuple(_build(TracedOperation, one) for one in operations)
-            found["collectives"] = tuple(_build(TracedCollective, one) for one in found["collectives"])
-        return found
-
-    return _build(
-        MemoryTrace,
-        {
-            **values,
-            "segments": tuple(_build(TracedSegment, tuples(part)) for part in values["segments"]),
-            "weights": tuple(_build(TracedWeight, tuples(part)) for part in values["weights"]),
-            "recompute": tuple(values["recompute"]),
-            "held_bytes": tuple(values["held_bytes"]),
-        },
-    )
 
 
 def _sample(values: Mapping[str, Any]) -> MemorySample:

@@ -1,4 +1,4 @@
-"""The profile of a model that code builds, made before the first study of it begins."""
+"""The dry runs of a model that code builds, made before the first study of it begins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.study.progress import Notice, OnEvent
 
 
 def profile_first(study: Study, store: Store, tell: OnEvent, *, passed: bool) -> None:
-    """Makes the profile that the study's model lacks, and says what comes of it. `passed`: whether the runner is an object, which is asked nothing."""
+    """Makes the dry runs that the study's model lacks, and says what comes of it. `passed`: whether the runner is an object, which is asked nothing."""
     space = SearchSpace.of_study(study)
     if not passed:  # a study that cannot run here need not wait for dry runs to hear it
         if study.at_hand is None:
@@ -30,6 +30,6 @@ def profile_first(study: Study, store: Store, tell: OnEvent, *, passed: bool) ->
     if problem:
         tell(
             Notice(
-                message=f"memory is predicted by the formulas of a decoder, because no profile could be made: {problem}"
+                message=f"memory is predicted by the formulas of a decoder, because no dry run could be made: {problem}"
             )
         )

@@ -82,7 +82,7 @@ def _spoken(command: str, spec: dict[str, Any], *words: str) -> str:
 
 def asked(_: Path) -> dict[str, Any]:
     """By searcher, cell and seed."""
-    cells = read_cells([DATA / name for name in DEFAULT])[::4]
+    cells = [cell for name in DEFAULT for cell in read_cells(DATA / name)][::4]
     found: dict[str, Any] = {}
     for searcher in SEEDED:
         for cell in cells:

@@ -31,21 +31,21 @@ from autotune.cost.flops import attended_len
 from autotune.cost.kept import mean_kept_bytes
 from autotune.cost.layout import layout_of
 from autotune.cost.parameters import edge_weights, layer_weights
-from autotune.cost.profile_runs import sizes_of
-from autotune.cost.profile_segments import marked_sizes, monomial_of
-from autotune.cost.profile_work_read import DATA_AXES, LAYER
 from autotune.cost.recompute import repeated
 from autotune.cost.traffic import RankWeights, context_s, data_step_s, tensor_layer_s
 from autotune.cost.traits import traits_of
 from autotune.errors import ConfigError
-from autotune.ports import DryRunLimits
-from autotune.spec import ConfigTable, DryRun, ModelSpec, ParallelConfig, TracedSegment, Workload, catalog
+from autotune.spec import ConfigTable, DryRun, ModelSpec, ParallelConfig, Workload, catalog
 from autotune.spec.config import knobs_of
 from autotune.trainers.trainer import UNCOMMON_SHAPES
-from tests.benchmarks.profiles import HereRunner
+from autotune_workers.dryrun.played_rank import dry_run
+from autotune_workers.dryrun.stand_ins import stand_in
+from autotune_workers.training.torch_internals import forget_shardings
 
 RECORDED = Path(__file__).parent / "data" / "formulas_dry_runs.jsonl"
 """dry runs of the catalog that were kept (torch 2.13)"""
+DATA_AXES = ("dp_cp", "expert_data")
+"""mesh axes over which gradients are summed, and how the names of their parts begin"""
 LAYERS = 3
 WITHIN = 0.03
 """relative difference that needs no reason"""
@@ -168,28 +168,30 @@ def by_formulas(workload: Workload, config: ParallelConfig) -> dict[str, float]:
     return {name: float(np.asarray(value).reshape(-1)[0]) for name, value in found.items()}
 
 
-def by_dry_run(run: DryRun, config: ParallelConfig, *, b: int, s: int) -> dict[str, float]:
-    """The same of a dry run, of the layer in the middle and the first micro-batch."""
-    assert run.trace is not None
-    first = [x for x in run.trace.segments if x.micro_batch == 0]
-    inner = [x for x in first if x.kind in LAYER and x.layer == 1]
-    edges = [x for x in first if x.kind not in LAYER]
+def by_dry_run(run: DryRun, deeper: DryRun, config: ParallelConfig) -> dict[str, float]:
+    """The same of a dry run; a layer is what one of the same model with one more layer does more. What it saves is not among them, nor attention under cp."""
     sizes = {"tp": config.tp, "cp": config.cp, "ep": config.ep}
     data = [c for c in run.collectives if c.axis.startswith(DATA_AXES) and c.num_bytes > 64]
+    layer = _products(deeper) - _products(run)
+    scores = (deeper.flops - run.flops - layer) / 2.0  # a dry run counts those that the mask hides too
     return {
         "weights": float(run.rank_parameters),
-        "layer, products": _flops(inner, of_products=True),
-        "layer, scores": _flops(inner, of_products=False),
-        "head, products": _flops(edges, of_products=True),
-        "layer, saved": _saved(inner, b, s),
-        **{
-            f"layer, {axis} bytes": sum(
-                on_wire(c.kind, c.num_bytes, sizes[axis]) for x in inner for c in x.collectives if c.axis == axis
-            )
-            for axis in sizes
-        },
+        "layer, products": layer,
+        **({"layer, scores": scores} if config.cp == 1 else {}),
+        "head, products": _products(run) - LAYERS * layer,
+        **{f"layer, {axis} bytes": _sent(deeper, axis, n) - _sent(run, axis, n) for axis, n in sizes.items()},
         "step, dp bytes": sum(c.count * on_wire(c.kind, c.num_bytes, len(c.ranks)) for c in data),
     }
+
+
+def _products(run: DryRun) -> float:
+    return float(sum(2 * p.m * p.n * p.k * p.count for p in run.products))
+
+
+def _sent(run: DryRun, axis: str, ranks: int) -> float:
+    """Bytes on the wire of one micro-batch."""
+    calls = [c for c in run.collectives if c.axis == axis]
+    return sum(c.count * on_wire(c.kind, c.num_bytes, ranks) for c in calls)
 
 
 def on_wire(kind: str, num_bytes: int, ranks: int) -> float:
@@ -198,22 +200,53 @@ def on_wire(kind: str, num_bytes: int, ranks: int) -> float:
     return {"all_reduce": 2.0 * share, "send": 1.0, "recv": 0.0}.get(kind, share) * num_bytes
 
 
-def _flops(segments: Iterable[TracedSegment], *, of_products: bool) -> float:
-    operations = [o for x in segments for o in x.operations]
-    return float(sum(o.flops * (1.0 - o.hidden) for o in operations if any(o.sizes) == of_products))
-
-
-def _saved(segments: Iterable[TracedSegment], b: int, s: int) -> float:
-    """Bytes that the forward pass of the layer leaves, of what grows with the micro-batch: casts of weights are counted with these."""
-    changes = [c for x in segments if x.kind == "layer" for c in x.changes_bytes]
-    return float(sum(c for c in changes if any(monomial_of(abs(c), b, s))))
-
-
 def recorded(model: ModelSpec, text: str) -> dict[str, Any]:
     """A dry run of the config, as plain values. Raises `ConfigError` for a config that the model cannot be cut by."""
-    small, config, b, s = setting(model, text)
-    run = HereRunner().run(workload_of(small, config, s), config, pp_rank=0, limits=DryRunLimits(), traced=True)
-    return {"model": model.name, "config": text, "figures": by_dry_run(run, config, b=b, s=s)}
+    small, config, _, s = setting(model, text)
+    found = []
+    for layers in (LAYERS, LAYERS + 1):
+        asked = stand_in(workload_of(replace(small, num_layers=layers), config, s), config)
+        found.append(dry_run(asked.request, rank=0))
+        forget_shardings()  # a later mesh of the same shape would be given groups that are gone
+    return {"model": model.name, "config": text, "figures": by_dry_run(*found, config)}
+
+
+_PRIMES = (23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113)
+"""of the sizes of runs"""
+
+
+def marked_sizes(sizes: Iterable[int], *, multiple: int = 1, longest: int = 0) -> tuple[int, int]:
+    """(b, s): primes, s times a power of two, that divide no size of the model; s is a multiple of `multiple`.
+
+    `longest`: the most positions that the model is known to take. Where the multiple would exceed it, s is a multiple of a smaller power of two.
+    """
+    known = [size for size in sizes if size]
+    free = [p for p in _PRIMES if all(size % p for size in known)]
+    power = 16
+    while power % multiple:
+        power *= 2
+        if power > 1 << 16:
+            raise ValueError(f"no sequence length of a run is a multiple of {multiple}")
+    if free[1] <= longest:
+        while free[1] * power > longest:
+            power //= 2
+    return free[0], free[1] * power
+
+
+def sizes_of(model: ModelSpec) -> Iterable[int]:
+    """The sizes of a model's tensors, which the run's own sizes must not divide."""
+    heads = (model.num_attention_heads, model.num_kv_heads, model.head_dim, model.v_head_dim, model.qk_rope_head_dim)
+    widths = (model.hidden_size, model.ffn_hidden_size, model.dense_ffn_hidden_size, model.shared_ffn_hidden_size)
+    others = (model.vocab_size, model.max_positions, model.kv_lora_rank, model.q_lora_rank, model.num_experts)
+    return (*heads, *widths, *others, *_joined(model))
+
+
+def _joined(model: ModelSpec) -> Iterator[int]:
+    """Widths of projections that are one tensor."""
+    for n, k, _ in model.attention_matrices:
+        yield from (n, k)
+    yield 2 * model.ffn_hidden_size + model.hidden_size
+    yield model.num_attention_heads + 2 * model.num_kv_heads
 
 
 def setting(model: ModelSpec, text: str) -> tuple[ModelSpec, ParallelConfig, int, int]:
@@ -233,7 +266,8 @@ def differences(found: Mapping[str, Any]) -> Iterator[Difference]:
     if config.zero_stage >= 2 or config.dp > 1 or rounded:
         # gathered weights come and go between; rows of experts that are rounded do not show the micro-batch
         del formulas["layer, saved"]
-    for quantity, said in formulas.items():
+    for quantity in formulas.keys() & figures.keys():
+        said = formulas[quantity]
         if said or figures[quantity]:
             yield Difference(
                 model=found["model"],

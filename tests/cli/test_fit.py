@@ -109,7 +109,7 @@ def test_a_profile_that_was_asked_for_and_could_not_be_made_is_a_failure(run, wr
     monkeypatch.setattr(profiling, "dry_runner", lambda: failing)
     done = run("fit", write(), "--config", "tp=2,micro_batch_size=2", "--profile")
     assert done.out.startswith("yes, it fits: ")
-    assert "no profile could be made: " in done.out
+    assert "no dry run could be made: " in done.out
     assert done.code == 1
 
 

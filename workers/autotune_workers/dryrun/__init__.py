@@ -15,7 +15,6 @@ position.py        phase, micro-batch and module of the moment
 memory_ledger.py   every storage that lives
 collective_log.py  every collective
 work_log.py        FLOPs and matrix products
-trace_log.py       changes of memory, operations and collectives, by part of the micro-batch
 timeline.py        thins the curve of memory
 torch_private.py   what is named of torch that it does not promise to keep
 torch_patches.py   what is replaced in torch while a dry run lasts

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import IO, Any, final
 
 from autotune.errors import DryRunError
@@ -43,21 +43,11 @@ class LocalDryRunner:
         """See `DryRunner.inspect`."""
         return model_from_dict(_ask({"task": "inspect", "model": to_plain(model)}, limits))
 
-    def run(
-        self,
-        workload: Workload,
-        config: ParallelConfig,
-        *,
-        pp_rank: int,
-        limits: DryRunLimits,
-        traced: bool = False,
-        recompute: Sequence[str] = (),
-    ) -> DryRun:
+    def run(self, workload: Workload, config: ParallelConfig, *, pp_rank: int, limits: DryRunLimits) -> DryRun:
         """See `DryRunner.run`."""
         if not 0 <= pp_rank < config.pp:
             raise DryRunError(f"pp_rank must be in [0, pp), but pp_rank={pp_rank} and pp={config.pp}", field="pp_rank")
         task = {"task": "run", "workload": to_plain(workload), "config": config.to_dict(), "pp_rank": pp_rank}
-        task |= {"traced": traced, "recompute": list(recompute)}
         return dry_run_from_dict(_ask(task, limits))
 
 

@@ -9,7 +9,6 @@ A local peak is written down when the first storage after a rise is freed, so th
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -26,10 +25,10 @@ KEPT = frozenset(INDEX[name] for name in ("parameters", "buffers", "gradients", 
 class Allocation:
     """One storage that lives."""
 
-    __slots__ = ("category", "module", "number", "reference", "size_bytes")
+    __slots__ = ("category", "module", "reference", "size_bytes")
 
-    def __init__(self, size_bytes: int, category: int, module: str, number: int) -> None:
-        self.size_bytes, self.category, self.module, self.number = size_bytes, category, module, number
+    def __init__(self, size_bytes: int, category: int, module: str) -> None:
+        self.size_bytes, self.category, self.module = size_bytes, category, module
         self.reference: weakref.ref[Any] | None = None
 
 
@@ -39,9 +38,6 @@ class MemoryLedger:
     def __init__(self, position: Position) -> None:
         self._position = position
         self._live: dict[int, Allocation] = {}
-        self._made_so_far = 0
-        self.changed: Callable[[int, int], None] = lambda storage, by_bytes: None
-        """is told of every change: number of the storage, bytes"""
         self.parts_bytes = [0] * len(MEMORY_CATEGORIES)
         """by category, now"""
         self.total_bytes = 0
@@ -108,8 +104,7 @@ class MemoryLedger:
                 self._retype(known, INDEX[category])
 
     def _add(self, key: int, storage: Any, category: int) -> None:
-        self._made_so_far += 1
-        made = Allocation(storage.nbytes(), category, self._position.module, self._made_so_far)
+        made = Allocation(storage.nbytes(), category, self._position.module)
         live = self._live
 
         def gone(_: Any) -> None:
@@ -125,7 +120,6 @@ class MemoryLedger:
     def _change(self, which: Allocation, by_bytes: int) -> None:
         if by_bytes == 0:
             return
-        self.changed(which.number, by_bytes)
         if by_bytes < 0:
             if self._is_rising:
                 self._write_down(self._risen)

@@ -27,9 +27,7 @@ from autotune_workers.dryrun.gpu_kernels import kernels_of_gpus
 from autotune_workers.dryrun.rank_watch import RankWatch
 from autotune_workers.dryrun.taken_for_real import taken_for_real
 from autotune_workers.dryrun.timeline import thinned
-from autotune_workers.dryrun.trace_log import TraceLog
 from autotune_workers.process.machine import status_bytes
-from autotune_workers.training.activation_checkpointing import RECOMPUTE_OF_LAYERS
 from autotune_workers.training.gradient_sync import local
 from autotune_workers.training.mesh import Mesh, RankContext, build_mesh
 from autotune_workers.training.step import Training
@@ -65,7 +63,6 @@ def dry_run(
     rank: int,
     notes: Sequence[str] = (),
     watched: Callable[[RankWatch], None] | None = None,
-    traced: bool = False,
 ) -> DryRun:
     """Two steps of that rank on fake tensors, in this process. Raises whatever the model's code raises.
 
@@ -86,7 +83,7 @@ def dry_run(
             _kernels_of(workload.cluster.gpu),
             taken_for_real(own_model=workload.model.code is not None),
         ):
-            run = watched_run(request, context, mesh, watch, traced=traced, know_inputs=answers.know_inputs)
+            run = watched_run(request, context, mesh, watch, know_inputs=answers.know_inputs)
     return replace(run, guesses=(*notes, *answers.guesses))
 
 
@@ -96,22 +93,16 @@ def watched_run(
     mesh: Mesh,
     watch: RankWatch,
     *,
-    traced: bool = False,
     know_inputs: Callable[[Iterable[Any]], None] = lambda _: None,
 ) -> DryRun:
     """Two steps of this rank. On real tensors, all ranks of the job must do this together.
 
-    `traced`: with the trace of the second.  `know_inputs`: is told the leaves of each batch.
+    `know_inputs`: is told the leaves of each batch.
     """
     began_s = time.perf_counter()
     with watch.watching(), _one_thread():
-        log = TraceLog() if traced else None
-        if log is not None:
-            watch.memory.changed, watch.worked, watch.called = log.changed, log.worked, log.called
         training = Training(request, context, mesh=mesh, stream=FakeTokens(request.workload.seq_len))
         watch.know_model(training.stages, training.updated)
-        if log is not None:
-            _trace(training, log, request)
         for step in range(STEPS):
             watch.begin_step(step)
             batch = training.batch(step)
@@ -120,28 +111,10 @@ def watched_run(
                 watch.memory.mark(tensor, "inputs")
             watch.memory.mark_rest("inputs")
             know_inputs(inputs)
-            if log is not None:
-                log.begin_step(t for t in inputs if isinstance(t, Tensor))
             training.step(*batch)
-            if log is not None:
-                log.end_passes()
             del batch
         watch.memory.settle()
-    run = _result(request, context, mesh, watch, training.stages, time.perf_counter() - began_s)
-    if log is None:
-        return run
-    modes = (
-        request.trainer_options.get(RECOMPUTE_OF_LAYERS)
-        or [request.config.recompute] * request.workload.model.num_layers
-    )
-    return replace(run, trace=log.trace(training.weights, training.layers, modes))
-
-
-def _trace(training: Training, log: TraceLog, request: TrialRequest) -> None:
-    for stage, layers in zip(training.stages, training.layers, strict=True):
-        log.follow(stage, layers)
-    if request.config.zero_stage < 2:
-        log.know_weights(training.weights)
+    return _result(request, context, mesh, watch, training.stages, time.perf_counter() - began_s)
 
 
 def _result(

@@ -119,13 +119,12 @@ def _run(
     from autotune_workers.dryrun.stand_ins import stand_in
 
     reach("building the model")
-    replaced = stand_in(workload, config, task.get("recompute", ()))
+    replaced = stand_in(workload, config)
     return dry_run(
         replaced.request,
         rank=first_rank_of_stage(config, task["pp_rank"]),
         notes=replaced.notes,
         watched=lambda watch: follow(watch.position.said),
-        traced=bool(task.get("traced")),
     )
 
 

@@ -14,9 +14,8 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from autotune.spec import TracedCollective, TracedOperation
 from autotune_workers.dryrun import torch_patches, torch_private
-from autotune_workers.dryrun.collective_log import OTHER_RANKS, CollectiveLog, operation_of, tensors_in
+from autotune_workers.dryrun.collective_log import CollectiveLog, operation_of, tensors_in
 from autotune_workers.dryrun.memory_ledger import MemoryLedger
 from autotune_workers.dryrun.position import Position
 from autotune_workers.dryrun.work_log import FORMULAS, WorkLog
@@ -39,10 +38,6 @@ class RankWatch(torch_private.TorchDispatchMode):
         self.memory = MemoryLedger(self.position)
         self.collectives = CollectiveLog()
         self.work = WorkLog()
-        self.worked: Callable[[TracedOperation], None] | None = None
-        """is told of every operation that does arithmetic"""
-        self.called: Callable[[TracedCollective], None] | None = None
-        """is told of every collective"""
         self.saved_bytes: dict[str, int] = {}
         """activations that the first micro-batch of the present step leaves for its backward pass, by module"""
         self._propagating = 0
@@ -76,7 +71,6 @@ class RankWatch(torch_private.TorchDispatchMode):
         self.position.begin_step(step)
         self.memory.begin_step()
         self.collectives, self.work, self.saved_bytes = CollectiveLog(), WorkLog(), {}
-        self.work.worked = self.worked
 
     def know_model(self, stages: Iterable[nn.Module], updated: Iterable[Tensor]) -> None:
         """The model has been built. `updated`: what the optimizer works on."""
@@ -137,11 +131,7 @@ class RankWatch(torch_private.TorchDispatchMode):
             self.memory.resized(args[0].untyped_storage())
 
     def _note_collective(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
-        operation, ranks, num_bytes = self.collectives.note(func, args, out, self.position.phase)
-        if self.called is not None:
-            self.called(
-                TracedCollective(kind=operation.kind, axis=self.axes.get(ranks, OTHER_RANKS), num_bytes=num_bytes)
-            )
+        operation, ranks, _ = self.collectives.note(func, args, out, self.position.phase)
         is_sum = operation.kind in ("reduce_scatter", "all_reduce")
         of_gradients = is_sum and self.axes.get(ranks, "").startswith(GRADIENT_AXES) and func.namespace == "c10d"
         for place, tensor in enumerate((*tensors_in(args), *tensors_in(out))):

@@ -5,12 +5,10 @@ Dry runs compute on fake CPU tensors. Kernels that only a GPU has, or that a com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autotune.ports import TrialRequest
 from autotune.spec import MeasureSpec, ParallelConfig, Workload
-from autotune_workers.training.activation_checkpointing import RECOMPUTE_OF_LAYERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +21,8 @@ class StandIn:
     """what was replaced, in words"""
 
 
-def stand_in(workload: Workload, config: ParallelConfig, recompute: Sequence[str] = ()) -> StandIn:
-    """The request of that config, without what needs a compiler or kernels of a GPU. `recompute`: modes of the layers, where they are not the config's."""
+def stand_in(workload: Workload, config: ParallelConfig) -> StandIn:
+    """The request of that config, without what needs a compiler or kernels of a GPU."""
     notes = []
     if config.compile:
         notes.append("torch.compile is left out: layers run as they are written, which keeps at least as much memory")
@@ -41,6 +39,5 @@ def stand_in(workload: Workload, config: ParallelConfig, recompute: Sequence[str
         workload=workload,
         config=config,
         measure=MeasureSpec(),
-        trainer_options={RECOMPUTE_OF_LAYERS: list(recompute)} if recompute else {},
     )
     return StandIn(request=request, notes=tuple(notes))

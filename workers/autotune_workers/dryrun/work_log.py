@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from autotune.spec import MatrixProduct, Phase, TracedOperation
+from autotune.spec import MatrixProduct, Phase
 
 aten = torch.ops.aten
 Formula = Callable[..., int]
@@ -98,16 +98,6 @@ def _grouped_products(a: Tensor, b: Tensor, ends: Tensor | None) -> list[tuple[i
     return [(a.shape[0], b.shape[1], a.shape[1] // groups, groups)]
 
 
-def _hidden(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-    """Share of the scores that attention skips under a causal mask: the last query sees all keys, as many before it see one less each."""
-    given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-    if not (given.get("is_causal") or given.get("custom_mask_type")):
-        return 0.0
-    q, k = given["query"], given["key"]
-    axis = -2 if "scaled_dot_product" in func._opname else -3  # (b, a, s, d), or (b, s, a, d)
-    return float(q.shape[axis]) / (2.0 * k.shape[axis])
-
-
 class WorkLog:
     """Counts the work of a step."""
 
@@ -116,31 +106,15 @@ class WorkLog:
         """by module and phase"""
         self._products: Counter[tuple[int, int, int, str]] = Counter()
 
-        self.worked: Callable[[TracedOperation], None] | None = None
-        """is told of every operation"""
-
     def note(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, place: tuple[str, Phase]
     ) -> None:
         """An operation that has a formula was called. `place`: module and phase."""
         packet = func._overloadpacket
-        flops = FORMULAS[packet](*args, **kwargs, out_val=out)
-        self.flops[place] += flops
+        self.flops[place] += FORMULAS[packet](*args, **kwargs, out_val=out)
         dtype = str((args[1] if packet in (aten.addmm, aten.baddbmm) else args[0]).dtype).removeprefix("torch.")
-        products = products_of(packet, args)
-        for m, n, k, count in products:
+        for m, n, k, count in products_of(packet, args):
             self._products[m, n, k, dtype] += count
-        if self.worked is not None:
-            self.worked(
-                TracedOperation(
-                    flops=flops,
-                    sizes=products[0] if products else (0, 0, 0, 0),
-                    dtype=dtype,
-                    hidden=0.0 if products else _hidden(func, args, kwargs),
-                    # the backward pass itself runs without gradients of its own
-                    is_again=place[1] == "backward" and torch.is_grad_enabled(),
-                )
-            )
 
     def products(self, micro_batches: int) -> tuple[MatrixProduct, ...]:
         """The products of one of so many micro-batches."""

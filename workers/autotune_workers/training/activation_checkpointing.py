@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,16 +21,13 @@ from torch.utils.checkpoint import checkpoint
 from autotune.errors import ConfigError
 from autotune_workers.training.decoder import Activation, DecoderStage
 
-RECOMPUTE_OF_LAYERS = "recompute_of_layers"
-"""trainer option of a dry run for a profile: a mode for each layer, in place of the config's"""
 _SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 """variables with which torch compiles nothing, without a word"""
 
 
-def apply_recompute(stage: DecoderStage, mode: str | Sequence[str]) -> None:
-    """Checkpoints the modules of each layer that the mode names; a sequence has one mode for each layer of the stage."""
-    modes = [mode] * len(stage.layers) if isinstance(mode, str) else mode
-    for block, mode in zip(stage.layers.values(), modes, strict=True):
+def apply_recompute(stage: DecoderStage, mode: str) -> None:
+    """Checkpoints the modules of each layer that the mode names."""
+    for block in stage.layers.values():
         modules = {
             "none": (),
             "norm": (

@@ -21,7 +21,7 @@ from autotune.ports import TrialRequest
 from autotune.spec import ParallelConfig, Peft
 from autotune_workers.own_model.blocks import attention_modules, block_names
 from autotune_workers.own_model.built_model import BuiltModel
-from autotune_workers.training.activation_checkpointing import RECOMPUTE_OF_LAYERS, apply_compile, recompute
+from autotune_workers.training.activation_checkpointing import apply_compile, recompute
 from autotune_workers.training.fully_sharded import shard_module
 from autotune_workers.training.gradient_sync import Weight, weights_of
 from autotune_workers.training.initialization import initial_value
@@ -97,14 +97,11 @@ def _parallelize_stage(
         apply_own_adapters(stage.module, beside, peft.rank, dtype, start)
         partial |= {f"{name}.adapters.{key}" for name in beside if f"{name}.weight" in partial for key in ("a", "b")}
 
-    modes = request.trainer_options.get(RECOMPUTE_OF_LAYERS) or [config.recompute] * len(stage.layers)
-    attention = _attention(stage) if "selective" in modes else []
-    for block, mode in zip(stage.layers.values(), modes, strict=False):
-        if mode == "full":
-            recompute([block])
-        elif mode == "selective":
-            inner = set(block.modules())
-            recompute(module for module in attention if module in inner)
+    if config.recompute == "full":
+        recompute(stage.layers.values())
+    elif config.recompute == "selective":
+        inner = {module for block in stage.layers.values() for module in block.modules()}
+        recompute(module for module in _attention(stage) if module in inner)
     # after recomputation, so that the compiler sees it and fuses it into the backward pass
     if config.compile:
         apply_compile(stage.layers.values())

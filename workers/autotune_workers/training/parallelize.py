@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from autotune.ports import TrialRequest
 from autotune.spec import ModelSpec, ParallelConfig, Workload
-from autotune_workers.training.activation_checkpointing import RECOMPUTE_OF_LAYERS, apply_compile, apply_recompute
+from autotune_workers.training.activation_checkpointing import apply_compile, apply_recompute
 from autotune_workers.training.context_parallel import apply_context_parallel, positions_of
 from autotune_workers.training.data_parallel import Replicated
 from autotune_workers.training.decoder import TIED, Block, DecoderStage, global_names
@@ -84,7 +84,7 @@ def parallelize_stage(stage: DecoderStage, request: TrialRequest, mesh: Mesh, de
     if config.cp > 1:
         apply_context_parallel(stage, config.cp_style, workload, mesh.group("cp"), device)
 
-    apply_recompute(stage, request.trainer_options.get(RECOMPUTE_OF_LAYERS) or config.recompute)
+    apply_recompute(stage, config.recompute)
 
     # after recomputation, so that the compiler sees it and fuses it into the backward pass
     if config.compile:

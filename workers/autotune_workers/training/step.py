@@ -10,7 +10,7 @@ import math
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from autotune.spec import ParallelConfig
 from autotune_workers.training.data import SequenceSource, rows_of
 from autotune_workers.training.decoder_task import DecoderTask
 from autotune_workers.training.fully_sharded import FullySharded
-from autotune_workers.training.gradient_sync import Weight, local_gradient
+from autotune_workers.training.gradient_sync import local_gradient
 from autotune_workers.training.mesh import Mesh, RankContext, build_mesh
 from autotune_workers.training.optimizer import build_optimizer, clip
 from autotune_workers.training.own_stage import OwnStage
@@ -96,17 +96,6 @@ class Training:
     def stages(self) -> tuple[nn.Module, ...]:
         """The modules of this rank, one for each of its pipeline stages. Their inner modules are called as in the whole model."""
         return tuple(s.module if isinstance(s, OwnStage) else s for s in self._model.stages.values())
-
-    @property
-    def layers(self) -> tuple[tuple[nn.Module, ...], ...]:
-        """The repeated layers of each of the stages; none of a module without repeated blocks."""
-        stages = cast("Any", self._model.stages.values())
-        return tuple(tuple(layer for name, layer in stage.layers.items() if name) for stage in stages)
-
-    @property
-    def weights(self) -> list[Weight]:
-        """The trained weights of this rank."""
-        return self._model.weights
 
     @property
     def updated(self) -> list[Tensor]:
