@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
@@ -39,6 +40,7 @@ WAITING_BYTES = 4 << 20
 SHARE, AT_ONCE_S = 0.008, 0.5
 """of a core that reading takes while the command runs, and processor time that it may take at once"""
 PAUSE_S = 0.2
+WARM_S = 10.0
 LOOK_S = 2.0
 """time between two looks at the memory of GPUs"""
 PART = 60_000
@@ -84,7 +86,7 @@ class _Adviser:
         study = found.study if found else None
         program = load(RUNNERS, "local").observed_program(
             study.trainer if study else COMMAND,
-            study.trainer_options if study else {},
+            study.trainer_options if study else _log_options(self._asked.command, found),
             study.workload if study else None,
             found.config if found else None,
         )
@@ -99,6 +101,8 @@ class _Adviser:
                 self._read(packet, program)
             if started and now_s - looked_s >= LOOK_S:
                 looked_s = now_s
+                if now_s - began_s > WARM_S:  # what is needed at the end takes a second to load
+                    import_module("autotune.store.sql")
                 program.look(_descendants(started["pid"]))
             while time.process_time() - began_cpu_s > AT_ONCE_S + SHARE * (time.monotonic() - began_s):
                 if self._has_ended():
@@ -217,6 +221,11 @@ def _store(url: str | None, *, is_needed: bool) -> Any:
     from autotune.store import open_store
 
     return closing(open_store(address))
+
+
+def _log_options(command: tuple[str, ...], found: Review | None) -> dict[str, Any]:
+    """How the log of a program is read of which too little is known for a study."""
+    return {"argv": [name_in(command)], "metrics": found.metrics} if found and found.metrics else {}
 
 
 def _hidden(failure: Failure | None, command: tuple[str, ...]) -> Failure | None:

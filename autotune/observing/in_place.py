@@ -48,8 +48,8 @@ from typing import Any, Never, final
 CHUNK = 1 << 16
 BEFORE_S = 0.8
 """time that the adviser gets before the command starts"""
-AFTER_S = 20.0
-"""time that it gets once the command has ended"""
+AFTER_S = 120.0
+"""time that it gets once the command has ended; a signal of a person ends it"""
 GROUP_S = 0.02
 """time in which a signal to a group reaches all of its processes, also where they are sent to one after the other"""
 ANSWER_S = 5.0
@@ -376,9 +376,10 @@ class _Place:
     def _hear_until(self, end_s: float, *, all_of_it: bool = False) -> None:
         while not (self._done if all_of_it else self._may_start):
             left_s = end_s - time.monotonic()
-            if left_s <= 0 or not select.select([self._ours], [], [], left_s)[0]:
+            if left_s <= 0 or (all_of_it and self._told):
                 return
-            self._hear()
+            if select.select([self._ours], [], [], min(left_s, FOLLOW_S))[0]:
+                self._hear()
 
     def _flush_lines(self, *, force: bool = False) -> None:
         """Prints the adviser's lines where a line begins."""
@@ -394,6 +395,7 @@ class _Place:
     def _end(self, status: int, usage: resource.struct_rusage) -> Never:
         code = os.waitstatus_to_exitcode(status)
         values = {"code": code, "ended_s": time.time(), "max_rss_bytes": usage.ru_maxrss * 1024, "told": self._told}
+        self._told = ""
         if not self._done:
             self._tell(b"E", **values)
             self._hear_until(time.monotonic() + AFTER_S, all_of_it=True)

@@ -192,6 +192,8 @@ class Review:
     """what else must be set for all edits at once, of which the files have no line"""
     texts: Mapping[str, str] = field(default_factory=dict)
     """the files that were read, by name"""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """patterns by which the program's log is read, where something is missing for a study"""
     spec: str = ""
     """the spec of a study that tunes it, as `init` writes it; the text itself where it is one"""
 

@@ -142,6 +142,7 @@ def _review(
             warnings=tuple(dangers_of(found.texts)),
             texts=found.texts,
             spec=_spec(found, said),
+            metrics=_metrics(document),
         )
     if isinstance(document.get("trainer"), dict) and not found.is_spec and found.base:
         document["trainer"] = with_program_files(document["trainer"], found.base.absolute())
@@ -289,6 +290,11 @@ def _refuse_beyond_the_peak(predicted: Estimate, measured_s: float) -> None:
             remedy="give the time of an optimizer step, not of a micro-batch, and say what the review misread: --config, --batch, --seq-len, --model or --cluster",
             field="--measured",
         )
+
+
+def _metrics(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    entry = document.get("trainer")
+    return dict(entry.get("metrics") or {}) if isinstance(entry, Mapping) else {}
 
 
 def _is_assumed(comment: str) -> bool:
