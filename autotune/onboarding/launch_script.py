@@ -19,7 +19,7 @@ from autotune.spec.usual_names import target_of
 from autotune.trainers.readers.shell_words import Commands, commands_of
 
 _NODES = ("nnodes", "num_machines", "num_nodes")
-_PER_NODE = ("nproc_per_node", "num_gpus")
+_PER_NODE = ("nproc_per_node", "num_gpus", "num_accelerators")
 _OF_TRAINING = ("micro_batch_size", "accumulation_steps", "global_batch_size", "seq_len", "steps", "precision", "model")
 _LEAST_OF_TRAINING = 2
 """options by which a command that nobody here knows is taken for a training; a file of settings counts as so many"""
@@ -179,7 +179,10 @@ def _started(parts: CommandParts, run: Commands, text: str) -> Started:
 
 
 def _ranks_of(name: str, options: Sequence[Argument], nodes: int, env: Mapping[str, str]) -> int | None:
-    """Ranks of a node by a launcher's options; None where they do not say."""
+    """Ranks of a node by a launcher's options; None where they do not say. On CPUs accelerate starts one process, whatever number it is told."""
+    given = {option.name for option in options}
+    if name == "accelerate" and "cpu" in given and "mpirun_hostfile" not in given:
+        return 1
     if found := _count(value_of(options, *_PER_NODE)):
         return found
     if found := _count(value_of(options, "num_processes")):

@@ -72,6 +72,12 @@ class Script:
         return "torchrun" if starts_ranks or self.parser == "HfArgumentParser" else "python"
 
 
+def starts_one(script: Script) -> bool:
+    """Whether its launch is one process whatever the cluster has: without a launcher, and with accelerate's on CPUs."""
+    told = {option.name for option in script.started.options} if script.started is not None else set()
+    return script.launcher == "python" or (script.launcher == "accelerate" and "cpu" in told)
+
+
 def read_script(name: str, text: str, *, file: Path | None = None, base: Path | None = None) -> Script:
     """The script of that text. Raises `SpecError` where it is no Python. `file`: where it lies, so that a parser which it imports is found; `base`: the
     folder in which it runs."""

@@ -22,7 +22,7 @@ from autotune.onboarding.option_names import SHAPE, meaning_of
 from autotune.onboarding.print_statements import EVERY_STEP
 from autotune.onboarding.printed_lines import patterns_of
 from autotune.onboarding.ranks_today import RanksToday, ranks_today
-from autotune.onboarding.script import Script
+from autotune.onboarding.script import Script, starts_one
 from autotune.onboarding.script_argv import argv_of, ideas_of, precision_words, values_of
 from autotune.onboarding.script_training import training_of
 from autotune.spec import KNOBS
@@ -156,7 +156,7 @@ def _accumulates(found: OptionMatches) -> bool:
 
 def _space(found: OptionMatches, ranks: RanksToday) -> dict[str, Any]:
     space: dict[str, Any] = {}
-    if found.script.launcher == "python":
+    if starts_one(found.script):
         space["world_sizes"] = [1]
     elif ranks.is_part:
         space["world_sizes"] = [ranks.of_trials]
@@ -254,7 +254,7 @@ def _baseline(found: OptionMatches, ranks: RanksToday) -> Iterator[Entry]:
     micro = _micro(found, ranks)
     if not micro or _no_baseline(found, ranks):
         return
-    values: dict[str, Any] = {"dp": 1} if found.script.launcher == "python" else {}
+    values: dict[str, Any] = {"dp": 1} if starts_one(found.script) else {}
     if ranks.degrees or ranks.is_part:
         values |= {**ranks.degrees, "dp": ranks.replicas_of_trials}
     values |= {"micro_batch_size": micro, "precision": _precisions(found)[0]}
@@ -310,7 +310,7 @@ def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Itera
     if found.trackers:
         named = ", ".join(option.shown for option in found.trackers)
         yield f"left out in trials: {named}; the exported launch has it again"
-    if found.script.started and found.script.launcher == "python" and ranks.of_cluster > 1:
+    if found.script.started and starts_one(found.script) and ranks.of_cluster > 1:
         yield f"{source.name} starts one process, so trials have one rank; a script that starts several by torchrun, accelerate or srun is tuned over all"
     if ranks.is_elsewhere:
         yield f"{source.name} starts {ranks.today} ranks, and trials have {ranks.of_trials}: the batch of a step stays"

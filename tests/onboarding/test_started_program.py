@@ -186,6 +186,8 @@ def test_a_program_that_is_not_there_is_known_by_its_arguments(folder: Path) -> 
         ("N=${1:-2}\nsrun apptainer exec --nv x.sif torchrun --nproc_per_node=$N a/train.py", "torchrun", "a/train.py", 1, 2),
         ("accelerate launch --num_processes 16 --num_machines 2 -m axolotl.cli.train x.yml", "accelerate", "axolotl.cli.train", 2, 8),
         ("CUDA_VISIBLE_DEVICES=0 python -u train.py --lr 1", "python", "train.py", 1, None),
+        ("deepspeed --num_accelerators 2 train.py --batch 4", "deepspeed", "train.py", 1, 2),
+        ("accelerate launch --cpu --num_processes 2 train.py --batch 4", "accelerate", "train.py", 1, 1),
     ],
 )  # fmt: skip
 def test_what_a_script_starts(text: str, launcher: str, program: str, nodes: int, per_node: int | None) -> None:
