@@ -18,10 +18,10 @@ tune: $(VENV)/.installed
 
 # Of the tests, those that fill the machine and wait a lot run one by one, beside the parts, of which each imports only what it needs.
 test: $(VENV)/.installed-dev
-	$(MAKE) --no-print-directory --jobs 3 --output-sync=target check docs test-alone test-part-1 test-part-2 test-part-3 test-part-4
+	$(MAKE) --no-print-directory --jobs 3 --output-sync=target check test-alone test-part-1 test-part-2 test-part-3 test-part-4
 
 # Hours: every row of every matrix, every page, every fault.
-test-all:
+test-all: docs
 	$(MAKE) --no-print-directory test MARKED="not gpu"
 
 test-alone: $(VENV)/.installed-dev

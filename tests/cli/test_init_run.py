@@ -57,6 +57,7 @@ def test_a_shell_script_on_two_ranks_and_its_files_stay(run, programs):
     assert not {"model", "workload.global_batch_size", "workload.seq_len"} & set(done.document["fill_in"])
 
 
+@pytest.mark.thorough
 def test_a_command_whose_reading_is_wrong_is_overruled_and_both_are_said(run, programs):
     """Nothing in its text says that it trains by SGD, and no shape of a decoder has its weights."""
     command = [sys.executable, "images.py", "--batch-size", "6"]
@@ -71,6 +72,7 @@ def test_a_command_whose_reading_is_wrong_is_overruled_and_both_are_said(run, pr
     assert "workload.seq_len" in done.err.split("fill in: ")[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("command", "batch", "steps"),
     [(["hf.py", "out"], 2, 4), (["lightning_batches.py"], 4, 2)],

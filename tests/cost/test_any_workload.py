@@ -115,6 +115,7 @@ def test_more_work_takes_no_less_time_and_memory(everything: list[Drawn]) -> Non
         assert_none_falls(case, more, "a micro-batch more", "step_time_s")
 
 
+@pytest.mark.thorough
 def test_slower_hardware_is_no_faster(everything: list[Drawn]) -> None:
     """To a thousandth: traffic of gradients and of a ring of context parallelism may both hide behind the same kernels."""
     for case in everything:
@@ -133,6 +134,7 @@ def test_slower_hardware_is_no_faster(everything: list[Drawn]) -> None:
             )
 
 
+@pytest.mark.thorough
 def test_recomputation_is_no_faster(everything: list[Drawn]) -> None:
     for case in everything:
         plain = ConfigTable.of([replace(case.table[i], recompute="none") for i in range(len(case.table))])

@@ -44,6 +44,7 @@ def test_finds_the_best_config_of_a_world_that_the_cost_model_does_not_describe(
     assert _found(_play(make_searcher("bayesian", SPACE), 10)) > 0.95
 
 
+@pytest.mark.thorough
 def test_the_expected_gain_falls_towards_zero() -> None:
     searcher = make_searcher("bayesian", SPACE)
     assert searcher.expected_gain() is None

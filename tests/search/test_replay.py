@@ -48,6 +48,7 @@ def test_a_run_counts_until_within_five_percent(cell: Cell) -> None:
     assert run.stopped_after is None
 
 
+@pytest.mark.thorough
 def test_bayesian_stops_itself(cell: Cell) -> None:
     run = benchmark.replay(cell, "bayesian", 0, in_flight=2)
     assert run.trials <= 5

@@ -146,6 +146,7 @@ def begin_plans(service: Service, count: int) -> list[int]:
     return answered
 
 
+@pytest.mark.thorough
 def test_a_submission_waits_behind_no_plan(tmp_path: Path) -> None:
     with Service(tmp_path, options=ServiceOptions(port=0, require_token=True)) as service:
         owner = bearer(service.token("submit", "owner"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from autotune.service.app import create_app
 from autotune.service.options import ServiceOptions
 from autotune.store import MemoryStore
@@ -13,6 +15,7 @@ from tests.service.test_attacks_on_every_route import at, routes_of
 SAME = ("content-type", "content-security-policy", "cache-control", "etag", "location", "allow", "www-authenticate")
 
 
+@pytest.mark.thorough
 def test_head_answers_as_get_does(service: Service) -> None:
     study = service.http.post(f"{API}/studies", json=spec()).json()["study"]["id"]
     store = MemoryStore()

@@ -66,6 +66,7 @@ def study_of(store: MemoryStore, num_trials: int, name: str) -> Lease:
     return lease
 
 
+@pytest.mark.thorough
 def test_a_page_reads_no_trial_and_after_a_change_only_those_that_changed(counted: Service) -> None:
     store, http = counted.store, counted.http
     lease, larger = study_of(store, SMALL + 1, "many"), study_of(store, 3 * SMALL, "more")

@@ -70,6 +70,7 @@ def ask(url: str, method: str, path: str, token: str = "", **more: Any) -> httpx
     return httpx.request(method, url + path, headers=headers, timeout=DEADLINE_S, trust_env=False, **more)
 
 
+@pytest.mark.thorough
 def test_the_tokens_of_the_page_allow_what_its_scopes_say(tmp_path: Path) -> None:
     store, create = str(tmp_path / "results.db"), typed("token create", "--expires")
     named = re.search(r"--scope (\w+)", create)
@@ -118,6 +119,7 @@ def test_the_tokens_of_the_page_allow_what_its_scopes_say(tmp_path: Path) -> Non
         assert "submit" in run(typed("token audit"), store)
 
 
+@pytest.mark.thorough
 def test_the_health_of_the_page_says_more_to_those_with_a_token(tmp_path: Path) -> None:
     store = str(tmp_path / "results.db")
     token = json.loads(run(typed("token create", "--expires"), store, "--json"))["token"]

@@ -407,6 +407,7 @@ def test_of_two_services_on_one_store_each_steers_what_the_other_runs(tmp_path: 
         assert maintenance.check(first.store) == []
 
 
+@pytest.mark.thorough
 def test_killed_controllers_are_replaced_and_change_nothing_in_the_result(tmp_path: Path) -> None:
     document = spec(
         budget={"max_trials": 3, "min_gain": 0},

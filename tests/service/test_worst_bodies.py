@@ -115,6 +115,7 @@ def most_s(bodies: dict[str, bytes]) -> float:
     return MOST * max(cost_s(lambda: [json.loads(bodies["unknown keys"]) for _ in range(10)]) for _ in range(3))
 
 
+@pytest.mark.thorough
 def test_twenty_thousand_unknown_keys_are_refused_at_the_cost_of_reading_them(
     service: Service, bodies: dict[str, bytes]
 ) -> None:

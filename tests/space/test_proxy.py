@@ -128,6 +128,7 @@ CUT = ("name", "num_layers", "num_dense_layers", "dense_ffn_hidden_size", "mtp_l
 ALL_READ = Calibration(tensor_hop_s=5e-6, cast_bytes=1.0, time_sigma=0.05)
 
 
+@pytest.mark.thorough
 @settings(max_examples=25, deadline=None)
 @given(proxied())
 def test_the_blind_constants_are_those_that_change_the_target_and_not_the_proxy(

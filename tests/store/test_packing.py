@@ -16,6 +16,7 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.c
 values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 
 
+@pytest.mark.thorough
 @given(st.dictionaries(st.text(), values))
 def test_what_is_read_is_what_json_reads(document: dict[str, Any]) -> None:
     """To the last bit of each number; also half a surrogate pair, as of a file's name in a message."""

@@ -39,6 +39,7 @@ def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner
     assert not any(is_alive(pid) for pid in gone)
 
 
+@pytest.mark.thorough
 def test_only_the_rank_that_failed_is_replaced(runner: LocalRunner) -> None:
     warm = request(2000)
     runner.start(warm)

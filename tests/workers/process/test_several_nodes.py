@@ -125,6 +125,7 @@ def test_standalone_would_stay_on_one_node(runner: LocalRunner) -> None:
     assert "leave --standalone out" in failure.message
 
 
+@pytest.mark.thorough
 def test_a_plain_torchrun_command_runs_on_two_nodes_as_it_is(runner: LocalRunner) -> None:
     argv = ["torchrun", str(HERE / "gloo_program.py"), "--micro-batch={micro_batch_size}"]
     end = one(runner, on_two_nodes(0, argv))

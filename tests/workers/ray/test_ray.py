@@ -416,6 +416,7 @@ def test_the_numbers_of_the_rows_are_those_of_their_faults() -> None:
         assert all(f.trial == NUMBERS[name] for f in row.faults), name
 
 
+@pytest.mark.thorough
 def test_a_study_of_gpus_does_not_train_on_a_cluster_without_any(shared: RayRunner) -> None:
     with pytest.raises(RunnerError, match=r"no GPU is visible in the Ray cluster.*gpus_per_rank: 0"):
         shared.check_study(load_study(spec(runner="ray")))
