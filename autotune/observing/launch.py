@@ -24,15 +24,18 @@ _ALL_GPUS = ("accelerate", "deepspeed")
 
 
 def target_of(command: Sequence[str], environment: Mapping[str, str]) -> Path | tuple[str, ...]:
-    """What is reviewed: the script that a shell runs, else the words, behind the launcher of tasks that started them."""
+    """What is reviewed: the script that a shell runs, else the words; tasks of a scheduler as ranks of torchrun."""
     words = tuple(command)
     script = words[1] if len(words) > 1 and Path(words[0]).name in _SHELLS else words[0]
     if Path(script).suffix in SHELL_SCRIPTS and Path(script).is_file():
         return Path(script)
     for tasks, nodes in _TASKS:
         count, on = _number(environment, tasks), max(1, _number(environment, nodes))
-        if count > on:  # one on each node is a launcher of its own
-            return ("srun", f"--nodes={on}", f"--ntasks-per-node={count // on}", *words)
+        if count > on and Path(words[0]).name.startswith("python"):  # one on each node is a launcher of its own
+            program = next(
+                (at for at, word in enumerate(words) if at and (word == "-m" or not word.startswith("-"))), 1
+            )
+            return ("torchrun", f"--nnodes={on}", f"--nproc-per-node={count // on}", *words[program:])
     return words
 
 
