@@ -203,11 +203,11 @@ def _ray_dashboard() -> Check:
 
 def _store(url: str | None) -> Check:
     from autotune.api import open_store
-    from autotune.errors import StoreError
+    from autotune.errors import SpecError, StoreError
 
     try:
         store = open_store(url)
-    except StoreError as error:
+    except (SpecError, StoreError) as error:
         return Check(name="results database", status=FAILED, detail=error.message, remedy=error.remedy)
     try:
         count = len(store.studies(limit=1))

@@ -4,6 +4,7 @@
     sql, in_memory                            the two classes
 
     location, database, diagnosis             the address, connections and transactions, the meaning of drivers' errors
+    file_systems                              mounts that several machines share
     tables, schema, migrations                the tables, their version, and the upgrades of older databases
     submissions, lifecycle, locking,
     trials, decisions, history, best_trials,

@@ -19,6 +19,7 @@ from autotune.errors import SpecError, StoreCorruptError, StoreUnavailableError,
 from autotune.settings import data_folder
 from autotune.store.database import Database, lock
 from autotune.store.diagnosis import diagnosed
+from autotune.store.file_systems import shared_mount
 
 HEAD = "0010"
 """The version that this release reads and writes."""
@@ -106,6 +107,14 @@ def back_up(source: Path, target: Path) -> None:
 def _make_folder(database: Database, path: Path) -> None:
     if path.is_dir():
         raise SpecError(f"a store must be a file, but {path} is a folder", remedy="name a file in it")
+    if (mount := shared_mount(path)) is not None:
+        raise SpecError(
+            f"a store of SQLite must lie on a disk of its machine, but {path} is on {mount.folder}, which is {mount.kind}: where other machines share it, "
+            "their locks may not meet, and the file is destroyed",
+            remedy="name a file on a local disk (--store /var/tmp/autotune.db, or AUTOTUNE_STORE), or PostgreSQL for several machines "
+            "(postgresql://user@host/database); to take what is there with you, copy the file while nothing uses it",
+            field="store",
+        )
     folder = path.parent
     if folder != data_folder() and not folder.exists():  # a mistyped path should not create folders
         raise StoreUnavailableError(

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from autotune.settings import PROGRAM_ENVIRONMENT, PROGRAM_USER
+from autotune_workers.process.children import inherited_environment
 from autotune_workers.process.keeper_process import KeeperProcess
 from autotune_workers.process.program_environment import program_environment
 from autotune_workers.process.program_places import ProgramOrder
@@ -72,6 +73,19 @@ def test_a_program_of_a_service_sees_no_secret(monkeypatch: pytest.MonkeyPatch) 
     assert {"PATH", "NCCL_DEBUG"} <= set(program_environment())
     monkeypatch.setenv(PROGRAM_ENVIRONMENT, "MY_SETTING,HF_TOKEN")
     assert {"MY_SETTING", "HF_TOKEN"} <= set(program_environment())
+
+
+def test_a_program_is_told_nothing_of_the_job_that_autotune_runs_in_but_launchers_of_its_tasks_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "PMI_RANK": "0", "PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    for name, value in {**job, "SLURMISH": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert not job.keys() & program_environment(("python", "train.py")).keys()
+    assert not job.keys() & inherited_environment().keys()
+    assert "SLURMISH" in program_environment()
+    assert job.keys() <= program_environment(("/usr/bin/srun", "python", "train.py")).keys()
+    assert job.keys() <= program_environment(with_job=True).keys()
 
 
 def test_what_a_launcher_told_this_process_is_left_out_and_names_that_begin_alike_are_not(

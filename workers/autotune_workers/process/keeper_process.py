@@ -69,7 +69,7 @@ class KeeperProcess:
     ) -> None:
         """Starts the program. `address`: of this node; `folder`: to which a relative `cwd` belongs, removed at the end if it `is_folder_ours`;
         `environment`: of the node, below that of the order; `lease_s`: without `renew` for so long everything ends; None: never."""
-        variables = {**program_environment(), "PYTHONUNBUFFERED": "1", **(environment or {}), **order.env}
+        variables = {**program_environment(order.argv), "PYTHONUNBUFFERED": "1", **(environment or {}), **order.env}
         if order.nodes > 1 and "GLOO_SOCKET_IFNAME" not in variables and (name := interface_of(address)):
             variables["GLOO_SOCKET_IFNAME"] = name
         self._channel.send({

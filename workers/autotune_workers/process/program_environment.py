@@ -1,12 +1,14 @@
 """What somebody's program sees of our environment, and as which user it runs: as a service says, by two variables (`autotune.settings`).
 
-Without a service a program sees the user's environment, but for autotune's own settings, the database's password and Ray's token. Under a service
+Without a service a program sees the user's environment, but for autotune's own settings, the database's password, Ray's token, and what Slurm or MPI told this
+process of its job. Under a service
 it sees only what training programs need, and the names that the service's options add: any other variable of a service may be a secret.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from autotune.settings import PROGRAM_ENVIRONMENT, PROGRAM_USER
 from autotune_workers.process.children import inherited_environment
@@ -24,9 +26,14 @@ USUAL_PREFIXES = (
 """beginnings of the names of further ones"""
 
 
-def program_environment() -> dict[str, str]:
-    """The variables of our environment that a program sees."""
-    inherited = inherited_environment()
+STARTERS = frozenset({"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "flux"})
+"""programs that start the tasks of a job, and find it by its variables"""
+
+
+def program_environment(argv: Sequence[str] = (), *, with_job: bool = False) -> dict[str, str]:
+    """The variables of our environment that a program sees. Those of a job reach the launchers alone that start its tasks, or who asks for them (`with_job`)."""
+    starts_tasks = bool(argv) and os.path.basename(argv[0]) in STARTERS
+    inherited = inherited_environment(with_job=with_job or starts_tasks)
     if PROGRAM_ENVIRONMENT not in os.environ:
         return inherited
     further = set(os.environ[PROGRAM_ENVIRONMENT].split(","))

@@ -97,7 +97,7 @@ def prepare(request: TrialRequest, *, is_local: bool) -> ProgramJob:
 
 def _taken(env: Mapping[str, str]) -> dict[str, str]:
     """The variables, those that the spec takes from the environment with their values there. Raises `RunnerError`."""
-    ours = program_environment()
+    ours = program_environment(with_job=True)
     missing = [name for name, value in env.items() if value == FROM_ENVIRONMENT and name not in ours]
     if missing:
         raise RunnerError(
