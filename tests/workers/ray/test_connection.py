@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ pytest.importorskip("ray")
 from ray._private import worker as of_ray
 
 from autotune.errors import RunnerError
+from autotune_workers.ray import connection
 from autotune_workers.ray.connection import LOG, reports_are_logged
 from autotune_workers.runners import ray as runners_ray
 
@@ -72,3 +74,30 @@ def test_a_runner_whose_cluster_does_not_answer_ends_its_connection(monkeypatch:
     with pytest.raises(RunnerError, match="does not answer"):
         runners_ray.RayRunner()
     assert Headless.closed
+
+
+def test_an_answer_is_not_waited_for_once_the_head_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "CHECK_S", 0.05)
+    monkeypatch.setattr(connection, "ANSWERLESS_S", 0.3)
+    head = socket.create_server(("127.0.0.1", 0))
+    host, port = head.getsockname()
+
+    class Cluster(connection.RayCluster):
+        address = f"{host}:{port}"
+
+        def __init__(self) -> None:
+            self._retry_at_s, self._unanswered = 0.0, ""
+            self._silent_since_s = None
+            self._questions = []
+
+    cluster, never = Cluster(), threading.Event()
+    try:
+        assert cluster.ask(lambda: never.wait(0.5) or 7) == 7, "a head that accepts connections has its time"
+        head.close()
+        with pytest.raises(RunnerError, match=r"it took no connection for 0\.3 s"):
+            cluster.ask(never.wait)
+        with pytest.raises(RunnerError, match=r"it took no connection for 0\.3 s"):
+            cluster.ask(lambda: 7)
+    finally:
+        never.set()
+        head.close()

@@ -40,6 +40,8 @@ CHECK_S = 2.0
 """between two checks of the head"""
 HEAD_GONE_S = 20.0
 """without a connection to the head, after which nothing can be run"""
+ANSWERLESS_S = 6.0
+"""without a connection to the head while it owes an answer, after which the answer is waited for no longer"""
 LOG = logging.getLogger(__name__)
 _LONGEST_TEMP = 40
 """characters: Ray's socket paths below it must stay under the system's 107"""
@@ -60,7 +62,7 @@ class RayCluster:
         self._temp = ""
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._reports = contextlib.ExitStack()
-        self._retry_at_s = 0.0
+        self._retry_at_s, self._unanswered = 0.0, ""
         self._silent_since_s: float | None = None
         self._checked_s = 0.0
         self._questions: list[threading.Thread] = []
@@ -183,15 +185,21 @@ class RayCluster:
         if now_s - self._checked_s < CHECK_S:
             return
         self._checked_s = now_s
+        if self._silent_for() >= HEAD_GONE_S:
+            self._retry_at_s, self._unanswered = math.inf, f"took no connection for {HEAD_GONE_S:g} s"
+            raise self._no_answer(self._unanswered)
+
+    def _silent_for(self) -> float:
+        """Seconds since the head was first seen to take no connection; 0 where it takes one now."""
         host, _, port = self.address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=CHECK_S).close()
-            self._silent_since_s = None
         except OSError:
+            now_s = time.monotonic()
             self._silent_since_s = now_s if self._silent_since_s is None else self._silent_since_s
-            if now_s - self._silent_since_s >= HEAD_GONE_S:
-                self._retry_at_s = math.inf
-                raise self._no_answer(f"took no connection for {HEAD_GONE_S:g} s") from None
+            return now_s - self._silent_since_s
+        self._silent_since_s = None
+        return 0.0
 
     def _no_answer(self, what: str) -> RunnerError:
         return RunnerError(
@@ -203,7 +211,8 @@ class RayCluster:
     def ask(self, question: Callable[[], Answer]) -> Answer:
         """The answer of something that needs the head of the cluster, where Ray itself would wait for it without end.
 
-        Raises `RunnerError` when there is none within `ANSWER_S`, at once for as long again after that, and for good once the head is gone.
+        Raises `RunnerError` when there is none within `ANSWER_S`, or within `ANSWERLESS_S` of a head that takes no connection, at once for as long again after
+        that, and for good once the head is gone.
         """
         answer: Future[Answer] = Future()
 
@@ -217,13 +226,19 @@ class RayCluster:
             thread = threading.Thread(target=wait, name="autotune-ray-question", daemon=True)
             thread.start()
             self._questions = [*(asked for asked in self._questions if asked.is_alive()), thread]
-            try:
-                return answer.result(timeout=ANSWER_S)
-            except TimeoutError:
-                if answer.done():
-                    raise
-                self._retry_at_s = time.monotonic() + ANSWER_S
-        raise self._no_answer(f"gave no answer within {ANSWER_S:g} s")
+            end_s, what = time.monotonic() + ANSWER_S, ""
+            while not what:
+                try:
+                    return answer.result(timeout=CHECK_S)
+                except TimeoutError:
+                    if answer.done():
+                        raise
+                if self._silent_for() >= ANSWERLESS_S:
+                    what = f"took no connection for {ANSWERLESS_S:g} s"
+                elif time.monotonic() >= end_s:
+                    what = f"gave no answer within {ANSWER_S:g} s"
+            self._retry_at_s, self._unanswered = time.monotonic() + ANSWER_S, what
+        raise self._no_answer(self._unanswered)
 
     def close(self) -> None:
         """Ends the connection, and the cluster when we started it."""
