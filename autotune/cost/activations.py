@@ -22,7 +22,9 @@ import numpy as np
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.compute import element_bytes, keeps_scores
+from autotune.cost.host_link import is_offloaded
 from autotune.cost.layout import Column, Layout
+from autotune.cost.loss_memory import is_liger
 from autotune.cost.parameters import dense_width
 from autotune.cost.traits import Traits
 from autotune.spec import PRECISIONS, ConfigTable, ModelSpec, Workload
@@ -91,6 +93,8 @@ def layer_activations(
     gate = 2.0 if model.gated_mlp else 1.0
     plain = model.shared_ffn_hidden_size if experts else dense_width(model)
     width = (plain + visits * model.ffn_hidden_size) / tp
+    if traits.tiles_mlp:
+        width = width * np.where(is_offloaded(table, "activations"), np.minimum(h / layout.tokens, 1.0), 1.0)
     between = np.maximum(traits.gated_kept - 3.0, 0.0) if model.gated_mlp else 0.0
     # in fp32 both sides of the product with the router's weights are kept
     weighed = np.where(traits.weighs_in_fp32, 8.0 / size, 0.0 if traits.weighs_inside else 1.0)
@@ -106,7 +110,9 @@ def layer_activations(
         2.0 * layout.cp * model.num_kv_heads * model.head_dim / tp,
         0.0,
     )
-    running = h / cut + h + np.maximum((1.0 + gate) * width + 2.0 * visits * h, 2.0 * _heads(model) / tp)
+    # Liger's activation writes both gradients over its inputs
+    widest = np.where(is_liger(table, traits), 1.0, 1.0 + gate)
+    running = h / cut + h + np.maximum(widest * width + 2.0 * visits * h, 2.0 * _heads(model) / tp)
     found = LayerActivations(
         boundary=size * h / cut,
         residual=size * 2.0 * h / cut,

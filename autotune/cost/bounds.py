@@ -37,5 +37,6 @@ def bounded(constants: Calibration, gpu: GpuSpec, *, share: float | None = None)
         constants,
         matmul_efficiency=efficiency * gpu.clock,
         attention_efficiency=constants.attention_efficiency * gpu.clock,
+        attention_limit=constants.attention_limit * gpu.clock,
         fp8_factor=factor,
     )

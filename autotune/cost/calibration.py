@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.cost.attention import kernel_limit
 from autotune.cost.bounds import bounded
 from autotune.cost.fabric import on_fabric
 from autotune.cost.measured import KEYS, measured_constants
@@ -49,7 +50,9 @@ class Calibration:
     half_size: float = 300.0
     """h in the factor 1 + h * (1/m + 1/n + 1/k) on the time of an m x n x k matmul: a square one of side 3h takes twice as long"""
     attention_efficiency: float = 0.40
-    """fraction of the peak FLOP/s in attention's scores and values"""
+    """fraction of the peak FLOP/s in attention's scores and values, over sequences of 8,192 tokens (`attention.py`)"""
+    attention_limit: float = 0.0
+    """the same over sequences of any greater length, the most that it comes to; 0: what the GPU's kernels reach"""
     score_bytes: float = 12.0
     """bytes moved per attention score by kernels that store the score matrix (`compute.keeps_scores`)"""
     cast_bytes: float = 0.0
@@ -195,6 +198,7 @@ _MAY_BE_ZERO = (
     "pipelined_tensor_host_s",
     "score_bytes",
     "half_size",
+    "attention_limit",
     "cast_bytes",
     "waiting_in_layer",
     "waiting_at_head",
@@ -224,7 +228,8 @@ def calibration_for(workload: Workload, *, known: Mapping[str, Any] | None = Non
         cores = workload.cluster.cores_per_node
         return replace(constants, full_speed_ranks=float(cores)) if cores else constants
     share = None if _family(gpu.name, document) in document["hardware"] else document.get("share_of_measured")
-    return bounded(constants, gpu, share=share)
+    limit = constants.attention_limit or kernel_limit(gpu, traits_of(workload.trainer))
+    return bounded(replace(constants, attention_limit=limit), gpu, share=share)
 
 
 def refit_values() -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.cost.attention import attention_reached
 from autotune.cost.calibration import Calibration
 from autotune.cost.elementwise import has_wide_stream, moved_elements
 from autotune.cost.experts import expert_moved_bytes, expert_rows, rows_per_expert
@@ -123,8 +124,7 @@ def layer_forward_s(
         matmuls = matmuls + flops * seconds_per_flop * (1.0 + constants.half_size * (1.0 / m + 1.0 / n + 1.0 / k))
     scores = layout.tokens * layer_attention_flops(model, attended_len(workload)) / layout.tp
     half_precision = np.minimum(peak, half_peak) * sixteen_bits
-    reached = constants.attention_efficiency * traits.attention_speed
-    attention = scores * padded_head(model) / (half_precision * reached)
+    attention = scores * padded_head(model) / (half_precision * attention_reached(workload, table, constants, traits))
     if keeps_scores(workload, traits):  # matmuls over the whole score matrix, and kernels that read and write it
         stored = layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
         read_and_written = stored * constants.score_bytes * size / 2.0

@@ -4,6 +4,7 @@
     rails        exponent r: g members of a domain reach g ** r times that; 1 where every GPU has a port of its own
     decay        relative growth of the time per byte with each doubling of the domains beyond two
     hop_s        latency of a ring per domain that it joins, s
+    most         bandwidth that all GPUs of a node reach together: over TCP the host's sockets are the limit, not its ports
 
 Constants that a pair of GPU type and trainer was fitted to hold on the fabric of those runs alone; on another fabric these stand in their place. A cluster
 that does not state its fabric has that of the pair's runs, or else the usual one of its GPU type. Assumption: the network is not shared with other
@@ -12,6 +13,7 @@ jobs and not oversubscribed; where yours is, state the bandwidth that a GPU real
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
@@ -37,6 +39,8 @@ class Network:
     hop_s: float
     source: str
     """where the figures come from"""
+    most_bytes_per_s: float = math.inf
+    """bandwidth of all that leaves a node, whatever its ports, bytes/s"""
 
 
 _INFINIBAND = Network(
@@ -61,7 +65,8 @@ NETWORKS: Mapping[str, Network] = {
     ),
     "ethernet": Network(
         0.5, 1.0, 0.10, 50e-6,
-        "NCCL over TCP sockets reached 4.7 of 12.5 GB/s (NVIDIA/nccl issue 398); the rest assumed: order of magnitude of TCP",
+        "NCCL over TCP sockets reached 4.7 of 12.5 GB/s (NVIDIA/nccl issue 398), 7 GB/s between two nodes of 4 A100 (published_open.csv); the rest assumed: order of magnitude of TCP",
+        most_bytes_per_s=7e9,
     ),
     "nvlink": Network(
         0.84, 0.0, 0.0, 3.4e-6,
@@ -80,10 +85,11 @@ def on_fabric(constants: Calibration, cluster: ClusterSpec) -> Calibration:
     network = NETWORKS.get(stated or cluster.gpu.usual_fabric)
     if network is None:
         return constants
+    ports = cluster.inter_node.bytes_per_s * cluster.gpus_per_node
     return replace(
         constants,
         fabric="",
-        inter_efficiency=network.efficiency,
+        inter_efficiency=min(network.efficiency, network.most_bytes_per_s / ports),
         rails=network.rails,
         inter_decay=network.decay,
         hop_s=network.hop_s,

@@ -6,7 +6,8 @@
 
 `LINK_EFFICIENCY` of the link's bandwidth (`GpuSpec.host_bytes_per_s`) is reached. The host updates from its memory, of which a GPU's share is that of
 a server with 8 GPUs and two sockets (DGX H100: 16 channels of DDR5-4800, 614 GB/s), or where the link is faster than PCIe that of Grace (500 GB/s, of as many
-GPUs as share its link of 450 GB/s; NVIDIA datasheets); half of it is reached.
+GPUs as share its link of 450 GB/s; NVIDIA datasheets). Of a server's memory a fifth is reached: 3.8e9 weights/s by CPU-Adam on two sockets of 24 cores (arXiv 2101.06840, table 4:
+10e9 weights in 2.6 s), 4.2e9 by eight ranks beside H200 and B200 (published_open.csv: an 8B model takes 1.9 s more), 28 bytes each; of Grace's half is assumed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LINK_EFFICIENCY = 0.85
 GRADIENT_DOWN_BYTES, HALF_BYTES = 4.0, 2.0
 PCIE_BYTES_PER_S, GRACE_BYTES_PER_S = 64e9, 450e9
 """the fastest PCIe x16, and the link of a whole Grace, in one direction"""
-SERVER_UPDATE_BYTES_PER_S, GRACE_UPDATE_BYTES_PER_S = 38e9, 250e9
+SERVER_UPDATE_BYTES_PER_S, GRACE_UPDATE_BYTES_PER_S = 15e9, 250e9
 """bytes of weights and moments that the host updates per second, for one GPU of a server, and with a whole Grace"""
 
 

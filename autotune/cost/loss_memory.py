@@ -10,7 +10,9 @@ copied     the logits, a copy in fp32 and one less the maximum: b + 8 (nanotron,
 chunked    projection and loss of one of 8 chunks of the sequence at a time: (b + 12) / 8, and the gradient of the hidden states in fp32
            (torchtitan from release 0.3 on, `ChunkedLossWrapper`)
 kernel     one kernel without copies, which returns the gradient: 2 b (flash-attn, `CrossEntropyLoss`)
-fused      one kernel that writes the gradient over the logits: b (TransformerEngine's and Liger's cross-entropy)
+fused      one kernel that writes the gradient over the logits: b (TransformerEngine's cross-entropy). Liger's for transformers' models (`Traits.liger`) holds the logits and their
+           gradient of one chunk of the tokens, b + 4; chunks are of t h / V tokens, rounded up to a power of two; and the gradients of the hidden states and of the projection, b
+           each (linkedin/Liger-Kernel, `ops/fused_linear_cross_entropy.py`)
 
 On the last rank the backward pass of a micro-batch follows its loss at once, so one copy lives: with interleaved stages too, because the loss is in the
 last stage alone. Under gpipe all micro-batches pass the loss before the first backward pass, and each keeps its logits and softmax. Under zero bubble
@@ -20,6 +22,7 @@ the gradients of the logits wait for the projection's weight gradient. Every lay
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.cost.compute import LOSS_CHUNKS, element_bytes, is_loss_chunked
 from autotune.cost.layout import Column, Layout
@@ -47,6 +50,11 @@ def logit_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Colum
     return np.asarray(found)
 
 
+def is_liger(table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
+    """Rows that train by Liger's kernels."""
+    return table.is_word("loss", "fused") & traits.liger
+
+
 def loss_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: Traits) -> tuple[Column, Column]:
     """Bytes of logits and loss on the last rank at its peak: (as the program may hold them, as little as it may hold)."""
     cut, whole = layout.tp, np.ones_like(layout.tp)
@@ -62,9 +70,15 @@ def _loss_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
     chunked = is_loss_chunked(table, traits)
     hidden = layout.tokens * model.hidden_size
     peak = logits * logit_bytes(workload, table, traits) + np.where(chunked, FP32 * hidden, 0.0)
-    kept = np.where(chunked, size * hidden, logits * (size + FP32))
+    linear = is_liger(table, traits)
+    if linear.any():
+        at_once = 2.0 ** np.ceil(np.log2(np.maximum(hidden / model.vocab_size, 1.0)))
+        gradients = hidden + float(model.hidden_size * model.vocab_size) / ranks
+        pieces = losses * np.minimum(at_once, layout.tokens) * model.vocab_size / ranks * (size + FP32)
+        peak = np.where(linear, np.minimum(pieces + size * gradients, peak), peak)
+    kept = np.where(chunked | linear, size * hidden, logits * (size + FP32))
     gpipe = table.is_word("pp_schedule", "gpipe") & (layout.pp > 1)
     peak = peak + np.where(gpipe, (layout.accumulation - 1.0) * kept, 0.0)
     zero_bubble = table.is_word("pp_schedule", "interleaved_zero_bubble") & (layout.pp > 1)
-    waiting = np.where(chunked, 0.0, np.minimum(layout.accumulation, layout.pp) - 1.0) * logits * size
+    waiting = np.where(chunked | linear, 0.0, np.minimum(layout.accumulation, layout.pp) - 1.0) * logits * size
     return np.asarray(peak + np.where(zero_bubble, waiting, 0.0))

@@ -23,6 +23,7 @@ from autotune.cost.host_link import is_offloaded, offloaded_layer_s, offloaded_u
 from autotune.cost.kept import mean_kept_bytes
 from autotune.cost.launches import launches_of_layer
 from autotune.cost.layout import Column, Layout
+from autotune.cost.model_states import cuts_gradients, reduction_bytes
 from autotune.cost.parameters import edge_weights, layer_weights
 from autotune.cost.pipeline import bubble_time_s
 from autotune.cost.recompute import repeated
@@ -40,6 +41,9 @@ from autotune.cost.trainable import (
 from autotune.cost.traits import Traits
 from autotune.cost.update import orthogonal_s, update_bytes
 from autotune.spec import ConfigTable, TimeParts, Workload
+
+GRADIENT_SUMS = 3.0
+"""reads and writes of a sum of gradients: both terms and the result"""
 
 
 def time_parts(
@@ -136,7 +140,7 @@ def time_parts(
         frozen = (size * most * dense + FROZEN_EDGE_BYTES * outer, size * most * experts)
         weights = RankWeights(most, most * beside, most * beside_experts, *frozen)
         outer = nothing
-    once, each = data_step_s(workload, table, layout, constants, traits, weights)
+    once, each, late = data_step_s(workload, table, layout, constants, traits, weights)
     exposed_each = exposed(each, per_micro_batch, constants.data_overlap)
     backward = np.maximum(layers * layer * 2.0 / 3.0 - (each - exposed_each), 0.0)
     exposed_once = exposed(once, backward, constants.data_overlap)
@@ -144,11 +148,18 @@ def time_parts(
     compute = m * (layers * layer + at(edge)) + m * np.where(
         table.is_word("cuda_graph", "step"), 0.0, constants.micro_batch_host_s
     )
+    waiting = (layout.zero == 3) & ~cuts_gradients(
+        layout, traits
+    )  # autograd adds a micro-batch's gradients to whole ones
+    if waiting.any():
+        summed = GRADIENT_SUMS * reduction_bytes(workload, table, traits) * (weights.dense + weights.experts)
+        rate = cluster.gpu.memory_bytes_per_s * constants.memory_efficiency
+        compute = compute + np.where(waiting, (m - 1.0) * summed / rate, 0.0)
     parts = {
         "compute": compute,
         "tp_comm": m * (layers * tensor),
         "pp_comm": sends,
-        "dp_comm": exposed_once + m * exposed_each,
+        "dp_comm": exposed_once + m * (exposed_each + late),
         "cp_comm": m * layers * context,
         "ep_comm": m * layers * expert,
         "bubble": bubble_time_s(table, layout, others),

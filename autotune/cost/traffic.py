@@ -8,7 +8,9 @@ tensor     two all-reduces per layer forward and two backward, of tokens * h ele
            Whole experts get each rank's own tokens from the dispatcher: such a layer has the rings of its attention alone, and those of experts that every
            token visits, which are cut like a dense MLP (Megatron-Core, `SharedExpertMLP`)
 data       one all-reduce of the gradients, or under ZeRO a reduce-scatter and an all-gather of the weights (Rajbhandari et al., arXiv 1910.02054,
-           section 7); ZeRO-3 gathers the weights once more before the backward pass, for every micro-batch. Where gradients are kept in shards they are
+           section 7); ZeRO-3 gathers the weights once more before the backward pass, for every micro-batch. Where a checkpoint lies around what FSDP wraps
+           (`Traits.gathers_again`), the repeated forward pass gathers and frees them too, and neither of the two gathers of the backward pass is begun early: it waits for
+           them (transformers, "Fully Sharded Data Parallel": `gradient_checkpointing` brings a redundant all-gather). Where gradients are kept in shards they are
            reduced for every micro-batch, else once in a step (`model_states.cuts_gradients`). With copies of the shards (HSDP) these run inside a copy, and each shard's gradients are all-reduced over the copies (Zhao et al., PyTorch FSDP, arXiv 2304.11277, section 3.2.2)
 context    ring: keys and values go around, concurrently with attention (Liu et al., arXiv 2310.01889). torch's `context_parallel`, which torchtitan uses, gathers them at once
            and begins with the rank's own keys meanwhile, one n-th of the attention; gradients go around in fp32 (`_templated_ring_attention_backward`). heads: all-to-alls of queries, keys, values and
@@ -137,8 +139,8 @@ def data_step_s(
     constants: Calibration,
     traits: Traits,
     weights: RankWeights,
-) -> tuple[Column, Column]:
-    """Seconds of data-parallel traffic of a rank: (once per step, per micro-batch)."""
+) -> tuple[Column, Column, Column]:
+    """Seconds of data-parallel traffic of a rank: (once per step, per micro-batch, of a micro-batch what nothing runs beside)."""
     cluster = workload.cluster
     size = element_bytes(table)
     reduce_bytes = reduction_bytes(workload, table, traits)
@@ -167,5 +169,7 @@ def data_step_s(
     gathered = np.where(layout.zero == 0, 0.0, gather + latency)
     sharded, reduces_each = layout.zero == 3, cuts_gradients(layout, traits)
     once = np.where(reduces_each, 0.0, reduced) + np.where(sharded, 0.0, gathered)
-    each = np.where(reduces_each, reduced, 0.0) + np.where(sharded, 2.0 * (gather + frozen + latency), 0.0)
-    return np.where(alone, 0.0, once), np.where(alone, 0.0, each)
+    one = gather + frozen + latency
+    again = sharded & table.is_word("recompute", "full") & traits.gathers_again
+    each = np.where(reduces_each, reduced, 0.0) + np.where(sharded, np.where(again, 1.0, 2.0) * one, 0.0)
+    return tuple(np.where(alone, 0.0, part) for part in (once, each, np.where(again, 2.0 * one, 0.0)))  # type: ignore[return-value]

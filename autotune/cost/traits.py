@@ -52,6 +52,10 @@ class Traits:
     """a chunked loss makes the logits of a chunk once more in the backward pass"""
     loss: str = "full"
     """how the trainer computes the loss by itself; the kinds stand in `loss_memory.py`"""
+    liger: bool = False
+    """its fused loss is that of Liger's kernels for transformers' models, which never hold whole logits (`loss_memory.py`)"""
+    tiles_mlp: bool = False
+    """with activations on the host the MLP is computed, and computed again, for as many tokens at a time as the hidden width has elements (DeepSpeed's `TiledMLP`, arXiv 2506.13996, section 3.1)"""
     casts_logits: bool = True
     """logits are cast to fp32 for a full or chunked loss: by autocast, or by the program where it keeps nothing in fp32 (`Workload.pure_bf16`)"""
     holds_logits: bool = True
@@ -103,12 +107,16 @@ class Traits:
     """its fused attention is that of flash-attn or TransformerEngine, which need a GPU with bf16 (Ampere or newer); on older ones it stores the score matrix"""
     attention_speed: float = 1.0
     """speed of its attention kernel, as a multiple of FlashAttention-2's of the same day (`attention_efficiency`)"""
+    attention_kernel: str = ""
+    """its attention kernel: 'flash2' (FlashAttention-2, torch's own), 'cudnn' (TransformerEngine's) or '' where its user chooses (`attention.py`)"""
     async_linear: bool = False
     """with sequence parallelism, collectives of the backward pass run beside matrix products (`traffic.hidden_rings_s`)"""
     checkpoint_host: float = 1.0 / 3.0
     """host time of a layer that full recomputation adds, in units of its forward and backward pass; torch's checkpoint adds more than the forward pass (`launches.py`)"""
     shard_hooks: float = 0.0
     """host time of the hooks by which ZeRO-3 gathers and releases a layer's weights module by module, in the same units"""
+    gathers_again: bool = False
+    """full recomputation lies around the modules that FSDP wraps, so that the repeated forward pass gathers their weights once more (`traffic.py`)"""
     peft: bool = False
     """adapters are those of Hugging Face's PEFT, which keeps them in fp32 and, beside 4-bit weights, all that flows between the layers too (`trainable.py`)"""
     program: str = "cut"
@@ -121,7 +129,7 @@ TRITON_ATTENTION = 0.55
 """Speed of FlashAttention in Triton as a multiple of FlashAttention-2's (Dao, arXiv 2307.08691, section 4.1)"""
 
 MEGATRON = Traits(
-    gated_kept=3.0, scattered_sends=True, fp16_reduce_bytes=2.0, flash_needs_bf16=True, loss="parallel", placeholder_gradients=True,
+    attention_kernel="cudnn", gated_kept=3.0, scattered_sends=True, fp16_reduce_bytes=2.0, flash_needs_bf16=True, loss="parallel", placeholder_gradients=True,
     stores_narrow_inputs=True, narrow_weights="beside", weighs_inside=True,
     overlapped_sends=True,
 )  # fmt: skip
@@ -129,10 +137,13 @@ BRIDGE = replace(MEGATRON, narrow_weights="primary", loss="fused")
 NVIDIA_RECIPES = replace(BRIDGE, gradient_bytes=2.0, reduce_bytes=2.0, expandable_segments=True)
 REENTRANT, NON_REENTRANT = 0.9, 1.4
 """`Traits.checkpoint_host` of torch's checkpoint, which passes through autograd again, or keeps saved tensors by hooks; measured (`launches.py`)"""
+FSDP_HOOKS = 2.0
+"""`Traits.shard_hooks` of FSDP around each layer, measured (`launches.py`)"""
 MODULE_HOOKS = 4.4
 """`Traits.shard_hooks` of DeepSpeed, measured (`launches.py`)"""
 EAGER = Traits(
     program="sharded",
+    liger=True,
     checkpoint_host=NON_REENTRANT,
     master_weights=False,
     fused=False,
@@ -145,6 +156,8 @@ EAGER = Traits(
 )
 NATIVE = replace(
     EAGER,
+    liger=False,
+    attention_kernel="flash2",
     one_edge_unit=False,
     selective="attention",
     keeps_gathered=True,
@@ -154,7 +167,13 @@ NATIVE = replace(
 )
 
 TRAITS = {
-    "nanotron": Traits(split=layer_split("nanotron"), collectives_per_layer=6.0, loss="copied", async_linear=True),
+    "nanotron": Traits(
+        attention_kernel="flash2",
+        split=layer_split("nanotron"),
+        collectives_per_layer=6.0,
+        loss="copied",
+        async_linear=True,
+    ),
     "megatron": MEGATRON,
     "megatron_bridge": BRIDGE,
     "nvidia_recipes": NVIDIA_RECIPES,
@@ -164,6 +183,8 @@ TRAITS = {
         reduce_bytes=2.0,
         fp16_reduce_bytes=2.0,
         loss="parallel",
+        liger=True,
+        tiles_mlp=True,
         bucket_weights=5e8,
         step_bytes=4.0,
         step_weights=1e9,
@@ -171,6 +192,7 @@ TRAITS = {
         peft=True,
     ),
     "torchtitan": Traits(
+        attention_kernel="flash2",
         pure_reduce_bytes=4.0,
         program="sharded",
         checkpoint_host=NON_REENTRANT,
@@ -199,11 +221,21 @@ TRAITS = {
     ),
     "internevo": Traits(gradient_bytes=2.0, reduce_bytes=2.0, loss="copied", step_bytes=4.0),
     "alpa": Traits(gradient_bytes=2.0, reduce_bytes=2.0, fp16_reduce_bytes=2.0, loss="parallel", reduction="end"),
-    "accelerate": replace(EAGER, peft=True, foreach=True),
-    "hf_trainer": replace(EAGER, checkpoint_host=REENTRANT, holds_logits=False, peft=True, foreach=True),
+    "accelerate": replace(EAGER, shard_hooks=FSDP_HOOKS, peft=True, foreach=True),
+    "hf_trainer": replace(
+        EAGER,
+        shard_hooks=FSDP_HOOKS,
+        gathers_again=True,
+        checkpoint_host=REENTRANT,
+        holds_logits=False,
+        peft=True,
+        foreach=True,
+    ),
     "lightning": replace(EAGER, foreach=True),
     "native": NATIVE,
-    "command": replace(NATIVE, may_reduce_each=True, casts_logits=False, may_cut_logits=True, weighs_in_fp32=False),
+    "command": replace(
+        NATIVE, attention_kernel="", may_reduce_each=True, casts_logits=False, may_cut_logits=True, weighs_in_fp32=False
+    ),
 }
 """traits by trainer; a trainer that is not listed has those of `native`. composer, nemo, nvidia_recipes, internevo and alpa are loops of published runs, no trainers
 
@@ -214,6 +246,7 @@ async        nanotron under `tp_linear_async_communication`, which is set with s
 reduction    Alpa compiles a step into one program, which XLA reduces at its end; Accelerate, HF Trainer and Lightning accumulate under FSDP without
              reducing (`no_sync`, `GradientAccumulationPlugin.sync_each_batch` is off by default), as do torch's pipeline schedules and the native loop;
              torchtitan's FSDP sums and reduces in fp32 (`mixed_precision_reduce`) even gradients of weights in bf16 (`training.dtype`)
+attention    torch's own kernel on Hopper is FlashAttention-2, and so is what nanotron calls; TransformerEngine calls cuDNN's; transformers calls what its user asked for
 step         DeepSpeed's and InternEvo's ZeRO optimizers cast the flat gradients to fp32 for their step; DeepSpeed's ZeRO-3 those of one group of weights at a time
 foreach      the programs of launches of Accelerate and Lightning make torch.optim.AdamW without `fused`, HF Trainer's arguments say adamw_torch; the native loop, nanotron
              (`torch_adam_is_fused`) and torchtitan fuse. Nothing says what a program of one's own does: counted as fused

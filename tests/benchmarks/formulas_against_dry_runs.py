@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from autotune.cost.attention import attention_reached
 from autotune.cost.calibration import Calibration, calibration_for
 from autotune.cost.compute import element_bytes, head_step_s, layer_forward_s, padded_head, peak_flops_per_s
 from autotune.cost.experts import expert_layer_s
@@ -152,18 +153,19 @@ def by_formulas(workload: Workload, config: ParallelConfig) -> dict[str, float]:
     shards = (layout.shard_group.size, layout.expert_shard_group.size) if config.zero_stage >= 2 else (1.0, 1.0)
     layers = nothing + model.num_layers
     rank = RankWeights(layers, layers * dense + ends, layers * experts, nothing, nothing)
-    once, each = data_step_s(workload, table, layout, constants, traits, rank)
+    once, each, late = data_step_s(workload, table, layout, constants, traits, rank)
+    reached = attention_reached(workload, table, constants, traits)
     sent = expert_layer_s(workload, table, layout, constants, traits, again.dispatches, element_bytes(table))
     found = {
         "weights": (layers * dense + ends) / shards[0] + layers * experts / shards[1],
         "layer, products": (3.0 + again.matmuls) * products * per_second,
-        "layer, scores": (3.5 + again.scores) * scores / padded_head(model) * per_second,
+        "layer, scores": (3.5 + again.scores) * scores * reached / padded_head(model) * per_second,
         "head, products": head_step_s(workload, table, layout, constants, traits) * per_second,
         "layer, saved": layout.tokens * mean_kept_bytes(workload, table, layout, constants, traits),
         "layer, tp bytes": tensor_layer_s(workload, table, layout, constants, again.collectives),
         "layer, cp bytes": context_s(workload, table, layout, constants, traits, again.scores, scores),
         "layer, ep bytes": sent,
-        "step, dp bytes": once + layout.accumulation * each,
+        "step, dp bytes": once + layout.accumulation * (each + late),
     }
     return {name: float(np.asarray(value).reshape(-1)[0]) for name, value in found.items()}
 

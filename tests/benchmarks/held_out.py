@@ -26,7 +26,7 @@ from tests.benchmarks.time_fit import SPREAD, Pair, fit_time
 
 NEAR = 2.0
 """rows within this many times their cell's best are those that a search chooses among"""
-FREE = tuple(SPREAD)
+FREE = (*SPREAD, "attention_limit")
 """constants that differ between clusters"""
 Fold = tuple[Block, Calibration]
 Fitted = dict[str, Calibration]

@@ -41,7 +41,8 @@ def test_every_fabric_has_its_network_and_its_sources() -> None:
 
 @pytest.mark.parametrize("stated", ["", "efa"])
 def test_constants_that_were_fitted_on_the_fabric_stay_as_fitted(stated: str) -> None:
-    assert calibration_for(workload("nanotron", fabric=stated)) == known_constants("h100-sxm", "nanotron")
+    found = calibration_for(workload("nanotron", fabric=stated))
+    assert replace(found, attention_limit=0.0) == known_constants("h100-sxm", "nanotron")
 
 
 def test_on_another_fabric_the_networks_constants_and_no_others_are_replaced() -> None:
@@ -51,9 +52,21 @@ def test_on_another_fabric_the_networks_constants_and_no_others_are_replaced() -
     )
     infiniband = NETWORKS["infiniband-ndr"]
     assert network(other) == (infiniband.efficiency, infiniband.rails, infiniband.decay, infiniband.hop_s)
-    kept = {name: getattr(fitted, name) for name in (*NETWORK, "tensor_hop_s", "fabric", "comm_sigma")}
+    kept = {
+        name: getattr(fitted, name) for name in (*NETWORK, "tensor_hop_s", "fabric", "comm_sigma", "attention_limit")
+    }
     assert replace(other, **kept) == fitted
     assert other.comm_sigma > fitted.comm_sigma
+
+
+@pytest.mark.parametrize("gpus_per_node", [1, 4, 8])
+def test_over_tcp_all_gpus_of_a_node_together_reach_what_its_sockets_do(gpus_per_node: int) -> None:
+    asked = workload("native", f"a100-80gb-2x{gpus_per_node}", fabric="ethernet")
+    constants, port = calibration_for(asked), asked.cluster.inter_node.bytes_per_s
+    together = constants.inter_efficiency * port * gpus_per_node
+    assert together <= NETWORKS["ethernet"].most_bytes_per_s * 1.001
+    slow = workload("native", f"a100-80gb-2x{gpus_per_node}", fabric="ethernet", bytes_per_s=0.2e9)
+    assert calibration_for(slow).inter_efficiency == NETWORKS["ethernet"].efficiency
 
 
 def test_runs_on_one_node_say_nothing_of_the_network_which_is_then_the_usual_one() -> None:
