@@ -10,14 +10,14 @@ L is that of causal kernels over heads of 128 on an H100 (Shah et al., arXiv 240
 scores grow with their square: so K is what is left of c at R, and a is the kernel's own.
 
     limits of long sequences, forward and backward together, as fractions of the peak in 16 bits
-    Ampere and older       0.62    FlashAttention-2 on A100: 203 of 312 TFLOP/s (Dao, arXiv 2307.08691, figure 4)
-    Hopper, flash2         0.34    at most 370 forward and 338 together of 989 (same, figure 7; arXiv 2407.08608, figure 5); sequences of 0.5 to 3.7 million tokens 0.35 (arXiv 2506.13996)
+    Ampere and older       0.62    FlashAttention-2 on A100: at most 0.61 forward and backward (Dao, arXiv 2307.08691, figures 4 to 7); a 7B over 0.5 and 0.7 million tokens within 5% (published_unseen_2.csv)
+    Hopper, flash2         0.34    370 forward and 322 backward of 989, together 334 (arXiv 2407.08608, figures 5 and 6); over 0.5 and 3.7 million tokens 0.35 (arXiv 2506.13996)
     Hopper, cudnn          0.60    FlashAttention-3 and cuDNN: 648 forward, 561 backward (arXiv 2407.08608, figures 5 and 6)
     Blackwell              0.56    FlashAttention-4: 1,534 forward, 1,247 to 1,360 backward of 2,250 (Dao-AILab/flash-attention pull request 2280) alone; 0.55 in training (published_open.csv)
     Blackwell, cudnn       0.40    Megatron-LM on a machine that holds its clock down (SimuMax, 32,768 and 131,072 tokens)
     AMD                    0.36    assumed: its kernels reach about half of what its matrix products do
 
-The kernel is the program's (`Traits.attention_kernel`). Where its user chooses, Hopper has the geometric mean of both. Heads narrower than 128 reach `NARROW_HEAD` of the limit: 299 of
+FlashAttention in Triton of 2023 (llm-foundry: 512 to 65,536 tokens) keeps one speed, and so do CPUs and GPUs without bf16, where none of these kernels run. The kernel is the program's (`Traits.attention_kernel`). Where its user chooses, Hopper has the geometric mean of both. Heads narrower than 128 reach `NARROW_HEAD` of the limit: 299 of
 335 and 473 of 616 TFLOP/s with 64. No limit is above `FASTEST`. Kernels of a ring see a rank's tokens at a time and do not grow beyond R. Neglected: steps between lengths, dropout.
 """
 
@@ -81,8 +81,8 @@ def attention_reached(workload: Workload, table: ConfigTable, constants: Calibra
     rings = (table.cp > 1) & table.is_word("cp_style", "ring")
     whole = attended_len(workload)
     length = np.where(rings, np.minimum(whole / table.cp, REFERENCE), whole)
-    if gpu.is_cpu:
-        return np.full_like(length, at_reference)
+    if traits.attention_kernel == "triton" or "tf32" not in gpu.peak_flops_per_s and generation(gpu) != "amd":
+        return np.full_like(length, at_reference * traits.attention_speed)
     limit = constants.attention_limit or kernel_limit(gpu, traits) * gpu.clock
     limit = limit * (NARROW_HEAD if workload.model.head_dim < WIDE else 1.0)
     own = HALF_SPEED / REFERENCE

@@ -108,7 +108,7 @@ class Traits:
     attention_speed: float = 1.0
     """speed of its attention kernel, as a multiple of FlashAttention-2's of the same day (`attention_efficiency`)"""
     attention_kernel: str = ""
-    """its attention kernel: 'flash2' (FlashAttention-2, torch's own), 'cudnn' (TransformerEngine's) or '' where its user chooses (`attention.py`)"""
+    """its attention kernel: 'flash2' (FlashAttention-2, torch's own), 'cudnn' (TransformerEngine's), 'triton' (FlashAttention in Triton of 2023) or '' where its user chooses (`attention.py`)"""
     async_linear: bool = False
     """with sequence parallelism, collectives of the backward pass run beside matrix products (`traffic.hidden_rings_s`)"""
     checkpoint_host: float = 1.0 / 3.0
@@ -209,6 +209,7 @@ TRAITS = {
         ring_gathers=True,
     ),
     "composer": Traits(
+        attention_kernel="triton",
         program="sharded",
         checkpoint_host=NON_REENTRANT,
         master_weights=False,

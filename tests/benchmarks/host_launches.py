@@ -3,7 +3,7 @@
     python -m tests.benchmarks.host_launches
 
 A decoder of Llama's form (transformers), so narrow that its kernels take no time, on one thread of this machine: processor time of one micro-batch, the median of twenty, of a
-model of eight layers less that of one of two, per layer. Each row is a process of its own. Needs `peft`, `bitsandbytes` and `deepspeed`, which no other part of the project does;
+model of eight layers less that of one of two, per layer. FSDP runs beside a process group that moves nothing. Each row is a process of its own. Needs `peft`, `bitsandbytes` and `deepspeed`, which no other part of the project does;
 rows whose library is missing are left out.
 """
 
@@ -21,7 +21,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-ROWS = (("plain", ""), ("lora", "peft"), ("qlora", "bitsandbytes"), ("zero2", "deepspeed"), ("zero3", "deepspeed"))
+ROWS = (
+    ("plain", ""),
+    ("fsdp", ""),
+    ("lora", "peft"),
+    ("qlora", "bitsandbytes"),
+    ("zero2", "deepspeed"),
+    ("zero3", "deepspeed"),
+)
 CHECKPOINTS = ("none", "reentrant", "hooks")
 LAYERS = (8, 2)
 TIMES, WARM_UP = 25, 5
@@ -60,6 +67,8 @@ def _built(what: str, checkpoint: str, layers: int) -> tuple[Any, Callable[[Any]
         model = peft.get_peft_model(model, wanted)
         if checkpoint != "none":
             model.enable_input_require_grads()
+    if what == "fsdp":
+        _shard(model, torch)
     if what.startswith("zero"):
         settings = {
             "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1000, "bf16": {"enabled": True}, "steps_per_print": 10**6,
@@ -70,6 +79,18 @@ def _built(what: str, checkpoint: str, layers: int) -> tuple[Any, Callable[[Any]
         )
         return engine, engine.backward
     return model, lambda loss: loss.backward()
+
+
+def _shard(model: Any, torch: Any) -> None:
+    """Its layers under FSDP over eight ranks that are not there."""
+    store = import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("fake", rank=0, world_size=8, store=store)
+    mesh = import_module("torch.distributed.device_mesh").init_device_mesh("cpu", (8,))
+    fully_shard = import_module("torch.distributed.fsdp").fully_shard
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 def _quantize(model: Any, torch: Any) -> None:

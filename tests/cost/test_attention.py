@@ -53,7 +53,7 @@ def test_shorter_sequences_lose_what_published_kernels_lose(kernel: str) -> None
     lengths = [512, 1024, 2048, 4096, 8192]
     found = np.array([reached("h100-sxm", n, "nanotron" if kernel == "flash2" else "megatron") for n in lengths])
     published = np.array(CAUSAL[kernel][:5])
-    assert found / found[-1] == pytest.approx(published / published[-1], rel=0.2)
+    assert found / found[-1] == pytest.approx(published / published[-1], rel=0.25)
 
 
 def test_what_a_fit_found_is_reached_at_its_length_whatever_the_limit() -> None:
