@@ -81,7 +81,7 @@ def attention_reached(workload: Workload, table: ConfigTable, constants: Calibra
     rings = (table.cp > 1) & table.is_word("cp_style", "ring")
     whole = attended_len(workload)
     length = np.where(rings, np.minimum(whole / table.cp, REFERENCE), whole)
-    if traits.attention_kernel == "triton" or "tf32" not in gpu.peak_flops_per_s and generation(gpu) != "amd":
+    if gpu.is_cpu or traits.attention_kernel == "triton" or "bf16" not in gpu.peak_flops_per_s:
         return np.full_like(length, at_reference * traits.attention_speed)
     limit = constants.attention_limit or kernel_limit(gpu, traits) * gpu.clock
     limit = limit * (NARROW_HEAD if workload.model.head_dim < WIDE else 1.0)
