@@ -15,9 +15,10 @@ from autotune.spec import ConfigTable, ModelSpec, ParallelConfig
 from tests.cost.examples import MODEL, workload
 
 
-def attention_s(model: ModelSpec, trainer: str, **others: float) -> float:
+def attention_s(model: ModelSpec, trainer: str, *, speed: float = 0.0) -> float:
     asked, table = workload(model, trainer=trainer), ConfigTable.of([ParallelConfig.parse("dp=8")])
-    traits = replace(traits_of(trainer), **others)
+    traits = traits_of(trainer)
+    traits = replace(traits, attention_speed=speed or traits.attention_speed)
     _, seconds, _ = layer_forward_s(asked, table, layout_of(asked, table), Calibration(), traits)
     return float(np.asarray(seconds).reshape(-1)[0])
 
@@ -31,5 +32,5 @@ def test_a_head_takes_the_next_multiple_of_32(head_dim: int, kernels: int) -> No
 
 
 def test_llm_foundry_has_the_slower_kernel() -> None:
-    plain = attention_s(MODEL, "composer", attention_speed=1.0)
+    plain = attention_s(MODEL, "composer", speed=1.0)
     assert attention_s(MODEL, "composer") == pytest.approx(plain / TRITON_ATTENTION)
