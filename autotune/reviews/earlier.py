@@ -6,8 +6,11 @@ nearest    of the same model on the same GPU type and number of GPUs, the one wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import csv
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.spec import FIELDS, Measurement, ParallelConfig, Study, Workload
@@ -18,9 +21,12 @@ from autotune.trainers.program_name import program_name
 if TYPE_CHECKING:
     from autotune.results.nearest_workload import BestKnownStore
 
+PUBLISHED_FILE = Path(__file__).with_name("published.csv")
+"""facts from public sources, with the source in each row"""
+COLUMNS = ("source", "model", "layers", "hidden", "gpu", "gpus", "seq_len", "trainer", "step_time_s", "config")
 LOOKED_AT = 50
 """of runs and of trials"""
-TRIAL = "trial"
+TRIAL, PUBLISHED = "trial", "published"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +34,16 @@ class Earlier:
     """A measurement of before."""
 
     kind: str
-    """observed or trial"""
+    """observed, trial or published"""
     where: str
-    """id of the run, or of the study and number of the trial"""
+    """id of the run, of the study and number of the trial, or the source"""
     program: str
     """what trained"""
     config: ParallelConfig
-    workload: Workload
+    cluster: str
+    """its name, or its GPU and how many"""
+    seq_len: int
+    """tokens"""
     step_time_s: float
     """median seconds of a step"""
     tokens_per_s: float
@@ -49,44 +58,43 @@ class Earlier:
             "where": self.where,
             "program": self.program,
             "config": self.config.to_dict(),
-            "cluster": self.workload.cluster.name,
-            "seq_len": self.workload.seq_len,
+            "cluster": self.cluster,
+            "seq_len": self.seq_len,
             "step_time_s": self.step_time_s,
             "tokens_per_s": self.tokens_per_s,
             "differs": {name: list(values) for name, values in self.differs.items()},
         }
 
 
-def earlier_of(study: Study, config: ParallelConfig, store: BestKnownStore) -> Earlier | None:
-    """The nearest one; None where the store has none of the model and these GPUs."""
+def earlier_of(study: Study, config: ParallelConfig, store: BestKnownStore | None) -> Earlier | None:
+    """The nearest one; None where nothing of the model and these GPUs is known."""
     program = program_name(study.trainer, study.trainer_options)
-    found = list(_measured(study.workload, config, store))
-    return min(found, key=lambda e: (len(e.differs), e.program != program, -e.tokens_per_s), default=None)
+    workload = study.workload
+    found = [*(_kept(workload, config, store) if store is not None else ()), *_published(workload, config)]
+    return min(
+        found, key=lambda e: (e.kind == PUBLISHED, len(e.differs), e.program != program, -e.tokens_per_s), default=None
+    )
 
 
-def _measured(workload: Workload, config: ParallelConfig, store: BestKnownStore) -> Iterator[Earlier]:
+def _kept(workload: Workload, config: ParallelConfig, store: BestKnownStore) -> Iterator[Earlier]:
+    """What the results database has."""
     model, gpu = workload.model.name, workload.cluster.gpu.name
 
     def one(
         kind: str, where: str, program: str, theirs: Workload, there: ParallelConfig, seen: Measurement
     ) -> Iterator[Earlier]:
-        if theirs.cluster.num_gpus != workload.cluster.num_gpus or (seen.mfu or 0.0) > 1.0:
-            return
-        differs = {
-            n: (getattr(config, n), getattr(there, n)) for n in FIELDS if getattr(config, n) != getattr(there, n)
-        }
-        if theirs.seq_len != workload.seq_len:
-            differs["seq_len"] = (workload.seq_len, theirs.seq_len)
-        yield Earlier(
-            kind=kind,
-            where=where,
-            program=program,
-            config=there,
-            workload=theirs,
-            step_time_s=seen.step_time_s,
-            tokens_per_s=seen.median_tokens_per_s,
-            differs=differs,
-        )
+        if there.world_size == config.world_size and (seen.mfu or 0.0) <= 1.0:
+            yield Earlier(
+                kind=kind,
+                where=where,
+                program=program,
+                config=there,
+                cluster=theirs.cluster.name,
+                seq_len=theirs.seq_len,
+                step_time_s=seen.step_time_s,
+                tokens_per_s=seen.median_tokens_per_s,
+                differs=_differences(workload, config, theirs.seq_len, there),
+            )
 
     for run in store.observed(model=model, gpu=gpu, measured=True, limit=LOOKED_AT):
         if run.workload and run.config and run.measurement:
@@ -97,3 +105,40 @@ def _measured(workload: Workload, config: ParallelConfig, store: BestKnownStore)
             yield from one(
                 TRIAL, f"{record.id}/{trial.number}", program, record.study.workload, trial.config, trial.measurement
             )
+
+
+def _published(workload: Workload, config: ParallelConfig) -> Iterator[Earlier]:
+    """What ships."""
+    model, gpu = workload.model, workload.cluster.gpu.name
+    ours = (str(model.num_layers), str(model.hidden_size), gpu, str(config.world_size))
+    for row in _published_rows().get(ours, ()):
+        there = ParallelConfig.parse(row["config"])
+        seq_len, step_time_s = int(row["seq_len"]), float(row["step_time_s"])
+        yield Earlier(
+            kind=PUBLISHED,
+            where=row["source"],
+            program=row["trainer"],
+            config=there,
+            cluster=f"{row['gpus']} x {row['gpu']}",
+            seq_len=seq_len,
+            step_time_s=step_time_s,
+            tokens_per_s=there.global_batch_size * seq_len / step_time_s,
+            differs=_differences(workload, config, seq_len, there),
+        )
+
+
+@cache
+def _published_rows() -> Mapping[tuple[str, ...], Sequence[Mapping[str, str]]]:
+    """By layers, hidden size, GPU and number of GPUs."""
+    found: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
+    with PUBLISHED_FILE.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault((row["layers"], row["hidden"], row["gpu"], row["gpus"]), []).append(row)
+    return found
+
+
+def _differences(
+    workload: Workload, config: ParallelConfig, seq_len: int, there: ParallelConfig
+) -> dict[str, tuple[Any, Any]]:
+    found = {n: (getattr(config, n), getattr(there, n)) for n in FIELDS if getattr(config, n) != getattr(there, n)}
+    return found | ({"seq_len": (workload.seq_len, seq_len)} if seq_len != workload.seq_len else {})

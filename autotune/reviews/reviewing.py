@@ -168,7 +168,7 @@ def _review(
         config=config,
         estimate=predicted,
         observed=observed,
-        earlier=earlier_of(study, config, store) if store is not None else None,
+        earlier=earlier_of(study, config, store),
         edits=edits,
         together=proposed.together,
         is_upper_bound=bool(unmodelled),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from autotune.planning import Bill
 from autotune.reviews.answer import Edit, Gain, LineEdit, Review
-from autotune.reviews.earlier import Earlier
+from autotune.reviews.earlier import PUBLISHED, TRIAL, Earlier
 from autotune.spec.count import format_count
 from autotune.spec.duration import format_duration
 from autotune.spec.observed import OBSERVED
@@ -138,10 +138,12 @@ def _verdict(review: Review, tokens: float | None) -> Iterator[str]:
 
 
 def _earlier(found: Earlier) -> str:
-    who = f"{'observed run' if found.kind == OBSERVED else 'trial'} {found.where} of {found.program}"
+    noun = {OBSERVED: "observed run ", TRIAL: "trial "}.get(found.kind, "")
+    who = f"{noun}{found.where}{'' if found.kind == PUBLISHED else f' of {found.program}'}"
+    verb = "published" if found.kind == PUBLISHED else "measured before"
     differs = ", ".join(f"{name} {_value(there)}" for name, (_, there) in found.differs.items())
     how = f"the nearest config, with {differs}" if differs else "this config"
-    return f"measured before: {format_duration(found.step_time_s)} a step, {format_count(found.tokens_per_s)} tokens/s ({who}, {how})"
+    return f"{verb}: {format_duration(found.step_time_s)} a step, {format_count(found.tokens_per_s)} tokens/s ({who}, {how})"
 
 
 def _edit(number: int, edit: Edit, review: Review) -> list[str]:

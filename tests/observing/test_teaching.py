@@ -106,7 +106,9 @@ def test_a_review_names_the_nearest_measurement_of_before(store: MemoryStore) ->
         .replace("False", "false")
         .replace("None", "null")
     )
-    assert api.review(text + "\n", store=store).earlier is None
+    found = api.review(text + "\n", store=store).earlier
+    assert found is not None
+    assert found.kind == "published"
     store.keep_observed(seen(study, far, 1.2))
     kept = store.keep_observed(seen(study, near, 1.3))
     earlier = api.review(text + "\n", store=store).earlier

@@ -1,0 +1,39 @@
+"""The published measurements that ship with reviews are those of the data sets, and a review names the nearest one."""
+
+from __future__ import annotations
+
+from autotune import api
+from autotune.reviews.earlier import PUBLISHED_FILE
+from tests.benchmarks.published_table import text
+
+SPEC = """
+name: published
+model: llama-8b
+cluster: h100-sxm-1x8
+workload: {seq_len: 4096, global_batch_size: 128}
+space: {tp: [1, 2], zero_stage: [1], precision: [bf16], micro_batch_size: [1, 2]}
+trainer: megatron
+"""
+
+
+def test_the_table_is_what_the_data_sets_say() -> None:
+    assert PUBLISHED_FILE.read_text(encoding="utf-8") == text(), "python -m tests.benchmarks.published_table writes it"
+
+
+def test_a_review_names_the_nearest_published_measurement() -> None:
+    found = api.review(SPEC).earlier
+    assert found is not None
+    assert found.kind == "published"
+    assert found.config.world_size == 8
+    assert "H100" in found.where
+    assert found.tokens_per_s == found.config.global_batch_size * found.seq_len / found.step_time_s
+    assert set(found.differs) <= {
+        "micro_batch_size",
+        "accumulation_steps",
+        "dp",
+        "tp",
+        "precision",
+        "zero_stage",
+        "seq_len",
+    }
+    assert api.review(SPEC.replace("h100-sxm", "l40s")).earlier is None
