@@ -15,11 +15,12 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from autotune.errors import ClusterTooSmallError
+from autotune.errors import ClusterTooSmallError, RunnerError
 from autotune.extras import require_extra
 from autotune.ports import AttemptId
 from autotune.spec import ParallelConfig, Study
 from autotune.spec.checks import positive, positive_int
+from autotune.trainers.torchrun import place
 from autotune_workers.gang.gang import Gang
 from autotune_workers.gang.gang_runner import NATIVE
 from autotune_workers.gang.ladder import Patience
@@ -122,6 +123,13 @@ class RayRunner(AnyTrainerRunner):
         check_upload(study, smallest, limit_bytes=options.get("upload_limit_mb", UPLOAD_LIMIT_MB) * MB)
         if options.get("address") or os.environ.get("RAY_ADDRESS") or _is_connected():
             return
+        if (nodes := place(study.workload.cluster, smallest).nnodes) > 1:
+            raise RunnerError(
+                f"the smallest config of the space needs {nodes} nodes, but no Ray cluster is named, and one that is started here has this machine alone",
+                remedy="start Ray on the nodes (`ray start --head` on one, `ray start --address=HOST:6379` on the others) and name it by RAY_ADDRESS or "
+                "runner.address, or tune for one node",
+                field="runner.address",
+            )
         sizes = {name: options.get(name) for name in ("num_cpus", "num_gpus", "cpus_per_rank", "gpus_per_rank")}
         _check_sizes(**sizes)
         cpus, gpus = _cpus(sizes["num_cpus"]), sizes["num_gpus"]
