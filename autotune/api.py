@@ -63,6 +63,7 @@ from autotune.results.result import Result
 from autotune.space import SearchSpace
 from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Study, Wanted, Workload
 from autotune.spec.plain import is_same_study
+from autotune.study.assembly import assemble
 from autotune.study.callbacks import OnTrial, with_callbacks
 from autotune.study.check.prepared import check_document, prepare_check, run_check
 from autotune.study.check.verdict import verdict_of as check_verdict
@@ -198,11 +199,13 @@ def tune(
     with contextlib.ExitStack() as at_the_end, _opened(store) as database:
         if runner is not None:
             at_the_end.callback(runner.close)
+        assembly = None
         if study_id is None:
             found = _unfinished(database, study, spec or {}) if resume else None
             if found is None:
                 if profile and study.workload.model.code is not None:
                     profile_first(study, database, on_event or (lambda _: None), passed=runner is not None)
+                assembly = assemble(study, database)
                 found = submit_study(
                     database,
                     study,
@@ -212,6 +215,7 @@ def tune(
                     searcher=made_by,
                     here=True,
                     runner=runner,
+                    assembly=assembly,
                 )
             study_id = found.id
         if database.study(study_id).wanted is Wanted.PAUSE:
@@ -219,7 +223,13 @@ def tune(
         heard = with_callbacks(on_event, on_trial=on_trial, on_best=on_best)
         with interrupts() as interrupted:
             result = run_study(
-                database, study_id, on_event=heard, interrupted=interrupted, searcher=made_by, runner=runner
+                database,
+                study_id,
+                on_event=heard,
+                interrupted=interrupted,
+                searcher=made_by,
+                runner=runner,
+                assembly=assembly,
             )
         if on_end is not None:
             on_end(result)

@@ -67,14 +67,15 @@ def submit_study(
     searcher: SearcherFactory | None = None,
     here: bool = False,
     runner: TrialRunner | None = None,
+    assembly: Assembly | None = None,
 ) -> StudyRecord:
     """Checks that the study can be run at all (space, searcher, guesses, memory, runner: `InfeasibleError`, `ConfigError`, `RunnerError`) and keeps it as QUEUED.
 
     `searcher`: what makes the study's searcher, where that is registered under no name. `here`: this machine is going to run it, so what it
     cannot run is refused too; otherwise the machine that runs it is asked when the study starts. `runner`: the study's, where it is passed as an
-    object; it is asked nothing. `join`: a study of the same spec that has not ended is returned instead (`autotune.ports.StudyWriter.submit`).
+    object; it is asked nothing. `assembly`: the study worked out, where it is already. `join`: a study of the same spec that has not ended is returned instead (`autotune.ports.StudyWriter.submit`).
     """
-    assembly = assemble(study, store)
+    assembly = assembly or assemble(study, store)
     assembly.check_fit()
     check_passed(study, runner)
     if here and runner is None:
@@ -96,12 +97,14 @@ def run_study(
     searcher: SearcherFactory | None = None,
     runner: TrialRunner | None = None,
     about: Mapping[str, Any] | None = None,
+    assembly: Assembly | None = None,
 ) -> Result:
     """Claims a submitted study and runs it until it ends, is paused, or `interrupted()` says so. For `tune` and the supervisor.
 
     `leave`: when interrupted it is not PAUSED but keeps its status, for the next controller. `searcher`: what makes the study's searcher,
     where that is registered under no name; it must be the one that the study was submitted with. `runner`: likewise the study's runner, which is
-    closed at the end. `about`: plain values that the study's result holds beside what is found, such as the job that runs it.
+    closed at the end. `about`: plain values that the study's result holds beside what is found, such as the job that runs it. `assembly`: the study worked out
+    just now, as for `submit_study`.
 
     A study that has ended is returned as it is. Raises `ConflictError` when a live controller holds it and `StoreError` when the store stays
     away; both leave the study as it is for the next controller. Any other error makes the study FAILED with a message, or PAUSED when it can go on
@@ -117,7 +120,7 @@ def run_study(
     with StudyLease.claim(store, record.id, lease_s=lease_s, **trouble) as lease:
         try:
             if not _rests_as_wanted(lease):
-                _run(store, lease, tell, stop, leave, searcher, runner, about)
+                _run(store, lease, tell, stop, leave, searcher, runner, about, assembly)
         except (ConflictError, StoreError):
             raise
         except Exception as error:
@@ -242,6 +245,7 @@ def _run(
     factory: SearcherFactory | None,
     passed: TrialRunner | None,
     about: Mapping[str, Any] | None,
+    given: Assembly | None,
 ) -> None:
     def interrupted() -> bool:
         lease.come_round()
@@ -249,7 +253,7 @@ def _run(
 
     record = lease.record()
     study = record.study
-    assembly = assemble(study, store)
+    assembly = given if given is not None and given.study == study else assemble(study, store)
     assembly.check_fit()
     if secrets := secrets_note(study):
         tell(Notice(message=secrets))

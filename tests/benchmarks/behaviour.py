@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import cli
+from autotune.cli.exit_codes import BAD_INPUT
 from tests.benchmarks.cells import read_cells
 from tests.benchmarks.replay import DATA, DEFAULT
 from tests.benchmarks.replay import replay as replayed
@@ -49,7 +50,7 @@ STUDY = {
     "runner": "simulated",
 }
 CHANGING = re.compile(
-    r"\b[0-9a-f]{16,}\b|\d{4}-\d\d-\d\d[T ][\d:.]+(\+00:00|Z)?|\"?(took|elapsed|wall|setup|created|updated|started|ended)_?\w*\"?: [-\d.e+]+"
+    r"\b[0-9a-f]{16,}\b|\b(?=[a-z]*\d)[a-z][a-z0-9]{9}\b|[\w.-]+:\d+:\d+:[0-9a-f]+|/tmp/\w+|\d{4}-\d\d-\d\d[T ][\d:.]+(\+00:00|Z)?|\"?(took|elapsed|wall|setup|created|updated|started|ended)_?\w*\"?: [-\d.e+]+"
 )
 """ids, times of day and durations"""
 
@@ -59,17 +60,20 @@ def said(*words: str) -> str:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = cli.run(list(words))
+    if code == BAD_INPUT:
+        raise ValueError(f"{' '.join(words)}: {err.getvalue()}{out.getvalue()}")
     return CHANGING.sub("#", f"{code}\n{out.getvalue()}{err.getvalue()}")
 
 
-def plans(_: Path) -> dict[str, Any]:
+def plans(folder: Path) -> dict[str, Any]:
     """By space, model and trainer."""
+    store = ("--store", str(folder / "none.db"))
     spaces = sorted(path.stem for path in (ROOT / "search_spaces").glob("*.yaml"))
     found = {}
     for space, model, trainer in itertools.product(spaces, MODELS, TRAINERS):
         cluster = CLUSTERS.get(space, NODES)
         spec = {**STUDY, "model": model, "cluster": cluster, "space": space, "trainer": trainer}
-        found[f"{space} {model} {trainer}"] = _spoken("plan", spec, "--json", "--top", "5")
+        found[f"{space} {model} {trainer}"] = _spoken("plan", spec, "--json", "--top", "5", *store)
     return found
 
 
@@ -119,11 +123,11 @@ def help_pages(_: Path) -> dict[str, Any]:
 
 def answers(folder: Path) -> dict[str, Any]:
     """Of a study that is simulated with its seed."""
-    os.environ["AUTOTUNE_STORE"] = str(folder / "results.db")
-    tuned = _spoken("tune", STUDY, "--json")
+    store = ("--store", str(folder / "results.db"))
+    tuned = _spoken("tune", STUDY, "--json", *store)
     words = ["list", "status fixed", "best fixed --top 3", "best --model gpt2-small", "explain fixed", "logs fixed"]
-    found = {text: said(*text.split(), "--json") for text in words}
-    return {"tune": tuned, **found, "export": said("export", "fixed", "--to", "native")}
+    found = {text: said(*text.split(), "--json", *store) for text in words}
+    return {"tune": tuned, **found, "export": said("export", "fixed", "--to", "native", *store)}
 
 
 def upgraded(folder: Path) -> dict[str, Any]:
