@@ -1,5 +1,6 @@
 """One attempt on a gang of ranks, whatever starts the ranks.
 
+attempt_runner.py  runs attempts of either kind: the turn that gangs and programs share
 gang_runner.py     runs attempts on rank pools: what the local and the ray runner share
 gang.py            one attempt as a state machine: messages and time in, orders and events out
 ladder.py          how an attempt is ended: stop, abort, SIGTERM, SIGKILL

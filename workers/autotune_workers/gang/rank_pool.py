@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from autotune.trainers.torchrun import Placement
+from autotune_workers.gang.attempt_runner import Source
 from autotune_workers.gang.wire import Message
 
 
@@ -55,39 +56,9 @@ class RankPool:
     """by which its `RankPools` knows it"""
 
 
-class RankPools(Protocol):
-    """Where rank pools come from, and where they go after an attempt."""
-
-    @property
-    def capacity(self) -> int:
-        """Ranks that can be in use at once."""
-        ...
+class RankPools(Source, Protocol):
+    """Where rank pools come from, and where they go after an attempt; ranks that are not `healthy` are replaced. `gone` is a rank's last message."""
 
     def form(self, placement: Placement, study: str) -> RankPool | None:
         """A pool of ranks placed like this, warm where possible; its ranks may still be starting. None when there are not enough free ranks now.
         `study`: part of the name of a new one."""
-        ...
-
-    def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
-        """Messages of the ranks with their handles; waits up to `timeout_s` for the first. `gone` is a rank's last message."""
-        ...
-
-    def disband(self, pool: RankPool, healthy: frozenset[int]) -> None:
-        """Takes the pool back after its attempt, and replaces the ranks that are not healthy."""
-        ...
-
-    def is_placed(self, pool: RankPool) -> bool:
-        """Whether the pool has its place on the cluster, so that its ranks can start; asked until the first yes."""
-        ...
-
-    def shortage(self, placement: Placement) -> str:
-        """Why ranks can never be placed like this, in words; empty when it is only a matter of time."""
-        ...
-
-    def absence(self, placement: Placement) -> str:
-        """What is missing now of nodes that were there, in words; empty when all others are."""
-        ...
-
-    def close(self) -> None:
-        """Ends everything."""
-        ...

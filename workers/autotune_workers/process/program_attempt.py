@@ -10,15 +10,18 @@ say may be the cause of the first one's end; with a lost node nobody waits.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from autotune.ports import AttemptStarted, LogRead, NodePlace, RunnerEvent
+from autotune.ports import AttemptStarted, LogRead, NodePlace, RunnerEvent, TrialRequest
 from autotune.spec import FailureKind
 from autotune.spec.secrets import without
+from autotune.trainers.torchrun import Placement
 from autotune.trainers.trainer import MAX_LINE
+from autotune_workers.gang.placement_wait import PlacementWait
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.attempt_logs import NodeLog
 from autotune_workers.process.left_out import LeftOut
@@ -58,6 +61,10 @@ class ProgramAttempt:
     def __init__(self, job: ProgramJob, place: ProgramPlace, now_s: float) -> None:
         """`place`: as formed for the job; its keepers may still be starting."""
         self.job, self.place, self.placed = job, place, False
+        ranks = f"{self.placement.nproc_per_node} {'rank' if self.placement.nproc_per_node == 1 else 'ranks'}"
+        nodes = self.placement.nnodes
+        what = f"{nodes} nodes with {ranks} each" if nodes > 1 else f"{ranks} on one node"
+        self.waiting = PlacementWait(job.request, what, now_s)
         self._nodes = [_Node(handle, number, ready=handle.ready) for number, handle in enumerate(place.handles)]
         self._trial = ProgramTrial(job.request, [job.reader() for _ in self._nodes], now_s)
         self._secrets = job.secrets
@@ -68,6 +75,25 @@ class ProgramAttempt:
         self._events: list[RunnerEvent] = []
         self.healthy = True
         """whether its nodes can be used again"""
+
+    @property
+    def request(self) -> TrialRequest:
+        """What is run."""
+        return self.job.request
+
+    @property
+    def placement(self) -> Placement:
+        """How its ranks are placed."""
+        return self.job.placement
+
+    @property
+    def needs_place(self) -> bool:
+        """Whether its nodes are still looked for."""
+        return not self.placed
+
+    def deadline_s(self) -> float:
+        """It looks at its deadlines at every turn."""
+        return math.inf
 
     @property
     def over(self) -> bool:
@@ -84,7 +110,7 @@ class ProgramAttempt:
         """Of each node."""
         return [node.log for node in self._nodes]
 
-    def begin_when_ready(self) -> None:
+    def begin(self, now_s: float) -> None:
         """Starts the program on all nodes as soon as all are ready."""
         if self._begun or self._told_s is not None or not all(node.ready for node in self._nodes):
             return
@@ -115,7 +141,7 @@ class ProgramAttempt:
         match message["event"]:
             case "ready":
                 node.ready = True
-                self.begin_when_ready()
+                self.begin(now_s)
             case "started":
                 node.started, node.hostname, node.gpus = True, message["hostname"], tuple(message["gpus"])
                 self._announce_start()

@@ -26,8 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from autotune.trainers.torchrun import Placement
-from autotune_workers.gang.wire import Message
+from autotune_workers.gang.attempt_runner import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,44 +83,13 @@ class ProgramPlace:
     """what its `ProgramPlaces` knows it by"""
 
 
-class ProgramPlaces(Protocol):
-    """Where nodes come from, and where they go after an attempt."""
+class ProgramPlaces(Source, Protocol):
+    """Where nodes come from, and where they go after an attempt; those that are not `healthy` are not used again."""
 
     @property
     def is_local(self) -> bool:
         """Whether every node is this machine, so that a program or folder that is missing here is missing everywhere."""
-        ...
-
-    @property
-    def capacity(self) -> int:
-        """Ranks that can be in use at once."""
-        ...
 
     def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> ProgramPlace | None:
         """So many whole nodes, warm where possible; their keepers may still be starting. None when there are not enough free ones now.
         `study`: part of the name of a new place; `folder`: the program's folder, to be sent along; empty when the nodes have it."""
-        ...
-
-    def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
-        """Messages of the keepers with their handles; waits up to `timeout_s` for the first."""
-        ...
-
-    def disband(self, place: ProgramPlace, healthy: bool) -> None:
-        """Takes the nodes back after their attempt; those that are not healthy are not used again."""
-        ...
-
-    def is_placed(self, place: ProgramPlace) -> bool:
-        """Whether the nodes are reserved, so that their keepers can start; asked until the first yes."""
-        ...
-
-    def shortage(self, placement: Placement) -> str:
-        """Why such a place can never be had, in words; empty when it is only a matter of time."""
-        ...
-
-    def absence(self, placement: Placement) -> str:
-        """What is missing now of nodes that were there, in words; empty when all others are."""
-        ...
-
-    def close(self) -> None:
-        """Ends everything."""
-        ...

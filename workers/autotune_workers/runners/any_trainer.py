@@ -9,7 +9,8 @@ from autotune.errors import RunnerError
 from autotune.ports import AttemptId, RunnerEvent, TrialRequest
 from autotune.spec import Study
 from autotune.trainers import python_line, trainer_names
-from autotune_workers.gang.gang_runner import LONGEST_TURN_S, NATIVE, GangRunner
+from autotune_workers.gang.attempt_runner import LONGEST_TURN_S
+from autotune_workers.gang.gang_runner import NATIVE, GangRunner
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.rank_pool import RankPools
 from autotune_workers.process.program_places import ProgramPlaces
