@@ -20,6 +20,7 @@ from autotune.space import Launchable, SearchSpace, why_not
 from autotune.space.exclusion import MEMORY
 from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Workload
 from autotune.spec.checks import positive, positive_int
+from autotune.spec.estimate import risk_text
 from autotune.spec.size import format_bytes
 
 FITS = 0.5
@@ -56,7 +57,7 @@ class NearestMiss:
     def need(self) -> str:
         """Its memory, with the risk: the memory alone may be less than that of the GPU."""
         size, risk = format_bytes(float(self.estimate.peak_memory_bytes)), float(self.estimate.oom_probability)
-        return f"{size}, with a risk of {risk:.0%} of running out of memory"
+        return f"{size}, with a risk of {risk_text(risk)} of running out of memory"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

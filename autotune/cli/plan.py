@@ -260,6 +260,7 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
         time_legend,
     )
     from autotune.spec import config_label
+    from autotune.spec.estimate import risk_text
 
     out, _ = consoles()
     palette = palette_of(out)
@@ -287,7 +288,7 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
     low, high = (format_bytes(float(v)) for v in (predicted.peak_memory_low_bytes, predicted.peak_memory_high_bytes))
     out.print(
         f"memory    {format_bytes(float(predicted.peak_memory_bytes))} of {format_bytes(cluster.gpu.memory_bytes)}   (90%: {low} to {high}), "
-        f"{float(predicted.oom_probability):.0%} risk of running out"
+        f"{risk_text(float(predicted.oom_probability))} risk of running out"
     )
     out.print(f"          {time_bar(predicted.memory_parts_bytes, palette=palette)}", markup=True)
     out.print(f"          {time_legend(predicted.memory_parts_bytes, palette=palette)}", markup=True)

@@ -16,6 +16,7 @@ from autotune.reviews.answer import Edit, Gain, LineEdit, Review
 from autotune.reviews.earlier import PUBLISHED, TRIAL, Earlier
 from autotune.spec.count import format_count
 from autotune.spec.duration import format_duration
+from autotune.spec.estimate import AT_THE_LIMIT
 from autotune.spec.observed import OBSERVED
 from autotune.spec.size import format_bytes
 
@@ -107,7 +108,8 @@ def _verdict(review: Review, tokens: float | None) -> Iterator[str]:
     gpu = review.study.workload.cluster.gpu
     risk = float(estimate.oom_probability)
     memory = f"{format_bytes(float(estimate.peak_memory_bytes))} ({format_bytes(float(estimate.peak_memory_low_bytes))} to {format_bytes(float(estimate.peak_memory_high_bytes))})"
-    word = "fits" if risk < 0.4 else "does not fit" if risk > 0.6 else "at the limit of memory"
+    low_risk, high_risk = AT_THE_LIMIT
+    word = "fits" if risk < low_risk else "does not fit" if risk > high_risk else "at the limit of memory"
     if review.is_upper_bound and risk > 0.4:
         word = "may not fit"
     yield f"{word}: {memory} of {format_bytes(gpu.memory_bytes)}, {risk:.0%} risk of running out of memory"

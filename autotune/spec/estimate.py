@@ -15,6 +15,16 @@ from numpy.typing import NDArray
 Number = float | NDArray[np.float64]
 
 
+AT_THE_LIMIT = (0.4, 0.6)
+"""P(OOM) from and to which no sum of bytes tells whether a config fits: blocks of the allocator and the device's own buffers decide"""
+
+
+def risk_text(oom_probability: float) -> str:
+    """The risk of running out of memory in words: a percentage, and that it is at the limit."""
+    low, high = AT_THE_LIMIT
+    return f"{oom_probability:.0%}" + (" (at the limit)" if low <= oom_probability <= high else "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
     """Fields that add up to a total."""

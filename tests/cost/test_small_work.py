@@ -11,6 +11,7 @@ from autotune.cost import calibration_for, estimate
 from autotune.cost.step_time import GRADIENT_SUMS
 from autotune.cost.traits import TRAITS, traits_of
 from autotune.spec import ClusterSpec, ParallelConfig, Workload, catalog
+from autotune.spec.estimate import risk_text
 
 SHARDED = ParallelConfig(dp=8, zero_stage=3, recompute="full", accumulation_steps=4)
 
@@ -104,3 +105,8 @@ def test_more_tokens_never_need_less_memory() -> None:
                 float(estimate(workload("deepspeed", seq_len=2**n), config).peak_memory_bytes) for n in range(9, 21)
             ]
             assert (np.diff(peaks) > 0).all(), (loss, offload)
+
+
+@pytest.mark.parametrize(("risk", "words"), [(0.39, "39%"), (0.4, "40% (at the limit)"), (0.6, "60% (at the limit)"), (0.61, "61%")])  # fmt: skip
+def test_a_risk_that_no_sum_decides_is_said_to_be_at_the_limit(risk: float, words: str) -> None:
+    assert risk_text(risk) == words
