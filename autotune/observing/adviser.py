@@ -120,6 +120,9 @@ class _Adviser:
         except AutotuneError as error:
             self._say(f"not reviewed: {error.message}")
             return None
+        except Exception as error:  # the run is worth keeping all the same
+            self._say(f"not reviewed: {type(error).__name__}: {error}")
+            return None
         for line in short_lines(found):
             self._say(line)
         return found
@@ -154,7 +157,7 @@ class _Adviser:
                 assert store is not None
                 run = store.keep_observed(run)
             kept = f"kept as observed run {run.id}"
-        except AutotuneError as error:
+        except Exception as error:
             kept = f"not kept: {error}"
         for line in after(run, kept):
             self._say(line)

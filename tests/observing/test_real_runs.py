@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -163,3 +164,33 @@ def test_a_run_that_is_ended_ends_as_it_would(number: signal.Signals, tmp_path: 
     else:
         assert (run.outcome, run.failure) == (Outcome.INTERRUPTED, None)
         assert "autotune: interrupted after" in err
+
+
+@pytest.mark.thorough
+def test_secrets_are_masked_and_a_store_that_is_away_is_one_line(tmp_path: Path) -> None:
+    command = ["python", "train.py", "--api-key=abcdef123456", "--then", "0"]
+    found = observed(tmp_path, "raise RuntimeError('no entry for abcdef123456')\n", command)
+    assert found.code == 1
+    assert "abcdef123456" in found.err  # the program's own words are its own
+    assert "abcdef123456" not in str(found.run.to_dict())
+    away = subprocess.run(
+        autotune("--store", "postgresql://nobody@127.0.0.1:9/none", "--", "sh", "-c", "echo out; exit 6"),
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=LONG_S, check=False,
+    )  # fmt: skip
+    assert (away.returncode, away.stdout) == (6, "out\n")
+    assert "not kept: " in away.stderr
+    assert all(line.startswith("autotune: ") for line in away.stderr.splitlines())
+    assert len(away.stderr.splitlines()) <= 4
+
+
+@pytest.mark.thorough
+def test_one_document_holds_the_review_and_the_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(programs.PLAIN)
+    words = autotune("--json", *MODEL, "--", "python", "train.py", "--batch-size", "4")
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=LONG_S, check=True
+    )
+    document = json.loads(done.stdout)
+    assert document["run"] == kept(tmp_path)[0].to_dict()
+    assert document["review"]["label"]
+    assert "step 7 loss" in done.stderr
