@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import autotune
+from autotune.reviews import lines_of
 from autotune.spec import ParallelConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,6 +51,19 @@ def test_its_plan_is_what_the_cost_model_says() -> None:
         said = [float(cell.strip(" skGiB%")) for cell in (tokens, step, mfu, memory)]
         figures = (found.tokens_per_s / 1e3, found.step_time_s, 100 * found.mfu, found.peak_memory_bytes / 2**30)
         assert said == pytest.approx(figures, rel=0.02), label
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/review.md"])
+def test_a_page_shows_what_review_says_of_its_script(page: str, tmp_path: Path) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    script, shown = (
+        re.search(rf"```text{head}\n(.*?)```", text, re.DOTALL) for head in (' title="train.sh"', "(?=\ntrain.sh:)")
+    )
+    assert script
+    assert shown
+    (tmp_path / "train.sh").write_text(script[1])
+    found = autotune.review(tmp_path / "train.sh", cluster="h100-sxm")
+    assert shown[0].removeprefix("```text\n").removesuffix("```").splitlines() == lines_of(found)
 
 
 def test_its_benchmarks_exist() -> None:

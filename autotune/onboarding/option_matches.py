@@ -150,6 +150,9 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
     if any(meaning.default in ("bf16", "fp16") for _, meaning in found.precision_flags):
         # beside one of these tf32 is about what is left in fp32: it stays as it is started
         found.precision_flags = [pair for pair in found.precision_flags if pair[1].values != ("tf32",)]
+    launched = bool(script.started and script.started.launcher == "accelerate")
+    if launched and decided.get("precision") and not any(meaning.default for _, meaning in found.precision_flags):
+        found.precision_flags.clear()  # transformers takes the launcher's number format where no flag says another
     if found.settings and found.settings.name not in found.files:
         found.settings = None
     told = {*found.used, *(["precision"] if found.precision_flags else [])}

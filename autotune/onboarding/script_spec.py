@@ -85,7 +85,7 @@ def script_draft(
         notes.append(_how_to_be_told(found))
     workload, unsaid = _workload(found, ranks)
     fill_in += unsaid
-    if _formats_unsaid(found):
+    if _formats_unsaid(found) or _is_format_unknown(found):
         fill_in.append("space.precision")
     if why_none := _no_baseline(found, ranks):
         fill_in.append("baseline")
@@ -127,8 +127,16 @@ def _counts(found: OptionMatches) -> list[Entry]:
 
 def _formats_unsaid(found: OptionMatches) -> tuple[str, ...]:
     """Number formats that the program's code names, where neither an option nor a setting says which one it trains in."""
-    is_said = "precision" in found.used or found.precision_flags or "precision" in found.fixed
-    return () if is_said else tuple(sorted(found.script.formats))
+    return () if _is_format_said(found) else tuple(sorted(found.script.formats))
+
+
+def _is_format_unknown(found: OptionMatches) -> bool:
+    """Whether nothing says the number format, of a program whose code was not found."""
+    return not found.script.is_read and not _is_format_said(found)
+
+
+def _is_format_said(found: OptionMatches) -> bool:
+    return "precision" in found.used or bool(found.precision_flags) or "precision" in found.fixed
 
 
 def _precisions(found: OptionMatches) -> list[Any]:

@@ -138,8 +138,7 @@ class _Weighed:
             if plainer is None or self.gain(plainer).low < (1.0 - LITTLE) * self.gain(best).low:
                 break
             best = plainer
-        if fits:
-            best = self._of_sure_parts(best)
+        best = self._of_sure_parts(best)
         gain = self.gain(best)
         return None if fits and (gain.low <= SURELY or gain.gain < LEAST) else best
 

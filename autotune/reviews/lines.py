@@ -52,9 +52,12 @@ def changed_lines(
         changes += _batch_unsaid(texts, study, after)
     for change in changes:
         place = next((p for name in lines if (p := _apply(lines[name], name, change)) is not None), None)
+        left = place is None and not _follows(lines, change)
+        if left and (place := _added(lines, change)) is not None:
+            left = False
         if place is not None:
             touched.append(place)
-        elif not _follows(lines, change):
+        elif left:
             unplaced.append(change.name if change.new is None else f"{change.name}={change.new}")
     found = []
     for name, at in dict.fromkeys(touched):
@@ -175,6 +178,19 @@ def _apply(lines: list[str], file: str, change: Change) -> tuple[str, int] | Non
     else:
         at = _of_key(lines, spelled, change)
     return None if at is None else (file, at)
+
+
+def _added(lines: Mapping[str, list[str]], change: Change) -> tuple[str, int] | None:
+    """Gives a command an option that no text mentions, because its default held so far."""
+    if not change.name.startswith("--") or change.new is None:
+        return None
+    spelled = re.compile("[-_]".join(re.escape(part) for part in re.split(r"[-_]", change.name.lstrip("-"))) + r"\b")
+    if any(spelled.search(line) for text in lines.values() for line in text):
+        return None
+    for name, text in lines.items():
+        if not name.endswith((".py", *_DOCUMENTS)) and (at := _appended(text, change)) is not None:
+            return name, at
+    return None
 
 
 def _follows(lines: Mapping[str, list[str]], change: Change) -> bool:

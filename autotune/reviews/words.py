@@ -207,11 +207,22 @@ def _excerpt(line: LineEdit) -> str:
     if not text:
         text = f"remove {line.before.strip()}"
     elif len(place) + len(text) > WIDTH:
-        before = line.before.strip()
-        same = next((at for at, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
-        words = text[: max(0, same - _CONTEXT)].rfind(" ") + 1
+        begin, end = _changed(line.before.strip(), text)
+        room = WIDTH - len(place) - len("... ...")
+        at = 0 if end <= room else max(0, begin - _CONTEXT, end - room)
+        words = at if at == 0 or text[at - 1] == " " else text.find(" ", at, begin) + 1
         text = ("... " if words else "") + text[words:]
     return _cut(place + text)
+
+
+def _changed(before: str, after: str) -> tuple[int, int]:
+    """Where the new text differs from the old one."""
+    same = next(
+        (at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
+    )
+    behind = zip(reversed(before[same:]), reversed(after[same:]), strict=False)
+    alike = next((at for at, (a, b) in enumerate(behind) if a != b), min(len(before), len(after)) - same)
+    return same, len(after) - alike
 
 
 def _warnings(review: Review) -> Iterator[str]:

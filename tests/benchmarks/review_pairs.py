@@ -66,6 +66,8 @@ class Pair:
     def _is_toward(self, changes: object) -> bool:
         assert isinstance(changes, dict)
         for name, (old, new) in changes.items():
+            if name == "accumulation_steps":  # follows from the others
+                continue
             best = getattr(self.best, name)
             counted = isinstance(old, int) and not isinstance(old, bool)
             if best != old and ((new > old) == (best > old) if counted else best == new):

@@ -17,7 +17,7 @@ from autotune.reviews import lines_of, review, review_texts
 from autotune.reviews.answer import LineEdit
 from autotune.reviews.confined import reading_only
 from autotune.reviews.edits import SURE
-from autotune.reviews.lines import Change, _apply, edited, patch
+from autotune.reviews.lines import Change, _added, _apply, edited, patch
 from autotune.space import why_not
 
 TRAINER = """#!/bin/bash
@@ -307,6 +307,39 @@ def test_a_change_is_made_where_the_value_stands(name: str, before: str, change:
     lines = before.splitlines()
     assert _apply(lines, name, change) is not None
     assert "\n".join(lines) == after
+
+
+def test_an_option_at_its_default_is_added_to_the_command() -> None:
+    change = Change("--gradient_checkpointing", "False", "True")
+    lines = TRAINER.replace("    --gradient_checkpointing True \\\n", "").splitlines()
+    assert _apply(list(lines), "train.sh", change) is None
+    assert _added({"train.py": ["import torch"], "train.sh": lines}, change) == ("train.sh", len(lines) - 1)
+    assert lines[-1].endswith("--output_dir out --gradient_checkpointing True 2>&1 | tee log.txt")
+    for mentioned in ("--gradient-checkpointing $CKPT", "p.add_argument('--gradient_checkpointing')"):
+        assert _added({"train.sh": [*lines[:-1], f"torchrun t.py {mentioned}"]}, change) is None
+
+
+ACCELERATE = "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n"
+
+
+@pytest.mark.parametrize(("flags", "precision"), [("", "bf16"), (" --fp16 True", "fp16")])
+def test_the_number_format_of_a_launcher_counts_where_no_flag_says_another(
+    flags: str, precision: str, tmp_path: Path
+) -> None:
+    (tmp_path / "accelerate.yaml").write_text(ACCELERATE)
+    launch = "accelerate launch --config_file accelerate.yaml sft.py --model_name_or_path google/gemma-2-9b --per_device_train_batch_size 1 --max_length 2048"
+    (tmp_path / "run.sh").write_text(f"{launch}{flags}\n")
+    found = review(tmp_path / "run.sh", cluster="h100-sxm-1x8")
+    assert found.config is not None
+    assert (found.config.precision, found.config.zero_stage) == (precision, 3)
+
+
+def test_the_number_format_of_a_program_that_is_not_at_hand_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text("torchrun --nproc_per_node 8 -m scripts.base_train --batch-size 4 --seq-len 2048\n")
+    found = review(path, cluster="h100-sxm", model="llama-1b", batch=256)
+    assert any("--precision" in each.remedy for each in found.missing)
+    assert found.estimate is None
 
 
 @pytest.mark.parametrize(
