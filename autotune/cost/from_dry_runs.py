@@ -116,10 +116,8 @@ def shortened(config: ParallelConfig) -> ParallelConfig:
 
 
 def _enough_steps(table: ConfigTable) -> NDArray[Any]:
-    """From the second micro-batch on a step repeats itself; a pipeline needs them all under GPipe, else twice as many as it has stages."""
-    stages = np.where(table.pp > 1, 2 * table.pp * table.virtual_stages, 2)
-    needed = np.where((table.pp > 1) & table.is_word("pp_schedule", "gpipe"), table.accumulation_steps, stages)
-    return np.asarray(np.minimum(table.accumulation_steps, needed))
+    """From the second micro-batch on a step repeats itself; a pipeline has a buffer for the messages of every one."""
+    return np.asarray(np.where(table.pp > 1, table.accumulation_steps, np.minimum(table.accumulation_steps, 2)))
 
 
 @final
