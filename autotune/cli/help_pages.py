@@ -107,7 +107,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "token list": ("autotune token list",),
     "token revoke": ("autotune token revoke 3",),
     "token audit": ("autotune token audit",),
-    "store check": ("autotune store check", "autotune store check --store results.db --no-replay --json"),
+    "store check": ("autotune store check", "autotune store check --store results.db --json"),
     "store backup": ("autotune store backup results-backup.db",),
     "store restore": ("autotune store restore results-backup.db",),
     "store migrate": ("autotune store migrate --dry-run",),
