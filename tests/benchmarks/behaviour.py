@@ -50,7 +50,7 @@ STUDY = {
     "runner": "simulated",
 }
 CHANGING = re.compile(
-    r"\b[0-9a-f]{16,}\b|\b(?=[a-z]*\d)[a-z][a-z0-9]{9}\b|[\w.-]+:\d+:\d+:[0-9a-f]+|/tmp/\w+|\d{4}-\d\d-\d\d[T ][\d:.]+(\+00:00|Z)?|\"?(took|elapsed|wall|setup|created|updated|started|ended)_?\w*\"?: [-\d.e+]+"
+    r"\b[0-9a-f]{16,}\b|\b(?=[a-z]*\d)[a-z][a-z0-9]{9}\b|[\w.-]+:\d+:\d+:[0-9a-f]+|/tmp/\w+|\d{4}-\d\d-\d\d[T ][\d:.]+(\+00:00|Z)?|\"?(gpu|took|elapsed|wall|setup|created|updated|started|ended)_?\w*\"?: [-\d.e+]+"
 )
 """ids, times of day and durations"""
 
