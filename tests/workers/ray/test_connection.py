@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,3 +105,30 @@ def test_an_answer_is_not_waited_for_once_the_head_is_gone(monkeypatch: pytest.M
     finally:
         never.set()
         head.close()
+
+
+STARTED = """
+import os, ray
+from autotune_workers.ray.connection import RayCluster
+cluster = RayCluster(address=None, num_cpus=1, num_gpus=0, dashboard=False)
+path = os.environ["RAY_AUTH_TOKEN_PATH"]
+print(oct(os.stat(path).st_mode & 0o777), os.environ["RAY_AUTH_MODE"], cluster.totals()["CPU"])
+cluster.close()
+print(os.path.exists(path), [name for name in os.environ if name.startswith("RAY_AUTH_")])
+"""
+
+
+@pytest.mark.alone
+@pytest.mark.thorough
+def test_a_cluster_that_is_started_here_has_a_token_of_its_own_and_leaves_none_in_the_home(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", STARTED],
+        env={**environment, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-2:] == ["0o600 token 1.0", "False []"]
+    assert not (tmp_path / ".ray").exists()

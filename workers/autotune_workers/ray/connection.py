@@ -1,7 +1,6 @@
 """The connection to a Ray cluster: one that is joined by its address, or one that is started on this machine and ended again.
 
-A cluster that is started here listens on loopback only, sends no usage statistics, keeps its files in a folder of its own, and keeps Ray's default for token
-authentication (on for new local clusters). An address is never guessed: it is given, or comes from RAY_ADDRESS, and a
+A cluster that is started here listens on loopback only, sends no usage statistics, keeps its files in a folder of its own, and asks for a token of its own. An address is never guessed: it is given, or comes from RAY_ADDRESS, and a
 cluster must answer there. Ray replaces a loopback address by the machine's own one; where the cluster listens on loopback, this is prevented.
 """
 
@@ -21,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.errors import RunnerError
@@ -106,6 +106,7 @@ class RayCluster:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        self._reports.enter_context(_own_token(Path(self._temp)))
         with _on_loopback():
             self._connect(
                 address="local",
@@ -284,6 +285,38 @@ def reports_are_logged() -> Iterator[None]:
         yield
     finally:
         worker.print_to_stdstream = before
+
+
+@contextlib.contextmanager
+def _own_token(folder: Path) -> Iterator[None]:
+    """Has a cluster that is started here ask for a token of its own, which only this user can read, unless the environment says what token there is, or none.
+
+    Ray itself would write one into the user's home and leave it there, which switches tokens on, silently, for each cluster that is started later.
+    """
+    if (
+        os.environ.get("RAY_AUTH_MODE", "token") != "token"
+        or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    ):
+        yield
+        return
+    from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    path = folder / "auth_token"
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(generate_new_authentication_token())
+    mode = os.environ.get("RAY_AUTH_MODE")
+    os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)})
+    Config.initialize("")  # reads the environment again
+    AuthenticationTokenLoader.instance().reset_cache()
+    try:
+        yield
+    finally:
+        del os.environ["RAY_AUTH_TOKEN_PATH"]
+        if mode is None:
+            del os.environ["RAY_AUTH_MODE"]
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextlib.contextmanager
