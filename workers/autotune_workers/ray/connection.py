@@ -300,23 +300,29 @@ def _own_token(folder: Path) -> Iterator[None]:
         yield
         return
     from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
-    from ray._raylet import AuthenticationTokenLoader, Config
 
     path = folder / "auth_token"
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(generate_new_authentication_token())
     mode = os.environ.get("RAY_AUTH_MODE")
     os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)})
-    Config.initialize("")  # reads the environment again
-    AuthenticationTokenLoader.instance().reset_cache()
+    _read_tokens_again()
     try:
         yield
     finally:
         del os.environ["RAY_AUTH_TOKEN_PATH"]
         if mode is None:
             del os.environ["RAY_AUTH_MODE"]
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
+        _read_tokens_again()
+
+
+def _read_tokens_again() -> None:
+    """Ray keeps what the environment said of tokens when it was asked first."""
+    from ray import _raylet
+
+    of_ray: Any = _raylet  # compiled, without types
+    of_ray.Config.initialize("")
+    of_ray.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextlib.contextmanager
