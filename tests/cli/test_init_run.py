@@ -34,6 +34,7 @@ def knobs(document: dict) -> dict[str, str]:
     return dict(part.split("=") for part in document["baseline"].split(","))
 
 
+@pytest.mark.thorough
 def test_a_shell_script_on_two_ranks_and_its_files_stay(run, programs):
     """The script computes its accumulation, so that reading alone cannot know it, and saves over a file of the user's."""
     (programs / "run.sh").write_text(

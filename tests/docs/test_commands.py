@@ -176,6 +176,7 @@ def console_blocks() -> list[Block]:
     return [block for found in PAGES.values() for block in found if block.language == "console"]
 
 
+@pytest.mark.thorough
 def test_specs_that_pages_show_are_valid(tmp_path: Path) -> None:
     import yaml
 

@@ -35,6 +35,7 @@ def settings(launch: Launch) -> Any:
     return yaml.safe_load(launch.files["bridge.yaml"])
 
 
+@pytest.mark.thorough
 class TestMegatronBridge(TrainerContract):
     trainer = "megatron_bridge"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"model": {"tensor_model_parallel_size": 2}}

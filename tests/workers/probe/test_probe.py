@@ -74,7 +74,7 @@ def test_steps_of_compiled_programs_are_seen(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "keywords"),
     [
-        ("aot_eager", True),
+        pytest.param("aot_eager", True, marks=pytest.mark.thorough),
         pytest.param("aot_eager", False, marks=pytest.mark.thorough),
         pytest.param("in place", True, marks=pytest.mark.slow),
     ],

@@ -18,6 +18,7 @@ def runner() -> Iterator[LocalRunner]:
         yield runner
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stage", sampled(range(4), [0, 3]))
 @pytest.mark.parametrize(("pp", "few", "many"), sampled([(1, 1, 4), (2, 2, 8)], [(1, 1, 4)]))
 def test_more_micro_batches_send_no_more_gradients(
