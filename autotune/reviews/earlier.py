@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PUBLISHED_FILE = Path(__file__).with_name("published.csv")
 """facts from public sources, with the source in each row"""
+FAR = 3.0
+"""factor between two lengths of sequences from which one says nothing about the other: attention and memory are others"""
 COLUMNS = ("source", "model", "layers", "hidden", "gpu", "gpus", "seq_len", "trainer", "step_time_s", "config")
 LOOKED_AT = 50
 """of runs and of trials"""
@@ -114,6 +116,8 @@ def _published(workload: Workload, config: ParallelConfig) -> Iterator[Earlier]:
     for row in _published_rows().get(ours, ()):
         there = ParallelConfig.parse(row["config"])
         seq_len, step_time_s = int(row["seq_len"]), float(row["step_time_s"])
+        if not 1 / FAR < seq_len / workload.seq_len < FAR:
+            continue
         yield Earlier(
             kind=PUBLISHED,
             where=row["source"],

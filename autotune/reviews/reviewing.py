@@ -23,7 +23,7 @@ from autotune.schema import parse_study
 from autotune.schema.files import is_model_file, with_program_files
 from autotune.space import SearchSpace, complete
 from autotune.space.baseline import default_config
-from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study, config_label
+from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study, catalog, config_label
 from autotune.spec.count import format_count
 from autotune.trainers import trainer
 
@@ -215,7 +215,9 @@ def _completed(
     if said.get("config"):
         document["baseline"] = said["config"]
         open_keys.pop("baseline", None)
-    if said.get("cluster"):
+    if one_gpu := _one_gpu(found, said):
+        open_keys["cluster"] = None
+    elif said.get("cluster"):
         open_keys.pop("cluster", None)
     elif document.get("cluster") == "local" and not found.is_spec:
         here = local_cluster() if local_cluster else None
@@ -226,13 +228,21 @@ def _completed(
     missing = []
     for key in open_keys:
         what, remedy = _HOW.get(key, (key, f"write {key} into a spec: autotune init {found.name} -o study.yaml"))
-        if key == "cluster" and found.asked:
+        if key == "cluster" and one_gpu:
+            what, remedy = f"how many GPUs there are: {one_gpu} is one", f"say nodes and GPUs: --cluster {one_gpu}-1x8"
+        elif key == "cluster" and found.asked:
             remedy = f"say the GPU, e.g. --cluster h100-sxm: {found.asked[0]} x {found.asked[1]} of them are asked for"
         if key == "baseline":
             why = next((note for note in found.notes if note.startswith("no baseline")), "")
             what = why.partition("; ")[0].removeprefix("no baseline: ") or what
         missing.append(Missing(what=what, remedy=remedy))
     return document, missing
+
+
+def _one_gpu(found: Target, said: Mapping[str, Any]) -> str:
+    """The type of GPU that was named as the cluster of a launch that does not say how many there are; empty where the cluster is known."""
+    name = str(said.get("cluster") or "")
+    return name if name in catalog.gpu_names() and found.asked is None and not found.is_spec else ""
 
 
 def _config(study: Study, asked: str | None) -> ParallelConfig:

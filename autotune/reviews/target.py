@@ -210,16 +210,10 @@ def _read(
 
 
 def sized(cluster: str | None, asked: tuple[int, int] | None) -> str | None:
-    """The cluster's name; that of a GPU alone with the nodes and ranks of the launch. Raises `CatalogError`, and `SpecError` where these are not known."""
+    """The cluster's name; that of a GPU alone with the nodes and ranks of the launch, and None where these are not known. Raises `CatalogError`."""
     if cluster is None or cluster not in catalog.gpu_names():
         return cluster
-    if asked is None:
-        raise SpecError(
-            f"the launch does not say how many GPUs it has, and {cluster} is one GPU",
-            remedy=f"name nodes and GPUs: --cluster {cluster}-1x8",
-            field="--cluster",
-        )
-    return f"{cluster}-{asked[0]}x{asked[1]}"
+    return f"{cluster}-{asked[0]}x{asked[1]}" if asked is not None else None
 
 
 def _comments(draft: Draft) -> Iterator[str]:

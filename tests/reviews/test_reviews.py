@@ -498,3 +498,13 @@ def test_texts_that_cannot_lie_in_one_folder_are_refused() -> None:
     for texts in ({"a": "b", "a/b": "c"}, {"a\x00": "b"}, {"x" * 300: "y"}):
         with pytest.raises(SpecError, match="one folder"):
             review_texts(texts)
+
+
+def test_a_gpu_alone_as_the_cluster_of_unknown_ranks_is_one_of_the_things_that_are_missing(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text('import lightning as L\n\ntrainer = L.Trainer(devices=8, precision="bf16-mixed")\n')
+    found = review(path, cluster="h100-sxm")
+    assert found.study is None
+    said = {missing.what: missing.remedy for missing in found.missing}
+    assert said["how many GPUs there are: h100-sxm is one"] == "say nodes and GPUs: --cluster h100-sxm-1x8"
+    assert len(said) > 3, "all that is missing is said at once"
