@@ -109,7 +109,7 @@ def run_study(
     A study that has ended is returned as it is. Raises `ConflictError` when a live controller holds it and `StoreError` when the store stays
     away; both leave the study as it is for the next controller. Any other error makes the study FAILED with a message, or PAUSED when it can go on
     once its cause is gone (the operating system failed, the runner failed after something had been measured, the study's searcher or runner is not
-    here, a callback raised), and is raised too. A study that people want to pause or cancel is not run: it comes to rest.
+    here, a callback raised), and is raised too; a runner that fails once `interrupted()` says so is part of the interruption. A study that people want to pause or cancel is not run: it comes to rest.
     """
     tell, stop = on_event or (lambda _: None), interrupted or (lambda: False)
     record = store.study(study_id)
@@ -125,6 +125,10 @@ def run_study(
             raise
         except Exception as error:
             message = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
+            if isinstance(error, RunnerError) and stop():  # who ends a job signals all of its processes, Ray's too
+                if not leave:
+                    lease.move(StudyStatus.PAUSED, f"interrupted, and the runner ended with it: {message}")
+                return result_of(store, record.id)
             if isinstance(error, MemoryError):
                 message = "the controller ran out of memory: give it more, and the study goes on"
             lacks_object = isinstance(error, CatalogError) and error.field in ("searcher", "runner")

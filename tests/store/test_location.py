@@ -80,7 +80,7 @@ def test_only_the_users_own_folder_is_made(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_folder_is_no_store(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailableError, match="folder"):
+    with pytest.raises(SpecError, match="is a folder"):
         open_store(tmp_path)
     (tmp_path / "file").write_text("x" * 5000)
     with pytest.raises(StoreUnavailableError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -70,6 +71,28 @@ def test_an_interrupted_study_goes_on_with_the_same_kind_of_runner_only(store: S
         api.tune(spec(), store=store, study_id=paused.record.id, runner=stranger)
     whole = api.tune(spec(), store=store, runner=Counting())
     assert (whole.record.id, whole.record.status) == (paused.record.id, StudyStatus.COMPLETED)
+
+
+class Headless(Counting):
+    """Loses what it runs on with its first trial; if `signalled`, by the signal that this process gets too, as the processes of a job that is ended."""
+
+    def __init__(self, *, signalled: bool) -> None:
+        super().__init__()
+        self._signalled = signalled
+
+    def start(self, request: object) -> None:
+        if self._signalled:
+            signal.raise_signal(signal.SIGTERM)
+        raise RunnerError("the head is gone")
+
+
+def test_a_runner_that_ends_with_the_job_is_an_interruption_and_no_failure(store: Store) -> None:
+    paused = api.tune(spec(), store=store, runner=Headless(signalled=True))
+    assert paused.record.status is StudyStatus.PAUSED
+    assert "the head is gone" in paused.record.message
+    with pytest.raises(RunnerError, match="the head is gone"):
+        api.tune(spec(), store=store, runner=Headless(signalled=False))
+    assert store.study(paused.record.id).status is StudyStatus.FAILED
 
 
 def test_a_runner_that_cannot_run_the_study_is_closed_and_named(store: Store) -> None:

@@ -304,7 +304,7 @@ def test_proxies_stand_for_what_may_win_with_stalls_counted_and_failed_ones_are_
     assert (faster & stalls).any(), (
         "a pipeline over nodes that is faster than the first config as long as nothing stalls"
     )
-    assert standing.improvement[stalls].max() < 0.01, "which no proxy could find out"
+    assert standing.improvement[stalls].max() < 0.02, "which no proxy could find out"
     (config,) = searcher.ask(1)
     proxy = searcher.proxy_for(config)
     index = searcher.space.index_of(config)
