@@ -226,7 +226,7 @@ def test_a_terminal_stays_one() -> None:
         command = in_place(python(show))
         os.execv(command[0], command)
     text, told = b"", 0
-    for sign, answer in ((b"who? ", b"me\n"), (b"you are me", b"\x03")):
+    for sign, answer in ((b"who? ", b"me\n"), (b"you are me\r\n", b"\x03")):
         while sign not in text:
             text += os.read(terminal, 4096)
         told += os.write(terminal, answer)
