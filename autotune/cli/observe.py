@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.onboarding import ModelOption
+from autotune.cli.onboarding import BatchOption, ModelOption, PrecisionOption, SequenceOption
 from autotune.cli.output import JsonOption, StoreOption, note, print_table
-from autotune.cli.quantities import sequence_tokens
 
 
 def register(app: typer.Typer) -> None:
@@ -30,11 +29,9 @@ def run(
             "--cluster", metavar="NAME", help="GPU-NODESxGPUS. Default: this machine, with the ranks of the command."
         ),
     ] = None,
-    seq_len: Annotated[
-        int | None, typer.Option("--seq-len", metavar="TOKENS", parser=sequence_tokens, help="Tokens of a sequence.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Sequences of an optimizer step.")] = None,
-    precision: Annotated[str | None, typer.Option("--precision", help="bf16, fp16, tf32 or fp32.")] = None,
+    seq_len: SequenceOption = None,
+    batch: BatchOption = None,
+    precision: PrecisionOption = None,
     config: Annotated[
         str | None, typer.Option("--config", metavar="KNOB=VALUE,...", help="The config that it trains with.")
     ] = None,

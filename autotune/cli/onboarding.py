@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli.output import JsonOption, emit, note, or_print
+from autotune.cli.quantities import sequence_tokens
 
 if TYPE_CHECKING:
     from autotune.onboarding.draft import Draft
@@ -27,6 +28,11 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file tha
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Catalog name, hub id, or path of the model's config.json.")
 ]
+SequenceOption = Annotated[
+    int | None, typer.Option("--seq-len", metavar="TOKENS", parser=sequence_tokens, help="Tokens of a sequence.")
+]
+BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Sequences of an optimizer step.")]
+PrecisionOption = Annotated[str | None, typer.Option("--precision", help="bf16, fp16, tf32 or fp32.")]
 ClusterOption = Annotated[
     str | None, typer.Option("--cluster", metavar="NAME", help="Cluster: GPU-NODESxGPUS, e.g. h100-sxm-2x8, or local.")
 ]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.onboarding import ModelOption
+from autotune.cli.onboarding import BatchOption, ModelOption, PrecisionOption, SequenceOption
 from autotune.cli.output import JsonOption, StoreOption, emit, never_printed, note
-from autotune.cli.quantities import sequence_tokens, time_s, tokens
+from autotune.cli.quantities import time_s, tokens
 
 if TYPE_CHECKING:
     from autotune.ports import ServiceStore
@@ -41,11 +41,9 @@ def review(
             "--cluster", metavar="NAME", help="GPU-NODESxGPUS (h100-sxm-1x8), a GPU alone (h100-sxm), or local."
         ),
     ] = None,
-    seq_len: Annotated[
-        int | None, typer.Option("--seq-len", metavar="TOKENS", parser=sequence_tokens, help="Tokens of a sequence.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Sequences of an optimizer step.")] = None,
-    precision: Annotated[str | None, typer.Option("--precision", help="bf16, fp16, tf32 or fp32.")] = None,
+    seq_len: SequenceOption = None,
+    batch: BatchOption = None,
+    precision: PrecisionOption = None,
     config: Annotated[
         str | None, typer.Option("--config", metavar="KNOB=VALUE,...", help="The config that it trains with today.")
     ] = None,

@@ -19,16 +19,12 @@ from hashlib import sha256
 
 import numpy as np
 
-from autotune.cost import Calibration, calibration_for
-from autotune.cost.calibration import refit_values
-from autotune.cost.refit import uncertain
-from autotune.cost.uncertainty import Z90
+from autotune.cost import calibration_for
 from tests.benchmarks import fit_memory
-from tests.benchmarks.held_out import FREE, Judged, judged
+from tests.benchmarks.held_out import Judged, judged
 from tests.benchmarks.published import Block
 from tests.benchmarks.published.unseen import unseen
-from tests.benchmarks.study_trials import errors_after
-from tests.benchmarks.unseen import unread_of
+from tests.benchmarks.unseen import after_one, unread_of
 
 BATCH = 5
 PARTS = ("two thirds", "kept out")
@@ -44,21 +40,6 @@ def is_kept_out(where: str, model: str, seq_len: int, gpus: int) -> bool:
 def _kept_out(rows: Judged) -> np.ndarray:
     columns = zip(rows.where, rows.model, rows.seq_len, rows.gpus, strict=True)
     return np.array([is_kept_out(where, model, int(length), int(gpus)) for where, model, length, gpus in columns])
-
-
-def after_one(rows: Judged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(row, error, whether inside) of every row of a cluster and software after each other row of it as the one trial."""
-    prior = uncertain(Calibration(), refit_values(), names=FREE)
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for where in sorted(set(rows.where.tolist())):
-        group = np.flatnonzero(rows.where == where)
-        for trial in group:
-            rest = np.setdiff1d(group, [trial])
-            if len(rest):
-                center, sigma = errors_after(rows, np.array([trial]), prior, rest)
-                error = rows.error[rest] - center
-                found.append((rest, error, np.abs(error) <= Z90 * sigma))
-    return tuple(np.concatenate(column) for column in zip(*found, strict=True))  # type: ignore[return-value]
 
 
 def memory_of(blocks: Sequence[Block], recomputed: Sequence[Block]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

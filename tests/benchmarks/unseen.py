@@ -87,7 +87,7 @@ def judge(name: str, blocks: Sequence[Block], recomputed: Sequence[Block]) -> So
     known = unread_of(name)
     folds = [(b, calibration_for(b.workload, known=known)) for b in blocks]
     timed = judged(folds) if any(np.isfinite(b.tokens_per_s_per_gpu).any() for b in blocks) else None
-    left, inside = after_one(timed) if timed is not None else (np.empty(0), np.empty(0, dtype=bool))
+    _, left, inside = after_one(timed) if timed is not None else (None, np.empty(0), np.empty(0, dtype=bool))
     memory, again = (fit_memory.judge(name, [(b, None) for b in several]) for several in (blocks, recomputed))
     memory = replace(memory, probability=np.minimum(memory.probability, again.probability))
     return Source(name=name, timed=timed, left=left, left_inside=inside, memory=memory, peaks=peak_errors(blocks))
@@ -114,10 +114,10 @@ def peak_errors(blocks: Sequence[Block]) -> tuple[np.ndarray, np.ndarray]:
     return every[0][np.isfinite(every[0])], every[1][np.isfinite(every[1])]
 
 
-def after_one(rows: Judged) -> tuple[np.ndarray, np.ndarray]:
-    """Errors, and whether they are inside, of every row of a cluster and software after each other row of it as the one trial."""
+def after_one(rows: Judged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(row, error, whether inside) of every row of a cluster and software after each other row of it as the one trial."""
     prior = uncertain(Calibration(), refit_values(), names=FREE)
-    left, inside = [], []
+    found = [(np.empty(0, dtype=np.intp), np.empty(0), np.empty(0, dtype=bool))]
     for where in sorted(set(rows.where.tolist())):
         group = np.flatnonzero(rows.where == where)
         for trial in group:
@@ -125,9 +125,9 @@ def after_one(rows: Judged) -> tuple[np.ndarray, np.ndarray]:
             if len(rest):
                 center, sigma = errors_after(rows, np.array([trial]), prior, rest)
                 error = rows.error[rest] - center
-                left.append(error)
-                inside.append(np.abs(error) <= Z90 * sigma)
-    return (np.concatenate(left), np.concatenate(inside)) if left else (np.empty(0), np.empty(0, dtype=bool))
+                found.append((rest, error, np.abs(error) <= Z90 * sigma))
+    row, error, inside = (np.concatenate(column) for column in zip(*found, strict=True))
+    return row, error, inside
 
 
 def total(found: Sequence[Source]) -> tuple[str, ...]:
