@@ -12,7 +12,7 @@ PART_3 := tests/t*/ tests/test_*.py
 PART_4 := tests/[u-z]*/
 PART_5 := tests/d*/
 
-.PHONY: tune test test-all test-alone check serve docs venv test-lowest test-newest chaos test-gpu screenshots wheel clean
+.PHONY: tune test test-all test-alone check serve docs venv test-lowest test-newest chaos test-gpu screenshots wheel dist clean
 
 tune: $(VENV)/.installed
 	$(BIN)/autotune tune $(STUDY)
@@ -60,9 +60,16 @@ screenshots: $(VENV)/.installed-dev
 wheel: $(VENV)/.installed-dev
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
+# What a release uploads: the same files whoever makes them of the same commit.
+dist: $(VENV)/.installed-dev
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m hatchling build -d dist
+	$(BIN)/python -m twine check --strict dist/*
+
 venv: $(VENV)/.installed-dev
 
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+# An installation under the former name would stay beside this one, with the same command.
+INSTALL := $(BIN)/pip uninstall --quiet --yes autotune 2>/dev/null; $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[native,ray,service]'

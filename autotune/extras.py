@@ -17,10 +17,16 @@ without. Code that needs an extra calls `require_extra` before it starts anythin
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import metadata
 from importlib.util import find_spec
 from typing import Final
 
 from autotune.errors import MissingExtraError
+
+DISTRIBUTION: Final = "autotune-parallel"
+"""what pip calls this package: `autotune` on PyPI is another project"""
+FORMERLY: Final = "autotune"
+"""what pip calls it in an environment that installed a checkout from before the first release"""
 
 MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "native": ("torch",),
@@ -66,7 +72,19 @@ def is_installed(module: str) -> bool:
 
 def install_command(extra: str) -> str:
     """What installs the extra."""
-    return f"pip install 'autotune[{extra}]'"
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def is_own(distribution: metadata.Distribution) -> bool:
+    """Whether an installed distribution is this package, by its name and by what its command starts."""
+    names = (DISTRIBUTION, FORMERLY)
+    return distribution.name in names and any(e.value == "autotune.cli:main" for e in distribution.entry_points)
+
+
+def own_requirements() -> tuple[str, ...]:
+    """What the installed package asks for, as its metadata says; nothing where it runs without being installed."""
+    found = (one for name in (DISTRIBUTION, FORMERLY) for one in metadata.distributions(name=name) if is_own(one))
+    return next((tuple(one.requires or ()) for one in found), ())
 
 
 def _error(module: str, extra: str, needed_by: str) -> MissingExtraError:

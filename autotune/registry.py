@@ -23,7 +23,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import CatalogError, RunnerError, SpecError
-from autotune.extras import missing_extra
+from autotune.extras import is_own, missing_extra
 from autotune.spec.checks import nearest
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ CALIBRATORS = "autotune.calibrators"
 DRY_RUNNERS = "autotune.dry_runners"
 VIEWS = "autotune.views"
 
-OWN = "autotune"
-"""the distribution whose names nobody else can take"""
 PASSED = "python:"
 """begins the name of an object that Python code passes instead of a registered name"""
 
@@ -139,15 +137,15 @@ def _registered(path: tuple[str, ...]) -> Mapping[str, Mapping[str, Registration
     found: dict[str, dict[str, Registration]] = {}
     seen: set[str] = set()
     for distribution in metadata.distributions():
-        if f"[{OWN}." not in (distribution.read_text("entry_points.txt") or ""):
+        if "[autotune." not in (distribution.read_text("entry_points.txt") or ""):
             continue
-        package, version = distribution.name, distribution.version
+        package, version, own = distribution.name, distribution.version, is_own(distribution)
         if package in seen:  # a package that is found first hides others of its name
             continue
         seen.add(package)
         for entry in distribution.entry_points:
             group = found.setdefault(entry.group, {})
-            if entry.name not in group or package == OWN:
+            if entry.name not in group or own:
                 group[entry.name] = Registration(name=entry.name, package=package, version=version, entry=entry)
     return {group: dict(sorted(names.items())) for group, names in found.items()}
 

@@ -115,7 +115,7 @@ def test_one_line_names_the_extra_that_is_missing(answers: dict[str, dict[str, A
     assert answer["code"] == 2
     assert len(said) == 1, answer["err"]
     assert f" needs {module}, which is not installed" in said[0]
-    assert said[0].endswith(f"install it with: pip install 'autotune[{extra}]'")
+    assert said[0].endswith(f"install it with: pip install 'autotune-parallel[{extra}]'")
 
 
 @pytest.mark.parametrize("command", [command for command in LACKS if command not in WITHOUT_JSON])
@@ -124,13 +124,13 @@ def test_the_error_document_names_the_extra_that_is_missing(answers: dict[str, d
     error = json.loads(answer["out"])["error"]
     assert answer["code"] == 2
     assert error["kind"] == "missing_extra"
-    assert error["remedy"] == f"install it with: pip install 'autotune[{LACKS[command][1]}]'"
+    assert error["remedy"] == f"install it with: pip install 'autotune-parallel[{LACKS[command][1]}]'"
 
 
 def test_the_doctor_names_the_extras_of_torch_and_ray(answers: dict[str, dict[str, Any]]) -> None:
     checks = {check["name"]: check for check in json.loads(answers["doctor --json"]["out"])["checks"]}
-    assert checks["torch"]["remedy"] == "pip install 'autotune[native]'"
-    assert checks["GPUs"]["remedy"] == "pip install 'autotune[native]'"
+    assert checks["torch"]["remedy"] == "pip install 'autotune-parallel[native]'"
+    assert checks["GPUs"]["remedy"] == "pip install 'autotune-parallel[native]'"
 
 
 def test_the_extras_are_those_of_the_project_file() -> None:
@@ -138,7 +138,7 @@ def test_the_extras_are_those_of_the_project_file() -> None:
     assert set(extras) - set(MODULES) <= {"all", "dev", "docs"}
     assert set(MODULES) <= set(extras)
     (everything,) = extras["all"]
-    assert set(re.findall(r"\w+", everything)) - {"autotune"} == set(MODULES)
+    assert set(re.findall(r"\w+", everything)) - {"autotune", "parallel"} == set(MODULES)
 
 
 def test_each_module_comes_with_its_extra_and_not_with_the_package_itself() -> None:
@@ -164,7 +164,7 @@ def test_a_missing_extra_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> 
         require_extra("parquet", "this test")
     assert isinstance(caught.value, MissingExtraError)
     assert str(caught.value) == (
-        "this test needs pyarrow, which is not installed; install it with: pip install 'autotune[parquet]'"
+        "this test needs pyarrow, which is not installed; install it with: pip install 'autotune-parallel[parquet]'"
     )
 
 

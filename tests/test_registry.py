@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import tomllib
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from autotune import cli, registry
+from autotune import __version__, cli, registry
 from autotune.errors import CatalogError, RunnerError, SpecError
+from autotune.extras import DISTRIBUTION, FORMERLY
 from autotune.registry import RUNNERS, calibrator_names, make_runner, registered
 from autotune.search import make_searcher, searcher_names
 from autotune.space import SearchSpace
@@ -18,6 +18,7 @@ from autotune.testing.searchers import WORKLOAD, candidates
 from autotune.trainers import trainer, trainer_names
 
 GROUPS = (registry.SEARCHERS, registry.TRAINERS, registry.RUNNERS, registry.CALIBRATORS, registry.VIEWS)
+OWN = (DISTRIBUTION, FORMERLY)
 BROKEN = """\
 [autotune.searchers]
 absent = no_such_module:Searcher
@@ -47,11 +48,9 @@ def test_what_ships_is_registered_as_the_project_file_says() -> None:
     """Old metadata of an installation would hide what was added since: `pip install -e .` writes it anew."""
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     for group in GROUPS:
-        own = {n: r.entry.value for n, r in registered(group).items() if r.package == "autotune"}
+        own = {n: r.entry.value for n, r in registered(group).items() if r.package in OWN}
         assert own == project["entry-points"][group]
-        assert {r.version for r in registered(group).values() if r.package == "autotune"} == {
-            metadata.version("autotune")
-        }
+        assert {r.version for r in registered(group).values() if r.package in OWN} == {__version__}
 
 
 def test_the_shipped_names_are_there() -> None:
@@ -106,7 +105,7 @@ def test_a_broken_entry_is_named_with_its_package_and_the_reason(broken: None) -
 
 
 def test_a_package_cannot_take_a_name_of_autotune(broken: None) -> None:
-    assert registered(registry.SEARCHERS)["grid"].package == "autotune"
+    assert registered(registry.SEARCHERS)["grid"].package in OWN
     assert make_searcher("grid", SearchSpace.of(WORKLOAD, candidates())).ask(1)
 
 
@@ -120,11 +119,11 @@ def test_the_lists_name_packages_and_what_is_broken(
     absent = by_name.pop("absent")
     assert (absent["package"], absent["version"]) == ("broken-plugins", "0.3")
     assert absent["summary"].startswith("cannot be loaded: the ")
-    others = [row for row in by_name.values() if row["package"] == "autotune"]
+    others = [row for row in by_name.values() if row["package"] in OWN]
     assert len(others) >= 3
-    assert {row["version"] for row in others} == {metadata.version("autotune")}
+    assert {row["version"] for row in others} == {__version__}
     assert not any(row["summary"].startswith("cannot") for row in others)
     assert cli.run([command]) == 0
     table = capsys.readouterr().out
     assert "broken-plugins 0.3" in table
-    assert f"autotune {metadata.version('autotune')}" in table
+    assert any(f"{name} {__version__}" in table for name in OWN)

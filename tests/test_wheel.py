@@ -34,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
     build = [sys.executable, "-m", "pip", "wheel", *options, str(ROOT)]
     subprocess.run(build, check=True, capture_output=True, timeout=900)
-    return next(folder.glob("autotune-*.whl"))
+    return next(folder.glob("autotune_parallel-*.whl"))
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_names_the_extra_that_is_not_installed(bare: Path, tmp_path: Path) -> No
     for command, (_, extra) in test_extras.LACKS.items():
         done = run(bare / "autotune", *command.split(), folder=tmp_path)
         assert done.returncode == 2, f"{command}: {done.stderr}"
-        assert done.stderr.rstrip().endswith(f"install it with: pip install 'autotune[{extra}]'")
+        assert done.stderr.rstrip().endswith(f"install it with: pip install 'autotune-parallel[{extra}]'")
 
 
 @pytest.mark.slow

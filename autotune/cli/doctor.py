@@ -14,8 +14,9 @@ from pathlib import Path
 
 import typer
 
+from autotune import __version__
 from autotune.cli.output import JsonOption, StoreOption, bare_table, consoles, emit
-from autotune.extras import install_command, is_installed
+from autotune.extras import install_command, is_installed, own_requirements
 
 OK, HINT, WARNING, FAILED = "ok", "hint", "warning", "failed"
 MIN_FREE_BYTES = 1 << 30
@@ -89,7 +90,7 @@ def _print(checks: list[Check]) -> None:
 
 def _python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
-    return Check(name="Python", status=OK, detail=f"{version}, autotune {metadata.version('autotune')}")
+    return Check(name="Python", status=OK, detail=f"{version}, autotune {__version__}")
 
 
 def _torch() -> Check:
@@ -129,7 +130,7 @@ def _dry_runs() -> Check:
 def _requirement(package: str, extra: str) -> str:
     """The bound that an extra of autotune puts on a package, as pip reads it: `<2.14,>=2.13`."""
     wanted = re.compile(rf"{package}(?P<bound>[<>=][^;]*?)\s*;\s*extra == ['\"]{extra}['\"]")
-    found = (wanted.fullmatch(line) for line in metadata.requires("autotune") or ())
+    found = (wanted.fullmatch(line) for line in own_requirements())
     return next((match["bound"] for match in found if match), "")
 
 

@@ -1,7 +1,7 @@
 """A table that programs can read where nobody looks at it: in a terminal as rich draws it, in a file or a pipe as lines of cells with tabs between them.
 
 The first line of a piped table holds the headings. Cells are whole: nothing is cut short, wrapped, padded or coloured. What stands under a table comes
-after its lines. Text is shown as it is, never read as rich's markup, in which the `[ray]` of `autotune[ray]` would be a colour; what has colours is a `Text`.
+after its lines. Text is shown as it is, never read as rich's markup, in which the `[ray]` of `autotune-parallel[ray]` would be a colour; what has colours is a `Text`.
 """
 
 from __future__ import annotations

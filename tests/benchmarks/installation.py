@@ -57,7 +57,7 @@ def main() -> None:
         for name, size in sorted(sizes.items(), key=lambda item: -item[1])[:8]:
             print(f"  {size / 1e6:5.0f} MB  {name}")
         for extra in MODULES:
-            print(f"  {_added_bytes(extra) / 1e6:5.0f} MB  more with autotune[{extra}]")
+            print(f"  {_added_bytes(extra) / 1e6:5.0f} MB  more with autotune-parallel[{extra}]")
         (folder / "spec.yaml").write_text(SPEC)
         for program, *arguments in LINES:
             seconds = min(_processor_s([str(binaries / program), *arguments], folder) for _ in range(ROUNDS))
@@ -72,7 +72,7 @@ def _bytes(entry: Path) -> int:
 
 def _added_bytes(extra: str) -> int:
     """Size of the installed packages that the extra brings and the package itself does not."""
-    names = _packages(Requirement(f"autotune[{extra}]")) - _packages(Requirement("autotune"))
+    names = _packages(Requirement(f"autotune-parallel[{extra}]")) - _packages(Requirement("autotune-parallel"))
     files = [file.locate() for name in names for file in metadata.files(name) or ()]
     return sum(os.path.getsize(file) for file in files if os.path.isfile(file))
 

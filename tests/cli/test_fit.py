@@ -176,13 +176,13 @@ def test_bad_input(run, write, fake):
 def test_without_torch_the_extra_is_named(run, write, monkeypatch):
     def missing() -> FakeDryRunner:
         raise MissingExtraError(
-            "the dry runner 'local' needs torch", remedy="install it with: pip install 'autotune[native]'"
+            "the dry runner 'local' needs torch", remedy="install it with: pip install 'autotune-parallel[native]'"
         )
 
     monkeypatch.setattr(dry_runs, "dry_runner", missing)
     done = run("fit", write())
     assert done.code == 2
-    assert "autotune[native]" in done.err
+    assert "autotune-parallel[native]" in done.err
 
 
 def test_the_documentation_names_keys_that_exist(run, write, fake):

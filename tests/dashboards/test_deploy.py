@@ -123,7 +123,7 @@ def test_the_image_copies_what_there_is_and_runs_as_nobody_in_particular() -> No
     assert ".[all]" in text, "the image serves, runs trials and joins Ray clusters"
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (everything,) = extras["all"]
-    assert set(everything.removeprefix("autotune[").rstrip("]").split(",")) == set(MODULES)
+    assert set(everything.removeprefix("autotune-parallel[").rstrip("]").split(",")) == set(MODULES)
     assert docker_words("ENTRYPOINT") == ["autotune"]
 
 

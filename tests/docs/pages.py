@@ -3,7 +3,7 @@
 (nothing)                  it is run by the fast tests
 <!-- run: slow -->         it is run by the slow tests
 <!-- run: service -->      it is run while a service is up, which stands in for the one that the page started
-<!-- not run: reason -->   it is not run; the page says so to its readers too
+<!-- not run: reason -->   it is not run, for that reason
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def test_a_row_has_a_cell_for_each_column() -> None:
         table.add_row("1")
 
 
-FOREIGN = "pip install 'autotune[ray]' [/tmp/x] [bold]b[/bold] \\[a]"
+FOREIGN = "pip install 'autotune-parallel[ray]' [/tmp/x] [bold]b[/bold] \\[a]"
 """text in which rich's markup would see colours, and the end of one that never began"""
 
 

@@ -10,6 +10,7 @@ import re
 from importlib import metadata
 
 from autotune.errors import RunnerError
+from autotune.extras import install_command
 
 OLDEST = (2, 13)
 """major and minor number of the first release that works"""
@@ -30,7 +31,7 @@ def check_torch_version(installed: str | None = None) -> None:
         except metadata.PackageNotFoundError:
             raise RunnerError(
                 f"the native trainer needs {requirement()}, but torch is not installed",
-                remedy="pip install 'autotune[native]'",
+                remedy=install_command("native"),
                 field="trainer",
             ) from None
     numbers = re.match(r"(\d+)\.(\d+)", installed)
