@@ -60,6 +60,7 @@ from autotune.results.calibrations import measured_constants, stored_calibration
 from autotune.results.explanations import explain, explained
 from autotune.results.rankings import best_document, front_documents, pareto, ranking_document, rerank
 from autotune.results.result import Result
+from autotune.slurm.allocation import JobClock, allocation
 from autotune.space import SearchSpace
 from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Study, Wanted, Workload
 from autotune.spec.plain import is_same_study
@@ -77,6 +78,7 @@ from autotune.will_it_fit import Fit, OnRank, answers, configs_of, fits_document
 if TYPE_CHECKING:
     from autotune.results.nearest_workload import BestKnownStore
     from autotune.reviews import Review
+    from autotune.schema.spec_models import SlurmDocument
     from autotune.search import Searcher, SearcherFactory
 
 
@@ -86,20 +88,28 @@ def load_study(
     overrides: Mapping[str, Any] | None = None,
     base: Path | None = None,
     limits: DryRunLimits | None = None,
+    slurm_cluster: Callable[[SlurmDocument], ClusterSpec] | None = None,
 ) -> Study:
     """The study of a spec file (YAML or JSON; `-`: standard input) or of a spec as a mapping.
 
     `overrides` replace keys of the document; a dotted key reaches inside: `{"budget.max_trials": 5}`. `base`: folder of the paths in a
-    mapping (None: paths are refused); those in a file are relative to the file. `limits`: of the process that builds a model of your own. Raises `SpecError`.
+    mapping (None: paths are refused); those in a file are relative to the file, unless `base` says otherwise. `limits`: of the process that builds a model of your
+    own. `slurm_cluster`: what stands for the nodes of the job where the cluster is `slurm`; None: this process is in it. Raises `SpecError`.
     """
     from autotune.schema import parse_study, places_in
 
     document = read_document(source, overrides=overrides)
-    if not isinstance(source, Mapping):
+    if not isinstance(source, Mapping) and base is None:
         base = Path.cwd() if str(source) == "-" else Path(source).absolute().parent
     inspect = None if base is None else partial(inspect_model, limits=limits)
     with places_in(document, but=overrides or ()):
-        return parse_study(document, base=base, local_cluster=_local_cluster, inspect=inspect)
+        return parse_study(
+            document,
+            base=base,
+            local_cluster=_local_cluster,
+            slurm_cluster=slurm_cluster or _slurm_cluster,
+            inspect=inspect,
+        )
 
 
 def read_document(
@@ -175,7 +185,8 @@ def tune(
     `SearchSpace.of_study(study)`. The study records the name of such an object
     (`python:MODULE.NAME`); a later call goes on with the study when it passes the same object, which makes the searcher anew and is told all
     trials again. `runner`: an `autotune.ports.TrialRunner` that runs the trials instead of the study's, recorded and resumed in the same way; it is
-    closed at the end. `profile`: for a model that code builds, whether a new study begins with the dry runs that `store` does not hold yet, on this machine.
+    closed at the end. In an allocation of Slurm, Ray is started on its nodes, and the time that is left of the job is heeded: a winner is named before, or with
+    `slurm: {requeue: true}` the study pauses. `profile`: for a model that code builds, whether a new study begins with the dry runs that `store` does not hold yet, on this machine.
 
     Callbacks (`autotune.study.callbacks`): `on_trial` is called with each trial that ends, `on_best` with each new best one, `on_end` once with the result, before it
     is returned; `on_event` with every event of the loop (`autotune.study.progress`).
@@ -221,12 +232,18 @@ def tune(
         if database.study(study_id).wanted is Wanted.PAUSE:
             act(database, study_id, "resume")
         heard = with_callbacks(on_event, on_trial=on_trial, on_best=on_best)
-        with interrupts() as interrupted:
+        job = allocation()
+        with (
+            interrupts() as interrupted,
+            contextlib.closing(JobClock(job)) if job else contextlib.nullcontext() as clock,
+        ):
             result = run_study(
                 database,
                 study_id,
                 on_event=heard,
                 interrupted=interrupted,
+                left_s=None if clock is None else clock.left_s,
+                goes_on=bool(((spec or {}).get("slurm") or {}).get("requeue")),
                 searcher=made_by,
                 runner=runner,
                 assembly=assembly,
@@ -327,6 +344,20 @@ def inspect_model(model: ModelSpec, *, limits: DryRunLimits | None = None) -> Mo
     return dry_runner().inspect(model, limits=limits or DryRunLimits())
 
 
+def check_study(study: Study) -> None:
+    """Raises what a submission of the study would raise wherever it is going to run: space, searcher, guesses, memory, runner."""
+    from autotune.store import MemoryStore
+
+    with contextlib.closing(MemoryStore()) as store:
+        submit_study(store, study)
+
+
+def _slurm_cluster(job: SlurmDocument) -> ClusterSpec:
+    from autotune.slurm.hardware import slurm_cluster
+
+    return slurm_cluster(spare_nodes=job.spare_nodes)
+
+
 def _local_cluster() -> ClusterSpec:
     from autotune.detect import local_cluster
 
@@ -344,6 +375,7 @@ __all__ = [
     "calibrate",
     "cannot_run_here",
     "check_document",
+    "check_study",
     "check_verdict",
     "chosen_config",
     "compare_clusters_of",

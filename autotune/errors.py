@@ -10,7 +10,8 @@
     ├── ProgramError (RuntimeError)       the study's program does not work with any config (exit code 1)
     ├── DryRunError (RuntimeError)        the model cannot be run dry: the operator or line is named, and what to do
     ├── RunnerError (RuntimeError)        trials cannot run here: Ray does not start, no ranks, missing data
-    │   └── ClusterTooSmallError          the cluster has fewer ranks than any config needs; nodes that are away may come back
+    │   ├── ClusterTooSmallError          the cluster has fewer ranks than any config needs; nodes that are away may come back
+    │   └── JobEndedError                 the scheduler ends the job that the trials run in; the study goes on in its next one
     ├── StoreError (RuntimeError)         the results database failed
     │   ├── StoreUnavailableError         it cannot be reached or written now; a later attempt may succeed (exit code 3)
     │   ├── StoreCorruptError             the file is damaged
@@ -131,6 +132,10 @@ class RunnerError(AutotuneError, RuntimeError):
 
 class ClusterTooSmallError(RunnerError):
     """The cluster has fewer ranks than any config needs, or no GPU; nodes that are away may come back."""
+
+
+class JobEndedError(RunnerError):
+    """The scheduler ends the job that the trials run in; the study goes on in its next one."""
 
 
 class DryRunError(AutotuneError, RuntimeError):

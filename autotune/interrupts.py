@@ -9,23 +9,30 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from autotune.study.controller.commands import TIME_IS_OVER
+
+INTERRUPTED = "interrupted"
+
 
 @contextlib.contextmanager
-def interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C, SIGTERM or SIGUSR1 came. Only the main thread can hear signals."""
-    came = threading.Event()
+def interrupts() -> Iterator[Callable[[], str]]:
+    """Why this process shall come to rest, once Ctrl-C, SIGTERM or SIGUSR1 came; empty before. Only the main thread can hear signals."""
+    why: list[str] = []
     if threading.current_thread() is not threading.main_thread():
-        yield came.is_set
+        yield str
         return
 
     def hear(number: int, frame: Any) -> None:
-        if came.is_set() and number != signal.SIGUSR1:
+        if number == signal.SIGUSR1:
+            why.append(TIME_IS_OVER)
+            return
+        if INTERRUPTED in why:
             raise KeyboardInterrupt
-        came.set()
+        why.append(INTERRUPTED)
 
     before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
-        yield came.is_set
+        yield lambda: why[-1] if why else ""
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from autotune.cli.output import (
+    InOption,
     JsonOption,
     StoreOption,
     StudyArgument,
@@ -100,6 +101,7 @@ def best(
     ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
+    folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
     """Shows the best configs of a study or of all studies.
@@ -107,9 +109,11 @@ def best(
     If nothing was measured for --model and --cluster, it shows the configs of the nearest known workload, otherwise the cost model's ranking.
     """
     from autotune.cli.named_study import source_of
-    from autotune.cli.source import open_source
+    from autotune.cli.source import in_folder, open_source
     from autotune.errors import SpecError
 
+    if folder is not None:
+        study, store = in_folder(study or "", store, url, folder)
     asked: dict[str, Any] = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner}
     asked |= {"num_gpus": num_gpus, "days": days, "seq_len": seq_len, "global_batch_size": global_batch_size}
     given = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value not in ("", None)]

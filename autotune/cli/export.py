@@ -7,7 +7,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotune.cli.output import JsonOption, StoreOption, StudyArgument, UrlOption, consoles, emit, note, or_print
+from autotune.cli.output import (
+    InOption,
+    JsonOption,
+    StoreOption,
+    StudyArgument,
+    StudyOfFolder,
+    UrlOption,
+    consoles,
+    emit,
+    note,
+    or_print,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -17,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    study: StudyArgument,
+    study: StudyOfFolder = "",
     to: Annotated[
         str,
         typer.Option(
@@ -50,6 +61,7 @@ def export(
     ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
+    folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
     """Writes the best config as a launch of a trainer.
@@ -60,11 +72,13 @@ def export(
     import shlex
 
     from autotune.cli.named_study import source_of
+    from autotune.cli.source import in_folder
     from autotune.errors import SpecError
     from autotune.spec.secrets import masked
     from autotune.trainers import Launch, trainer, write_launch
     from autotune.trainers.schedulers import scheduler
 
+    study, store = in_folder(study, store, url, folder)
     options = {}
     for pair in option or ():
         key, sign, value = pair.partition("=")
@@ -117,7 +131,7 @@ def export(
 
 
 def report(
-    study: StudyArgument,
+    study: StudyOfFolder = "",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", callback=or_print, help="File to write. Default, and -: print it.")
     ] = None,
@@ -130,6 +144,7 @@ def report(
     ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
+    folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
     """Writes a study's report as one HTML page, or as Markdown for a pull request.
@@ -137,10 +152,11 @@ def report(
     It shows the trials, the winner, why it won and what failed. The page is self-contained, with figures; in Markdown the figures are tables with bars.
     """
     from autotune.cli.named_study import source_of
-    from autotune.cli.source import study_with_trials
+    from autotune.cli.source import in_folder, study_with_trials
     from autotune.errors import SpecError
     from autotune.report import html_report, markdown_report
 
+    study, store = in_folder(study, store, url, folder)
     with source_of(study, store, url) as source:
         record, trials = study_with_trials(source, study)
         service = source.url

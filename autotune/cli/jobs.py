@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from autotune.cli.output import (
+    InOption,
     JsonOption,
     NoCheckOption,
     SpecArgument,
     StoreOption,
-    StudyArgument,
+    StudyOfFolder,
     UrlOption,
     consoles,
     emit,
@@ -139,26 +141,43 @@ def list_studies(
     print_table(heads, rows, numbers=("trials", "speedup"))
 
 
-def status(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+def status(
+    study: StudyOfFolder = "",
+    store: StoreOption = None,
+    url: UrlOption = None,
+    folder: InOption = None,
+    json: JsonOption = False,
+) -> None:
     """Shows a study: its status, trials and best config."""
     from autotune.cli.named_study import source_of
-    from autotune.cli.source import shown_trials
+    from autotune.cli.source import in_folder, shown_trials
 
+    study, store = in_folder(study, store, url, folder)
     with source_of(study, store, url) as source:
         document = source.status(study)
         trials = [] if json else shown_trials(source, document["study"]["id"])
     if json:
         emit(document)
         return
-    from autotune.cli.study_text import print_study
+    from autotune.cli.study_text import job_line, print_study
 
     print_study(document, trials)
+    if job := document.get("job"):
+        note(job_line(job))
 
 
-def watch(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+def watch(
+    study: StudyOfFolder = "",
+    store: StoreOption = None,
+    url: UrlOption = None,
+    folder: InOption = None,
+    json: JsonOption = False,
+) -> None:
     """Follows a study until it ends; Ctrl-C leaves it running."""
     from autotune.cli.named_study import source_of
+    from autotune.cli.source import in_folder
 
+    study, store = in_folder(study, store, url, folder)
     with source_of(study, store, url) as source:
         _watch(source, source.status(study)["study"]["id"], json)
 
@@ -203,12 +222,13 @@ def _watch(source: Any, study: str, as_json: bool) -> None:
 
 
 def logs(
-    study: StudyArgument,
+    study: StudyOfFolder = "",
     trial: Annotated[
         int | None, typer.Argument(metavar="[TRIAL]", help="Number of a trial. Default: the history of the study.")
     ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
+    folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
     """Prints the history of a study, or the failure of one trial.
@@ -216,9 +236,11 @@ def logs(
     Of a failed trial it prints the kind of failure, the exception and the last log lines.
     """
     from autotune.cli.named_study import source_of
+    from autotune.cli.source import in_folder
     from autotune.cli.study_text import logged_line
     from autotune.errors import NotFoundError
 
+    study, store = in_folder(study, store, url, folder)
     with source_of(study, store, url) as source:
         if trial is None:
             events: list[dict[str, Any]] = []
@@ -246,10 +268,11 @@ def logs(
                 print(f"  {line}")
 
 
-def _act(action: str, study: str, store: str | None, url: str | None, as_json: bool) -> None:
+def _act(action: str, study: str, store: str | None, url: str | None, folder: Path | None, as_json: bool) -> None:
     from autotune.cli.named_study import to_act_on
-    from autotune.cli.source import open_source
+    from autotune.cli.source import in_folder, open_source
 
+    study, store = in_folder(study, store, url, folder)
     with open_source(store, url) as source:
         document = source.act(to_act_on(source, study), action)
     if as_json:
@@ -259,21 +282,45 @@ def _act(action: str, study: str, store: str | None, url: str | None, as_json: b
     note(f"study {found['id']} is {found['status']}" + (f": {found['message']}" if found["message"] else ""))
 
 
-def pause(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+def pause(
+    study: StudyOfFolder = "",
+    store: StoreOption = None,
+    url: UrlOption = None,
+    folder: InOption = None,
+    json: JsonOption = False,
+) -> None:
     """Pauses a study: running trials finish, no new ones start."""
-    _act("pause", study, store, url, json)
+    _act("pause", study, store, url, folder, json)
 
 
-def resume(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+def resume(
+    study: StudyOfFolder = "",
+    store: StoreOption = None,
+    url: UrlOption = None,
+    folder: InOption = None,
+    json: JsonOption = False,
+) -> None:
     """Resumes a paused study."""
-    _act("resume", study, store, url, json)
+    _act("resume", study, store, url, folder, json)
 
 
-def stop(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+def stop(
+    study: StudyOfFolder = "",
+    store: StoreOption = None,
+    url: UrlOption = None,
+    folder: InOption = None,
+    json: JsonOption = False,
+) -> None:
     """Stops a study: running trials finish, then the best is named."""
-    _act("stop", study, store, url, json)
+    _act("stop", study, store, url, folder, json)
 
 
-def cancel(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+def cancel(
+    study: StudyOfFolder = "",
+    store: StoreOption = None,
+    url: UrlOption = None,
+    folder: InOption = None,
+    json: JsonOption = False,
+) -> None:
     """Cancels a study: running trials are killed at once."""
-    _act("cancel", study, store, url, json)
+    _act("cancel", study, store, url, folder, json)

@@ -129,7 +129,7 @@ def _watched(
     note("  else     it does all that it does when you start it: data, downloads, and trackers such as wandb")
     _ask(yes)
     with interrupts() as interrupted, closing(make_runner("local")) as runner:
-        watched = watch_launch(request, runner, on_line=note, on_wait=note, interrupted=interrupted)
+        watched = watch_launch(request, runner, on_line=note, on_wait=note, interrupted=lambda: bool(interrupted()))
     seen = check_trained(watched)
     draft = seen_draft(draft, seen, launched=what, steps=watched.steps, folder=folder)
     if seen.files:

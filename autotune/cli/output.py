@@ -73,6 +73,17 @@ NoProfileOption = Annotated[
     ),
 ]
 StudyArgument = Annotated[str, typer.Argument(metavar="ID", help="Study: id, start of the id, or name.")]
+StudyOfFolder = Annotated[
+    str, typer.Argument(metavar="ID", help="Study: id, start of the id, or name. With --in: the study of the folder.")
+]
+InOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--in",
+        metavar="FOLDER",
+        help="Folder of a study that runs as a job (`autotune tune SPEC --on slurm`): its results so far, instead of a store.",
+    ),
+]
 
 
 PIPE_WIDTH = 100_000

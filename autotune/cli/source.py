@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -169,9 +171,86 @@ def shown_trials(source: Source, study_id: str) -> list[Document]:
     return [trial.to_dict() for trial in source.result(study_id).shown]
 
 
+class FolderSource(LocalSource):
+    """A source that reads the copies in a study's folder, and leaves wishes there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._seen = folder, 0
+        self._opened = ExitStack()
+        super().__init__(self._open())
+
+    def _open(self) -> ServiceStore:
+        from autotune.cli.job_files import queue_state
+        from autotune.cli.study_text import job_line
+        from autotune.errors import NotFoundError
+        from autotune.store.study_folder import COPY, opened_copy
+
+        self._opened.close()
+        try:
+            self.store: ServiceStore = self._opened.enter_context(opened_copy(self._folder))
+        except NotFoundError as error:
+            if job := queue_state(self._folder):
+                error.message += f": {job_line(job)}"
+            raise
+        self._seen = (self._folder / COPY).stat().st_mtime_ns
+        return self.store
+
+    def status(self, study_id: str) -> Document:
+        """The study as of the last copy, with what the queue says of its job."""
+        from autotune.cli.job_files import queue_state
+        from autotune.store.study_folder import COPY
+
+        if (self._folder / COPY).stat().st_mtime_ns != self._seen:
+            self._open()
+        return {**super().status(study_id), "job": queue_state(self._folder)}
+
+    def act(self, study_id: str, action: str) -> Document:
+        """Leaves the wish for the job that runs the study."""
+        from autotune.store.study_folder import wish
+
+        wish(self._folder, action)
+        found = self.status(study_id)["study"]
+        return {"study": {**found, "message": f"{action} asked for: its job hears it in a second"}}
+
+    def close(self) -> None:
+        """Removes this process's copy."""
+        self._opened.close()
+
+
+def in_folder(study: str, store: str | None, url: str | None, folder: Path | None) -> tuple[str, str | None]:
+    """The study and the store that a command means: with `--in`, those of the folder. Raises `SpecError` when neither a study nor a folder is named."""
+    from autotune.errors import SpecError
+
+    if folder is None:
+        if not study:
+            raise SpecError(
+                "a study must be named, but none is",
+                remedy="give its id or name; `autotune list` shows them",
+                field="ID",
+            )
+        return study, store
+    if store or url:
+        raise SpecError(
+            "--in says where the results are, and so does --store or --url",
+            remedy="leave one of them out",
+            field="--in",
+        )
+    if not folder.is_dir():
+        raise SpecError(
+            f"there is no folder {folder}",
+            remedy="name the folder that `autotune tune SPEC --on slurm` wrote",
+            field="--in",
+        )
+    if not study:
+        with open_source(str(folder), None) as source:
+            found = source.studies(limit=1)["studies"]
+        study = found[0]["id"] if found else folder.name
+    return study, str(folder)
+
+
 @contextmanager
 def open_source(store: str | None, url: str | None) -> Iterator[Source]:
-    """The service at `url`, or at AUTOTUNE_URL if no store is named; otherwise the results database."""
+    """The service at `url`, or at AUTOTUNE_URL if no store is named; otherwise the results database, or a study's folder."""
     from autotune import api
     from autotune.settings import settings
 
@@ -181,6 +260,8 @@ def open_source(store: str | None, url: str | None) -> Iterator[Source]:
         from autotune.client import Client
 
         source = Client(address)
+    elif store and os.path.isdir(store):
+        source = FolderSource(Path(store))
     else:
         source = LocalSource(api.open_store(store))
     try:

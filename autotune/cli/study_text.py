@@ -112,6 +112,18 @@ def print_target(target: Mapping[str, Any], *, top: int | None = None) -> None:
         out.print(sentence)
 
 
+def job_line(job: Mapping[str, Any]) -> str:
+    """What the queue says of the job that runs a study."""
+    if not job.get("state"):
+        return f"job {job['id']}: not in the queue"
+    why = f" ({job['reason']})" if job["reason"] not in ("", "None") else ""
+    left = f", {job['left']} left" if job["state"] == "RUNNING" and job["left"] else ""
+    begins = (
+        f", expected to begin {job['start']}" if job["state"] == "PENDING" and job["start"] not in ("", "N/A") else ""
+    )
+    return f"job {job['id']}: {job['state']}{why}{left}{begins}"
+
+
 def next_best(document: Mapping[str, Any], trials: Sequence[Trial]) -> str:
     """Where the default config is the best one: how near the next one comes. Empty otherwise."""
     best, baseline = document["best"], document.get("baseline")

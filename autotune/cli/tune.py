@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -40,21 +41,52 @@ def tune(
     new: Annotated[
         bool, typer.Option("--new", help="Start a new study, even if the store has an unfinished one of this spec.")
     ] = False,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="SCHEDULER",
+            help="Write a job that runs the study instead: slurm (NAME/job.sbatch) or kubernetes (NAME/rayjob.yaml).",
+        ),
+    ] = None,
+    submit: Annotated[bool, typer.Option("--submit", help="With --on slurm: submit the job too.")] = False,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            metavar="KEY=VALUE",
+            help="With --on: a key of `slurm` or `kubernetes` in the spec, e.g. time=4h; may be repeated.",
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--in",
+            metavar="FOLDER",
+            help="Keep the results in this folder, which several machines may share: a copy of the store after every trial.",
+        ),
+    ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option("--base", metavar="FOLDER", help="Folder of the spec's relative paths. Default: the spec's own."),
+    ] = None,
     no_check: NoCheckOption = False,
     no_profile: NoProfileOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Runs a study on this machine until it ends.
+    """Runs a study until it ends: on this machine, or in an allocation of Slurm on its nodes.
 
     Ctrl-C stops it cleanly and keeps all results. The same command then continues the study.
     """
     from autotune import api
     from autotune.cli.exit_codes import FAILED, INTERRUPTED
+    from autotune.cli.job_files import study_place, write_job
     from autotune.cli.live import LiveView
     from autotune.cli.study_text import print_study
     from autotune.schema import places_in, read_spec
+    from autotune.slurm.allocation import move_to_nodes
     from autotune.spec import StudyStatus
-    from autotune.store.location import find_location
+    from autotune.study.progress import LoopEvent, TrialEnded
 
     document = read_spec(spec)
     changes = {
@@ -66,14 +98,25 @@ def tune(
         "check": False if no_check else None,
     }
     overrides: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
-    study = api.load_study(document if spec == "-" else spec, overrides=overrides)
+    place = base or (Path.cwd() if spec == "-" else Path(spec).absolute().parent)
+    if on is not None:
+        write_job(document, on, overrides, option or (), base=place.absolute(), submits=submit, store=store, json=json)
+        return
+    move_to_nodes()
+    study = api.load_study(document if spec == "-" else spec, overrides=overrides, base=place)
     note_stand_ins(spec)
-    with closing(api.open_store(store)) as database:
+    with study_place(folder, store) as home, closing(api.open_store(home.store)) as database:
         with places_in(document, but=overrides), LiveView(study) as view:
+
+            def hear(event: LoopEvent) -> None:
+                view.on_event(event)
+                if isinstance(event, TrialEnded):
+                    home.changed()
+
             result = api.tune(
                 study,
                 store=database,
-                on_event=view.on_event,
+                on_event=hear,
                 resume=not new,
                 spec=document,
                 profile=not no_profile,
@@ -84,7 +127,8 @@ def tune(
         else:
             why = api.explain(database, result.record.id)["text"] if result.best else ()
             print_study(answer, [trial.to_dict() for trial in result.shown], why=why)
-            note(f"stored in {find_location(store)}")
+            note(f"stored in {home.shown}")
+    home.begin_again(result.record, document)
     if result.record.status is StudyStatus.PAUSED:
         note("paused; all results are stored, and the same command continues the study")
         raise typer.Exit(INTERRUPTED)

@@ -13,7 +13,7 @@ from autotune.schema.spec_models import ClusterDocument, LinkDocument, StudyDocu
 from autotune.spec import ClusterSpec, GpuSpec, LinkSpec, catalog
 from autotune.spec.cluster import FABRICS
 
-LOCAL = "local"
+LOCAL, SLURM = "local", "slurm"
 
 
 @final
@@ -42,9 +42,9 @@ def asked_job(asked: StudyDocument, at_hand: ClusterSpec) -> AskedJob:
     if asked.target is None:
         return AskedJob(cluster=at_hand, seq_len=step.seq_len, global_batch_size=step.global_batch_size)
     meant = TargetDocument(cluster=asked.target) if isinstance(asked.target, str) else asked.target
-    if meant.cluster == LOCAL:
+    if meant.cluster in (LOCAL, SLURM):
         raise SpecError(
-            "a target is the cluster that the job is meant for, which is not this machine, but target.cluster=local",
+            f"a target is the cluster that the job is meant for, which is not what is here, but target.cluster={meant.cluster}",
             remedy="name it, e.g. h100-sxm-32x8; what is here goes under `cluster`",
             field="target.cluster",
         )
@@ -59,11 +59,23 @@ def asked_job(asked: StudyDocument, at_hand: ClusterSpec) -> AskedJob:
 
 
 def asked_cluster(
-    asked: str | ClusterDocument, local_cluster: Callable[[], ClusterSpec] | None, *, field: str = "cluster"
+    asked: str | ClusterDocument,
+    local_cluster: Callable[[], ClusterSpec] | None,
+    slurm_cluster: Callable[[], ClusterSpec] | None = None,
+    *,
+    field: str = "cluster",
 ) -> ClusterSpec:
-    """The cluster of a name, of inline fields, or of this machine. Raises `SpecError` or `CatalogError`."""
+    """The cluster of a name, of inline fields, of this machine, or of the nodes of this job. Raises `SpecError` or `CatalogError`."""
     if isinstance(asked, ClusterDocument):
         return located(field, partial(_inline_cluster, asked))
+    if asked == SLURM:
+        if slurm_cluster is None:
+            raise SpecError(
+                "the cluster 'slurm' is the nodes of a job of Slurm, which is not looked at here",
+                remedy="name the cluster, e.g. h100-sxm-2x8",
+                field=field,
+            )
+        return slurm_cluster()
     if asked != LOCAL:
         return located(field, partial(catalog.cluster, asked))
     if local_cluster is None:

@@ -3,6 +3,7 @@
 base            folder against which paths in the document are read; None: paths are refused (a document that came over the wire
                 must not make this machine read its files)
 local_cluster   finds out what is here, when the cluster is `local`
+slurm_cluster   finds out what the nodes of this job have, when the cluster is `slurm`; told what the spec says of the job
 inspect         builds the model of a user's code, in a process of its own, and says what only the code can tell
 """
 
@@ -20,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from autotune.assets import space_file
 from autotune.errors import SpecError
-from autotune.schema.clusters import LOCAL, asked_cluster, asked_job
+from autotune.schema.clusters import LOCAL, SLURM, asked_cluster, asked_job
 from autotune.schema.document import MOST_MISTAKES
 from autotune.schema.files import find_data, is_model_file, is_space_file, locate, name_of, read_model
 from autotune.schema.located import located
@@ -36,7 +37,7 @@ from autotune.schema.model_documents import (
 from autotune.schema.reading import check_size, read_document
 from autotune.schema.source_text import ReadDocument
 from autotune.schema.space_models import SpaceDocument, ValueRule
-from autotune.schema.spec_models import KindDocument, StudyDocument
+from autotune.schema.spec_models import KindDocument, SlurmDocument, StudyDocument
 from autotune.search import check_searcher
 from autotune.space import Launchable, complete, why_not
 from autotune.space.completion import filled_in as filled_words
@@ -90,11 +91,13 @@ def parse_study(
     *,
     base: Path | None = None,
     local_cluster: Callable[[], ClusterSpec] | None = None,
+    slurm_cluster: Callable[[SlurmDocument], ClusterSpec] | None = None,
     inspect: Inspect | None = None,
 ) -> Study:
     """The study that the document asks for. Raises `SpecError` (or `CatalogError` for an unknown name), with the field."""
     asked = _checked(StudyDocument, document)
-    job = asked_job(asked, asked_cluster(asked.cluster, local_cluster))
+    in_job = None if slurm_cluster is None else partial(slurm_cluster, asked.slurm or SlurmDocument())
+    job = asked_job(asked, asked_cluster(asked.cluster, local_cluster, in_job))
     trainer_name, trainer_options = _kind(asked.trainer)
     trainer(trainer_name).checked(trainer_options)
     _refuse_export_options(trainer_name, trainer_options)
@@ -138,7 +141,7 @@ def parse_study(
     for i, (guess, config) in enumerate(zip(asked.enqueue, tuple(enqueue), strict=True)):
         if not (broken := broken_by(config)):
             continue
-        if asked.cluster != LOCAL or job.at_hand is not None:
+        if asked.cluster not in (LOCAL, SLURM) or job.at_hand is not None:
             raise SpecError(broken, field=f"enqueue.{i}")
         enqueue.remove(config)  # the spec was written before anybody knew this machine
         left_out.append(f"{guess if isinstance(guess, str) else config}: {broken}")

@@ -6,10 +6,12 @@ These are declarations only; `autotune.schema.parsing` turns a checked document 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -21,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from autotune.errors import SpecError
 from autotune.schema.document import (
     Bytes,
     BytesPerSecond,
@@ -41,13 +44,35 @@ from autotune.schema.document import (
 )
 from autotune.schema.model_documents import AskedModel
 from autotune.schema.space_models import OwnScalar, OwnValues, Sizes, SpaceDocument
+from autotune.slurm.allocation import seconds_of
 from autotune.spec import KNOBS, Budget, MeasureSpec, Objective
+from autotune.spec.quantity import TIME
 
 MAX_OWN_KNOBS = 16
 """Knobs of its own that a study may have."""
 _OBJECTIVE, _BUDGET, _MEASURE = Objective(), Budget(), MeasureSpec()
 
 
+Word = Annotated[StrictStr, Field(pattern=r"^[^\s\"'`$\\]{1,1000}$")]
+"""text without blanks and quotes, which sbatch and shells leave as it is"""
+Line = Annotated[StrictStr, Field(pattern=r"^[^\n\r\x00]{1,1000}$")]
+WRITTEN = frozenset(
+    {
+        "job-name",
+        "ntasks",
+        "ntasks-per-node",
+        "output",
+        "signal",
+        "open-mode",
+        "dependency",
+        "no-requeue",
+        "no-kill",
+        "chdir",
+        "array",
+        "wrap",
+    }
+)
+"""options of sbatch that autotune writes"""
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 
 
@@ -251,6 +276,94 @@ Config = Annotated[
 ]
 
 
+class ContainerDocument(Document, defer_build=True):
+    """The image in which a job's trials run (pyxis and enroot)."""
+
+    image: Word = Field(description="file (.sqsh) or name, as `srun --container-image` takes it")
+    mounts: Annotated[list[Word], Field(max_length=100)] = Field(
+        default_factory=list, description="FOLDER or FOLDER:WHERE, beside the folder of the study"
+    )
+
+
+def _job_time(value: Any) -> Any:
+    """A time limit in seconds: 4h, or as Slurm writes it. A plain number may mean minutes or seconds."""
+    remedy = "write 4h or 90min, or in quotes '04:00:00' or '1-12:00:00'"
+    if isinstance(value, str):
+        if ":" in value or "-" in value:
+            seconds = seconds_of(value)
+        else:
+            try:
+                seconds = TIME.parse(value) if not value.strip().isdigit() else None
+            except SpecError as error:
+                raise PydanticCustomError("quantity", "{words}", {"words": error.message, "remedy": remedy}) from None
+        if seconds is not None:
+            return seconds
+    words = f"must be a time with its unit, but is {value!r}: a plain number may mean minutes (Slurm) or seconds"
+    raise PydanticCustomError("quantity", "{words}", {"words": words, "remedy": remedy})
+
+
+JobTime = Annotated[
+    Number,
+    Field(ge=60, le=366 * 86400),
+    BeforeValidator(_job_time, json_schema_input_type=Annotated[str, Field(max_length=40, examples=["4h"])]),
+]
+
+
+class SlurmDocument(BaseModel):
+    """The job of Slurm that runs the study (`autotune tune SPEC --on slurm`). Keys that are not here become options of sbatch: {constraint: h100}."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
+
+    time: JobTime | None = Field(default=None, description="time limit, e.g. 4h; the partition's when left out")
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    nodes: Annotated[StrictInt, Field(ge=1, le=1 << 20)] | None = Field(
+        default=None, description="with `cluster: slurm`, how many; otherwise the cluster says it"
+    )
+    gpus_per_node: Annotated[StrictInt, Field(ge=0, le=1 << 12)] | None = Field(
+        default=None, description="with `cluster: slurm`, how many; otherwise the cluster says it"
+    )
+    requeue: StrictBool = Field(
+        default=False,
+        description="whether the study pauses at the job's limit and the job begins again; otherwise it names a winner before the limit",
+    )
+    spare_nodes: Annotated[StrictInt, Field(ge=0, le=1024)] = Field(
+        default=0, description="nodes beside those that trials use, in the place of nodes that are lost"
+    )
+    exclusive: StrictBool = Field(default=True, description="whether nodes are the job's alone")
+    setup: Annotated[list[Line], Field(max_length=100)] = Field(
+        default_factory=list, description="lines of the script before autotune starts: modules, environments"
+    )
+    container: ContainerDocument | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keys that become options of sbatch."""
+        return dict(self.__pydantic_extra__ or {})
+
+    @model_validator(mode="after")
+    def _options_of_sbatch(self) -> SlurmDocument:
+        for key, value in self.options.items():
+            name = key.replace("_", "-")
+            if name in WRITTEN:
+                words, remedy = f"{key} is written by autotune", "leave it out"
+            elif not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+                words, remedy = (
+                    f"{key!r} is no option of sbatch",
+                    "write it as in `sbatch --help`, e.g. constraint: h100",
+                )
+            elif not isinstance(value, str | int | float) or re.search(r"[\s\"'`$\\]", str(value)):
+                words, remedy = (
+                    f"{key} must be one word, a number or true, but is {value!r}",
+                    "sbatch reads an option up to the next space",
+                )
+            else:
+                continue
+            raise PydanticCustomError("quantity", "{words}", {"words": words, "remedy": remedy})
+        return self
+
+
 class StudyDocument(Document, defer_build=True):
     """A tuning job, as it is asked for."""
 
@@ -260,7 +373,9 @@ class StudyDocument(Document, defer_build=True):
         "{module: PACKAGE.MODULE:FUNCTION} (your own), {name: NAME, mtp_layers: N} (a catalog name or path whose layers of multi-token prediction are "
         "trained too), or the fields inline"
     )
-    cluster: AskedCluster = Field(description="catalog name (GPU-NODESxGPUS), `local`, or the fields inline")
+    cluster: AskedCluster = Field(
+        description="catalog name (GPU-NODESxGPUS), `local`, `slurm` (the nodes of the job), or the fields inline"
+    )
     target: (
         Annotated[
             Annotated[Text, Tag("<name>")] | Annotated[TargetDocument, Tag("<inline>")], either("<name>", "<inline>")
@@ -301,6 +416,9 @@ class StudyDocument(Document, defer_build=True):
     probe: StrictBool = Field(
         default=True,
         description="whether the probe looks at what a program does: its optimizer steps, micro-batches, model and files",
+    )
+    slurm: SlurmDocument | None = Field(
+        default=None, description="the job of Slurm that runs the study, with `autotune tune SPEC --on slurm`"
     )
     seed: Annotated[StrictInt, Field(ge=0, lt=1 << 31)] = 0
     data: Text | None = Field(

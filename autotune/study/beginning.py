@@ -39,6 +39,8 @@ class Beginning:
     """losses that earlier studies measured, by tokens per step"""
     constants: Mapping[str, Any] | None = None
     """measured constants of the cost model; None: the release's own"""
+    goes_on: bool = False
+    """whether the study's job begins again after its end"""
 
     @classmethod
     def of(
@@ -48,6 +50,7 @@ class Beginning:
         *,
         capacity: int,
         fp32_losses: Mapping[int, tuple[float, ...]],
+        goes_on: bool = False,
     ) -> Beginning:
         """What a controller begins with now."""
         constants = assembly.calibration
@@ -58,6 +61,7 @@ class Beginning:
             stop_reason=str(record.result.get("stop_reason", "")),
             fp32_losses=fp32_losses,
             constants=constants.to_dict() if constants else None,
+            goes_on=goes_on,
         )
 
     def to_note(self) -> KeepNote:
@@ -94,4 +98,5 @@ class Beginning:
             stop_reason=self.stop_reason,
             references=assembly.references,
             fp32_losses=self.fp32_losses,
+            goes_on=self.goes_on,
         )

@@ -104,7 +104,8 @@ class Loop:
         lease: StudyLease,
         *,
         on_event: OnEvent = lambda _: None,
-        interrupted: Callable[[], bool] = lambda: False,
+        interrupted: Callable[[], bool | str] = lambda: False,
+        left_s: Callable[[], float | None] = lambda: None,
         leave: bool = False,
         findings: Callable[[], Mapping[str, Any]] = dict,
         about: Mapping[str, Any] | None = None,
@@ -112,13 +113,15 @@ class Loop:
     ) -> None:
         """The caller closes the runner.
 
-        interrupted()   turns true when the study shall pause at once
+        interrupted()   turns true, or says why, when the study shall pause at once
+        left_s()        seconds until the job that the study runs in ends; None: no end is known
         leave           an interrupted study keeps its status, so that another controller takes it over; else it is PAUSED
         findings()      what the trials show beside the winner; plain values, stored with the study's result
         about           what is to be known of this controller; stored there too
         """
         self.controller, self.runner, self.lease = controller, runner, lease
         self.on_event, self.interrupted, self.monotonic = on_event, interrupted, monotonic
+        self._left_s = left_s
         self._leave, self._findings, self._about = leave, findings, dict(about or {})
         self._placed: list[dict[str, Any]] = []
         """where the ranks are of the attempts that run, or of the last that ran"""
@@ -154,14 +157,14 @@ class Loop:
         self._placed = list(record.result.get("placed") or ())
         self._hear(record)
         self._adopt()
-        self._handle(Tick(now_s=glanced))
+        self._handle(Tick(now_s=glanced, left_s=self._left_s()))
         while self._end is None:
             reported = self.runner.poll(POLL_S)
             events: list[Event] = [e for e in reported if not isinstance(e, LogRead | ProgramSeen)]
             self._say(event for event in reported if isinstance(event, ProgramSeen))
             now = self.monotonic()
-            if self.interrupted():
-                events.append(InterruptAsked())
+            if why := self.interrupted():
+                events.append(InterruptAsked(reason=why) if isinstance(why, str) else InterruptAsked())
             is_due = now - glanced >= GLANCE_S
             if is_due:
                 glanced = now
@@ -172,7 +175,7 @@ class Loop:
             if now - checked >= CHECKPOINT_S:
                 checked = now
                 self._checkpoint()
-            for event in [*events, Tick(now_s=now)]:
+            for event in [*events, Tick(now_s=now, left_s=self._left_s())]:
                 self._handle(event)
             self.lease.come_round()
         return self._end

@@ -17,6 +17,7 @@ from autotune.errors import (
     CatalogError,
     ClusterTooSmallError,
     ConflictError,
+    JobEndedError,
     RunnerError,
     StoreError,
 )
@@ -91,7 +92,9 @@ def run_study(
     study_id: str,
     *,
     on_event: OnEvent | None = None,
-    interrupted: Callable[[], bool] | None = None,
+    interrupted: Callable[[], bool | str] | None = None,
+    left_s: Callable[[], float | None] | None = None,
+    goes_on: bool = False,
     leave: bool = False,
     lease_s: float = 10.0,
     searcher: SearcherFactory | None = None,
@@ -101,7 +104,8 @@ def run_study(
 ) -> Result:
     """Claims a submitted study and runs it until it ends, is paused, or `interrupted()` says so. For `tune` and the supervisor.
 
-    `leave`: when interrupted it is not PAUSED but keeps its status, for the next controller. `searcher`: what makes the study's searcher,
+    `left_s()`: seconds until the job that this process runs in ends, None: no end is known; `goes_on`: whether that job then begins again, so that the study pauses instead
+    of naming a winner before. `leave`: when interrupted it is not PAUSED but keeps its status, for the next controller. `searcher`: what makes the study's searcher,
     where that is registered under no name; it must be the one that the study was submitted with. `runner`: likewise the study's runner, which is
     closed at the end. `about`: plain values that the study's result holds beside what is found, such as the job that runs it. `assembly`: the study worked out
     just now, as for `submit_study`.
@@ -109,7 +113,8 @@ def run_study(
     A study that has ended is returned as it is. Raises `ConflictError` when a live controller holds it and `StoreError` when the store stays
     away; both leave the study as it is for the next controller. Any other error makes the study FAILED with a message, or PAUSED when it can go on
     once its cause is gone (the operating system failed, the runner failed after something had been measured, the study's searcher or runner is not
-    here, a callback raised), and is raised too; a runner that fails once `interrupted()` says so is part of the interruption. A study that people want to pause or cancel is not run: it comes to rest.
+    here, a callback raised), and is raised too; a runner that fails once `interrupted()` says so is part of the interruption, and so is one
+    that the end of its job takes away. A study that people want to pause or cancel is not run: it comes to rest.
     """
     tell, stop = on_event or (lambda _: None), interrupted or (lambda: False)
     record = store.study(study_id)
@@ -120,14 +125,17 @@ def run_study(
     with StudyLease.claim(store, record.id, lease_s=lease_s, **trouble) as lease:
         try:
             if not _rests_as_wanted(lease):
-                _run(store, lease, tell, stop, leave, searcher, runner, about, assembly)
+                _run(store, lease, tell, stop, left_s, goes_on, leave, searcher, runner, about, assembly)
         except (ConflictError, StoreError):
             raise
         except Exception as error:
             message = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
-            if isinstance(error, RunnerError) and stop():  # who ends a job signals all of its processes, Ray's too
+            why = stop()
+            if isinstance(error, RunnerError) and why:  # who ends a job signals all of its processes, Ray's too
+                message = f"{why if isinstance(why, str) else 'interrupted'}, and the runner ended with it: {message}"
+            if isinstance(error, JobEndedError) or (isinstance(error, RunnerError) and why):
                 if not leave:
-                    lease.move(StudyStatus.PAUSED, f"interrupted, and the runner ended with it: {message}")
+                    lease.move(StudyStatus.PAUSED, message)
                 return result_of(store, record.id)
             if isinstance(error, MemoryError):
                 message = "the controller ran out of memory: give it more, and the study goes on"
@@ -244,7 +252,9 @@ def _run(
     store: Store,
     lease: StudyLease,
     tell: OnEvent,
-    stop: Callable[[], bool],
+    stop: Callable[[], bool | str],
+    left_s: Callable[[], float | None] | None,
+    goes_on: bool,
     leave: bool,
     factory: SearcherFactory | None,
     passed: TrialRunner | None,
@@ -253,7 +263,7 @@ def _run(
 ) -> None:
     def interrupted() -> bool:
         lease.come_round()
-        return stop() or not lease.may_run()
+        return bool(stop()) or not lease.may_run()
 
     record = lease.record()
     study = record.study
@@ -271,7 +281,9 @@ def _run(
             store.record_event(record.id, "guess.filled_in", {"message": guess})
     past = lease.told_in_order()
     # The runner comes before a calibration, which shares its connection to Ray: of a process that connects a second time Ray shows no metrics any more.
-    runner = _runner_in_time(assembly, passed, lease, tell, stop, waits=leave and record.started_at is not None)
+    runner = _runner_in_time(
+        assembly, passed, lease, tell, lambda: bool(stop()), waits=leave and record.started_at is not None
+    )
     if runner is None:
         return
     try:
@@ -286,15 +298,23 @@ def _run(
         if record.status is not StudyStatus.STOPPING:
             record = lease.move(StudyStatus.RUNNING, "" if record.wanted is Wanted.RUN else None)
         if needs_check(study, store, record.id, past):
-            check_unseen(assembly.runs_here, runner, lease, tell, stop)
+            check_unseen(assembly.runs_here, runner, lease, tell, lambda: bool(stop()))
         losses = known_losses(assembly, store)
-        begins = Beginning.of(record, assembly, capacity=runner.capacity, fp32_losses=losses)
+        begins = Beginning.of(record, assembly, capacity=runner.capacity, fp32_losses=losses, goes_on=goes_on)
         controller = begins.controller(record, assembly, searcher, past=past, lost=lease.lost())
         lease.decide({"event": "ControllerBegan"}, [begins.to_note()])
         tell(StudyOpened(record=record, past=tuple(past)))
         found = TargetFindings(searcher)
         loop = Loop(
-            controller, runner, lease, on_event=tell, interrupted=stop, leave=leave, findings=found, about=about
+            controller,
+            runner,
+            lease,
+            on_event=tell,
+            interrupted=stop,
+            left_s=left_s or (lambda: None),
+            leave=leave,
+            findings=found,
+            about=about,
         )
         loop.run()
         keep_losses(assembly, store, controller.trials.values())

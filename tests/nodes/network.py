@@ -33,6 +33,8 @@ INTERFACE = "eth0"
 """of a node's own end of its link"""
 BUFFER = "burst 32kb latency 100ms"
 """of a link with a limited rate"""
+FIRST = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True: signal.pause()"
+"""process 1 of a node: orphans that end are no zombies (a shell's `trap \'\' CHLD` does not see to that)"""
 
 
 def what_is_missing() -> str:
@@ -82,7 +84,7 @@ class Node:
         # torch asks for its own name and those of its peers: where nobody answers, each question takes seconds
         setup = (
             f"hostname {self.name}; mount -t tmpfs tmpfs /dev/shm; mount --bind {self._network.hosts} /etc/hosts;"
-            "mount --bind /dev/null /etc/resolv.conf; trap '' CHLD; echo up; exec sleep infinity"  # orphans are reaped
+            f"mount --bind /dev/null /etc/resolv.conf; echo up; exec {sys.executable} -S -E -c '{FIRST}'"
         )
         self._holder = subprocess.Popen(
             [

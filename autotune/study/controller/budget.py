@@ -1,4 +1,4 @@
-"""What a study has used up, and what of its budget says that the search must end.
+"""What a study has used up, and what of its budget, or of the time of the job that it runs in, says that the search must end.
 
 The last part of wall time and rank-seconds is reserved for the finals, because a winner that is not measured again is only a guess. What the finals
 will take is estimated from the attempts so far; at most half of the budget is reserved.
@@ -25,6 +25,8 @@ class Spent:
     """rank-seconds, of running attempts too"""
     refused: int = 0
     """configs that the searcher asked for and that cannot be run at all"""
+    left_s: float | None = None
+    """until the study's job ends, where it must name its winner before; not used up, but given by others"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
         return (
             f"{spent.gpu_s:.0f} of {budget.max_gpu_s:.0f} rank-seconds are spent; the rest is reserved for the finals"
         )
+    if spent.left_s is not None and reserve.wall_s >= spent.left_s:
+        return f"trials may run for {max(0.0, spent.left_s):.0f} s more in this job, which are reserved for the finals"
     return ""
 
 

@@ -47,6 +47,8 @@ class Tick:
 
     now_s: float
     """seconds on a clock that never goes backwards; only differences count"""
+    left_s: float | None = None
+    """seconds until the scheduler ends the job that the study runs in; None: no end is known"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ STOPPED_ON_REQUEST = "stopped on request"
 """why it ends after `StopAsked`"""
 CANCELLED_ON_REQUEST = "cancelled on request"
 """why it ends after `CancelAsked`"""
+TIME_IS_OVER = "the time of its job is over"
+"""why it rests before the scheduler ends its job"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,4 +216,6 @@ def cause(event: Event) -> dict[str, Any]:
             return {**named, "number": number, "attempt": attempt}
         case InterruptAsked(reason=reason):
             return {**named, "reason": reason}
+        case Tick(left_s=left_s) if left_s is not None:
+            return {**named, "left_s": left_s}
     return named

@@ -34,6 +34,7 @@ from autotune.study.controller.admission import Admission, Correct, Predict, Ref
 from autotune.study.controller.attempts import CUT_OFF, OVERDUE, SILENT, UNASKED, Attempt, Attempts
 from autotune.study.controller.budget import Spent, everything_is_over
 from autotune.study.controller.commands import (
+    TIME_IS_OVER,
     AttemptAdopted,
     CancelAsked,
     CancelAttempt,
@@ -87,6 +88,7 @@ class Controller:
         stop_reason: str = "",
         references: Mapping[int, ParallelConfig] = MappingProxyType({}),
         fp32_losses: Mapping[int, tuple[float, ...]] = MappingProxyType({}),
+        goes_on: bool = False,
     ) -> None:
         """What it needs of the study and of the machine:
 
@@ -95,6 +97,7 @@ class Controller:
             predict, correct, refuse   see `admission`
             references                 fp32 configs by global batch. Each is measured before another precision is tried at its batch, the baseline aside
             fp32_losses                losses by tokens per step that earlier studies measured
+            goes_on                    whether the study's job begins again after its end, so that no winner must be named before
 
         and of the controllers before it:
 
@@ -120,6 +123,8 @@ class Controller:
         self._waiting, self._cut_off = list[int](), list[int]()
         self._adopted: set[AttemptId] = set()
         self._rest = RestRequest()
+        self._goes_on = goes_on
+        self._left_s: float | None = None
         self._out: list[Command] = []
         self._restore(past)
         self._accounts = Accounts(self.index, self.attempts, self._infeasible, elapsed_s=elapsed_s, gpu_s=gpu_s)
@@ -128,6 +133,7 @@ class Controller:
         """Takes in one event; what is to be done about it, in order."""
         match event:
             case Tick():
+                self._left_s = event.left_s
                 self._pass_time(event.now_s)
             case AttemptAdopted() if event.id in self.cut_off:
                 self._adopted.add(event.id)
@@ -171,7 +177,7 @@ class Controller:
     @property
     def spent(self) -> Spent:
         """What is used up of the budget."""
-        return self._accounts.spent
+        return replace(self._accounts.spent, left_s=None if self._goes_on else self._left_s)
 
     @property
     def infeasible(self) -> Mapping[str, int]:
@@ -264,6 +270,9 @@ class Controller:
             self._cancel_all(over)
             if self._rest.ask(StudyStatus.COMPLETED, over):
                 self._note_rest()
+        elif self._lacks_time and (self._left_s or 0.0) <= 0.0:
+            self._pause_in_time()
+            self._cancel_all(TIME_IS_OVER)
         if self._rest.status is None:
             self._go_on()
         elif not self.attempts.live:
@@ -277,11 +286,25 @@ class Controller:
         if self.attempts.ask_end(attempt, why, self._accounts.now_s, overdue=overdue):
             self._out.append(CancelAttempt(id=attempt.id, reason=why))
 
+    @property
+    def _lacks_time(self) -> bool:
+        """Whether the job ends before a trial that begins now."""
+        return self._left_s is not None and self._left_s <= self.index.usual_s
+
+    def _pause_in_time(self) -> None:
+        if self._rest.ask(StudyStatus.PAUSED, TIME_IS_OVER):
+            self._note_rest()
+
     def _note_rest(self) -> None:
         self._out.append(NoteRest(status=self._rest.status, reason=self._rest.reason))
 
     def _go_on(self) -> None:
         while self.phase is not StudyPhase.ENDED:
+            if self._lacks_time:
+                if not self.attempts.live:
+                    self._pause_in_time()
+                    self._come_to_rest()
+                return
             while self._waiting and self._may_start(self.trials[self._waiting[0]]):
                 self._start(self._waiting.pop(0))
             if self._waiting:

@@ -98,6 +98,11 @@ class TrialIndex:
         """Why no config is going to run, in words; empty while one may. Costs nothing once a trial was measured."""
         return "" if self._runs or self.failed < SAME_FAILURES else repeated_failure(self.trials.values())
 
+    @property
+    def usual_s(self) -> float:
+        """Mean time of the trials that were measured; 0 before the first."""
+        return self._seconds / self._runs if self._runs else 0.0
+
     def reserve(self, measure: MeasureSpec) -> Reserve:
         """What one more trial and the finals are expected to take, at the mean of the trials so far."""
         if self._runs < 2 or measure.finalists == 0:

@@ -1,4 +1,4 @@
-"""Slurm: `job.sbatch`, which starts `launch.sh` once on every node of its allocation.
+"""Slurm: `job.sbatch`, which starts `launch.sh` once on every node of its allocation; its first lines are also those of a job that runs a study.
 
 MASTER_ADDR is the first host of the allocation (`scontrol show hostnames`), NODE_RANK the relative number of the node (SLURM_NODEID, srun(1)), and
 MASTER_PORT follows from the job's id, so that jobs that share a node do not collide.
@@ -15,7 +15,7 @@ from autotune.trainers.schedulers.scheduler import JobShape, Scheduler, heading,
 from autotune.trainers.trainer import Option
 
 JOB = "job.sbatch"
-_ASKED = {"time": "HH:MM:SS", "partition": "NAME", "account": "NAME"}
+_ASKED = {"time": "HH:MM:SS", "partition": "NAME", "account": "NAME", "qos": "NAME"}
 """options of sbatch that a site may want, each with what stands in its comment"""
 
 
@@ -28,6 +28,7 @@ class Slurm(Scheduler):
         Option(name="time", meaning="time limit of the job, as sbatch wants it", default=""),
         Option(name="partition", meaning="partition to which the job is sent", default=""),
         Option(name="account", meaning="account to which the job is charged", default=""),
+        Option(name="qos", meaning="quality of service that the job asks for", default=""),
     )
 
     def files(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> Mapping[str, str]:
@@ -37,18 +38,12 @@ class Slurm(Scheduler):
                 raise SpecError(
                     f"{name} must be one word, but is {options[name]!r}", field=f"option.{name}"
                 )  # sbatch reads options up to the next space
-        asked = [
-            f"#SBATCH --{name}={options[name]}" if options[name] else f"##SBATCH --{name}={example}"
-            for name, example in _ASKED.items()
-        ]
-        directives = [
-            f"#SBATCH --job-name={job_name(launch)}",
-            f"#SBATCH --nodes={shape.nodes}",
-            "#SBATCH --ntasks-per-node=1",
-            *([f"#SBATCH --gpus-per-node={shape.gpus_per_node}"] if shape.gpus_per_node else []),
-            "#SBATCH --exclusive",
-            *asked,
-        ]
+        directives = directive_lines(
+            job_name(launch),
+            nodes=shape.nodes,
+            gpus_per_node=shape.gpus_per_node,
+            asked={k: options[k] for k in _ASKED},
+        )
         return {
             JOB: "\n".join(
                 [
@@ -68,6 +63,23 @@ class Slurm(Scheduler):
     def notes(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> tuple[str, ...]:
         """What the nodes must have."""
         return ("all nodes must see the folder of the job, and find the program that it starts in their PATH",)
+
+
+def directive_lines(
+    name: str, *, nodes: int, gpus_per_node: int, asked: Mapping[str, str], exclusive: bool = True
+) -> list[str]:
+    """The first lines of a batch script, for one task on each node. Of `asked`, what is empty stands there as a comment to be filled in."""
+    return [
+        f"#SBATCH --job-name={name}",
+        f"#SBATCH --nodes={nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        *([f"#SBATCH --gpus-per-node={gpus_per_node}"] if gpus_per_node else []),
+        *(["#SBATCH --exclusive"] if exclusive else []),
+        *(
+            f"#SBATCH --{k}={asked[k]}" if asked.get(k) else f"##SBATCH --{k}={example}"
+            for k, example in _ASKED.items()
+        ),
+    ]
 
 
 _BODY = (

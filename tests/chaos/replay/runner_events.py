@@ -40,7 +40,7 @@ def event_of(study_id: str, decided: Decided, trial: Callable[[int], Trial]) -> 
     cause = decided.cause
     name = str(cause["event"])
     if name == "Tick":
-        return Tick(now_s=decided.elapsed_s)
+        return Tick(now_s=decided.elapsed_s, left_s=cause.get("left_s"))
     if name in WISHES:
         return WISHES[name]
     if name == "InterruptAsked":

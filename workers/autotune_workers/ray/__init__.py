@@ -1,6 +1,7 @@
 """Gangs of ranks and nodes for programs on a Ray cluster.
 
-connection.py     joins a cluster, or starts one on this machine
+connection.py     joins a cluster, or starts one on this machine or in an allocation
+slurm_step.py     Ray on the nodes of an allocation of Slurm, as one step       node_start.py  Ray on one of them
 capacity.py       how many ranks fit, and whether others wait for a placement
 actor_groups.py   the placement groups with actors that a runner holds, warm ones among them
 owned_actor.py    what all actors share: one owner at a time, messages kept for it, the end when it is silent

@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster: one that is joined by its address, or one that is started on this machine and ended again.
+"""The connection to a Ray cluster: one that is joined by its address, or one that is started and ended again: on this machine, or in an allocation of several nodes on them.
 
 A cluster that is started here listens on loopback only, sends no usage statistics, keeps its files in a folder of its own, and asks for a token of its own. An address is never guessed: it is given, or comes from RAY_ADDRESS, and a
 cluster must answer there. Ray replaces a loopback address by the machine's own one; where the cluster listens on loopback, this is prevented.
@@ -10,7 +10,6 @@ import contextlib
 import logging
 import math
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +24,9 @@ from typing import Any, TypeVar
 
 from autotune.errors import RunnerError
 from autotune.extras import require_extra
+from autotune.slurm.allocation import Allocation, allocation, is_on_a_node
 from autotune_workers.ray import watchdog
+from autotune_workers.ray.slurm_step import RayStep
 
 Answer = TypeVar("Answer")
 
@@ -52,14 +53,24 @@ _METRICS_BY_OPEN_TELEMETRY = "RAY_enable_open_telemetry"
 """off: the thread that reports a driver's metrics this way outlives `ray.shutdown`, and crashes the process when it wakes up while that exits"""
 
 
+_QUIET = ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", _METRICS_BY_OPEN_TELEMETRY)
+"""switches of Ray that are off unless the environment says otherwise"""
+
+
 class RayCluster:
     """A connection, and what has to be ended with it."""
 
-    def __init__(self, *, address: str | None, num_cpus: int | None, num_gpus: int | None, dashboard: bool) -> None:
-        """Joins or starts. Raises `MissingExtraError` without Ray, `RunnerError` when Ray cannot be reached or started."""
+    def __init__(
+        self, *, address: str | None, num_cpus: int | None, num_gpus: int | None, dashboard: bool, least_nodes: int = 0
+    ) -> None:
+        """Joins or starts; `least_nodes`: with how many nodes of an allocation it goes on when others do not come, 0: all must.
+
+        Raises `MissingExtraError` without Ray, `RunnerError` when Ray cannot be reached or started.
+        """
         self._owned = False
         self._joined = False
         self._temp = ""
+        self._step: RayStep | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._reports = contextlib.ExitStack()
         self._retry_at_s, self._unanswered = 0.0, ""
@@ -68,11 +79,11 @@ class RayCluster:
         self._questions: list[threading.Thread] = []
         """those without an answer yet, among others"""
         address = address or os.environ.get("RAY_ADDRESS") or None
-        if address is None and "ray" not in sys.modules:
+        job = spread_allocation() if address is None else None
+        if address is None and job is None and "ray" not in sys.modules:
             os.environ.setdefault(_BIND_EVERYWHERE, "0")  # read when ray is imported
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        os.environ.setdefault(_METRICS_BY_OPEN_TELEMETRY, "0")
+        for name in _QUIET:
+            os.environ.setdefault(name, "0")
         require_extra("ray", "the runner 'ray'")
         import ray
 
@@ -81,6 +92,8 @@ class RayCluster:
         try:
             if address is not None:
                 self._join(address)
+            elif job is not None:
+                self._start_on_nodes(job, num_cpus, num_gpus, least_nodes)
             else:
                 self._start(num_cpus, num_gpus, dashboard)
         except RunnerError:
@@ -118,6 +131,20 @@ class RayCluster:
                 _node_ip_address="127.0.0.1",
                 _temp_dir=self._temp,
             )
+
+    def _start_on_nodes(self, job: Allocation, num_cpus: int | None, num_gpus: int | None, least_nodes: int) -> None:
+        quiet = {name: os.environ[name] for name in _QUIET}
+        self._step = RayStep(
+            job, num_cpus=num_cpus, num_gpus=num_gpus, object_store_bytes=OBJECT_STORE_BYTES, environment=quiet
+        )
+        try:
+            address = self._step.wait_for_head()
+            self._reports.enter_context(_with_token(self._step.token))
+            self._step.wait_for_nodes(least_nodes)
+            self._connect(address=address)
+        except BaseException:
+            self.close()
+            raise
 
     def _join(self, address: str) -> None:
         with _on_loopback() if answers_on_loopback(address) else contextlib.nullcontext():
@@ -186,9 +213,16 @@ class RayCluster:
         if now_s - self._checked_s < CHECK_S:
             return
         self._checked_s = now_s
+        self._check_step()
         if self._silent_for() >= HEAD_GONE_S:
             self._retry_at_s, self._unanswered = math.inf, f"took no connection for {HEAD_GONE_S:g} s"
             raise self._no_answer(self._unanswered)
+
+    def _check_step(self) -> None:
+        """Raises `JobEndedError` once the step that holds Ray is over."""
+        if self._step is not None and self._step.has_ended:
+            self._retry_at_s, self._unanswered = math.inf, "ended with its job"
+            raise self._step.ended_error()
 
     def _silent_for(self) -> float:
         """Seconds since the head was first seen to take no connection; 0 where it takes one now."""
@@ -234,6 +268,7 @@ class RayCluster:
                 except TimeoutError:
                     if answer.done():
                         raise
+                self._check_step()
                 if self._silent_for() >= ANSWERLESS_S:
                     what = f"took no connection for {ANSWERLESS_S:g} s"
                 elif time.monotonic() >= end_s:
@@ -243,7 +278,7 @@ class RayCluster:
 
     def close(self) -> None:
         """Ends the connection, and the cluster when we started it."""
-        if not (self._owned or self._joined):
+        if not (self._owned or self._joined or self._step):
             self._reports.close()  # of a connection that failed
             return
         import ray
@@ -262,6 +297,9 @@ class RayCluster:
         ):  # a start that failed half way leaves processes behind, which Ray ends only with us
             self._watchdog.communicate()
             self._watchdog = None
+        if self._step is not None:
+            self._step.close()
+            self._step = None
         self._reports.close()
         self._owned = self._joined = False
 
@@ -304,15 +342,23 @@ def _own_token(folder: Path) -> Iterator[None]:
     path = folder / "auth_token"
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(generate_new_authentication_token())
-    mode = os.environ.get("RAY_AUTH_MODE")
+    with _with_token(path):
+        yield
+
+
+@contextlib.contextmanager
+def _with_token(path: Path) -> Iterator[None]:
+    """The token of that file is the one that Ray shows, whatever the environment or the home say of tokens."""
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
     os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)})
     _read_tokens_again()
     try:
         yield
     finally:
-        del os.environ["RAY_AUTH_TOKEN_PATH"]
-        if mode is None:
-            del os.environ["RAY_AUTH_MODE"]
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(before)
         _read_tokens_again()
 
 
@@ -327,15 +373,20 @@ def _read_tokens_again() -> None:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keeps the program's own answer to SIGTERM, which Ray would replace."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
+    """Keeps the program's own answer to SIGTERM, also while Ray connects: with Ray's a signal in that moment aborts the process."""
+    from ray._private import utils
+
+    before, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda _: None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        utils.set_sigterm_handler = before
+
+
+def spread_allocation() -> Allocation | None:
+    """The allocation of this process if Ray is to be started on its nodes: it has several, and this is one of them."""
+    job = allocation()
+    return job if job is not None and job.num_nodes > 1 and is_on_a_node(job.hosts()) else None
 
 
 @contextlib.contextmanager

@@ -33,9 +33,14 @@ def holders(folder: str) -> list[int]:
     return found
 
 
-def end_all(folder: str) -> None:
-    """SIGTERM, then SIGKILL, to all of them; bounded in time."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+def kill_all(folder: str) -> None:
+    """SIGKILL to all of them at once; bounded in time."""
+    end_all(folder, (signal.SIGKILL,))
+
+
+def end_all(folder: str, ladder: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGKILL)) -> None:
+    """These signals, one after the other, to all of them; bounded in time."""
+    for number in ladder:
         end_s = time.monotonic() + GRACE_S
         for pid in holders(folder):
             try:

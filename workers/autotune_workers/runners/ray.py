@@ -18,6 +18,7 @@ from typing import Any
 from autotune.errors import ClusterTooSmallError, RunnerError
 from autotune.extras import require_extra
 from autotune.ports import AttemptId
+from autotune.slurm.allocation import Allocation
 from autotune.spec import ParallelConfig, Study
 from autotune.spec.checks import positive, positive_int
 from autotune.trainers.torchrun import place
@@ -27,7 +28,7 @@ from autotune_workers.gang.ladder import Patience
 from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.rank_processes import TRIAL
 from autotune_workers.ray.actor_groups import ActorGroups
-from autotune_workers.ray.connection import RayCluster
+from autotune_workers.ray.connection import RayCluster, spread_allocation
 from autotune_workers.ray.node_environment import NodeEnvironment
 from autotune_workers.ray.node_places import RayProgramPlaces
 from autotune_workers.ray.program_folder import MB, check_upload
@@ -86,7 +87,13 @@ class RayRunner(AnyTrainerRunner):
         positive_int("runner.upload_limit_mb", upload_limit_mb)
         environment = NodeEnvironment.of(env, node_env)
         _check_sizes(num_cpus=num_cpus, num_gpus=num_gpus, cpus_per_rank=cpus_per_rank)
-        self._cluster = RayCluster(address=address, num_cpus=_cpus(num_cpus), num_gpus=num_gpus, dashboard=dashboard)
+        is_here = not (address or os.environ.get("RAY_ADDRESS")) and spread_allocation() is None
+        self._cluster = RayCluster(
+            address=address,
+            num_cpus=_cpus(num_cpus) if is_here else num_cpus,
+            num_gpus=num_gpus,
+            dashboard=dashboard,
+        )
         try:
             _name_absent_nodes(environment, self._cluster)
             gpus = gpus_per_rank if gpus_per_rank is not None else float(self._cluster.totals().get("GPU", 0.0) >= 1)
@@ -123,11 +130,15 @@ class RayRunner(AnyTrainerRunner):
         check_upload(study, smallest, limit_bytes=options.get("upload_limit_mb", UPLOAD_LIMIT_MB) * MB)
         if options.get("address") or os.environ.get("RAY_ADDRESS") or _is_connected():
             return
-        if (nodes := place(study.workload.cluster, smallest).nnodes) > 1:
+        needed = place(study.workload.cluster, smallest)
+        if (job := spread_allocation()) is not None:
+            _check_allocation(study, smallest, job)
+            return
+        if needed.nnodes > 1:
             raise RunnerError(
-                f"the smallest config of the space needs {nodes} nodes, but no Ray cluster is named, and one that is started here has this machine alone",
-                remedy="start Ray on the nodes (`ray start --head` on one, `ray start --address=HOST:6379` on the others) and name it by RAY_ADDRESS or "
-                "runner.address, or tune for one node",
+                f"the smallest config of the space needs {needed.nnodes} nodes, but no Ray cluster is named, and one that is started here has this machine alone",
+                remedy="in an allocation of Slurm with so many nodes it is started on them; else start Ray on the nodes (`ray start --head` on one, "
+                "`ray start --address=HOST:6379` on the others) and name it by RAY_ADDRESS or runner.address, or tune for one node",
                 field="runner.address",
             )
         sizes = {name: options.get(name) for name in ("num_cpus", "num_gpus", "cpus_per_rank", "gpus_per_rank")}
@@ -190,6 +201,24 @@ class RayRunner(AnyTrainerRunner):
         """Kills what runs and frees everything; ends the cluster when it was started here."""
         super().close()
         self._cluster.close()
+
+
+def _check_allocation(study: Study, smallest: ParallelConfig, job: Allocation) -> None:
+    """Raises `RunnerError` where the nodes of the allocation cannot hold the smallest config."""
+    needed, cluster = place(study.workload.cluster, smallest), study.workload.cluster
+    if needed.nnodes > job.num_nodes:
+        raise RunnerError(
+            f"the smallest config of the space needs {needed.nnodes} nodes, but the job {job.job} has {job.num_nodes}",
+            remedy=f"ask for them with --nodes={needed.nnodes}, or tune for fewer",
+            field="runner",
+        )
+    cpus, ranks = study.runner_options.get("num_cpus") or job.cpus_per_node, needed.nproc_per_node
+    if cluster.gpu.is_cpu and cpus and cpus < ranks:
+        raise RunnerError(
+            f"the smallest config of the space has {ranks} ranks on each node, each of which needs a CPU, but the job {job.job} has {cpus} on a node",
+            remedy=f"ask for them with --cpus-per-task={ranks} or --exclusive (in the spec: slurm: {{cpus-per-task: {ranks}}}); without either, Slurm gives one",
+            field="runner",
+        )
 
 
 def _cpus(asked: int | None) -> int:

@@ -1,0 +1,192 @@
+"""`autotune tune --on SCHEDULER` and `--in FOLDER`: a study as a job, and where the results of one lie that runs in it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.output import emit, note
+
+if TYPE_CHECKING:
+    from autotune.ports import StudyRecord
+
+SLURM = "slurm"
+SCHEDULERS = (SLURM,)
+"""what can run a study as its job"""
+
+
+def write_job(
+    document: Mapping[str, Any],
+    on: str,
+    overrides: Mapping[str, Any],
+    options: Sequence[str],
+    *,
+    base: Path,
+    submits: bool,
+    store: str | None,
+    json: bool,
+) -> None:
+    """Checks the study as far as the login node can, writes the files of its job, and submits it where that is asked. Raises what a wrong spec raises."""
+    from autotune import api
+    from autotune.errors import SpecError
+    from autotune.schema import places_in
+    from autotune.schema.spec_models import SlurmDocument
+    from autotune.slurm import submission
+    from autotune.spec.checks import nearest
+
+    if on not in SCHEDULERS:
+        raise SpecError(
+            f"a study runs as a job of {' or '.join(SCHEDULERS)}, but --on is {on[:80]!r}",
+            remedy=nearest(on, SCHEDULERS),
+            field="--on",
+        )
+    asked = api.read_document(
+        document, overrides={**overrides, **{f"{on}.{key}": value for key, value in _pairs(options)}}
+    )
+    with places_in(document, but=overrides):
+        study = api.load_study(asked, base=base, slurm_cluster=submission.stand_in)
+        api.check_study(study)
+    job = SlurmDocument.model_validate(asked.get("slurm") or {})
+    server = _server(store)
+    made = submission.submission(study, asked, job, base=base, folder=Path.cwd(), keeps_store=not server)
+    written = submission.write(made)
+    when = submission.check(made)
+    if asked["cluster"] == SLURM:
+        note(
+            "note: the GPUs of the nodes are looked at when the job begins; until then those of an H100 node stand for them"
+        )
+    if server:
+        note(f"note: the job keeps its results in {server}, which AUTOTUNE_STORE must name in its environment too")
+    number = submission.submit(made) if submits else ""
+    if json:
+        emit(
+            {
+                "job": {
+                    "folder": str(made.folder),
+                    "files": [str(path) for path in written],
+                    "start": made.start,
+                    "id": number or None,
+                    "expected": when,
+                }
+            }
+        )
+        return
+    for path in written:
+        note(f"wrote {path}")
+    if when:
+        note(f"Slurm: {when}")
+    if number:
+        note(f"submitted as job {number}")
+        note(f"next: autotune status --in {made.folder.name}")
+    else:
+        print(made.start)
+
+
+def _pairs(options: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    from autotune.errors import SpecError
+
+    for pair in options:
+        key, sign, text = pair.partition("=")
+        if not sign or not key:
+            raise SpecError(
+                f"--option must be KEY=VALUE, but is {pair!r}", remedy="e.g. --option time=4h", field="--option"
+            )
+        value: Any = {"true": True, "false": False}.get(
+            text.lower(), int(text) if text.isdigit() and key != "time" else text
+        )
+        yield key, [text] if key == "setup" else value
+
+
+def _server(store: str | None) -> str:
+    """The database on a server that is named, without its password; empty for a file."""
+    from autotune.store.location import find_location
+
+    location = find_location(store)
+    return "" if location.is_sqlite else str(location)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPlace:
+    """Where a study's results are kept while it runs."""
+
+    store: str | None
+    """as --store names it"""
+    shown: str
+    """the same for people"""
+    changed: Callable[[], None] = lambda: None
+    """a trial has ended"""
+
+    def begin_again(self, record: StudyRecord, document: Mapping[str, Any]) -> None:
+        """Has a job begin again whose time was over, where the spec wants that. Results are where they belong by now."""
+        from autotune.slurm.allocation import allocation
+        from autotune.spec import StudyStatus
+        from autotune.study.controller import TIME_IS_OVER
+
+        wants = bool((document.get("slurm") or {}).get("requeue"))
+        job = allocation()
+        if (
+            job is not None
+            and wants
+            and record.status is StudyStatus.PAUSED
+            and record.message.startswith(TIME_IS_OVER)
+        ):
+            note(f"job {job.job} begins again, and the study goes on there")
+            job.requeue()
+
+
+@contextmanager
+def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
+    """The user's store, or that of the folder, which is copied there while the study runs. Raises `SpecError` when both are named."""
+    from autotune.errors import SpecError
+    from autotune.slurm.allocation import allocation
+    from autotune.store.location import find_location
+
+    if folder is None:
+        yield StudyPlace(store=store, shown=str(find_location(store)))
+        return
+    from autotune.store.study_folder import StudyFolder
+
+    if store is not None:
+        raise SpecError("--in and --store both say where results lie", remedy="leave one of them out", field="--in")
+    job = allocation()
+    home: StudyFolder
+
+    def hear(action: str) -> None:
+        from autotune import api
+        from autotune.errors import AutotuneError
+
+        with closing(api.open_store(home.path)) as database:
+            try:
+                for record in database.studies(limit=1):
+                    api.act(database, record.id, action)
+            except (AutotuneError, ValueError) as error:
+                note(f"the wish {action!r} was not heard: {error}")
+
+    with StudyFolder(folder, job=job.job if job else "", on_wish=hear, on_trouble=note) as home:
+        yield StudyPlace(store=str(home.path), shown=str(folder.absolute()), changed=home.changed)
+
+
+def queue_state(folder: Path) -> dict[str, Any] | None:
+    """What Slurm says of the job that was submitted last from the folder: {id, state, reason, left, start}; None where there is no such job or no Slurm here."""
+    import json
+
+    from autotune.errors import RunnerError
+    from autotune.slurm.allocation import ask
+    from autotune.slurm.submission import SUBMITTED
+
+    try:
+        number = str(json.loads((folder / SUBMITTED).read_text())["job"])
+    except (OSError, ValueError, KeyError):
+        return None
+    if shutil.which("squeue") is None:
+        return {"id": number, "state": None}
+    try:
+        said = ask("squeue", "--noheader", "--states=all", f"--jobs={number}", "--format=%T|%r|%L|%S")
+    except RunnerError:  # squeue forgets jobs that are over
+        return {"id": number, "state": None}
+    state, reason, left, start = (said.splitlines()[0].split("|") + [""] * 4)[:4] if said else ("", "", "", "")
+    return {"id": number, "state": state or None, "reason": reason, "left": left, "start": start}

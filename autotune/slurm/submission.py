@@ -1,0 +1,198 @@
+"""A study as a job of Slurm, made on the login node: NAME/study.yaml and NAME/job.sbatch.
+
+The job runs `autotune tune study.yaml --in .`: Ray on its nodes, the study's store on the first node's disk, and after every trial a copy of it in the folder, which the login
+node reads (`autotune status --in NAME`). Two jobs of one name follow each other (`--dependency=singleton`), and a job that begins again continues.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import ConflictError, RunnerError, SpecError
+from autotune.schema.spec_models import SlurmDocument
+from autotune.slurm.allocation import SRUN, ask, notice_s, step_environment
+from autotune.spec import ClusterSpec, Study
+from autotune.spec.catalog import cluster, cluster_of, gpu
+from autotune.trainers.file_formats import to_yaml
+from autotune.trainers.schedulers.slurm import JOB, directive_lines
+
+SPEC, SUBMITTED = "study.yaml", "job.json"
+"""files of a study's folder beside `job.sbatch`: the spec, and the number of the job that was submitted last"""
+USUAL_LIMIT_S = 3600.0
+"""taken for the limit where only the partition knows it, to choose how early the job is told of it"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """The files of a job, and how it is started."""
+
+    folder: Path
+    files: Mapping[str, str]
+    """by name"""
+
+    @property
+    def start(self) -> str:
+        """The command that submits it."""
+        return f"cd {shlex.quote(str(self.folder))} && sbatch {JOB}"
+
+
+def stand_in(job: SlurmDocument) -> ClusterSpec:
+    """For `cluster: slurm` on the login node, where nobody knows yet what the nodes have: nodes of the usual kind. Raises `SpecError` without numbers."""
+    if job.nodes is None or job.gpus_per_node is None:
+        raise SpecError(
+            "with `cluster: slurm` the job must say how many nodes and GPUs it asks for, as there are none to look at on the login node",
+            remedy="write slurm: {nodes: 2, gpus_per_node: 8} (0 GPUs for nodes of CPUs), or name the cluster, e.g. h100-sxm-2x8",
+            field="slurm.nodes",
+        )
+    if job.gpus_per_node:
+        return cluster(f"h100-sxm-{job.nodes}x{job.gpus_per_node}")
+    return cluster_of(gpu("cpu"), num_nodes=job.nodes, gpus_per_node=1)
+
+
+def submission(
+    study: Study, document: Mapping[str, Any], job: SlurmDocument, *, base: Path, folder: Path, keeps_store: bool = True
+) -> Submission:
+    """The files for the study of that document. `base`: folder of its paths; `folder`: where the job's folder is made; `keeps_store`: whether its results lie there,
+    and not in a database that the environment names."""
+    hardware = study.at_hand or study.workload.cluster
+    nodes = job.nodes if document["cluster"] == "slurm" and job.nodes else hardware.num_nodes
+    gpus = hardware.gpus_per_node if not hardware.gpu.is_cpu else 0
+    if document["cluster"] != "slurm" and (
+        said := {"nodes": job.nodes, "gpus_per_node": job.gpus_per_node}
+    ) != dict.fromkeys(said):
+        raise SpecError(
+            f"the cluster {hardware.name} says how many nodes and GPUs the job asks for, but slurm says so too",
+            remedy="leave nodes and gpus_per_node out of slurm, or write cluster: slurm",
+            field="slurm.nodes",
+        )
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", study.name).strip("-.") or "study"
+    where = folder / name
+    texts = {
+        SPEC: to_yaml(dict(document)),
+        JOB: _script(name, job, nodes=nodes, gpus=gpus, base=base, folder=where, keeps_store=keeps_store),
+    }
+    return Submission(folder=where, files=texts)
+
+
+def _script(
+    name: str, job: SlurmDocument, *, nodes: int, gpus: int, base: Path, folder: Path, keeps_store: bool
+) -> str:
+    named = {key.replace("_", "-"): value for key, value in job.options.items()}
+    is_otherwise = {"gres", "gpus", "gpus-per-task"} & named.keys()  # sites that do not know --gpus-per-node
+    asked = {key: getattr(job, key) or "" for key in ("partition", "account", "qos")}
+    asked["time"] = _slurm_time(job.time) if job.time else ""
+    lines = directive_lines(
+        f"autotune-{name}",
+        nodes=nodes + job.spare_nodes,
+        gpus_per_node=0 if is_otherwise else gpus,
+        asked=asked,
+        exclusive=job.exclusive,
+    )
+    lines += ["#SBATCH --mem=0"] if job.exclusive and not any(key.startswith("mem") for key in named) else []
+    notice = round(notice_s(job.time or USUAL_LIMIT_S))
+    lines += [
+        *(
+            f"#SBATCH --{key}" + ("" if value is True else f"={value}")
+            for key, value in named.items()
+            if value is not False
+        ),
+        "#SBATCH --output=job-%j.out",
+        "#SBATCH --open-mode=append",
+        f"#SBATCH --signal=B:USR1@{notice}",
+        "#SBATCH --dependency=singleton",
+        "#SBATCH --requeue" if job.requeue else "#SBATCH --no-requeue",
+        *(["#SBATCH --no-kill"] if job.spare_nodes else []),
+    ]
+    autotune = shlex.quote(str(Path(sys.executable).with_name("autotune")))
+    body = ["set -e", f"cd {shlex.quote(str(folder))}", *job.setup]
+    if (box := job.container) is not None:
+        mounts = ",".join([str(folder), str(base), *box.mounts])
+        body.append(f"export {SRUN}={shlex.quote(f'--container-image={box.image} --container-mounts={mounts}')}")
+    where = "--in ." if keeps_store else ""
+    body += [
+        "# Slurm's signals reach autotune itself, which pauses the study and can continue it.",
+        f"exec {autotune} tune {SPEC} --base {shlex.quote(str(base))} {where}".rstrip(),
+    ]
+    comment = f"# A study of autotune. Submit it in this folder, which all nodes must see: sbatch {JOB}"
+    return "\n".join(["#!/bin/bash", *lines, comment, *body, ""])
+
+
+def _slurm_time(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes // 1440}-{minutes // 60 % 24:02d}:{minutes % 60:02d}:00"
+
+
+def write(made: Submission) -> list[Path]:
+    """Writes the files, which only this user can read. Raises `ConflictError` for a folder that holds another study or something else."""
+    made.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    kept = made.folder / SPEC
+    if (is_another := kept.exists() and _without_job(kept.read_text()) != _without_job(made.files[SPEC])) or (
+        not kept.exists() and any(made.folder.iterdir())
+    ):
+        what = (
+            "another study, or this one as it was before it was edited" if is_another else "files that are no study's"
+        )
+        raise ConflictError(
+            f"{made.folder} holds {what}, and a study's results belong to one spec",
+            remedy="remove or rename the folder, or give the study another `name`",
+            field="name",
+        )
+    written = []
+    for name, text in made.files.items():
+        path = made.folder / name
+        part = path.with_name(f".{name}.part")
+        part.unlink(missing_ok=True)
+        part.touch(mode=0o600)
+        part.write_text(text)
+        part.replace(path)
+        written.append(path)
+    return written
+
+
+def _without_job(text: str) -> Any:
+    import yaml
+
+    return {key: value for key, value in yaml.safe_load(text).items() if key != "slurm"}
+
+
+def check(made: Submission) -> str:
+    """What Slurm says of the job without submitting it: when it would start; empty where this machine has no sbatch. Raises `SpecError` with its words."""
+    if shutil.which("sbatch") is None:
+        return ""
+    done = subprocess.run(
+        ["sbatch", "--test-only", JOB],
+        cwd=made.folder,
+        env=step_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    said = (done.stderr.strip() or done.stdout.strip()).replace("sbatch: ", "")
+    if done.returncode:
+        raise SpecError(
+            f"Slurm would refuse the job: {said}",
+            remedy="change `slurm` in the spec, or its --option; `sinfo` lists partitions",
+            field="slurm",
+        )
+    return said.removeprefix("Job 0 ").strip()
+
+
+def submit(made: Submission) -> str:
+    """Submits the job; its number. Raises `RunnerError` with Slurm's words."""
+    if shutil.which("sbatch") is None:
+        raise RunnerError(
+            "there is no sbatch on this machine", remedy=f"submit it on a login node: {made.start}", field="on"
+        )
+    number = ask("sbatch", "--parsable", JOB, folder=made.folder).partition(";")[0]
+    (made.folder / SUBMITTED).write_text(json.dumps({"job": number}) + "\n")
+    return number

@@ -1,0 +1,173 @@
+"""Ray on the nodes of an allocation of Slurm, as one step that ends with the study (`node_start` is what runs on each node).
+
+The folder of the step lies in the working folder, which all nodes must see: in it are the token, which only this user can read, the head's address, and each node's log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import JobEndedError, RunnerError
+from autotune.slurm.allocation import Allocation, ask, step_environment
+from autotune_workers.ray import node_start
+
+READY_S = 300.0
+"""for Ray to run on all nodes: minutes where a file system is cold"""
+MISSING_S = 90.0
+"""after which a step goes on without nodes that it has to spare"""
+END_S = 10.0
+"""for the step to end when it is asked"""
+
+
+class RayStep:
+    """The step. Close it: nothing of it is left on the nodes."""
+
+    def __init__(
+        self,
+        job: Allocation,
+        *,
+        num_cpus: int | None,
+        num_gpus: int | None,
+        object_store_bytes: int,
+        environment: dict[str, str],
+    ) -> None:
+        """Starts it; `num_cpus`, `num_gpus`: of each node, None: what the job has there. `environment`: further variables of Ray. Raises `RunnerError`."""
+        self.job = job
+        self._hosts = job.hosts()
+        prefix = f".ray-{job.job}-{job.restarts}-"
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=Path.cwd()))
+        except OSError as error:
+            raise RunnerError(
+                f"Ray's token and address are written to the working folder {Path.cwd()}, which cannot be written: {error.strerror}",
+                remedy="start from a folder that you may write and all nodes see",
+                field="runner",
+            ) from None
+        self.token = self._folder / "token"
+        with open(os.open(self.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+        temp = f"/tmp/at-{job.job}-{job.restarts}-{self._folder.name[-4:]}"  # short: Ray's sockets lie below it
+        sizes = {"--num-cpus": num_cpus, "--num-gpus": num_gpus}
+        options = [f"{name}={size}" for name, size in sizes.items() if size is not None]
+        command = job.srun("--no-kill", f"--output={self._folder}/ray-%n.log", f"--chdir={Path.cwd()}")
+        python = "python3" if any(word.startswith("--container") for word in command) else sys.executable
+        command += [python, "-m", node_start.__name__, str(self._folder), temp]
+        self._process = subprocess.Popen(
+            [*command, *options, f"--object-store-memory={object_store_bytes}"],
+            env={**step_environment(), **environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for us
+        )
+        self.address = ""
+
+    def wait_for_head(self) -> str:
+        """The head's address. Raises `RunnerError` when it does not start."""
+        end_s = time.monotonic() + READY_S
+        while not self.address:
+            with contextlib.suppress(OSError):
+                self.address = (self._folder / node_start.HEAD).read_text().split()[0]
+            self._check_start()
+            if time.monotonic() > end_s:
+                raise self._failed(f"Ray's head did not start within {READY_S:g} s")
+            os.listdir(self._folder)  # has a network file system look again
+            time.sleep(0.05)
+        return self.address
+
+    def wait_for_nodes(self, least: int = 0) -> int:
+        """Until Ray runs on all nodes, or after a while on `least` of them; returns on how many. Raises `RunnerError` with those that are missing."""
+        from ray import _raylet
+
+        of_ray: Any = _raylet  # compiled, without types
+
+        began_s, there = time.monotonic(), set[str]()
+        while len(there) < self.job.num_nodes:
+            self._check_start(may_lack=bool(least))
+            with contextlib.suppress(Exception):  # the head listens before it answers
+                known = of_ray.GcsClient(address=self.address).get_all_node_info(timeout=5).values()
+                there = {info.node_manager_hostname for info in known if info.state == 0}
+            waited_s = time.monotonic() - began_s
+            if least and waited_s > MISSING_S and len(there) >= least:
+                break
+            if waited_s > READY_S:
+                absent = [
+                    host
+                    for host in self._hosts
+                    if not any(name.partition(".")[0] == host.partition(".")[0] for name in there)
+                ]
+                raise self._failed(
+                    f"Ray runs on {len(there)} of {self.job.num_nodes} nodes after {READY_S:g} s; {', '.join(absent)} did not join"
+                )
+            time.sleep(0.1)
+        return len(there)
+
+    def _check_start(self, *, may_lack: bool = False) -> None:
+        if self._process.poll() is not None:
+            said = self._process.stderr.read().decode(errors="replace").strip() if self._process.stderr else ""
+            if self._process.returncode < 0 or self._process.returncode >= 128:
+                raise self.ended_error()
+            raise self._failed(
+                f"Ray could not be started by srun, which ended with {self._process.returncode}: {said[-500:]}"
+            )
+        ended = {file.name.removeprefix("end-"): file.read_text().split()[0] for file in self._folder.glob("end-*")}
+        if "0" in ended or (ended and not may_lack):
+            raise self._failed(f"Ray ended on {', '.join(ended.values())} before it ran on all nodes")
+
+    def _failed(self, what: str) -> RunnerError:
+        tails = [f"{log.stem}: {text}" for log in sorted(self._folder.glob("ray-*.log")) if (text := _last_lines(log))]
+        return RunnerError(
+            f"{what}. {' | '.join(tails[:4])}".strip(),
+            remedy="all nodes must see the working folder, the Python environment and each other; "
+            "`srun --overlap -N NODES hostname` in the same job shows which do",
+            field="runner",
+        )
+
+    def ended_error(self) -> JobEndedError:
+        """What is said once the step has ended before us."""
+        return JobEndedError(
+            f"the step of Slurm that held Ray ended ({self._process.poll()}): the job {self.job.job} is cancelled, preempted or at its end",
+            remedy="the study goes on in the next job",
+            field="runner",
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the step, or the head in it, is over: Slurm ended it, or Ray did."""
+        return self._process.poll() is not None or (self._folder / "end-0").exists()
+
+    def close(self) -> None:
+        """Ends the step by its number, and removes its folder."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)  # which srun passes on to all its tasks
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)
+        if self._process.poll() is None:
+            with contextlib.suppress(RunnerError, OSError, IndexError):
+                step = (self._folder / node_start.HEAD).read_text().split()[1]
+                ask("scancel", "--signal=KILL", f"{self.job.job}.{step}")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)
+            self._process.kill()
+            self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _last_lines(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
+        return " / ".join(line for line in plain.strip().splitlines() if " INFO " not in line)[-400:]
+    return ""
