@@ -67,6 +67,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "autotune tune laptop                 a small study that ships",
         "autotune tune study.yaml --max-trials 10",
         "autotune tune study.yaml --train-tokens 15T --json > result.json",
+        "autotune tune study.yaml --on slurm --submit --option time=4h --option partition=gpu",
     ),
     "list": (
         "autotune list",
@@ -74,7 +75,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "autotune list --status running --json",
         "autotune list | cut -f1   # ids alone",
     ),
-    "status": ("autotune status gpt2-medium-8xh100", "autotune status kfm4a2b9xq --json"),
+    "status": (
+        "autotune status gpt2-medium-8xh100",
+        "autotune status kfm4a2b9xq --json",
+        "autotune status --in two-nodes        a study that runs as a job",
+    ),
     "watch": ("autotune watch kfm4a2b9xq",),
     "logs": ("autotune logs kfm4a2b9xq", "autotune logs kfm4a2b9xq 7        why trial 7 failed"),
     "best": (

@@ -114,8 +114,8 @@ def step_environment() -> dict[str, str]:
 
 def is_on_a_node(hosts: Sequence[str]) -> bool:
     """Whether this process runs on one of these nodes; under salloc it may run on the login node."""
-    here = {socket.gethostname(), socket.gethostname().partition(".")[0], os.environ.get("SLURMD_NODENAME", "")}
-    return bool(here & {name for host in hosts for name in (host, host.partition(".")[0])})
+    here = {name.partition(".")[0] for name in (socket.gethostname(), os.environ.get("SLURMD_NODENAME", ""))}
+    return bool(here & {host.partition(".")[0] for host in hosts})
 
 
 def move_to_nodes() -> None:

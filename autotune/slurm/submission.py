@@ -178,6 +178,8 @@ def check(made: Submission) -> str:
         timeout=60,
     )
     said = (done.stderr.strip() or done.stdout.strip()).replace("sbatch: ", "")
+    if done.returncode and re.search(r"ontact slurm controller|configuration source|resolve controller", said):
+        return f"cannot be asked here: {said.splitlines()[0]}"
     if done.returncode:
         raise SpecError(
             f"Slurm would refuse the job: {said}",

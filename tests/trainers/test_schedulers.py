@@ -108,7 +108,7 @@ def test_unknown_schedulers_and_wrong_options_are_named() -> None:
     with pytest.raises(CatalogError, match="slurm"):
         scheduler("slum")
     rest, values = split_options(scheduler("slurm"), {"partition": "gpu", "data": "x"})
-    assert (rest, values) == ({"data": "x"}, {"time": "", "partition": "gpu", "account": ""})
+    assert (rest, values) == ({"data": "x"}, {"time": "", "partition": "gpu", "account": "", "qos": ""})
     with pytest.raises(SpecError, match="text"):
         split_options(scheduler("slurm"), {"partition": 3})
     with pytest.raises(SpecError, match="one word"):

@@ -1,0 +1,429 @@
+"""Studies on a real Slurm: from the login node to a winner, and through all that ends a job before it is done.
+
+The jobs, nodes and signals are real; nodes are namespaces of this machine, each with a /tmp of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.nodes.network import until
+from tests.nodes.slurm_cluster import SlurmCluster, slurm_cluster, what_is_missing
+
+pytestmark = [pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing()), pytest.mark.alone]
+
+AUTOTUNE = str(Path(sys.executable).with_name("autotune"))
+WAIT_S = 600.0
+"""for what takes seconds on an idle machine"""
+SIMULATED: dict[str, Any] = {
+    "name": "simulated",
+    "model": "nano-gpt",
+    "cluster": {"gpu": "cpu", "num_nodes": 2, "gpus_per_node": 4},
+    "workload": {"seq_len": 256, "global_batch_size": 64},
+    "space": {"tp": [1, 2, 4], "micro_batch_size": [1, 2, 4], "precision": ["fp32"]},
+    "budget": {"max_trials": 3},
+    "searcher": "cost_ranked",
+    "runner": "simulated",
+}
+NATIVE: dict[str, Any] = {
+    "name": "native",
+    "model": "nano-gpt",
+    "cluster": {"gpu": "cpu", "num_nodes": 2, "gpus_per_node": 1},
+    "workload": {"seq_len": 32, "global_batch_size": 48},
+    "space": {
+        "world_sizes": [2],
+        "micro_batch_size": [1, 2, 3, 4, 6, 8, 12, 24],
+        "precision": ["fp32"],
+        "zero_stage": [0],
+    },
+    "budget": {"max_trials": 8, "max_wall_s": "1h", "min_gain": 0},
+    "measure": {
+        "warmup_steps": 1,
+        "min_steps": 3,
+        "max_steps": 4,
+        "finalists": 1,
+        "final_rounds": 1,
+        "start_timeout_s": 300,
+        "step_timeout_s": 300,
+        "trial_timeout_s": 600,
+    },
+    "calibrate": False,
+    "runner": "ray",
+    "slurm": {"time": "30min"},
+}
+PROGRAM = """
+import argparse, os, time
+words = argparse.ArgumentParser()
+words.add_argument("--batch-size", type=int)
+batch = words.parse_args().batch_size
+print("sees GPUs", os.environ.get("CUDA_VISIBLE_DEVICES", "none"), [k for k in os.environ if k.startswith("SLURM")], flush=True)
+for step in range(1, 13):
+    time.sleep(0.3)
+    print(f"step {step} loss: 2.5 step time: {0.3 + 0.01 * batch}", flush=True)
+"""
+SLEEPING: dict[str, Any] = {
+    "name": "sleeping",
+    "model": "nano-gpt",
+    "cluster": {"gpu": "cpu", "num_nodes": 1, "gpus_per_node": 1},
+    "workload": {"seq_len": 32, "global_batch_size": 48},
+    "space": {"world_sizes": [1], "micro_batch_size": [1, 2, 3, 4, 6, 8, 12, 16, 24, 48], "precision": ["fp32"]},
+    "budget": {"max_trials": 100, "max_wall_s": "1h", "min_gain": 0},
+    "measure": {"warmup_steps": 1, "min_steps": 8, "max_steps": 8, "first_look": 0, "finalists": 1, "final_rounds": 1},
+    "calibrate": False,
+    "check": False,
+    "searcher": "random",
+    "trainer": {
+        "kind": "command",
+        "argv": [sys.executable, "train.py", "--batch-size={micro_batch_size}"],
+        "metrics": {"step": "^step ([0-9]+)", "loss": "loss: ([0-9.]+)", "step_time_s": "step time: ([0-9.]+)"},
+        "fixed": {"precision": "fp32"},
+        "env": {"ACC": "{accumulation_steps}"},
+    },
+    "runner": "local",
+    "slurm": {"time": "30min"},
+}
+
+
+class LoginNode:
+    """Where people work: commands of autotune beside those of Slurm, in a folder that all nodes see."""
+
+    def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        home = folder / "home"
+        (home / ".ray").mkdir(parents=True)
+        (home / ".ray/auth_token").write_text("0" * 64)  # what an earlier Ray of this user left there
+        drop = {"AUTOTUNE_STORE", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+        self.environment = {k: v for k, v in os.environ.items() if k not in drop and not k.startswith("SLURM")}
+        self.environment |= {**cluster.environment, "HOME": str(home)}
+        (folder / "train.py").write_text(PROGRAM)
+
+    def autotune(self, *words: str, code: int | None = 0) -> str:
+        """What the command prints on stdout."""
+        done = self.run(AUTOTUNE, *words)
+        assert code is None or done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout if code == 0 else done.stdout + done.stderr
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """A command in the folder."""
+        return subprocess.run(
+            argv, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=WAIT_S
+        )
+
+    def submit(self, spec: dict[str, Any], **changes: Any) -> str:
+        """The number of the job of the study."""
+        document = {**spec, **changes}
+        (self.folder / "spec.yaml").write_text(yaml.safe_dump(document))
+        return str(json.loads(self.autotune("tune", "spec.yaml", "--on", "slurm", "--submit", "--json"))["job"]["id"])
+
+    def status(self, name: str) -> dict[str, Any]:
+        """The study as the login node sees it; empty before the first copy."""
+        done = self.run(AUTOTUNE, "status", "--in", name, "--json")
+        found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
+        return found
+
+    def completed(self, name: str) -> int:
+        """How many trials have been measured."""
+        return int(self.status(name).get("study", {}).get("trials", {}).get("COMPLETED", 0))
+
+    def wait_for_trials(self, name: str, least: int) -> None:
+        """Until so many were measured."""
+        until(lambda: self.completed(name) >= least, WAIT_S, f"{least} trials: {self.said(name)}")
+
+    def said(self, name: str) -> str:
+        """All that the study's jobs printed."""
+        return "\n".join(log.read_text(errors="replace") for log in sorted((self.folder / name).glob("job-*.out")))
+
+    def is_left(self) -> list[str]:
+        """Processes of trials and of Ray on the nodes."""
+        return [
+            part for node in self.cluster.nodes for part in ("ray", "autotune") if node.is_on and node.processes(part)
+        ]
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> list[str]:
+    """Folders that all nodes see."""
+    root = Path(__file__).resolve().parents[2]
+    return [str(path) for path in {tmp_path, Path(sys.prefix), root} if path.is_relative_to("/tmp")]
+
+
+@pytest.fixture
+def login(shared: list[str], tmp_path: Path) -> Iterator[LoginNode]:
+    """Two nodes of four CPUs."""
+    with slurm_cluster(2, shared=shared) as cluster:
+        yield LoginNode(cluster, tmp_path)
+
+
+@pytest.fixture
+def login_of(shared: list[str], tmp_path: Path) -> Iterator[Callable[..., LoginNode]]:
+    """Another number of nodes, or nodes with GPUs or a time of grace."""
+    import contextlib
+
+    with contextlib.ExitStack() as opened:
+
+        def start(nodes: int = 2, **options: Any) -> LoginNode:
+            cluster = opened.enter_context(slurm_cluster(nodes, shared=shared, **options))
+            return LoginNode(cluster, tmp_path)
+
+        yield start
+
+
+def test_from_the_login_node_to_a_winner(login: LoginNode) -> None:
+    job = login.submit(SIMULATED, slurm={"time": "10min"})
+    assert login.cluster.wait_for(job) == "COMPLETED", login.said("simulated")
+    found = login.status("simulated")
+    assert found["study"]["status"] == "COMPLETED"
+    assert found["best"]["config"]
+    assert found["job"]["id"] == job
+    assert found["job"]["state"] == "COMPLETED"
+    assert "best:" in login.autotune("status", "--in", "simulated")
+    assert "tp" in login.autotune("best", "--in", "simulated")
+    assert sorted(path.name for path in (login.folder / "simulated").iterdir()) == [
+        f"job-{job}.out",
+        "job.json",
+        "job.sbatch",
+        "store.db",
+        "study.yaml",
+    ]
+    refused = login.autotune("tune", "spec.yaml", "--on", "slurm", "--option", "partition=nope", code=2)
+    assert "invalid partition specified: nope" in refused
+    nobody = login.autotune("pause", "--in", "simulated", code=1)
+    assert "nobody runs the study" in nobody
+
+
+@pytest.mark.slow
+def test_ray_runs_on_all_nodes_of_the_job_and_leaves_nothing(login: LoginNode) -> None:
+    job = login.submit(NATIVE)
+    login.wait_for_trials("native", 2)
+    assert login.autotune("stop", "--in", "native")
+    assert login.cluster.wait_for(job) == "COMPLETED", login.said("native")
+    found = login.status("native")
+    assert found["study"]["status"] == "COMPLETED"
+    places = {row["host"] for row in found["study"]["result"]["placed"]}
+    assert places == {node.name for node in login.cluster.nodes}
+    until(lambda: not login.is_left(), 60)
+    assert not list((login.folder / "native").glob(".ray-*")), "the token and the head's address are gone"
+    for node in login.cluster.nodes:
+        assert not list((login.cluster.folder / f"own-{node.name}/tmp").glob("at-*/session*"))
+    assert (login.folder / "home/.ray/auth_token").read_text() == "0" * 64
+
+
+@pytest.mark.slow
+def test_salloc_on_the_login_node_runs_on_the_nodes(login: LoginNode) -> None:
+    (login.folder / "spec.yaml").write_text(
+        yaml.safe_dump({**NATIVE, "cluster": "slurm", "space": {**NATIVE["space"], "world_sizes": [2]}})
+    )
+    (login.folder / "results").mkdir()
+    words = ["salloc", "-N2", "-c1", "--time=30", AUTOTUNE, "tune", "spec.yaml", "--in", "results", "--max-trials", "1"]
+    done = login.run(*words)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    found = login.status("results")
+    assert found["study"]["status"] == "COMPLETED"
+    assert found["study"]["cluster"] == "cpu-2x1", "one CPU on each of two nodes"
+    assert {row["host"] for row in found["study"]["result"]["placed"]} == {node.name for node in login.cluster.nodes}
+
+
+@pytest.mark.slow
+def test_a_cancelled_job_ends_paused_and_the_next_one_goes_on(login: LoginNode) -> None:
+    job = login.submit(NATIVE)
+    login.wait_for_trials("native", 1)
+    login.cluster.run("scancel", job)
+    login.cluster.wait_for(job)
+    until(lambda: login.status("native")["study"]["status"] == "PAUSED", 120, login.said("native"))
+    before = login.completed("native")
+    assert before >= 1
+    until(lambda: not login.is_left(), 60)
+    again = login.submit(NATIVE)
+    login.wait_for_trials("native", before + 1)
+    login.autotune("stop", "--in", "native")
+    assert login.cluster.wait_for(again) == "COMPLETED"
+    assert f"after {before} trial" in login.said("native")
+
+
+@pytest.mark.slow
+def test_a_winner_is_named_before_the_limit(login: LoginNode) -> None:
+    job = login.submit(SLEEPING, slurm={"time": "3min"})
+    assert login.cluster.wait_for(job) == "COMPLETED", login.said("sleeping")
+    found = login.status("sleeping")
+    assert found["study"]["status"] == "COMPLETED"
+    assert "in this job, which are reserved for the finals" in found["study"]["result"]["stop_reason"]
+    assert found["study"]["result"]["final_rounds"] >= 1
+
+
+@pytest.mark.slow
+def test_at_the_limit_a_study_that_may_go_on_pauses_and_its_job_begins_again(login: LoginNode) -> None:
+    job = login.submit(SLEEPING, slurm={"time": "2min", "requeue": True})
+    until(lambda: login.cluster.job(job)["Restarts"] == "1", WAIT_S, login.said("sleeping"))
+    found = login.status("sleeping")
+    assert found["study"]["status"] == "PAUSED"
+    assert found["study"]["message"] == "the time of its job is over"
+    assert found["study"]["trials"].get("CANCELLED", 0) == 0, "no trial began that could not end"
+    assert found["job"]["state"] == "PENDING"
+
+
+@pytest.mark.slow
+def test_the_signal_before_the_limit_pauses(login: LoginNode) -> None:
+    job = login.submit(SLEEPING)
+    login.wait_for_trials("sleeping", 2)
+    login.cluster.run("scancel", "--batch", "--signal=USR1", job)
+    assert login.cluster.wait_for(job) == "FAILED"
+    found = login.status("sleeping")
+    assert (found["study"]["status"], found["study"]["message"]) == ("PAUSED", "the time of its job is over")
+
+
+@pytest.mark.slow
+def test_a_preempted_job_pauses_in_its_time_of_grace_and_goes_on(login_of: Callable[..., LoginNode]) -> None:
+    login = login_of(grace_s=60)
+    job = login.submit(NATIVE, slurm={"time": "30min", "requeue": True})
+    login.wait_for_trials("native", 1)
+    urgent = login.cluster.run(
+        "sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 20"
+    )
+    until(lambda: login.status("native")["study"]["status"] == "PAUSED", 180, login.said("native"))
+    assert login.cluster.wait_for(urgent, timeout_s=300) == "COMPLETED"
+    before = login.completed("native")
+    login.wait_for_trials("native", before + 1)
+    assert login.cluster.job(job)["Restarts"] == "1"
+    login.autotune("cancel", "--in", "native")
+    login.cluster.wait_for(job)
+
+
+@pytest.mark.slow
+def test_a_lost_node_has_its_job_begin_again(login: LoginNode) -> None:
+    job = login.submit(NATIVE, slurm={"time": "30min", "requeue": True})
+    login.wait_for_trials("native", 1)
+    node = login.cluster.nodes[1]
+    node.lose_power()
+    until(lambda: login.cluster.job(job)["Restarts"] == "1", WAIT_S, login.said("native"))
+    node.boot()
+    login.cluster.join(node)
+    before = login.completed("native")
+    login.wait_for_trials("native", before + 1)
+    login.autotune("cancel", "--in", "native")
+    login.cluster.wait_for(job)
+
+
+@pytest.mark.slow
+def test_a_spare_node_takes_the_place_of_a_lost_one(login_of: Callable[..., LoginNode]) -> None:
+    login = login_of(3)
+    job = login.submit(NATIVE, slurm={"time": "30min", "spare_nodes": 1})
+    login.wait_for_trials("native", 1)
+    used = {row["host"] for row in login.status("native")["study"]["result"]["placed"]}
+    lost = next(node for node in login.cluster.nodes[1:] if node.name in used)
+    lost.lose_power()
+    before = login.completed("native")
+    login.wait_for_trials("native", before + 2)
+    found = login.status("native")
+    assert lost.name not in {row["host"] for row in found["study"]["result"]["placed"]}
+    assert login.cluster.job(job)["Restarts"] == "0"
+    login.autotune("stop", "--in", "native")
+    assert login.cluster.wait_for(job) == "COMPLETED", login.said("native")
+
+
+@pytest.mark.slow
+def test_two_jobs_share_nodes(login: LoginNode) -> None:
+    shared = {"time": "30min", "exclusive": False, "cpus-per-task": 2}
+    jobs = [login.submit(NATIVE, name=name, slurm=shared) for name in ("one", "two")]
+    for name in ("one", "two"):
+        login.wait_for_trials(name, 1)
+    assert {login.cluster.job(job)["JobState"] for job in jobs} == {"RUNNING"}
+    for name in ("one", "two"):
+        login.autotune("stop", "--in", name)
+    assert {login.cluster.wait_for(job) for job in jobs} == {"COMPLETED"}
+    until(lambda: not login.is_left(), 60)
+
+
+@pytest.mark.slow
+def test_programs_see_the_gpus_of_their_job_and_no_word_of_slurm(login_of: Callable[..., LoginNode]) -> None:
+    login = login_of(2, gpus=[2, 2])
+    gpus = {
+        "cluster": "h100-sxm-2x2",
+        "space": {**SLEEPING["space"], "world_sizes": [4], "precision": ["bf16"], "micro_batch_size": [1]},
+    }
+    trainer = {**SLEEPING["trainer"], "fixed": {"precision": "bf16"}}
+    job = login.submit(SLEEPING, **gpus, name="gpus", trainer=trainer, runner="ray", budget={"max_trials": 1})
+    login.cluster.wait_for(job)
+    found = login.status("gpus")
+    rows = found["study"]["result"]["placed"]
+    assert sorted((row["host"], tuple(row["gpus"])) for row in rows) == [
+        (node.name, (0, 1)) for node in login.cluster.nodes
+    ]
+    logs = login.autotune("logs", "--in", "gpus", code=None) + login.said("gpus")
+    assert "SLURM_" not in re.sub(r"/.*", "", logs)
+
+
+@pytest.mark.slow
+def test_slurms_controller_may_crash(login: LoginNode) -> None:
+    job = login.submit(SLEEPING, slurm={"time": "30min"})
+    login.wait_for_trials("sleeping", 2)
+    time.sleep(8.0)  # it saves its state every few seconds, and forgets what is younger
+    login.cluster.restart_controller()
+    before = login.completed("sleeping")
+    login.wait_for_trials("sleeping", before + 2)
+    login.autotune("stop", "--in", "sleeping")
+    assert login.cluster.wait_for(job) == "COMPLETED", login.said("sleeping")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "lightning"])
+def test_programs_of_several_nodes_run_as_trials(login: LoginNode, launcher: str) -> None:
+    if launcher == "lightning":
+        pytest.importorskip("lightning")
+        program = LIGHTNING
+    else:
+        program = TORCHRUN
+    (login.folder / "spread.py").write_text(program)
+    metrics = {"step": "^step ([0-9]+)", "loss": "loss: ([0-9.]+)", "step_time_s": "step time: ([0-9.]+)"}
+    trainer = {
+        "kind": "command",
+        "argv": ["torchrun", "spread.py", "--batch-size={micro_batch_size}"],
+        "metrics": metrics,
+        "fixed": {"precision": "fp32"},
+        "env": {"ACC": "{accumulation_steps}"},
+    }
+    job = login.submit(NATIVE, name=launcher, trainer=trainer, check=False, budget={"max_trials": 2})
+    assert login.cluster.wait_for(job) == "COMPLETED", login.said(launcher)
+    found = login.status(launcher)
+    assert found["study"]["trials"]["COMPLETED"] >= 3, login.said(launcher)
+
+
+TORCHRUN = """
+import argparse, time, torch, torch.distributed as dist
+words = argparse.ArgumentParser(); words.add_argument("--batch-size", type=int); words.parse_args()
+dist.init_process_group("gloo")
+assert dist.get_world_size() == 2
+for step in range(1, 11):
+    began = time.monotonic(); x = torch.ones(1000); dist.all_reduce(x); time.sleep(0.1)
+    if dist.get_rank() == 0: print(f"step {step} loss: {float(x[0])} step time: {time.monotonic() - began}", flush=True)
+dist.destroy_process_group()
+"""
+LIGHTNING = """
+import argparse, time, torch, lightning as L
+from torch.utils.data import DataLoader, TensorDataset
+words = argparse.ArgumentParser(); words.add_argument("--batch-size", type=int); batch = words.parse_args().batch_size
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__(); self.layer = torch.nn.Linear(8, 1); self.began = time.monotonic()
+    def training_step(self, rows, index):
+        time.sleep(0.1); loss = self.layer(rows[0]).mean().abs() + 1
+        now = time.monotonic()
+        if self.global_rank == 0: print(f"step {index + 1} loss: {float(loss)} step time: {now - self.began}", flush=True)
+        self.began = now
+        return loss
+    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.0)
+if __name__ == "__main__":
+    trainer = L.Trainer(max_steps=10, accelerator="cpu", devices=1, num_nodes=2, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    assert trainer.world_size == 2
+    trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(40 * batch, 8)), batch_size=batch))
+"""

@@ -1,0 +1,186 @@
+"""A study as a job: what the files say, and what is refused before any allocation is asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune import cli
+from tests.cli.conftest import Done
+
+SPEC: dict[str, Any] = {
+    "name": "two nodes",
+    "model": "gpt2-medium",
+    "cluster": "h100-sxm-2x8",
+    "workload": {"seq_len": 1024, "global_batch_size": 512},
+    "space": "dense-multi-node",
+    "searcher": "random",
+    "runner": {"kind": "simulated"},
+}
+
+
+@pytest.fixture(autouse=True)
+def without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A folder to work in, on a machine without Slurm."""
+    OUTPUT.append(capsys)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("AUTOTUNE_STORE", raising=False)
+    return tmp_path
+
+
+OUTPUT: list[pytest.CaptureFixture[str]] = []
+"""of the test that runs, the last"""
+
+
+def tune(*words: str, on: str = "slurm", **changes: Any) -> Done:
+    Path("spec.yaml").write_text(yaml.safe_dump({**SPEC, **changes}))
+    OUTPUT[-1].readouterr()
+    code = cli.run(["tune", "spec.yaml", "--on", on, *words])
+    said = OUTPUT[-1].readouterr()
+    return Done(code, said.out, said.err)
+
+
+def script() -> list[str]:
+    return Path("two-nodes/job.sbatch").read_text().splitlines()
+
+
+def test_a_job_asks_for_the_nodes_of_the_cluster(without_slurm: Path) -> None:
+    asked = {
+        "time": "4h",
+        "partition": "gpu",
+        "requeue": True,
+        "spare_nodes": 1,
+        "constraint": "h100",
+        "setup": ["module load cuda"],
+    }
+    done = tune(slurm=asked)
+    assert done.code == 0, done.err
+    lines = script()
+    for line in (
+        "#SBATCH --nodes=3",
+        "#SBATCH --gpus-per-node=8",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --exclusive",
+        "#SBATCH --time=0-04:00:00",
+        "#SBATCH --partition=gpu",
+        "##SBATCH --account=NAME",
+        "#SBATCH --constraint=h100",
+        "#SBATCH --requeue",
+        "#SBATCH --no-kill",
+        "#SBATCH --signal=B:USR1@120",
+        "#SBATCH --dependency=singleton",
+        "module load cuda",
+    ):
+        assert line in lines, line
+    assert lines[-1].startswith("exec ")
+    assert lines[-1].endswith(f"tune study.yaml --base {without_slurm} --in .")
+    assert done.out.strip() == f"cd {without_slurm}/two-nodes && sbatch job.sbatch"
+    assert (without_slurm / "two-nodes").stat().st_mode & 0o077 == 0
+    assert (without_slurm / "two-nodes/study.yaml").stat().st_mode & 0o077 == 0, "a spec may hold secrets"
+    subprocess.run(["/bin/sh", "-n", "two-nodes/job.sbatch"], check=True)
+
+
+def test_options_of_the_command_line_are_those_of_the_spec() -> None:
+    assert (
+        tune(
+            "--option",
+            "time=90min",
+            "--option",
+            "qos=high",
+            "--option",
+            "exclusive=false",
+            "--option",
+            "cpus-per-task=4",
+        ).code
+        == 0
+    )
+    lines = script()
+    assert {"#SBATCH --time=0-01:30:00", "#SBATCH --qos=high", "#SBATCH --cpus-per-task=4"} <= set(lines)
+    assert not any("exclusive" in line or "--mem" in line for line in lines)
+    assert yaml.safe_load(Path("two-nodes/study.yaml").read_text())["slurm"]["qos"] == "high"
+
+
+def test_gpus_are_asked_for_once() -> None:
+    assert tune(slurm={"gres": "gpu:h100:8"}).code == 0
+    assert [line for line in script() if "gpu" in line and line.startswith("#SBATCH")] == ["#SBATCH --gres=gpu:h100:8"]
+
+
+def test_containers_become_options_of_each_step() -> None:
+    assert tune(slurm={"container": {"image": "a.sqsh", "mounts": ["/data:/data"]}}).code == 0
+    (line,) = (line for line in script() if "AUTOTUNE_SRUN" in line)
+    assert "--container-image=a.sqsh" in line
+    assert line.rstrip("'").endswith(",/data:/data")
+
+
+@pytest.mark.parametrize(
+    ("slurm", "words"),
+    [
+        ({"time": 240}, "may mean minutes"),
+        ({"time": "4 fortnights"}, "time"),
+        ({"partition": "a b"}, "partition"),
+        ({"output": "x.log"}, "output is written by autotune"),
+        ({"signal": "USR2"}, "signal is written by autotune"),
+        ({"comment": "two words"}, "must be one word"),
+        ({"nodes": 2}, "says how many nodes and GPUs"),
+        ({"setup": ["a\nb"]}, "setup"),
+        ({"requeue": "yes please"}, "requeue"),
+        ({"-x": 1}, "no option of sbatch"),
+    ],
+)
+def test_a_wrong_job_is_refused(slurm: dict[str, Any], words: str) -> None:
+    done = tune(slurm=slurm)
+    assert done.code == 2
+    assert words in done.err
+    assert not Path("two-nodes").exists()
+
+
+def test_the_study_is_checked_before_a_job_is_written() -> None:
+    done = tune(space={"tp": [3]})
+    assert done.code == 1
+    assert "the nearest miss is" in done.err
+    assert tune(runner={"kind": "ray", "cpus_per_rnk": 2}).code == 2
+    assert tune(searcher="bayesain").code == 2
+    assert not Path("two-nodes").exists()
+
+
+def test_another_scheduler_is_refused_with_the_nearest_name() -> None:
+    done = tune(on="slrum")
+    assert done.code == 2
+    assert "slurm" in done.err
+
+
+def test_a_folder_belongs_to_one_study() -> None:
+    assert tune(slurm={"time": "1h"}).code == 0
+    assert tune(slurm={"time": "2h"}).code == 0, "another limit makes no other study"
+    done = tune(seed=3)
+    assert done.code == 1
+    assert "holds another study" in done.err
+    Path("two-nodes/study.yaml").unlink()
+    assert "files that are no study's" in tune(seed=3).err
+
+
+def test_the_nodes_of_a_job_must_be_counted_where_they_are_not_there_yet() -> None:
+    done = tune(cluster="slurm")
+    assert done.code == 2
+    assert "slurm: {nodes: 2, gpus_per_node: 8}" in done.err
+    assert tune(cluster="slurm", slurm={"nodes": 4, "gpus_per_node": 2}).code == 0
+    assert {"#SBATCH --nodes=4", "#SBATCH --gpus-per-node=2"} <= set(script())
+
+
+def test_without_sbatch_nothing_is_submitted() -> None:
+    done = tune("--submit")
+    assert done.code == 2
+    assert "no sbatch on this machine" in done.err
+
+
+def test_the_answer_for_programs(without_slurm: Path) -> None:
+    job = json.loads(tune("--json").out)["job"]
+    assert job["folder"] == f"{without_slurm}/two-nodes"
+    assert job["id"] is None
+    assert [Path(file).name for file in job["files"]] == ["study.yaml", "job.sbatch"]
