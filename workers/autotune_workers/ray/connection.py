@@ -60,6 +60,9 @@ _QUIET = ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", _METR
 class RayCluster:
     """A connection, and what has to be ended with it."""
 
+    _step: RayStep | None = None
+    """what holds a cluster that was started in an allocation"""
+
     def __init__(
         self, *, address: str | None, num_cpus: int | None, num_gpus: int | None, dashboard: bool, least_nodes: int = 0
     ) -> None:
@@ -70,7 +73,6 @@ class RayCluster:
         self._owned = False
         self._joined = False
         self._temp = ""
-        self._step: RayStep | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._reports = contextlib.ExitStack()
         self._retry_at_s, self._unanswered = 0.0, ""
