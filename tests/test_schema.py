@@ -516,7 +516,15 @@ def test_the_documents_know_every_field_of_the_values() -> None:
         "keeps_outputs",
         "unwatched",
     }
-    assert set(StudyDocument.model_fields) == spoken | {"model", "cluster", "target", "knobs", "outputs", "probe", "slurm"}
+    assert set(StudyDocument.model_fields) == spoken | {
+        "model",
+        "cluster",
+        "target",
+        "knobs",
+        "outputs",
+        "probe",
+        "slurm",
+    }
 
 
 def test_the_json_schema_knows_the_words() -> None:
