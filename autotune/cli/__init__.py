@@ -8,7 +8,8 @@
     jobs.py       submit, list, status, watch, logs,    catalogs.py   knobs, searchers, models, clusters, spaces, trainers, runners
                   pause, resume, stop, cancel           store.py      store check, backup, restore, migrate, ...
     annotate.py   note, tag, delete                     onboarding.py  init, import
-    doctor.py     doctor
+    doctor.py     doctor                                diagnose.py    diagnose
+    recheck.py    recheck
 
     help_pages.py  commands in groups, examples         quantities.py   options with units
     output.py     the options that commands share; JSON documents, tables and errors
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 MODULES: Mapping[str, tuple[str, ...]] = {
     "review": ("review",),
     "observe": ("run",),
+    "diagnose": ("diagnose",),
+    "recheck": ("recheck",),
     "onboarding": ("init", "import"),
     "check": ("check",),
     "tune": ("tune",),
@@ -64,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(argv: list[str]) -> int:
     """Runs one command line and returns its exit code."""
     if argv[:1] == ["run"] and "--" in argv:
-        _be_silent(argv[argv.index("--") + 1 :])
+        at = argv.index("--")
+        _be_silent(argv[at + 1 :], is_watched="--diagnose" in argv[:at])
     import typer
 
     from autotune.cli.exit_codes import DONE, INTERRUPTED
@@ -100,13 +104,15 @@ def run(argv: list[str]) -> int:
     return code if isinstance(code, int) else DONE
 
 
-def _be_silent(command: list[str]) -> None:
+def _be_silent(command: list[str], *, is_watched: bool) -> None:
     """Becomes the command at once, where another process of its job speaks: there may be thousands."""
     from autotune.observing.in_place import exec_in_place
     from autotune.observing.rank import is_first
 
     if command and not is_first(os.environ, command):
-        exec_in_place(command)
+        from autotune.observing.watched import NOWHERE, variables_of
+
+        exec_in_place(command, variables_of(os.environ, NOWHERE) if is_watched else None)
 
 
 def application(word: str = "") -> typer.Typer:

@@ -190,10 +190,13 @@ def compare(
     """Shows two studies side by side."""
     from autotune.cli.source import open_source, study_with_trials
     from autotune.report import compare as compare_studies
+    from autotune.report.comparison import differing_versions
 
     with open_source(store, url) as source:
         if json:
-            emit({"studies": [source.status(study) for study in (first, second)]})
+            found = differing_versions(*(source.result(study).best for study in (first, second)))
+            versions = [{"name": name, "first": left, "second": right} for name, left, right in found]
+            emit({"studies": [source.status(study) for study in (first, second)], "versions": versions})
             return
         a, b = (study_with_trials(source, study) for study in (first, second))
     consoles()[0].print(compare_studies(a, b))

@@ -12,7 +12,21 @@ import typer
 from typer.core import TyperGroup
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Tune": ("doctor", "review", "run", "init", "import", "plan", "estimate", "fit", "check", "calibrate", "tune"),
+    "Tune": (
+        "doctor",
+        "review",
+        "run",
+        "diagnose",
+        "init",
+        "import",
+        "plan",
+        "estimate",
+        "fit",
+        "check",
+        "calibrate",
+        "tune",
+        "recheck",
+    ),
     "Look at studies and results": (
         "list",
         "status",
@@ -53,6 +67,16 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "run": (
         "autotune run -- torchrun --nproc-per-node 8 train.py --batch-size 4",
         "autotune run --cluster h100-sxm-1x8 -- bash train.sh",
+        "autotune run --diagnose -- torchrun --nproc-per-node 8 train.py",
+    ),
+    "recheck": (
+        "autotune recheck gpt2-medium",
+        "autotune recheck gpt2-medium --max-slowdown 3% --junit recheck.xml --summary summary.md",
+    ),
+    "diagnose": (
+        "autotune diagnose gpt2-medium",
+        "autotune diagnose gpt2-medium 7 --json",
+        "autotune diagnose --log run.log study.yaml",
     ),
     "plan": (
         "autotune plan study.yaml",

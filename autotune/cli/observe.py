@@ -35,6 +35,13 @@ def run(
     config: Annotated[
         str | None, typer.Option("--config", metavar="KNOB=VALUE,...", help="The config that it trains with.")
     ] = None,
+    diagnose: Annotated[
+        bool,
+        typer.Option(
+            "--diagnose",
+            help="Watch every rank from inside, and say at the end what holds the run back. On several nodes, start each node's command so.",
+        ),
+    ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -44,9 +51,11 @@ def run(
     """
     from autotune.observing.in_place import exec_in_place, run_in_place
     from autotune.observing.rank import is_first
+    from autotune.observing.watched import NOWHERE, folder, variables_of
 
     if not is_first(os.environ, command):
-        exec_in_place(command)
+        exec_in_place(command, variables_of(os.environ, NOWHERE) if diagnose else None)
+    reports = folder() if diagnose else ""
 
     def advise(channel: object) -> None:
         from autotune.observing.adviser import Asked, adviser_of
@@ -59,9 +68,9 @@ def run(
             "precision": precision,
             "config": config,
         }
-        adviser_of(Asked(command=tuple(command), said=said, store=store, as_json=json))(channel)
+        adviser_of(Asked(command=tuple(command), said=said, store=store, as_json=json, reports=reports))(channel)
 
-    run_in_place(command, advise, to_stderr=json)
+    run_in_place(command, advise, to_stderr=json, variables=variables_of(os.environ, reports) if diagnose else None)
 
 
 def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:

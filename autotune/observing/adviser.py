@@ -22,15 +22,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
+from autotune.diagnosis import Diagnosis, Evidence, diagnose, lines_of
 from autotune.errors import AutotuneError
 from autotune.observing.launch import cluster_here, target_of
 from autotune.observing.versions import versions_of
+from autotune.observing.watched import remove
 from autotune.observing.words import PREFIX, after
 from autotune.registry import RUNNERS, load
+from autotune.results.diagnoses import expected
 from autotune.reviews import Review, review
 from autotune.reviews.words import short_lines
 from autotune.settings import settings
-from autotune.spec import Failure, ObservedRun, Outcome
+from autotune.spec import Failure, Measurement, ObservedRun, Outcome
 from autotune.spec.secrets import masked, secrets_of, without
 from autotune.trainers.program_name import COMMAND, name_in, program_name
 
@@ -58,6 +61,8 @@ class Asked:
     store: str | None = None
     """address of the results database; None: the usual one"""
     as_json: bool = False
+    reports: str = ""
+    """folder of the probe's reports; empty: the ranks are not watched"""
 
 
 def adviser_of(asked: Asked) -> Any:
@@ -90,6 +95,9 @@ class _Adviser:
             study.workload if study else None,
             found.config if found else None,
         )
+        versions |= program.versions(self._asked.command)
+        if self._asked.reports:
+            program.watch(self._asked.reports)
         started: dict[str, Any] = {}
         began_s, began_cpu_s, looked_s = time.monotonic(), time.process_time(), 0.0
         while (packet := self._take(LOOK_S)) is None or packet[:1] != b"E":
@@ -133,6 +141,7 @@ class _Adviser:
         code, told = int(end["code"]), str(end["told"])
         is_interrupted = code != 0 and bool(told or -code in _ENDING)
         seen, failure = program.ended(code, resident_bytes=end["max_rss_bytes"], is_interrupted=is_interrupted)
+        seen, diagnosis = self._diagnosed(seen, found, program)
         outcome = Outcome.INTERRUPTED if is_interrupted else Outcome.FAILED if code else Outcome.COMPLETED
         study = found.study if found else None
         command = self._asked.command
@@ -161,14 +170,39 @@ class _Adviser:
             kept = f"not kept: {error}"
         for line in after(run, kept):
             self._say(line)
+        if diagnosis is not None:
+            for line in lines_of(diagnosis):
+                self._say(line, is_indented=True)
         if self._asked.as_json:
             document = {"review": found.to_dict() if found else None, "run": run.to_dict()}
+            if diagnosis is not None:
+                document |= diagnosis.to_dict()
             text = json.dumps(document, indent=2).encode() + b"\n"
             for at in range(0, len(text), PART):
                 self._channel.send(b"J" + text[at : at + PART])
 
-    def _say(self, line: str) -> None:
-        self._channel.send(b"L" + (PREFIX + " ".join(line.split())).encode()[:PART])
+    def _diagnosed(
+        self, seen: Measurement | None, found: Review | None, program: Any
+    ) -> tuple[Measurement | None, Diagnosis | None]:
+        """The measurement with the evidence of its ranks, and what they say; as it is where nothing was to be diagnosed."""
+        if not self._asked.reports:
+            return seen, None
+        evidence = program.evidence(**expected(found.estimate if found else None))
+        remove(self._asked.reports)
+        if evidence is None:
+            return seen, diagnose(
+                Evidence(step_times_s=seen.step_times_s if seen else (), **expected(found.estimate if found else None))
+            )
+        if seen is None or not seen.step_times_s:  # a log without steps: what the probe saw counts
+            seen = replace(seen or Measurement(step_times_s=()), step_times_s=evidence.step_times_s, time_from="")
+        seen = replace(
+            seen, evidence=evidence.shortened().to_dict(), versions=dict(evidence.facts.get("versions") or {})
+        )
+        return seen, diagnose(evidence)
+
+    def _say(self, line: str, *, is_indented: bool = False) -> None:
+        indent = " " * (len(line) - len(line.lstrip())) if is_indented else ""
+        self._channel.send(b"L" + (PREFIX + indent + " ".join(line.split())).encode()[:PART])
 
     def _listen(self) -> None:
         while packet := self._channel.recv(PACKET):

@@ -41,7 +41,7 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Never, final
 
@@ -71,25 +71,29 @@ _PR_SET_PDEATHSIG = 1
 Adviser = Callable[[socket.socket], None]
 
 
-def run_in_place(command: Sequence[str], adviser: Adviser, *, to_stderr: bool = False) -> Never:
+def run_in_place(
+    command: Sequence[str], adviser: Adviser, *, to_stderr: bool = False, variables: Mapping[str, str] | None = None
+) -> Never:
     """Runs the command and ends as it does. `adviser`: runs in a process of its own with its end of the sockets; `to_stderr`: stdout is kept for the adviser's
-    document, and the command's goes to stderr."""
-    _Place(tuple(command), to_stderr=to_stderr).run(adviser)
+    document, and the command's goes to stderr; `variables`: what its environment has besides the one that it was given."""
+    _Place(tuple(command), to_stderr=to_stderr, variables=variables or {}).run(adviser)
 
 
-def exec_in_place(command: Sequence[str]) -> Never:
+def exec_in_place(command: Sequence[str], variables: Mapping[str, str] | None = None) -> Never:
     """Becomes the command: nothing of this process is left."""
     try:
-        _exec(tuple(command))
+        _exec(tuple(command), variables or {})
     except OSError as error:
         sys.exit(_refused(command[0], error.errno or errno.ENOENT))
 
 
-def _exec(command: tuple[str, ...]) -> Never:
-    """The command in this process, with the environment that it was given: Python may have added to its own."""
+def _exec(command: tuple[str, ...], variables: Mapping[str, str]) -> Never:
+    """The command in this process, with the environment that it was given and these variables: Python may have added to its own."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an ignored signal stays ignored
         signal.signal(number, signal.SIG_DFL)
-    os.execvpe(command[0], command, _given_environment())
+    given = {os.fsencode(name): os.fsencode(value) for name, value in _given_environment().items()}
+    more = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
+    os.execvpe(command[0], command, {**given, **more})
     raise AssertionError("unreachable")
 
 
@@ -122,8 +126,8 @@ class _Stream:
 
 @final
 class _Place:
-    def __init__(self, command: tuple[str, ...], *, to_stderr: bool) -> None:
-        self._command = command
+    def __init__(self, command: tuple[str, ...], *, to_stderr: bool, variables: Mapping[str, str]) -> None:
+        self._command, self._variables = command, variables
         self._streams: list[_Stream] = []
         self._theirs = {1: 1, 2: 2}
         """descriptors that the command's stdout and stderr are, and which of ours they become"""
@@ -241,7 +245,7 @@ class _Place:
             for fd, source in moved:
                 os.dup2(source, fd)
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-            _exec(self._command)
+            _exec(self._command, self._variables)
         except OSError as error:
             os.write(failed, str(error.errno or errno.ENOENT).encode())
         os._exit(NOT_FOUND)

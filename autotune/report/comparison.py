@@ -23,11 +23,18 @@ from autotune.results.target import first_pick
 from autotune.reward import stability, token_cost, tokens_per_s
 from autotune.spec import Measurement, Trial, Workload, config_label
 from autotune.spec.speedup import format_speedup
+from autotune.study.recheck import differences
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Side = tuple[StudyRecord, Sequence[Trial]]
+
+
+def differing_versions(first: Trial | None, second: Trial | None) -> list[tuple[str, str, str]]:
+    """What differs between what two trials were measured with: name, and the version of each."""
+    known = [trial.measurement.versions if trial and trial.measurement else {} for trial in (first, second)]
+    return differences(*known)
 
 
 def compare(first: Side, second: Side, *, palette: Palette = FULL) -> Table:
@@ -40,6 +47,8 @@ def compare(first: Side, second: Side, *, palette: Palette = FULL) -> Table:
     for (name, left), (_, right) in zip(facts(a).items(), facts(b).items(), strict=True):
         style = "bold" if left != right else ""
         table.add_row(name, safe(left, palette), safe(right, palette), style=style)
+    for name, left, right in differing_versions(a.best, b.best):
+        table.add_row(f"version of {name}", safe(left, palette), safe(right, palette), style="bold")
     if a.best is not None and b.best is not None:
         arrow = "->"
         changes = changed_knobs(a.best, b.best)

@@ -40,7 +40,13 @@ def study_facts(found: Result) -> dict[str, str]:
     """What a study was asked and what came out, with the knobs of its best config."""
     best = found.best
     knobs = {f"best {name}": value for name, value in knob_words(best.config).items()} if best is not None else {}
-    return {**facts(found), **knobs}
+    return {**facts(found), **knobs, **version_facts(best)}
+
+
+def version_facts(trial: Trial | None) -> dict[str, str]:
+    """The releases and limits that a trial was measured with."""
+    seen = trial.measurement if trial is not None else None
+    return {f"version of {name}": version for name, version in sorted(seen.versions.items())} if seen else {}
 
 
 def trial_facts(trial: Trial) -> dict[str, str]:
@@ -80,6 +86,7 @@ def trial_facts(trial: Trial) -> dict[str, str]:
             if estimate
             else {}
         ),
+        **version_facts(trial),
     }
 
 

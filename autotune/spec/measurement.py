@@ -65,6 +65,10 @@ class Measurement:
     """the smallest difference between two step times that it can tell; 0 where it is not known"""
     steps_together: int = 1
     """most steps whose lines arrived at once, as of a program that does not flush: each has their mean as its time. 1 where every step has a time of its own"""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """what could move it: releases of torch, CUDA, driver, NCCL, Python and trainer, the program's commit, the kernel, the GPU's clocks and power limit"""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """what was seen of each rank, as plain values of `autotune.diagnosis.Evidence`; empty where nothing watched it"""
     allocator: str = ""
     """how the allocator of GPU memory was set (PYTORCH_ALLOC_CONF); empty for its defaults, and where it is not known"""
 

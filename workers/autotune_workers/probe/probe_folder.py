@@ -43,44 +43,25 @@ def is_off(environment: Mapping[str, str]) -> bool:
     return environment.get(SWITCH, "").strip().lower() in OFF
 
 
-class ProbeFolder:
-    """The folder of one attempt."""
+class Reports:
+    """Reads what the processes say, in a folder of theirs."""
 
-    def __init__(self) -> None:
-        """Raises `OSError` where no folder can be made."""
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._lock = _locked(self.path)
-        self._code, self._reports = self.path / "code", self.path / "reports"
-        package = self._code / "autotune_probe"
-        package.mkdir(parents=True)
-        self._reports.mkdir()
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._read: dict[str, int] = {}
-        for file in _CODE.glob("*.py"):
-            shutil.copyfile(file, (self._code if file.name == _START else package) / file.name)
-
-    def variables(self, environment: Mapping[str, str], *, trial_folder: str, keeps_files: bool) -> dict[str, str]:
-        """What the program's environment gets. `keeps_files`: whether what was there before the trial is kept."""
-        path = environment.get("PYTHONPATH", "")
-        return {
-            "PYTHONPATH": f"{self._code}{os.pathsep}{path}" if path else str(self._code),
-            "AUTOTUNE_PROBE_REPORTS": str(self._reports),
-            "AUTOTUNE_PROBE_BEGAN_S": repr(time.time()),
-            "AUTOTUNE_PROBE_KEEP_FILES": str(int(keeps_files)),
-            "AUTOTUNE_TRIAL_DIR": trial_folder,
-        }
 
     def read(self) -> list[dict[str, Any]]:
         """Reports since the last call, each process's in its order."""
         found = []
         with contextlib.suppress(OSError):
-            for name in sorted(os.listdir(self._reports)):
+            for name in sorted(os.listdir(self._folder)):
                 if name.endswith(".jsonl"):
                     found += list(self._lines(name))
         return found
 
     def _lines(self, name: str) -> Iterator[dict[str, Any]]:
         try:
-            file = os.open(self._reports / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            file = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return
         with os.fdopen(file, "rb") as content:
@@ -95,6 +76,38 @@ class ProbeFolder:
                 report = json.loads(line)
                 if isinstance(report, dict):
                     yield report
+
+
+class ProbeFolder:
+    """The folder of one attempt."""
+
+    def __init__(self) -> None:
+        """Raises `OSError` where no folder can be made."""
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._lock = _locked(self.path)
+        self._code, self._reports = self.path / "code", self.path / "reports"
+        package = self._code / "autotune_probe"
+        package.mkdir(parents=True)
+        self._reports.mkdir()
+        self._reader = Reports(self._reports)
+        for file in _CODE.glob("*.py"):
+            shutil.copyfile(file, (self._code if file.name == _START else package) / file.name)
+
+    def variables(self, environment: Mapping[str, str], *, trial_folder: str, keeps_files: bool) -> dict[str, str]:
+        """What the program's environment gets. `keeps_files`: whether what was there before the trial is kept."""
+        path = environment.get("PYTHONPATH", "")
+        return {
+            "PYTHONPATH": f"{self._code}{os.pathsep}{path}" if path else str(self._code),
+            "AUTOTUNE_PROBE_REPORTS": str(self._reports),
+            "AUTOTUNE_PROBE_BEGAN_S": repr(time.time()),
+            "AUTOTUNE_PROBE_KEEP_FILES": str(int(keeps_files)),
+            "AUTOTUNE_PROBE_ROOT": str(os.getpid()),
+            "AUTOTUNE_TRIAL_DIR": trial_folder,
+        }
+
+    def read(self) -> list[dict[str, Any]]:
+        """Reports since the last call, each process's in its order."""
+        return self._reader.read()
 
     def put_back(self) -> list[str]:
         """Gives the user's files their names again, once nothing is left that writes; those that cannot be put back, with where they are."""

@@ -6,15 +6,21 @@ It is read as a trial's program is (`program_log`, `failure_cause`). Of a progra
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, final
 
 from autotune.cost import training_flops_per_token
+from autotune.diagnosis import Evidence
+from autotune.diagnosis.collect import Reports as Evidences
 from autotune.ports import TrialRequest
 from autotune.spec import Failure, Measurement, MeasureSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import StepMetrics, trainer
 from autotune.trainers.trainer import MAX_LINE, LineReader
+from autotune_workers.probe.injected.versions import commit_of, versions
+from autotune_workers.probe.probe_folder import Reports
 from autotune_workers.process.failure_cause import CauseReader
 from autotune_workers.process.gpu_memory import GpuMemory
 from autotune_workers.process.machine import oom_kills
@@ -55,6 +61,12 @@ class ObservedProgram:
         self._began_s = 0.0
         self._kills = oom_kills()
         self._gpus = GpuMemory()
+        self._reports: Reports | None = None
+        self._evidence = Evidences()
+
+    def watch(self, folder: str) -> None:
+        """The probe of its ranks reports into this folder."""
+        self._reports = Reports(Path(folder))
 
     def begin(self, now_s: float, visible: str | None) -> None:
         """The program starts; `visible`: its CUDA_VISIBLE_DEVICES."""
@@ -62,8 +74,28 @@ class ObservedProgram:
         self._gpus.begin(visible)
 
     def look(self, pids: Collection[int]) -> None:
-        """Reads the memory of the GPUs, of these processes."""
+        """Reads the memory of the GPUs, of these processes, and what the probe says."""
         self._gpus.look(pids)
+        self._read()
+
+    def _read(self) -> bool:
+        found = self._reports.read() if self._reports else []
+        self._evidence.hear(found)
+        return bool(found)
+
+    @staticmethod
+    def versions(command: Sequence[str]) -> dict[str, str]:
+        """Of this machine, and the commit of the first of these words that is a file."""
+        program = next((word for word in command if word.endswith((".py", ".sh")) and os.path.isfile(word)), "")
+        commit = commit_of(os.path.dirname(os.path.abspath(program))) if program else ""
+        of_machine = {name: value for name, value in versions().items() if name in ("kernel", "driver")}
+        return {**of_machine, **({"commit": commit} if commit else {})}
+
+    def evidence(self, **known: Any) -> Evidence | None:
+        """What the probe saw, at the end; `known`: what else there is of it. None where it saw no step."""
+        while self._read():
+            pass
+        return self._evidence.evidence(**known)
 
     def hear(self, line: str, arrived_s: float) -> None:
         """A line of its output."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.cost import training_flops_per_token
+from autotune.diagnosis.collect import Reports
 from autotune.ports import AttemptEnded, ProgramSeen, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.stopping import trial_decision
@@ -42,6 +43,7 @@ class ProgramTrial:
         self.request, self.ending = request, False
         self._logs = [ProgramLog(request, read) for read in readers]
         self._probe = ProgramProbe(request)
+        self._evidence = Reports()
         self._witness = SecondWitness()
         self._waiting: list[LoggedStep] = []
         """steps of the log that do not count yet, because a probe may come"""
@@ -107,6 +109,8 @@ class ProgramTrial:
 
     def see(self, reports: Iterable[Mapping[str, Any]], now_s: float, node: int = 0) -> list[StepsReported]:
         """What the probe says of a node; the steps that it has seen."""
+        reports = list(reports)
+        self._evidence.hear(reports)
         steps = self._probe.hear(reports, node)
         self._heard_s = now_s
         self._refuse_loss()
@@ -360,7 +364,10 @@ class ProgramTrial:
             return None
         losses, norms = tuple(self._losses[warmup:]), tuple(self._grad_norms[warmup:])
         peaks = tuple(self._peaks[warmup:])
+        evidence = self._evidence.evidence(step_times_s=tuple(self._times[warmup:]))
         return Measurement(
+            versions=dict(self._probe.facts.get("versions") or {}),
+            evidence=evidence.shortened().to_dict() if evidence is not None else {},
             step_times_s=tuple(self._times[warmup:]),
             losses=() if all(map(math.isnan, losses)) else losses,
             grad_norms=() if all(map(math.isnan, norms)) else norms,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autotune import __version__
 from autotune.cost import training_flops_per_token
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
@@ -22,11 +23,13 @@ from autotune.reward import NoiseScale, noise_scale, spikes
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.stopping import trial_decision
 from autotune_workers.gang.failure_kind import divergence
+from autotune_workers.probe.injected.versions import versions
 from autotune_workers.training.gpu_allocator import allocator_settings
 from autotune_workers.training.gpu_state import GpuState, worst_of
 from autotune_workers.training.measure import MeanPower, PeakMemory, device_readings, release, synchronize
 from autotune_workers.training.mesh import RankContext, destroy_groups, line_up, living_groups
 from autotune_workers.training.profile import profile_step
+from autotune_workers.training.rank_evidence import RankEvidence
 from autotune_workers.training.step import Outcome, Training, part_size
 
 __all__ = ["RankContext", "StepReport", "TrialFailed", "TrialResult", "run_trial"]
@@ -108,10 +111,18 @@ class _Attempt:
         self._memory = PeakMemory(context.device)
         self._power = MeanPower.of(context.device)
         self._gpu = GpuState.of(context.device)
+        self._evidence: RankEvidence | None = None
 
     def run(self) -> TrialResult:
         self._memory.start()
         training = Training(self._request, self._context)
+        self._evidence = RankEvidence(training.phases, self._context)
+        try:
+            return self._run(training)
+        finally:
+            self._evidence.end()
+
+    def _run(self, training: Training) -> TrialResult:
         stopped = ""
         synchronize(self._context.device)
         self._setup_s = time.perf_counter() - self._began_s
@@ -131,15 +142,23 @@ class _Attempt:
         measurement = replace(self._measured(), **peaks)
         if self._request.profile:
             measurement = self._profiled(training, measurement)
+        assert self._evidence is not None
+        measurement = replace(measurement, evidence=self._evidence.of_all(self._request, measurement.step_times_s))
         return TrialResult(measurement=measurement, stopped=stopped)
 
     def _step(self, training: Training, number: int) -> StepReport:
         device = self._context.device
-        tokens, targets = training.batch(number)
-        line_up(self._context)
-        start_s = time.perf_counter()
-        outcome = training.step(tokens, targets)
-        synchronize(device)
+        assert self._evidence is not None
+        with self._evidence.step(
+            tokens=self._request.config.micro_batch_size * self._request.config.accumulation_steps
+        ):
+            with self._evidence.loading():
+                tokens, targets = training.batch(number)
+            with self._evidence.waiting():
+                line_up(self._context)
+            start_s = time.perf_counter()
+            outcome = training.step(tokens, targets)
+            synchronize(device)
         self._outcomes.append(outcome)
         own_s, own_peak = time.perf_counter() - start_s, self._memory.bytes()
         told = [own_s, -1.0 if own_peak is None else own_peak]
@@ -245,6 +264,7 @@ class _Attempt:
             nonfinite_steps=sum(not s.finite and not s.skipped for s in counted),
             skipped_steps=sum(s.skipped for s in counted),
             setup_s=self._setup_s,
+            versions={"autotune": __version__, **versions(torch)},
             flops_per_token=None
             if workload.model.code is not None and workload.model.code.guessed
             else training_flops_per_token(workload),

@@ -19,6 +19,8 @@ from torch.profiler import record_function
 
 from autotune.ports import TrialRequest
 from autotune.spec import ParallelConfig
+from autotune_workers.probe.injected.phases import BACKWARD, COLLECTIVE, FORWARD, Phase, Phases
+from autotune_workers.probe.injected.phases import OPTIMIZER as STEPPING
 from autotune_workers.training.data import SequenceSource, rows_of
 from autotune_workers.training.decoder_task import DecoderTask
 from autotune_workers.training.fully_sharded import FullySharded
@@ -81,6 +83,7 @@ class Training:
         self._optimizer = build_optimizer(request, self._sync.shards)
         self._pipeline = self._build_pipeline() if config.pp > 1 else None
         self._first_square = torch.zeros((), dtype=torch.float64, device=context.device)
+        self.phases = Phases()
 
     def _build_pipeline(self) -> Pipeline:
         return Pipeline(
@@ -118,15 +121,18 @@ class Training:
         """One optimizer step; collective."""
         self._sync.expect(self._config.accumulation_steps)
         losses = self._forward_and_backward(inputs, targets)
-        self._sync.finish()
+        with Phase(self.phases, COLLECTIVE):
+            self._sync.finish()
         loss = torch.stack([x.detach() for x in losses]).sum() if losses else torch.zeros((), device=self._device)
         loss_scale = self._scaler.scale
-        outcome = self._agree(loss)
+        with Phase(self.phases, COLLECTIVE):
+            outcome = self._agree(loss)
         if not outcome.skipped and outcome.finite:
-            with record_function(OPTIMIZER):
+            with record_function(OPTIMIZER), Phase(self.phases, STEPPING):
                 clip([s.tensor.grad for s in self._sync.shards], norm=outcome.grad_norm, loss_scale=loss_scale)
                 self._optimizer.step()
-        self._sync.publish()
+        with Phase(self.phases, COLLECTIVE):
+            self._sync.publish()
         return outcome
 
     def _forward_and_backward(self, inputs: Any, targets: Any) -> list[Tensor]:
@@ -135,7 +141,10 @@ class Training:
         with matrix_products(self._config.precision), compiled, warnings.catch_warnings():
             # logits are a view of a DTensor's local part; nothing here writes into them
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-            return self._pipeline.step(inputs, targets) if self._pipeline else self._accumulate(inputs, targets)
+            if self._pipeline is None:
+                return self._accumulate(inputs, targets)
+            with Phase(self.phases, BACKWARD):
+                return self._pipeline.step(inputs, targets)
 
     def _accumulate(self, inputs: Any, targets: Any) -> list[Tensor]:
         (stage,) = self._model.stages.values()
@@ -145,8 +154,10 @@ class Training:
         for i, (x, y) in enumerate(micro_batches):
             if isinstance(self._sync, FullySharded):
                 self._sync.micro_batch(i)
-            loss = self._loss(stage(x, y), y)
-            loss.backward()
+            with Phase(self.phases, FORWARD):
+                loss = self._loss(stage(x, y), y)
+            with Phase(self.phases, BACKWARD):
+                loss.backward()
             losses.append(loss.detach())
             if i == 0 and self._measures_first_gradient:
                 self._first_square = self._local_square()

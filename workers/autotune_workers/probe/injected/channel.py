@@ -20,7 +20,10 @@ class Channel:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
+        """empty: it reports nowhere, unless another way is found"""
         self._written = 0
+        self.waiting: list[bytes] | None = None
+        """lines that also go another way, where there is one (`mirror`)"""
 
     def send(self, kind: str, **values: Any) -> None:
         """Appends one report."""
@@ -29,16 +32,26 @@ class Channel:
 
             pid = os.getpid()
             line = json.dumps({"kind": kind, "pid": pid, **values}, separators=(",", ":")).encode() + b"\n"
-            self._written += len(line)
-            if self._written > MOST_BYTES:
+            if self.waiting is not None:
+                self.waiting.append(line)
+            self.write(line)
+        except Exception:  # a value that is no JSON: the program goes on
+            return
+
+    def write(self, lines: bytes) -> None:
+        """Appends lines that are whole."""
+        try:
+            self._written += len(lines)
+            if self._written > MOST_BYTES or not self.folder:
                 return
+            pid = os.getpid()
             file = os.open(
                 os.path.join(self.folder, str(pid) + ".jsonl"),
                 os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC,
                 0o644,
             )
             try:
-                os.write(file, line)
+                os.write(file, lines)
             finally:
                 os.close(file)
         except Exception:  # a full disk, a folder that is gone: the program goes on

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from .versions import versions
+
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _WORLDS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _LIBRARIES = (
@@ -107,6 +109,7 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
         "backend": str(torch.distributed.get_backend()) if running else "",
         "groups": _groups(torch) if running else [],
         "torch": str(torch.__version__),
+        "versions": versions(torch),
         "libraries": {name: _version(name) for name in _LIBRARIES if name in sys.modules},
         "device": _device(stepping),
         "optimizers": sorted({_name(optimizer) for optimizer in stepping}),

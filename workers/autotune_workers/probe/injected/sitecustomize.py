@@ -11,17 +11,33 @@ import sys
 
 def _start(here: str) -> None:
     reports = os.environ.get("AUTOTUNE_PROBE_REPORTS")
-    if not reports or not os.path.isdir(reports):
+    if not reports or not (reports == "-" or os.path.isdir(reports)):
         return
     try:
+        if not os.path.isdir(os.path.join(here, "autotune_probe")):
+            _name_package(here)
         sys.path.insert(0, here)
         from autotune_probe import channel, torch_import, written_files  # type: ignore[import-not-found]
 
-        reporting = channel.Channel(reports)
-        written_files.watch(reporting)
+        reporting = channel.Channel("" if reports == "-" else reports)
+        if os.environ.get("AUTOTUNE_PROBE_FILES") != "off":
+            written_files.watch(reporting)
         torch_import.watch(reporting)
     except Exception:  # the program is worth more than what is seen of it
         return
+
+
+def _name_package(here: str) -> None:
+    """Where this file lies among the probe's own modules they are the package, under the name that they have as a copy."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location(
+        "autotune_probe", os.path.join(here, "__init__.py"), submodule_search_locations=[here]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["autotune_probe"] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
 
 
 def _go_on(here: str) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import sys
 import threading
 import time
 import weakref
@@ -26,6 +27,8 @@ from typing import Any
 
 from . import model_facts
 from .channel import Channel
+from .phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, FORWARD, OPTIMIZER, Phases, wrapped
+from .watch import Watch
 
 FLUSH_S = 0.05
 """steps are reported together so long"""
@@ -73,11 +76,20 @@ class Seen:
         """names of the backward graph's nodes that tell of attention, compilation and recomputation"""
         self.workers: int | None = None
         self.off = False
+        self.phases = Phases()
+        self.entered: int | None = None
+        """the phase of the outermost module that runs"""
+        self.cpu_s = 0.0
+        """processor time of this process at the end of the last step"""
+        self.compiled = 0
+        """frames that torch has compiled"""
+        self.watch: Watch | None = None
 
 
 class Steps:
     """The steps, on their way to the channel. Each is {"at": end on the monotonic clock, "s": seconds, "micro", "sequences": [possible counts], "tokens",
-    "backwards", "wait_s", "skipped"}."""
+    "backwards", "wait_s", "skipped", "phases": see `phases`, "cpu": processor seconds of the process,
+    "compile_s": of them in torch's compiler}."""
 
     def __init__(self, torch: Any, reports: Channel) -> None:
         self._torch, self._reports = torch, reports
@@ -125,7 +137,11 @@ class Steps:
             "backwards": seen.backwards,
             "wait_s": round(seen.wait_s, 6),
             "skipped": skipped,
+            "phases": seen.phases.take(),
+            "cpu": round(time.process_time() - seen.cpu_s, 5),
+            "compile_s": compiled(seen),
         }
+        seen.cpu_s = time.process_time()
         self._last_s = now_s
         self.count += 1
         event = _event(self._torch, optimizer)
@@ -184,6 +200,15 @@ def counted(seen: Seen, takes_turns: bool) -> tuple[int, list[int], int | None]:
     return main.calls, list(dict.fromkeys(sequences)), tokens
 
 
+def compiled(seen: Seen) -> float:
+    """Seconds that torch's compiler took since it was last asked."""
+    times = getattr(sys.modules.get("torch._dynamo.utils"), "compilation_time_metrics", None) or {}
+    frames = times.get("_compile.compile_inner") or times.get("entire_frame_compile") or ()
+    new = [float(seconds) for seconds in frames[seen.compiled :]]
+    seen.compiled = len(frames)
+    return round(sum(new), 5)
+
+
 def size_of(torch: Any, value: Any, depth: int = 0) -> tuple[int, int] | None:
     """Sequences and tokens (0 where these are not told) of an input; None when it holds no tensor that tells."""
     best: tuple[int, int] | None = None
@@ -207,25 +232,33 @@ def size_of(torch: Any, value: Any, depth: int = 0) -> tuple[int, int] | None:
 
 def watch(torch: Any, reports: Channel) -> None:
     """Sets the hooks; called once torch is imported. Raises what torch raises when it lacks one of them."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     seen, steps = Seen(), Steps(torch, reports)
     compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None) or (lambda: False)
+    seen.watch = Watch(seen.phases, reports, torch)
     _hook_modules(torch, seen, compiling)
     _wrap_backward(torch, seen, compiling)
     _wrap_loaders(torch, seen)
+    torch.save = wrapped(seen.phases, CHECKPOINT, torch.save)
 
     def trouble(error: BaseException) -> None:
         seen.off = True
         reports.send("trouble", error=repr(error)[:500])
 
+    def steps_now() -> None:
+        if not (compiling() or seen.off):
+            seen.phases.enter(OPTIMIZER)
+
     def stepped(optimizer: Any, skipped: bool = False) -> None:
+        if not skipped:
+            seen.phases.leave(OPTIMIZER)
         if compiling() or seen.off or os.getpid() != seen.pid:
             return
         try:
             if not steps.hear(seen, optimizer, skipped=skipped):
                 return
-            seen.depth, seen.looking, seen.worked = 0, None, False
+            seen.depth, seen.looking, seen.worked, seen.entered = 0, None, False, None
             for root in seen.roots.values():
                 root.calls = root.sequences = root.tokens = 0
             seen.backwards, seen.loaded, seen.wait_s = 0, 0, 0.0
@@ -235,9 +268,18 @@ def watch(torch: Any, reports: Channel) -> None:
         except Exception as error:
             trouble(error)
 
+    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: steps_now())
     register_optimizer_step_post_hook(lambda optimizer, args, kwargs: stepped(optimizer))
     _wrap_scaler(torch, steps, stepped)
-    atexit.register(lambda: steps.finish() if os.getpid() == seen.pid and not seen.off else None)
+
+    def finish() -> None:
+        if os.getpid() == seen.pid:
+            if not seen.off:
+                steps.finish()
+            if seen.watch is not None and seen.phases.thread:
+                seen.watch.end()
+
+    atexit.register(finish)
     reports.send("torch", version=str(torch.__version__), rank=model_facts.rank_of(torch))
 
 
@@ -264,8 +306,12 @@ def _hook_modules(torch: Any, seen: Seen, compiling: Callable[[], bool]) -> None
             return
         try:
             if seen.depth == 1:
-                if module.training and is_grad_enabled() and os.getpid() == seen.pid:
-                    _outermost(torch, seen, module, args)
+                if os.getpid() == seen.pid:
+                    trains = module.training and is_grad_enabled()
+                    if trains:
+                        _outermost(torch, seen, module, args)
+                    seen.entered = FORWARD if trains else EVALUATION
+                    seen.phases.enter(seen.entered)
             elif is_grad_enabled():
                 _inside(torch, seen, args)
         except Exception:
@@ -276,6 +322,9 @@ def _hook_modules(torch: Any, seen: Seen, compiling: Callable[[], bool]) -> None
             return
         if seen.depth > 0:
             seen.depth -= 1
+        if seen.depth == 0 and seen.entered is not None:
+            seen.phases.leave(seen.entered)
+            seen.entered = None
 
     modules.register_module_forward_pre_hook(before)
     try:
@@ -294,6 +343,10 @@ def _outermost(torch: Any, seen: Seen, module: Any, args: Any) -> None:
     seen.worked = seen.ever_worked = True
     if seen.began_s is None:
         seen.began_s = time.monotonic()
+        seen.cpu_s = time.process_time()
+        seen.phases.begin()
+        if seen.watch is not None:
+            seen.watch.start()
     size = size_of(torch, args)
     if size is not None:
         root.sequences += size[0]
@@ -335,9 +388,11 @@ def _wrap_backward(torch: Any, seen: Seen, compiling: Callable[[], bool]) -> Non
                 except Exception:
                     seen.graph = ["unknown"]
         seen.inside_backward += 1
+        seen.phases.enter(BACKWARD)
         try:
             return run(*args, **kwargs)
         finally:
+            seen.phases.leave(BACKWARD)
             seen.inside_backward -= 1
 
     torch.autograd.backward = backward
@@ -368,7 +423,11 @@ def _wrap_loaders(torch: Any, seen: Seen) -> None:
     @functools.wraps(draw)
     def drawn(self: Any) -> Any:
         begin_s = time.monotonic()
-        batch = draw(self)
+        seen.phases.enter(DATA)
+        try:
+            batch = draw(self)
+        finally:
+            seen.phases.leave(DATA)
         if not seen.off and os.getpid() == seen.pid:
             seen.wait_s += time.monotonic() - begin_s
             try:

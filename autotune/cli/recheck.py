@@ -1,0 +1,88 @@
+"""The command recheck: an old study's winner, runner-up and default config measured again."""
+
+from __future__ import annotations
+
+import json as plain
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli.output import JsonOption, StoreOption, StudyArgument, emit, note
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(recheck)
+
+
+def share(text: str) -> float:
+    """A share as people write it: 3%, 0.03."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise typer.BadParameter(f"a share is a percentage from 0% to 100%, such as 3%, but this is {text!r}")
+    return value
+
+
+def recheck(
+    study: StudyArgument,
+    max_slowdown: Annotated[
+        float | None,
+        typer.Option(
+            "--max-slowdown",
+            metavar="SHARE",
+            parser=share,
+            help="Exit with 1 where the configs are slower beyond chance and more than this is not ruled out, e.g. 3%.",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=2, help="Times that each config is measured.")] = 2,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write the result as a JUnit file.")
+    ] = None,
+    summary: Annotated[
+        Path | None, typer.Option("--summary", metavar="FILE", help="Add the result to a Markdown file.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="SPEC", help="Write the spec of the study that is proposed."),
+    ] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measures a study's winner, runner-up and default config again, in turn, and says what changed: speed, versions, and whether their order holds.
+
+    A new study is proposed only where the order does not hold, or where they are slower.
+    """
+    from autotune import api
+    from autotune.cli.exit_codes import FAILED
+    from autotune.errors import SpecError
+    from autotune.study.recheck import junit as as_junit
+    from autotune.study.recheck import markdown, proposal
+    from autotune.study.rechecking import recheck_study
+
+    if output is not None and output.exists():
+        raise SpecError(f"{output} is there already", remedy="name another file with -o", field="-o")
+    with closing(api.open_store(store)) as database:
+        record, found = recheck_study(database, study, rounds=rounds, max_slowdown=max_slowdown, say=note)
+    if junit is not None:
+        junit.write_text(as_junit(found), encoding="utf-8")
+    if summary is not None:
+        with summary.open("a", encoding="utf-8") as file:
+            file.write(markdown(found))
+    wanted = found.is_slower or not found.order_holds
+    next_study = proposal(record.spec, found) if wanted else None
+    if output is not None and next_study is not None:
+        output.write_text(plain.dumps(next_study, indent=2) + "\n", encoding="utf-8")
+    if json:
+        emit({**found.to_dict(), "proposal": next_study})
+    else:
+        print(markdown(found), end="")
+        if next_study is not None:
+            where = f"{output}" if output is not None else "the spec that -o FILE writes"
+            print(f"\nproposed: a new study, begun from this one: autotune tune {where}")
+    if max_slowdown is not None and found.is_slower:
+        raise typer.Exit(FAILED)

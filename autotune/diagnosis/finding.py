@@ -1,0 +1,84 @@
+"""A finding: one cause of lost time, what it costs, why it is claimed, how to make sure, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+CLASSES: Mapping[str, str] = {
+    "input": "the ranks wait for data",
+    "host": "the program itself, beside the training, holds it up",
+    "communication_inside_node": "collectives inside a node",
+    "communication_between_nodes": "collectives between nodes",
+    "slow_rank": "one rank is slower than the others",
+    "slow_node": "one node is slower than the others",
+    "unequal_lengths": "ranks have unequal work in a step",
+    "bubble": "the pipeline stands idle for longer than it must",
+    "optimizer": "the optimizer's step",
+    "memory": "memory is short",
+    "recompilation": "torch compiles again and again",
+    "pauses": "checkpoints and evaluation",
+    "clocks": "clocks are held down",
+    "foreign_process": "processes that are not of this training use its processors",
+    "knob_without_effect": "something that was asked for has no effect",
+    "prediction": "the prediction is wrong here",
+}
+"""every class of cause, and what it means"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One cause."""
+
+    cause: str
+    """a key of `CLASSES`"""
+    share: float | None = None
+    """of the step that it costs, 0 to 1; None where that is not known"""
+    low: float | None = None
+    """lower end of the 95% interval of the share"""
+    high: float | None = None
+    """upper end"""
+    rank: int | None = None
+    """the rank that it is about"""
+    node: str = ""
+    """the node that it is about"""
+    what: str
+    """the cause in a sentence"""
+    evidence: tuple[str, ...]
+    """what was seen, each a sentence"""
+    confirm: str
+    """how to make sure"""
+    change: str
+    """what to change"""
+    line: str = ""
+    """file:number of the program's line that it is about, where there is one"""
+    knob: str = ""
+    """the knob that it is about, where there is one"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        values = asdict(self)
+        return {"class": values.pop("cause"), **values, "evidence": list(self.evidence)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What holds a run back: findings, the costliest first."""
+
+    findings: tuple[Finding, ...]
+    verdict: str
+    """in a sentence, also where nothing was found"""
+    not_seen: tuple[str, ...] = ()
+    """evidence that there was none of, and how to get it"""
+    table: tuple[Mapping[str, Any], ...] = ()
+    """seconds of a median step by rank and part"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "verdict": self.verdict,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "not_seen": list(self.not_seen),
+            "ranks": [dict(row) for row in self.table],
+        }

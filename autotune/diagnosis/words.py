@@ -1,0 +1,29 @@
+"""A diagnosis as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autotune.diagnosis.finding import Diagnosis, Finding
+
+
+def lines_of(diagnosis: Diagnosis) -> Iterator[str]:
+    """All of it."""
+    if not diagnosis.findings:
+        yield diagnosis.verdict
+    for number, finding in enumerate(diagnosis.findings, 1):
+        yield f"{number}. {finding.cause}: {finding.what}{cost_of(finding)}"
+        yield from (f"   seen: {text}" for text in finding.evidence)
+        yield f"   make sure: {finding.confirm}"
+        yield f"   change: {finding.change}" + (f" ({finding.line})" if finding.line else "")
+    yield from (f"not seen: {text}" for text in diagnosis.not_seen)
+
+
+def cost_of(finding: Finding) -> str:
+    """What it costs, in brackets."""
+    if finding.share is None:
+        return ""
+    between = (
+        f" ({finding.low:.0%} to {finding.high:.0%})" if finding.low is not None and finding.high is not None else ""
+    )
+    return f", {finding.share:.0%} of the step{between}"

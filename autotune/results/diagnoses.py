@@ -1,0 +1,72 @@
+"""Diagnoses of what is stored: a trial, an observed run, or the step times of a log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from autotune.diagnosis import Diagnosis, Evidence, diagnose
+from autotune.diagnosis.log_words import data_time_s, hints_of
+from autotune.errors import SpecError
+from autotune.spec import Estimate, Measurement, ObservedRun, Study, Trial
+from autotune.trainers import trainer
+
+
+def expected(estimate: Estimate | None) -> dict[str, Any]:
+    """What is predicted of a run, in the words of its evidence."""
+    if estimate is None:
+        return {}
+    return {
+        "predicted_s": (float(estimate.step_time_s), float(estimate.step_time_low_s), float(estimate.step_time_high_s)),
+        "predicted_parts_s": estimate.time_parts_s.to_dict(),
+        "is_measured_here": float(estimate.level) != 1.0,
+    }
+
+
+def evidence_of_run(run: Trial | ObservedRun) -> Evidence:
+    """All that is known of a trial or an observed run."""
+    seen: Measurement | None = run.measurement
+    if seen is None:
+        return Evidence(**expected(run.estimate))
+    kept = Evidence.from_dict(seen.evidence) if seen.evidence else Evidence()
+    found: Mapping[str, Any] = {
+        "step_times_s": seen.step_times_s,
+        "world": max(kept.world, seen.num_ranks),
+        "parts_s": seen.breakdown_s,
+        "throttled": seen.utilization.get("throttled", 0.0),
+        "alloc_retries": seen.utilization.get("alloc_retries", 0.0),
+        **expected(run.estimate),
+    }
+    return replace(kept, **found)
+
+
+def diagnosis_of_run(run: Trial | ObservedRun) -> Diagnosis:
+    """What holds it back."""
+    return diagnose(evidence_of_run(run))
+
+
+def diagnosis_of_log(log: str, study: Study, estimate: Estimate | None) -> Diagnosis:
+    """Of a log alone, read as the study's trainer writes it. Raises `SpecError` where it says nothing of a step's time."""
+    read = trainer(study.trainer).reader(study.trainer_options)
+    lines = log.replace("\r", "\n").splitlines()
+    steps = [
+        (said.step_time_s, data_time_s(line)) for line in lines if (said := read(line)) is not None and said.step_time_s
+    ]
+    hints = tuple((hint.cause, hint.line) for hint in hints_of(lines))
+    if len(steps) < 2 and not hints:
+        raise SpecError(
+            f"the log shows {len(steps)} steps with their times, as the trainer {study.trainer} writes them",
+            remedy="run the program under `autotune run --diagnose -- COMMAND`, which times its steps itself",
+            field="--log",
+        )
+    counted = steps[1:]
+    data = [data_s for _, data_s in counted if data_s is not None]
+    return diagnose(
+        Evidence(
+            step_times_s=tuple(step_s for step_s, _ in counted),
+            data_times_s=tuple(data) if len(data) == len(counted) else (),
+            hints=hints,
+            **expected(estimate),
+        )
+    )

@@ -1,0 +1,342 @@
+"""An old study's configs measured again: the winner, the runner-up and the default config, in turn, in two rounds. Are they as fast as they were?
+
+    y_cr     ln tokens/s of config c in run r, by its median step       d_c = mean of the new y_c - mean of the old ones
+    sigma    standard deviation between runs of one config, from all its runs and the prior of `autotune.reward.run_noise`
+
+    change = mean_c d_c, with variance sigma^2 / C^2 * sum_c (1 / n_c,new + 1 / n_c,old) and Student's t
+
+The change is called slower than S when its 95% interval does not hold 0 and reaches beyond S: with 2% between runs, three configs and two rounds, a slowdown of 5%
+is found in 98 of 100 studies, and one is invented in 2 (tests/study/test_recheck.py). The order holds where no config is ahead of a better one of then by more than its
+interval. Machines that are busy with other work are told apart from releases by the evidence of the runs (`autotune.diagnosis`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from autotune.diagnosis import Evidence, diagnose
+from autotune.errors import NotFoundError
+from autotune.ports import AttemptEnded, AttemptQueued, TrialRequest, TrialRunner
+from autotune.reward.run_noise import RunNoise
+from autotune.spec import Failure, Measurement, ParallelConfig, Study, Trial, config_label
+from autotune.trainers import trainer
+
+ROUNDS, MOST_CONFIGS = 2, 3
+ROLES = ("winner", "runner-up", "default")
+POLL_S = 0.2
+BUSY = 0.1
+"""share of a step that foreign processes take, from which a run says little about a release"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rechecked:
+    """One config, then and now."""
+
+    role: str
+    """winner, runner-up or default"""
+    config: ParallelConfig
+    before: tuple[Measurement, ...]
+    now: tuple[Measurement, ...] = ()
+    failure: Failure | None = None
+    """why it does not run any more"""
+
+    @property
+    def change(self) -> float | None:
+        """ln of its speed now over then."""
+        if not self.now or not self.before:
+            return None
+        return float(np.mean(_logs(self.now)) - np.mean(_logs(self.before)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recheck:
+    """What became of the study's configs."""
+
+    name: str
+    """of the study"""
+    configs: tuple[Rechecked, ...]
+    max_slowdown: float = 0.03
+
+    @property
+    def noise(self) -> RunNoise:
+        """Between runs of one config."""
+        squares, freedom = 0.0, 0
+        for runs in (logs for c in self.configs for logs in (_logs(c.before), _logs(c.now)) if len(logs) > 1):
+            squares += float(((runs - runs.mean()) ** 2).sum())
+            freedom += len(runs) - 1
+        return RunNoise.of([m for c in self.configs for m in (*c.before, *c.now)], squares, freedom)
+
+    def half_width(self, configs: Sequence[Rechecked]) -> float:
+        """Of the 95% interval of the mean change of these."""
+        weight = sum(1 / len(c.before) + 1 / len(c.now) for c in configs) / len(configs) ** 2
+        return self.noise.half_width(2 / weight)
+
+    @property
+    def compared(self) -> list[Rechecked]:
+        """Those that were measured then and now."""
+        return [c for c in self.configs if c.change is not None]
+
+    @property
+    def change(self) -> tuple[float, float, float] | None:
+        """Relative change in speed over all of them, with its 95% interval; None where nothing could be compared."""
+        found = self.compared
+        if not found:
+            return None
+        middle = float(np.mean([c.change for c in found]))
+        half = self.half_width(found)
+        return math.expm1(middle), math.expm1(middle - half), math.expm1(middle + half)
+
+    @property
+    def is_slower(self) -> bool:
+        """Beyond chance, by an interval that reaches beyond what was allowed; also where a config does not run any more."""
+        found = self.change
+        slower = found is not None and found[1] < -self.max_slowdown and found[2] < 0
+        return slower or any(c.failure is not None for c in self.configs)
+
+    @property
+    def order(self) -> str:
+        """Whether the order of then still holds, in a sentence."""
+        found = self.compared
+        overtaken = []
+        for at, better in enumerate(found):
+            for worse in found[at + 1 :]:
+                apart = float(np.mean(_logs(worse.now)) - np.mean(_logs(better.now)))
+                half = self.noise.half_width(2 / (1 / len(better.now) + 1 / len(worse.now)))
+                if apart > half:
+                    overtaken.append(f"the {worse.role} is now {math.expm1(apart):.1%} ahead of the {better.role}")
+        if overtaken:
+            return "the order of then does not hold: " + "; ".join(overtaken)
+        return (
+            "the order of then holds: none is ahead of a better one by more than chance"
+            if len(found) > 1
+            else "there is no order to compare"
+        )
+
+    @property
+    def order_holds(self) -> bool:
+        """The same."""
+        return "does not hold" not in self.order
+
+    @property
+    def versions(self) -> list[tuple[str, str, str]]:
+        """What differs between then and now: name, then, now."""
+        then, now = (
+            _versions([m for c in self.configs for m in c.before]),
+            _versions([m for c in self.configs for m in c.now]),
+        )
+        return differences(then, now)
+
+    @property
+    def busy(self) -> float:
+        """The share of the steps of now that processes of others took, of the run that lost most."""
+        shares = [0.0]
+        for seen in (m for c in self.configs for m in c.now if m.evidence):
+            findings = diagnose(Evidence.from_dict(seen.evidence)).findings
+            shares += [f.share for f in findings if f.cause == "foreign_process" and f.share is not None]
+        return max(shares)
+
+    @property
+    def verdict(self) -> str:
+        """In a sentence."""
+        failed = [
+            f"the {c.role} does not run any more ({c.failure.kind}: {c.failure.message})"
+            for c in self.configs
+            if c.failure
+        ]
+        found = self.change
+        if found is None:
+            return "; ".join(failed) or "nothing could be compared: no config was measured then and now"
+        middle, low, high = found
+        way = "slower" if middle < 0 else "faster"
+        between = f"{abs(middle):.1%} {way} than then ({low:+.1%} to {high:+.1%})"
+        if low <= 0 <= high:
+            between = f"as fast as then, as far as {sum(len(c.now) for c in self.configs)} runs can tell ({low:+.1%} to {high:+.1%})"
+        told = [f"{self.name} is {between}", *failed]
+        if self.busy >= BUSY:
+            told.append(f"processes of others took up to {self.busy:.0%} of its steps: recheck on a quiet machine")
+        return "; ".join(told)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        found = self.change
+        return {
+            "study": self.name,
+            "verdict": self.verdict,
+            "slower": self.is_slower,
+            "max_slowdown": self.max_slowdown,
+            "change": found[0] if found else None,
+            "change_low": found[1] if found else None,
+            "change_high": found[2] if found else None,
+            "order_holds": self.order_holds,
+            "order": self.order,
+            "busy": self.busy,
+            "versions": [{"name": name, "before": then, "now": now} for name, then, now in self.versions],
+            "configs": [self._row(c) for c in self.configs],
+        }
+
+    def _row(self, one: Rechecked) -> dict[str, Any]:
+        half = self.half_width([one]) if one.change is not None else None
+        return {
+            "role": one.role,
+            "config": one.config.to_dict(),
+            "label": config_label(one.config),
+            "before_tokens_per_s": _speed(one.before),
+            "now_tokens_per_s": _speed(one.now),
+            "change": math.expm1(one.change) if one.change is not None else None,
+            "change_low": math.expm1(one.change - half) if one.change is not None and half is not None else None,
+            "change_high": math.expm1(one.change + half) if one.change is not None and half is not None else None,
+            "runs": len(one.now),
+            "failure": one.failure.to_dict() if one.failure else None,
+        }
+
+
+def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """What differs between two sets of versions; what only one of them knows is no difference."""
+    return [(name, then[name], now[name]) for name in sorted(then.keys() & now.keys()) if then[name] != now[name]]
+
+
+def chosen(
+    trials: Sequence[Trial], ranked: Sequence[ParallelConfig], default: ParallelConfig | None
+) -> tuple[Rechecked, ...]:
+    """Winner, runner-up and default config of a study, with what was measured of them; `ranked`: best first. Raises `NotFoundError` for a study that has
+    measured none."""
+    wanted = list(
+        dict.fromkeys([*ranked[:1], *[c for c in ranked[1:] if c != default][:1], *([default] if default else [])])
+    )
+    found = []
+    for config in wanted[:MOST_CONFIGS]:
+        seen = tuple(
+            t.measurement
+            for t in trials
+            if t.config == config and t.measurement is not None and t.is_measured and t.stands_for is None
+        )
+        role = "winner" if config == wanted[0] else "default" if config == default else "runner-up"
+        if seen:
+            found.append(Rechecked(role=role, config=config, before=seen))
+    if not found:
+        raise NotFoundError("the study has no measured config that could be measured again", remedy="tune it first")
+    return tuple(sorted(found, key=lambda c: ROLES.index(c.role)))
+
+
+def run_recheck(
+    study: Study,
+    study_id: str,
+    runner: TrialRunner,
+    configs: Sequence[Rechecked],
+    *,
+    rounds: int = ROUNDS,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Rechecked, ...]:
+    """Measures them in turn, each `rounds` times; every second round backwards, so that a machine that drifts does not favour one."""
+    found = list(configs)
+    for turn in range(rounds):
+        order = list(range(len(found))) if turn % 2 == 0 else list(reversed(range(len(found))))
+        for at in order:
+            one = found[at]
+            if one.failure is not None:
+                continue
+            say(f"round {turn + 1} of {rounds}: {one.role}, {config_label(one.config)}")
+            end = _run(_request(study, study_id, one.config, turn * len(found) + at), runner)
+            seen = () if end.measurement is None or end.failure is not None else (end.measurement,)
+            found[at] = replace(one, now=(*one.now, *seen), failure=end.failure)
+    return tuple(found)
+
+
+def _request(study: Study, study_id: str, config: ParallelConfig, number: int) -> TrialRequest:
+    known = {option.name for option in trainer(study.trainer).options if not option.export_only}
+    steps = {"steps": study.measure.warmup_steps + study.measure.max_steps} if "steps" in known else {}
+    return TrialRequest(
+        study=f"{study_id}-recheck",
+        number=number,
+        attempt=0,
+        workload=study.workload,
+        config=config,
+        measure=replace(study.measure, first_look=0),
+        seed=study.seed,
+        trainer=study.trainer,
+        trainer_options={**steps, **study.trainer_options},
+        data=study.data,
+        watched=not study.unwatched,
+        keeps_outputs=study.keeps_outputs,
+    )
+
+
+def _run(request: TrialRequest, runner: TrialRunner) -> AttemptEnded:
+    runner.start(request)
+    while True:
+        for event in runner.poll(POLL_S):
+            if isinstance(event, AttemptEnded) and event.id == request.id:
+                return event
+            if isinstance(event, AttemptQueued):
+                continue
+
+
+def proposal(spec: Mapping[str, Any], found: Recheck) -> dict[str, Any]:
+    """A new study begun from the old one: its spec, with what was the best to be tried first."""
+    first = [c.config.to_dict() for c in found.configs if c.role != "default" and c.failure is None]
+    known = [config for config in spec.get("enqueue", ()) if config not in first]
+    return {**spec, "name": f"{spec.get('name', found.name)}-again", "enqueue": [*first, *known]}
+
+
+def markdown(found: Recheck) -> str:
+    """A summary, as a job of somebody's CI shows it."""
+    return "\n".join(_markdown(found)) + "\n"
+
+
+def _markdown(found: Recheck) -> Iterator[str]:
+    document = found.to_dict()
+    yield f"## Recheck of {found.name}"
+    yield ""
+    yield found.verdict + ". " + found.order + "."
+    yield ""
+    yield "| | config | tokens/s then | now | change |"
+    yield "|---|---|---:|---:|---:|"
+    for row in document["configs"]:
+        change = (
+            f"{row['change']:+.1%} ({row['change_low']:+.1%} to {row['change_high']:+.1%})"
+            if row["change"] is not None
+            else "failed"
+        )
+        now = f"{row['now_tokens_per_s']:,.0f}" if row["now_tokens_per_s"] else ""
+        yield f"| {row['role']} | `{row['label']}` | {row['before_tokens_per_s']:,.0f} | {now} | {change} |"
+    if document["versions"]:
+        yield ""
+        yield "| version | then | now |"
+        yield "|---|---|---|"
+        yield from (f"| {v['name']} | {v['before']} | {v['now']} |" for v in document["versions"])
+
+
+def junit(found: Recheck) -> str:
+    """The same as a JUnit file: a test for each config, and one for all."""
+    from xml.sax.saxutils import escape, quoteattr
+
+    rows = found.to_dict()["configs"]
+    cases = []
+    for row in rows:
+        body = f"<failure message={quoteattr(row['failure']['message'])}/>" if row["failure"] else ""
+        cases.append(f"<testcase classname={quoteattr(found.name)} name={quoteattr(row['role'])}>{body}</testcase>")
+    failed = f"<failure message={quoteattr(found.verdict)}/>" if found.is_slower else ""
+    cases.append(
+        f"<testcase classname={quoteattr(found.name)} name={quoteattr(f'not slower than {found.max_slowdown:.1%}')}>"
+        f"{failed}<system-out>{escape(markdown(found))}</system-out></testcase>"
+    )
+    failures = sum("<failure" in case for case in cases)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuite name="autotune recheck" tests="{len(cases)}" failures="{failures}">{"".join(cases)}</testsuite>\n'
+
+
+def _logs(runs: Sequence[Measurement]) -> Any:
+    return np.log([m.median_tokens_per_s for m in runs])
+
+
+def _speed(runs: Sequence[Measurement]) -> float | None:
+    return float(np.exp(np.mean(_logs(runs)))) if runs else None
+
+
+def _versions(runs: Sequence[Measurement]) -> Mapping[str, str]:
+    """Of the last run that knows them."""
+    return next((m.versions for m in reversed(runs) if m.versions), {})

@@ -1,0 +1,149 @@
+"""What the machine of this process does beside it: processor time of all processes, ours and others'; TCP connections to other nodes. Linux."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from typing import Any
+
+MOST_OTHERS = 40
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+class NodeLoad:
+    """Processor seconds since the first look: of all processes of the machine, of those that the launch of this training started, and of others that can be seen
+    from here. What a hypervisor took is apart."""
+
+    def __init__(self, root: int = 0) -> None:
+        self._root = root
+        self._first: dict[str, float] = {}
+        self._last: dict[int, float] = {}
+        self._ours_s = 0.0
+        self._others: dict[str, float] = {}
+        self._told: dict[str, Any] = {}
+
+    def look(self) -> None:
+        """Looks once."""
+        with open("/proc/stat") as file:
+            ticks = [int(value) for value in file.readline().split()[1:9]]
+        now = {
+            "at": time.monotonic(),
+            "busy_s": (sum(ticks) - ticks[3] - ticks[4]) * _TICK_S,
+            "stolen_s": ticks[7] * _TICK_S,
+        }
+        processes = _processes()
+        ours = _family(processes, self._root)
+        for pid, (_, command, used_s) in processes.items():
+            more_s = used_s - self._last.get(pid, used_s if not self._first else 0.0)
+            if pid in ours:
+                self._ours_s += more_s
+            elif more_s >= 0.05:
+                name = f"{command} (process {pid})"
+                if name in self._others or len(self._others) < MOST_OTHERS:
+                    self._others[name] = self._others.get(name, 0.0) + more_s
+        self._last = {pid: used_s for pid, (_, _, used_s) in processes.items()}
+        self._first = self._first or now
+        self._told = {
+            **{name: round(now[name] - self._first[name], 3) for name in now},
+            "ours_s": round(self._ours_s, 3),
+            "cores": os.cpu_count() or 1,
+            "others": {name: round(s, 2) for name, s in sorted(self._others.items(), key=lambda o: -o[1])[:5]},
+        }
+
+    def told(self) -> dict[str, Any]:
+        """As of the last look; empty before the first one."""
+        return self._told
+
+
+def _processes() -> dict[int, tuple[int, str, float]]:
+    """Parent, command and processor seconds of each process that can be seen."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open("/proc/" + name + "/stat", errors="replace") as file:
+                    head, _, rest = file.read().rpartition(")")
+            except OSError:  # it has ended
+                continue
+            fields = rest.split()
+            if len(fields) > 13:
+                found[int(name)] = (
+                    int(fields[1]),
+                    head.partition("(")[2],
+                    (int(fields[11]) + int(fields[12])) * _TICK_S,
+                )
+    return found
+
+
+def _family(processes: dict[int, tuple[int, str, float]], root: int) -> set[int]:
+    """What the launch started: the descendants of the root, or of the process that AUTOTUNE_PROBE_ROOT names, itself among them."""
+    named = os.environ.get("AUTOTUNE_PROBE_ROOT", "")
+    root = root or (int(named) if named.isdigit() else 0)
+    ours = {os.getpid(), root if root in processes else os.getpid()}
+    while True:
+        more = {pid for pid, (parent, _, _) in processes.items() if parent in ours} - ours
+        if not more:
+            return ours
+        ours |= more
+
+
+def links() -> list[dict[str, Any]]:
+    """TCP connections of this process's network to other addresses, by netlink's socket diagnosis (sock_diag(7), tcp_info of tcp(7))."""
+    try:
+        return _tcp_info()
+    except (OSError, AttributeError, ValueError):
+        return []
+
+
+def _tcp_info() -> list[dict[str, Any]]:
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 4) as asking:
+        asking.settimeout(1.0)
+        for family in (socket.AF_INET, socket.AF_INET6):
+            # inet_diag_req_v2: family, protocol, wanted INET_DIAG_INFO, padding, states: established
+            body = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 1 << 1, 1 << 1) + bytes(48)
+            asking.send(struct.pack("=IHHII", 16 + len(body), 20, 0x301, 1, 0) + body)
+            is_open = True
+            while is_open:
+                data, at = asking.recv(1 << 16), 0
+                while at + 16 <= len(data):
+                    length, kind = struct.unpack_from("=IH", data, at)
+                    if kind in (2, 3) or length < 16:  # an error, or the end
+                        is_open = False
+                        break
+                    _add_link(found, family, data[at + 16 : at + length])
+                    at += (length + 3) & ~3
+    return sorted(found.values(), key=lambda link: -link["sent_bytes"])[:32]
+
+
+def _add_link(found: dict[tuple[str, str], dict[str, Any]], family: int, body: bytes) -> None:
+    size = 4 if family == socket.AF_INET else 16
+    local, remote = (socket.inet_ntop(family, body[at : at + size]).replace("::ffff:", "") for at in (8, 24))
+    if local == remote or local.startswith("127.") or local == "::1":
+        return
+    queue = struct.unpack_from("=II", body, 56)[1]
+    at = 72
+    while at + 4 <= len(body):
+        length, kind = struct.unpack_from("=HH", body, at)
+        if length < 4:
+            return
+        if kind == 2 and length >= 4 + 232:  # tcp_info up to busy_time and what limits
+            info = body[at + 4 : at + length]
+            rtt_us = struct.unpack_from("=I", info, 68)[0]
+            again = struct.unpack_from("=I", info, 100)[0]
+            acked = struct.unpack_from("=Q", info, 120)[0]
+            least_us = struct.unpack_from("=I", info, 148)[0]
+            busy_us = struct.unpack_from("=Q", info, 168)[0]
+            link = found.setdefault(
+                (local, remote),
+                {"local": local, "remote": remote, "rtt_s": 0.0, "min_rtt_s": 1e9, "queued_bytes": 0, "resent": 0, "sent_bytes": 0, "busy_s": 0.0},
+            )  # fmt: skip
+            link["rtt_s"] = max(link["rtt_s"], rtt_us * 1e-6)
+            link["min_rtt_s"] = min(link["min_rtt_s"], least_us * 1e-6)
+            link["queued_bytes"] += queue
+            link["resent"] += again
+            link["sent_bytes"] += acked
+            link["busy_s"] += busy_us * 1e-6
+        at += (length + 3) & ~3

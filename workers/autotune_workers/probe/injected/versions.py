@@ -1,0 +1,92 @@
+"""What could move the speed of a training: releases, driver, kernel, the program's commit, and how the GPU's clocks and power are limited. What is not there is left out."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from typing import Any
+
+_LIBRARIES = ("transformers", "accelerate", "lightning", "pytorch_lightning", "deepspeed", "megatron.core", "torchtitan", "nanotron", "trl", "peft", "flash_attn", "transformer_engine", "torchao", "triton", "ray")  # fmt: skip
+_DRIVER = re.compile(r"(?:Module|x86_64|aarch64)\s+(\d+\.[\d.]+)")
+
+
+def versions(torch: Any = None) -> dict[str, str]:
+    """By name; of torch's own as far as this process has imported it."""
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for name in _LIBRARIES:
+        version = str(getattr(sys.modules.get(name), "__version__", "") or "")
+        if version:
+            found[name] = version
+    if torch is not None:
+        found["torch"] = str(torch.__version__)
+        found.update(_of_gpu(torch))
+    try:
+        with open("/proc/driver/nvidia/version") as file:
+            driver = _DRIVER.search(file.read())
+            if driver:
+                found["driver"] = driver[1]
+    except OSError:
+        pass
+    commit = commit_of(os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd())
+    if commit:
+        found["commit"] = commit
+    return found
+
+
+def _of_gpu(torch: Any) -> dict[str, str]:
+    found = {}
+    if getattr(torch.version, "cuda", None):
+        found["cuda"] = str(torch.version.cuda)
+    if getattr(torch.version, "hip", None):
+        found["rocm"] = str(torch.version.hip)
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return found
+    try:
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        from .nvml import Gpu
+
+        read = Gpu(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)).read()
+        for name, text in (("power_limit_watts", "gpu_power_limit"), ("max_clock_mhz", "gpu_max_clock")):
+            if name in read:
+                found[text] = f"{read[name]:.0f}"
+    except Exception:  # no NVML: its readings are left out
+        pass
+    return found
+
+
+def commit_of(folder: str) -> str:
+    """The commit that is checked out where the program lies, by git's own files; empty where there is none."""
+    while True:
+        head = _read(os.path.join(folder, ".git", "HEAD"))
+        root = os.path.join(folder, ".git")
+        if not head and os.path.isfile(root):  # a work tree
+            root = os.path.join(folder, _read(root).replace("gitdir:", "").strip())
+            head = _read(os.path.join(root, "HEAD"))
+        if head:
+            break
+        above = os.path.dirname(folder)
+        if above == folder:
+            return ""
+        folder = above
+    if not head.startswith("ref:"):
+        return head.strip()[:12]
+    name = head[4:].strip()
+    common = _read(os.path.join(root, "commondir")).strip()
+    for place in (root, os.path.join(root, common)) if common else (root,):
+        found = _read(os.path.join(place, *name.split("/"))).strip()
+        if found:
+            return found[:12]
+        for line in _read(os.path.join(place, "packed-refs")).splitlines():
+            if line.endswith(" " + name):
+                return line[:12]
+    return ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read(1 << 20)
+    except OSError:
+        return ""

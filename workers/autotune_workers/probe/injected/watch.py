@@ -1,0 +1,276 @@
+"""What surrounds the thread that trains, looked at from a thread beside it, `LOOKS` times a second:
+
+    lines      where the training is: for each phase the innermost line of the program's own, and the innermost function of a library, by number of looks
+    stopped    time in which the whole process did not run though it was neither waiting for a processor nor idle by its own will: SIGSTOP, a freezer, a quota
+    process    processor time of user and system, page faults, writes, compilations, allocator retries
+    node       every `NODE_S`, by one process of a node: processor time of all processes, ours and others
+    links      TCP connections to other nodes: round trips, what waits to be sent, what was sent again
+    gpu        clocks, what holds them down, power, use: by NVML where it is installed
+
+All of it is told as sums since the program began to train; the difference of two reports is what happened between them.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from .machine import NodeLoad, links
+from .mirror import Mirror
+from .phases import NAMES, Phases
+
+LOOKS = 25.0
+LATE_S = 0.015
+"""a look that comes so much later than it was to come tells that the process did not run"""
+TELL_S, NODE_S = 1.0, 4.0
+MOST_LINES = 400
+"""places that are counted"""
+_KINDS = (
+    ("collective", ("distributed/distributed_c10d.py", "_functional_collectives.py")),
+    ("compile", ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py", "torch/_dynamo/guards.py")),
+    ("data", ("torch/utils/data/", "datasets/arrow_dataset.py", "datasets/iterable_dataset.py", "/webdataset/", "/streaming/base/")),
+    ("checkpoint", ("torch/serialization.py", "distributed/checkpoint/", "safetensors/")),
+    ("log", ("logging/__init__.py", "tqdm/", "rich/", "wandb/", "tensorboard/", "mlflow/")),
+)  # fmt: skip
+_WORDS = (
+    ("checkpoint", ("checkpoint", "save_")),
+    ("evaluation", ("evaluat", "validat", "valid_", "eval_", "test_loss")),
+    ("log", ("log_", "_log", "report", "progress", "print")),
+    ("data", ("load", "batch", "collate", "dataset", "__getitem__", "__next__", "__iter__", "tokeniz", "augment", "fetch", "read_", "get_data", "prefetch", "sample")),
+)  # fmt: skip
+_CALLS = (
+    ("log", ("print(", "logger.", "logging.", ".log(", ".write(", ".info(", "add_scalar(")),
+    ("checkpoint", ("save(", "save_pretrained(", "save_state")),
+    ("data", ("next(", "dataloader", "data_loader", "dataset", "loader")),
+)
+_LIBRARIES = (os.path.dirname(os.__file__), "site-packages", "dist-packages", "autotune_probe")
+
+
+class Watch:
+    """The watch of one process."""
+
+    def __init__(self, phases: Phases, reports: Any, torch: Any, root: int = 0) -> None:
+        """`root`: the process whose descendants are of this training; 0: the one that AUTOTUNE_PROBE_ROOT names."""
+        self._phases, self._reports, self._torch = phases, reports, torch
+        self._lines: dict[tuple[str, ...], int] = {}
+        self.looks = 0
+        self.stopped_s = 0.0
+        self._began_s = 0.0
+        self._pid = os.getpid()
+        self._end = threading.Event()
+        self._node = NodeLoad(root)
+        self._links: dict[tuple[str, str], dict[str, Any]] = {}
+        """by both ends, with the longest round trips and queues so far"""
+        self._mirror = Mirror(torch, reports)
+        self._gpu: Any = None
+
+    def start(self) -> None:
+        """Begins to look."""
+        self._began_s = time.monotonic()
+        threading.Thread(target=self._run, name="autotune-probe", daemon=True).start()
+
+    def end(self) -> None:
+        """Says what is known now; looks no more."""
+        if not self._end.is_set():
+            self._end.set()
+            self._tell()
+            self._mirror.exchange()
+
+    def _run(self) -> None:
+        told_s = node_s = 0.0
+        try:
+            while True:
+                planned_s, cpu_s, delay_s = time.monotonic() + 1 / LOOKS, time.process_time(), _delay_s()
+                if self._end.wait(1 / LOOKS) or os.getpid() != self._pid:
+                    return
+                now_s = time.monotonic()
+                late_s = now_s - planned_s
+                if (
+                    late_s > LATE_S
+                ):  # on the run queue is another matter, and so is a program that computes and lets no other thread run
+                    self.stopped_s += max(0.0, late_s - (_delay_s() - delay_s) - (time.process_time() - cpu_s))
+                self._look()
+                if now_s - node_s > NODE_S or not node_s:
+                    node_s = now_s
+                    if os.environ.get("LOCAL_RANK", "0") == "0":
+                        self._node.look()
+                if now_s - told_s > TELL_S:
+                    told_s = now_s
+                    self._tell()
+                    self._mirror.exchange()
+        except Exception as error:
+            self._reports.send("trouble", error="watch: " + repr(error)[:300])
+
+    def _look(self) -> None:
+        frame = sys._current_frames().get(self._phases.thread)
+        if frame is None:
+            return
+        self.looks += 1
+        phase = NAMES[self._phases.stack[-1]]
+        key = (phase, *_place(frame))
+        if key in self._lines or len(self._lines) < MOST_LINES:
+            self._lines[key] = self._lines.get(key, 0) + 1
+
+    def _tell(self) -> None:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        self._reports.send(
+            "watch",
+            rank=_rank(self._torch),
+            at=time.monotonic(),
+            elapsed_s=round(time.monotonic() - self._began_s, 3),
+            looks=self.looks,
+            lines=[[*key, count] for key, count in sorted(self._lines.items(), key=lambda entry: -entry[1])[:40]],
+            stopped_s=round(self.stopped_s, 4),
+            user_s=round(used.ru_utime, 3),
+            system_s=round(used.ru_stime, 3),
+            major_faults=used.ru_majflt,
+            minor_faults=used.ru_minflt,
+            cores=len(os.sched_getaffinity(0)),
+            threads=_threads(self._torch),
+            host=socket.gethostname(),
+            memory_pressure_s=_pressure("/proc/pressure/memory"),
+            machine=_text("/proc/sys/kernel/random/boot_id").strip(),
+            **_io(),
+            **_group(),
+            **_allocator(self._torch),
+            node=self._node.told(),
+            links=self._linked(),
+            gpu=self._gpu_state(),
+        )
+
+    def _linked(self) -> list[dict[str, Any]]:
+        for link in links():
+            known = self._links.get((link["local"], link["remote"]), link)
+            more = {
+                name: max(link[name], known[name])
+                for name in ("rtt_s", "queued_bytes", "resent", "sent_bytes", "busy_s")
+            }
+            self._links[link["local"], link["remote"]] = {**link, **more}
+        return sorted(self._links.values(), key=lambda link: -int(link["sent_bytes"]))[:32]
+
+    def _gpu_state(self) -> dict[str, Any]:
+        cuda = self._torch.cuda
+        if not (cuda.is_available() and cuda.is_initialized()):
+            return {}
+        try:
+            if self._gpu is None:
+                from .nvml import Gpu
+
+                self._gpu = Gpu(str(cuda.get_device_properties(cuda.current_device()).uuid))
+            return dict(self._gpu.read())
+        except Exception:  # no NVML, or a device that it does not know
+            return {}
+
+
+def _rank(torch: Any) -> int:
+    from . import model_facts
+
+    return model_facts.rank_of(torch)
+
+
+def _threads(torch: Any) -> int:
+    try:
+        return int(torch.get_num_threads())
+    except Exception:
+        return 0
+
+
+def _place(frame: Any) -> tuple[str, str, str, str]:
+    """Kind of what is done, the program's own innermost line (place and text), and the innermost function of a library below it. The kind is told by the
+    files of libraries, else by the text of the line, else by the names of the program's functions."""
+    kind, own, text, below = "", "", "", ""
+    names = []
+    depth = 0
+    while frame is not None and depth < 60:
+        code = frame.f_code
+        path = code.co_filename
+        is_library = path.startswith("<") or any(part in path for part in _LIBRARIES)
+        if not kind:
+            kind = next((kind for kind, parts in _KINDS if any(part in path for part in parts)), "")
+        if is_library:
+            below = below or code.co_name
+        else:
+            if not own:
+                own, text = f"{path}:{frame.f_lineno}", linecache.getline(path, frame.f_lineno).strip()[:100]
+            names.append(code.co_name.lower())
+        frame, depth = frame.f_back, depth + 1
+    if not kind:
+        kind = next((kind for kind, words in _CALLS if any(word in text for word in words)), "")
+    if not kind:
+        kind = next((kind for kind, words in _WORDS if any(w in name for name in names for w in words)), "")
+    return kind, own, text, below
+
+
+def _delay_s() -> float:
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _pressure(path: str) -> float:
+    """Seconds in which some task of the machine waited for this resource (the kernel's pressure stall information)."""
+    for word in _text(path).split("\n", 1)[0].split():
+        if word.startswith("total="):
+            return int(word[6:]) * 1e-6
+    return 0.0
+
+
+def _io() -> dict[str, int]:
+    found = dict(line.split(": ") for line in _text("/proc/self/io").splitlines() if ": " in line)
+    return {"writes": int(found.get("syscw", 0)), "written_bytes": int(found.get("wchar", 0)), "read_bytes": int(found.get("read_bytes", 0))}  # fmt: skip
+
+
+def _group() -> dict[str, float]:
+    """Of the control group (version 1 or 2) that this process is in: time that a quota took, and how often memory was at its limit."""
+    found: dict[str, float] = {}
+    for line in _text("/proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        path = path.rstrip("/")
+        if names == "" or "cpu" in names.split(","):
+            where = "/sys/fs/cgroup" + ("/cpu" if names else "") + path + "/cpu.stat"
+            values = dict(entry.split() for entry in _text(where).splitlines() if len(entry.split()) == 2)
+            if int(values.get("nr_throttled", 0)):
+                found["throttled_s"] = (
+                    int(values.get("throttled_time", 0)) * 1e-9 or int(values.get("throttled_usec", 0)) * 1e-6
+                )
+        if names == "memory":
+            where = "/sys/fs/cgroup/memory" + path
+            count = _text(where + "/memory.failcnt").strip()
+            if count.isdigit() and path:
+                found["memory_at_limit"] = int(count)
+        if names == "" and path:
+            values = dict(entry.split() for entry in _text("/sys/fs/cgroup" + path + "/memory.events").splitlines())
+            if values:
+                found["memory_at_limit"] = int(values.get("max", 0)) + int(values.get("high", 0))
+    return found
+
+
+def _allocator(torch: Any) -> dict[str, int]:
+    cuda = torch.cuda
+    if not (cuda.is_available() and cuda.is_initialized()):
+        return {}
+    try:
+        found = torch.cuda.memory_stats()
+    except Exception:
+        return {}
+    return {
+        "alloc_retries": int(found.get("num_alloc_retries", 0)),
+        "allocated_bytes": int(found.get("allocated_bytes.all.peak", 0)),
+        "reserved_bytes": int(found.get("reserved_bytes.all.peak", 0)),
+    }

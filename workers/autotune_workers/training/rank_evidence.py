@@ -1,0 +1,81 @@
+"""What each rank of the native trainer says of its steps, for a diagnosis: the probe's phases and watch, in a process of our own, told by one collective at the end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+
+from autotune.diagnosis import evidence_of
+from autotune.diagnosis.collect import MOST_STEPS
+from autotune.ports import TrialRequest
+from autotune_workers.probe.injected.phases import COLLECTIVE, DATA, Phase, Phases
+from autotune_workers.probe.injected.watch import Watch
+from autotune_workers.training.mesh import RankContext
+
+
+@final
+class RankEvidence:
+    """The reports of this rank."""
+
+    def __init__(self, phases: Phases, context: RankContext) -> None:
+        self._phases, self._context = phases, context
+        self._steps: list[dict[str, Any]] = []
+        self._watched: list[dict[str, Any]] = []
+        phases.begin()
+        self._watch = Watch(phases, self, torch, root=os.getppid())
+        self._watch.start()
+        self._cpu_s = time.process_time()
+
+    def send(self, kind: str, **values: Any) -> None:
+        """The watch tells something."""
+        if kind == "watch":
+            self._watched = [*self._watched[:1], {"kind": kind, **values, "rank": self._context.rank}]
+
+    @contextmanager
+    def step(self, *, tokens: int) -> Iterator[None]:
+        """A step; `tokens`: or sequences of this rank."""
+        self._phases.take()
+        began_s = time.monotonic()
+        yield
+        phases = self._phases.take()
+        self._steps.append(
+            {"s": time.monotonic() - began_s, "phases": phases, "tokens": tokens, "sequences": [], "compile_s": 0.0}
+        )
+        del self._steps[:-MOST_STEPS]
+
+    def loading(self) -> Phase:
+        """This rank takes its batch."""
+        return Phase(self._phases, DATA)
+
+    def waiting(self) -> Phase:
+        """It waits for the others."""
+        return Phase(self._phases, COLLECTIVE)
+
+    def end(self) -> None:
+        """Looks no more."""
+        self._watch.end()
+        self._phases.close()
+
+    def of_all(self, request: TrialRequest, step_times_s: tuple[float, ...]) -> Mapping[str, Any]:
+        """The evidence of all ranks as plain values; collective."""
+        self.end()
+        mine = [{"kind": "step", "rank": self._context.rank, "steps": self._steps}, *self._watched]
+        everyone: list[Any] = [None] * self._context.world_size
+        dist.all_gather_object(everyone, mine)
+        config = request.config
+        facts = {
+            "world": self._context.world_size,
+            "wrappers": ["FSDP2"] if config.zero_stage >= 3 else ["DDP"] if config.dp > 1 else [],
+            "degrees": {name: getattr(config, name) for name in ("tp", "pp", "cp", "ep")},
+            "parameters": int(request.workload.model.num_parameters),
+            "device": self._context.device.type,
+        }
+        reports = [report for told in everyone for report in told] + [{"kind": "facts", "rank": 0, **facts}]
+        found = evidence_of(reports, step_times_s=step_times_s)
+        return found.shortened().to_dict() if found is not None else {}
