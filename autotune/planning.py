@@ -8,7 +8,7 @@ A config is expected to fit when P(OOM) is at most `FITS`. When no config is, th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
@@ -21,6 +21,7 @@ from autotune.space.exclusion import MEMORY
 from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Workload
 from autotune.spec.checks import positive, positive_int
 from autotune.spec.estimate import risk_text
+from autotune.spec.post_training import RL_KNOBS
 from autotune.spec.size import format_bytes
 
 FITS = 0.5
@@ -85,6 +86,8 @@ class Plan:
     """where the cost model's constants come from"""
     not_modelled: tuple[str, ...] = ()
     """the study's own knobs: the cost model is neutral to them, so the rows show each at its default"""
+    post_training: Mapping[str, Any] = field(default_factory=dict)
+    """of a workload with `rl`: what was assumed, the splits of GPUs, and what one more node gives (`autotune.rl_split`)"""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: configs, feasible, infeasible, nearest_miss, source."""
@@ -95,6 +98,7 @@ class Plan:
             "nearest_miss": self.nearest_miss.to_dict() if self.nearest_miss else None,
             "source": self.source,
             "not_modelled": list(self.not_modelled),
+            **({"post_training": dict(self.post_training)} if self.post_training else {}),
         }
 
 
@@ -189,7 +193,9 @@ def plan(space: SearchSpace, *, calibration: Calibration | None = None, top: int
     feasible = np.flatnonzero(fits(predicted))
     value = np.asarray(predicted.tokens_per_s) * (1.0 - np.asarray(predicted.oom_probability))
     order = feasible[np.argsort(-value[feasible], kind="stable")]
-    order = order[space.table.at_default(knob.name for knob in space.table.own)[order]]
+    modelled = RL_KNOBS if space.workload.rl is not None else ()
+    unknown = tuple(knob.name for knob in space.table.own if knob.name not in modelled)
+    order = order[space.table.at_default(unknown)[order]]
     shown = order if top is None else order[: positive_int("top", top)]
     infeasible = dict(space.excluded)
     if len(space) > len(feasible):
@@ -204,7 +210,7 @@ def plan(space: SearchSpace, *, calibration: Calibration | None = None, top: int
         infeasible=infeasible,
         nearest_miss=None if len(feasible) else nearest_miss(space, predicted, constants),
         source=constants.source,
-        not_modelled=tuple(knob.name for knob in space.table.own),
+        not_modelled=unknown,
     )
 
 

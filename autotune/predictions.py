@@ -21,6 +21,7 @@ from autotune.ports import KnowledgeStore
 from autotune.profiling import OnRun, ensure_profile, spread_of
 from autotune.registry import RUNNERS, find
 from autotune.results.calibrations import known_constants, program_of, stored_calibration
+from autotune.rl_split import post_training_findings
 from autotune.space import Launchable, SearchSpace
 from autotune.space.proxy import Proxy
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study
@@ -51,7 +52,10 @@ def plan_of(
     problem = ensure_profile(study, store, space=space, on_run=on_dry_run) if profile else ""
     calibration = stored_calibration(study.workload, store, program_of(study))
     found = plan(space, calibration=calibration, top=top)
-    return replace(found, source=_sources(study, store, problem, calibration, space))
+    beside = post_training_findings(
+        study.workload, study.space, calibration=calibration, launchable=Launchable.of(study)
+    )
+    return replace(found, source=_sources(study, store, problem, calibration, space), post_training=beside)
 
 
 def cannot_run_here(study: Study) -> str:

@@ -524,6 +524,8 @@ def test_the_documents_know_every_field_of_the_values() -> None:
         "outputs",
         "probe",
         "slurm",
+        "rl",
+        "rollout",
     }
 
 

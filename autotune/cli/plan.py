@@ -91,6 +91,7 @@ def plan(
         emit(document)
     else:
         _print_plan(study, found, sizes)
+        _print_post_training(found)
         _print_proxies(study, found, proxied["proxies"], proxied["target"])
         _print_clusters(compared)
         _print_source(found.source)
@@ -189,6 +190,54 @@ def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
     )
 
 
+def _print_post_training(found: Any) -> None:
+    """Prints the phases of the first config, the splits, and what one more node would give."""
+    from autotune.report.terminal import format_duration
+
+    out, _ = consoles()
+    beside = found.post_training
+    for line in beside.get("assumed", ()):
+        out.print(f"assumed: {line}")
+    if found.rows and found.rows[0].estimate.phases_s is not None:
+        phases = found.rows[0].estimate.phases_s.to_dict()
+        said = ", ".join(f"{name.replace('_', '-')} {format_duration(s)}" for name, s in phases.items() if s > 0)
+        out.print(f"the step of the first config by phases: {said}")
+    if splits := beside.get("splits"):
+        heads = (
+            "GPUs that train",
+            "GPUs that generate",
+            "step",
+            "training",
+            "generation",
+            "trainer waits",
+            "engine waits",
+            "config",
+        )
+        keys = ("step_time_s", "training_s", "generation_s", "trainer_waits_s", "rollout_waits_s")
+        rows = [
+            [
+                str(row["training_gpus"]),
+                str(row["rollout_gpus"]),
+                *(format_duration(row[key]) for key in keys),
+                row["label"],
+            ]
+            for row in splits
+        ]
+        print_table(heads, rows, numbers=heads[:-1])
+        best, balanced = min(splits, key=lambda row: row["step_time_s"]), beside["balanced"]
+        out.print(
+            f"best split: {best['training_gpus']} train, {best['rollout_gpus']} generate; neither side would wait with {balanced['rollout_gpus']:.1f} that generate"
+        )
+    words = {"both": "on all GPUs", "training": "for training", "generation": "for generation"}
+    for side, row in beside.get("one_more_node", {}).items():
+        gives = (
+            "nothing in the space is legal or fits"
+            if row is None
+            else f"{format_duration(row['step_time_s'])} a step, with {row['label']}"
+        )
+        out.print(f"one more node {words[side]}: {gives}")
+
+
 def _print_clusters(compared: Any) -> None:
     from autotune.report.cluster_table import cluster_notes, cluster_table
 
@@ -282,9 +331,12 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
     )
     out.print(f"          {time_bar(predicted.time_parts_s, palette=palette)}", markup=True)
     out.print(f"          {time_legend(predicted.time_parts_s, palette=palette)}", markup=True)
-    for name, seconds in predicted.time_parts_s.to_dict().items():
-        if seconds > 0:
-            out.print(f"  {name:12}{format_duration(seconds):>12}")
+    for parts in filter(None, (predicted.time_parts_s, predicted.phases_s)):
+        for name, seconds in parts.to_dict().items():
+            if seconds > 0:
+                out.print(f"  {name:12}{format_duration(seconds):>12}")
+        if parts is predicted.time_parts_s and predicted.phases_s is not None:
+            out.print("  by phases:")
     low, high = (format_bytes(float(v)) for v in (predicted.peak_memory_low_bytes, predicted.peak_memory_high_bytes))
     out.print(
         f"memory    {format_bytes(float(predicted.peak_memory_bytes))} of {format_bytes(cluster.gpu.memory_bytes)}   (90%: {low} to {high}), "

@@ -19,7 +19,7 @@ from autotune.cost.bounds import bounded
 from autotune.cost.fabric import on_fabric
 from autotune.cost.measured import KEYS, measured_constants
 from autotune.cost.memory_constants import memory_values
-from autotune.cost.traits import traits_of
+from autotune.cost.traits import loop_of, traits_of
 from autotune.errors import SpecError
 from autotune.spec import ClusterSpec, Workload
 from autotune.spec.checks import nearest, positive
@@ -223,12 +223,12 @@ def calibration_for(workload: Workload, *, known: Mapping[str, Any] | None = Non
     """
     gpu = workload.cluster.gpu
     document = known or _known()
-    constants = on_fabric(known_constants(gpu.name, workload.trainer, known=document), workload.cluster)
+    constants = on_fabric(known_constants(gpu.name, loop_of(workload), known=document), workload.cluster)
     if gpu.is_cpu:
         cores = workload.cluster.cores_per_node
         return replace(constants, full_speed_ranks=float(cores)) if cores else constants
     share = None if _family(gpu.name, document) in document["hardware"] else document.get("share_of_measured")
-    limit = constants.attention_limit or kernel_limit(gpu, traits_of(workload.trainer))
+    limit = constants.attention_limit or kernel_limit(gpu, traits_of(loop_of(workload)))
     return bounded(replace(constants, attention_limit=limit), gpu, share=share)
 
 

@@ -15,6 +15,7 @@ from autotune.cost.from_dry_runs import corrected_memory
 from autotune.cost.layout import layout_of
 from autotune.cost.memory import RankMemory, fullest, rank_memories
 from autotune.cost.model_knobs import COST_MODEL
+from autotune.cost.rl.step import estimate_step
 from autotune.cost.stages import stages_of
 from autotune.cost.stalls import with_stalls
 from autotune.cost.step_time import time_parts
@@ -23,6 +24,7 @@ from autotune.cost.uncertainty import exceeds, interval, memory_sigma, time_sigm
 from autotune.errors import ConfigError
 from autotune.space import LAWS
 from autotune.spec import ConfigTable, Estimate, MemoryParts, ParallelConfig, TimeParts, Workload
+from autotune.spec.estimate import PhaseParts
 
 _SHAPE_LAWS = tuple(
     law
@@ -85,6 +87,8 @@ def _lawful(workload: Workload, configs: Iterable[ParallelConfig]) -> ConfigTabl
 
 def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Estimate:
     COST_MODEL.check_table(table)
+    if workload.rl is not None:
+        return estimate_step(workload, table, constants)
     traits = traits_of(workload.trainer)
     layout = layout_of(workload, table)
     stages = stages_of(workload.model, table, traits.split)
@@ -133,12 +137,12 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     )
 
 
-Columns = TypeVar("Columns", Estimate, TimeParts, MemoryParts)
+Columns = TypeVar("Columns", Estimate, TimeParts, MemoryParts, PhaseParts)
 
 
 def _empty_like(block: Columns, rows: int) -> Columns:
     """The same columns with so many rows, not filled in."""
-    values = [(f.name, getattr(block, f.name)) for f in fields(block)]
+    values = [(f.name, value) for f in fields(block) if (value := getattr(block, f.name)) is not None]
     columns: dict[str, Any] = {
         name: np.empty(rows) if isinstance(value, np.ndarray) else _empty_like(value, rows) for name, value in values
     }
@@ -149,6 +153,8 @@ def _write(whole: Columns, start: int, block: Columns) -> None:
     """Copies a block while it is still in the processor's cache."""
     for f in fields(block):
         to, value = getattr(whole, f.name), getattr(block, f.name)
+        if value is None:
+            continue
         if isinstance(value, np.ndarray):
             to[start : start + len(value)] = value
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from autotune.spec import Workload
 from autotune.trainers.layer_split import layer_split
 
 
@@ -260,3 +261,24 @@ loss         torchtitan cuts projection and loss into chunks from release 0.3 on
 def traits_of(trainer: str) -> Traits:
     """The traits of that trainer."""
     return TRAITS.get(trainer, TRAITS["native"])
+
+
+ENGINE_LOOPS = {"fsdp": "accelerate", "megatron": "megatron", "deepspeed": "deepspeed"}
+"""the loop whose constants and traits a post-trainer's engine has: transformers' models under FSDP, Megatron-Core, DeepSpeed"""
+POST_TRAINERS = ("verl", "nemo_rl", "openrlhf", "trl")
+
+
+def loop_of(workload: Workload) -> str:
+    """The trainer whose constants hold for the workload: its own, or for post-training that of the engine that trains."""
+    if workload.rl is None or workload.trainer not in POST_TRAINERS:
+        return workload.trainer
+    return ENGINE_LOOPS[workload.rl.engine]
+
+
+def loop_traits(workload: Workload) -> Traits:
+    """The traits of the loop that trains. Post-trainers under FSDP call backward for each micro-batch without `no_sync`, so each is reduced (verl: `dp_actor.py`)."""
+    found = traits_of(loop_of(workload))
+    is_post_trainer = workload.rl is not None and workload.trainer in POST_TRAINERS
+    return (
+        replace(found, reduction="each") if is_post_trainer and workload.rl and workload.rl.engine == "fsdp" else found
+    )

@@ -237,7 +237,7 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
             Shortening(without=frozenset({"step by parts", "MFU", "OOM risk"}), shorten=("config",)),
         ),
         ellipsis=palette.unicode,
-        caption=Text.from_markup(time_legend(shown[0].estimate.time_parts_s, palette=palette), style="table.caption")
+        caption=Text.from_markup(time_legend(_shown_parts(shown[0].estimate), palette=palette), style="table.caption")
         if shown
         else None,
     )
@@ -251,9 +251,14 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
             f"{float(estimate.mfu):.1%}",
             format_bytes(float(estimate.peak_memory_bytes)),
             f"{float(estimate.oom_probability):.0%}",
-            Text.from_markup(time_bar(estimate.time_parts_s, width=24, palette=palette)),
+            Text.from_markup(time_bar(_shown_parts(estimate), width=24, palette=palette)),
         )
     return table
+
+
+def _shown_parts(estimate: Any) -> Any:
+    """What a bar shows of a step: its phases where it has some, else its causes."""
+    return estimate.phases_s or estimate.time_parts_s
 
 
 def plain_table(palette: Palette, title: str = "") -> Table:

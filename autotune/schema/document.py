@@ -98,7 +98,16 @@ Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}
 
 MOST_MISTAKES = 10
 """mistakes that an error tells, the first of a document: another ten thousand would cost as much to find and help nobody"""
-OF_WORKLOAD = ("seq_len", "global_batch_size", "optimizer", "document_len", "peft", "pure_bf16", "unfused_attention")
+OF_WORKLOAD = (
+    "lengths",
+    "seq_len",
+    "global_batch_size",
+    "optimizer",
+    "document_len",
+    "peft",
+    "pure_bf16",
+    "unfused_attention",
+)
 """keys of `workload` that are sought in other places"""
 
 

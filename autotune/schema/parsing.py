@@ -35,6 +35,7 @@ from autotune.schema.model_documents import (
     NamedModelDocument,
 )
 from autotune.schema.reading import check_size, read_document
+from autotune.schema.rl_documents import fine_tuning_of, post_training_of
 from autotune.schema.source_text import ReadDocument
 from autotune.schema.space_models import SpaceDocument, ValueRule
 from autotune.schema.spec_models import KindDocument, SlurmDocument, StudyDocument
@@ -58,6 +59,7 @@ from autotune.spec import (
 )
 from autotune.spec.model_figures import check_source
 from autotune.spec.plain import identity
+from autotune.spec.post_training import RL_KNOBS, PostTraining, check_rl_knob
 from autotune.trainers import trainer
 from autotune.trainers.trainer import SAME_DATA
 
@@ -104,13 +106,16 @@ def parse_study(
     check_searcher(asked.searcher)
     runner, runner_options = _kind(asked.runner)
     model = _for_sequence(_named(_model(asked.model, base, inspect), asked), job.seq_len)
+    rl = _post_training(asked, trainer_name, model, job.cluster, base)
+    batch = job.global_batch_size if rl is None or asked.rl is None else rl.mini_batch
     workload = located(
         "workload",
         lambda: Workload(
             model=model,
             cluster=job.cluster,
             seq_len=job.seq_len,
-            global_batch_size=_sizes(job.global_batch_size),
+            rl=rl,
+            global_batch_size=_sizes(batch),
             optimizer=asked.workload.optimizer,
             trainer=trainer_name,
             document_len=asked.workload.document_len,
@@ -326,6 +331,64 @@ def _refuse_export_options(name: str, options: Mapping[str, Any]) -> None:
 
 def _config(workload: Workload, asked: str | Mapping[str, Any], field: str, own: Sequence[Knob] = ()) -> ParallelConfig:
     return located(field, partial(complete, workload, asked, own))
+
+
+def _post_training(
+    asked: StudyDocument, trainer_name: str, model: ModelSpec, cluster: ClusterSpec, base: Path | None
+) -> PostTraining | None:
+    """What a step is beside a plain optimizer step; None for a plain one. Raises `SpecError` with the field."""
+    step, batch = asked.workload, asked.workload.global_batch_size
+    if asked.rl is None:
+        if asked.rollout is not None:
+            raise SpecError(
+                "rollout says how fast responses are generated, but the spec has no `rl`",
+                remedy="say what a step is: rl: {algorithm: grpo, prompts: 512, responses: 16, ...}",
+                field="rollout",
+            )
+        if batch is None:
+            raise SpecError("this key is required, but is missing", field="workload.global_batch_size")
+        if step.lengths is None:
+            return None
+        if not isinstance(batch, int):
+            raise SpecError(
+                f"sequences of unequal length are packed for one batch size, but global_batch_size={batch!r}",
+                remedy="name one",
+                field="workload.global_batch_size",
+            )
+        found = fine_tuning_of(step.lengths, batch, trainer=trainer_name, base=base)
+    else:
+        if step.lengths is not None:
+            raise SpecError(
+                "lengths of post-training stand under `rl`",
+                remedy="rl.prompt_lengths and rl.response_lengths",
+                field="workload.lengths",
+            )
+        found = post_training_of(
+            asked.rl, asked.rollout, trainer=trainer_name, model=model, cluster=cluster, base=base,
+            critic=lambda name: _model(name, base, None),
+        )  # fmt: skip
+        if batch is not None and batch != found.mini_batch:
+            raise SpecError(
+                f"an optimizer step takes prompts x responses / mini_batches sequences, here {found.mini_batch}, but global_batch_size={batch!r}",
+                remedy="leave global_batch_size out",
+                field="workload.global_batch_size",
+            )
+    if found.longest > step.seq_len:
+        raise SpecError(
+            f"seq_len must hold the longest sequence, but seq_len={step.seq_len} and the longest has {found.longest:,} tokens",
+            remedy=f"seq_len: {found.longest}, or smaller `max` of the lengths",
+            field="workload.seq_len",
+        )
+    listed = [name for name in asked.knobs if name in RL_KNOBS and name not in found.knob_names]
+    if listed:
+        raise SpecError(
+            f"{listed[0]} is a knob of steps that generate responses, which {found.algorithm} does not",
+            remedy="take it out of `knobs`",
+            field=f"knobs.{listed[0]}",
+        )
+    for name in (n for n in asked.knobs if n in found.knob_names):
+        check_rl_knob(name, _listed(asked.knobs[name]))
+    return found
 
 
 def _own_knobs(asked: StudyDocument) -> dict[str, tuple[Any, ...]]:

@@ -43,6 +43,7 @@ from autotune.schema.document import (
     either,
 )
 from autotune.schema.model_documents import AskedModel
+from autotune.schema.rl_documents import AskedLengths, PostTrainingDocument, RolloutDocument
 from autotune.schema.space_models import OwnScalar, OwnValues, Sizes, SpaceDocument
 from autotune.slurm.allocation import seconds_of
 from autotune.spec import KNOBS, Budget, MeasureSpec, Objective
@@ -169,7 +170,14 @@ class WorkloadDocument(Document, defer_build=True):
     """What a step of the training is."""
 
     seq_len: SequenceLength = Field(description="tokens per sequence")
-    global_batch_size: Sizes = Field(description="sequences per optimizer step, or the allowed numbers of them")
+    global_batch_size: Sizes | None = Field(
+        default=None,
+        description="sequences per optimizer step, or the allowed numbers of them; with `rl` it follows from prompts, responses and mini_batches",
+    )
+    lengths: AskedLengths | None = Field(
+        default=None,
+        description="how long sequences are, where they are unequal: mean and percentiles, a histogram, or a file",
+    )
     optimizer: Literal["adamw", "sgd", "adamw_8bit", "muon", "adafactor"] = "adamw"
     document_len: DocumentLength = Field(
         default=0,
@@ -387,6 +395,14 @@ class StudyDocument(Document, defer_build=True):
         "name, or {cluster, global_batch_size, seq_len}",
     )
     workload: WorkloadDocument
+    rl: PostTrainingDocument | None = Field(
+        default=None,
+        description="a step of post-training (grpo, dapo, ppo, dpo): prompts, responses, their lengths, and who generates",
+    )
+    rollout: RolloutDocument | None = Field(
+        default=None,
+        description="how fast the responses of `rl` are generated: told by numbers or by a log, never modelled",
+    )
     space: Annotated[
         Annotated[Text, Tag("<name>")] | Annotated[SpaceDocument, Tag("<inline>")], either("<name>", "<inline>")
     ] = Field(description="name of a search space that ships, path to a file, or the knobs inline")

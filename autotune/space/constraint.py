@@ -12,7 +12,7 @@ evenly over stages; what one trainer alone cannot do is not a law but a limit of
 because they are another config under a second name (ZeRO on one rank, a schedule without a pipeline): the space holds every
 training once.
 
-The laws themselves stand in `mesh_laws.py` and `step_laws.py`, with their sources.
+The laws themselves stand in `mesh_laws.py`, `step_laws.py` and, of post-training alone, `rl_laws.py`, with their sources.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ import numpy as np
 
 from autotune.space.law import Law, Mask
 from autotune.space.mesh_laws import MESH_LAWS
+from autotune.space.rl_laws import RL_LAWS
 from autotune.space.step_laws import STEP_LAWS
 from autotune.spec import ConfigTable, ParallelConfig, Workload
 
 LAWS: tuple[Law, ...] = (*MESH_LAWS, *STEP_LAWS)
 """All laws that need no more than workload and config, cheapest and most general first."""
+
+
+def laws_for(workload: Workload) -> tuple[Law, ...]:
+    """The laws of a workload: those of post-training only where it is one."""
+    return LAWS if workload.rl is None else (*LAWS, *RL_LAWS)
 
 
 def why_not(workload: Workload, config: ParallelConfig, laws: Sequence[Law] | None = None) -> str | None:
@@ -36,15 +42,15 @@ def why_not(workload: Workload, config: ParallelConfig, laws: Sequence[Law] | No
 
 
 def reasons(workload: Workload, config: ParallelConfig, laws: Sequence[Law] | None = None) -> list[str]:
-    """The reasons of all laws (default `LAWS`) that `config` breaks."""
+    """The reasons of all laws (default: those of the workload) that `config` breaks."""
     table = ConfigTable.of([config])
-    broken = (law for law in (LAWS if laws is None else laws) if not law.check(workload, table)[0])
+    broken = (law for law in (laws_for(workload) if laws is None else laws) if not law.check(workload, table)[0])
     return [law.reason(workload, config) for law in broken]
 
 
 def legal(workload: Workload, table: ConfigTable) -> Mask:
-    """Which rows of `table` obey all `LAWS`, shape (N,)."""
+    """Which rows of `table` obey all laws of the workload, shape (N,)."""
     mask = np.ones(len(table), dtype=np.bool_)
-    for law in LAWS:
+    for law in laws_for(workload):
         mask &= law.check(workload, table)
     return mask

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from autotune.errors import ConfigError, SpecError
 from autotune.space.completion import default_precision
-from autotune.space.constraint import LAWS, reasons
+from autotune.space.constraint import laws_for, reasons
 from autotune.space.law import Law
 from autotune.space.mesh_laws import world_size_law
 from autotune.spec import FIELDS, KNOBS, ConfigTable, Knob, ParallelConfig, SpaceSpec, Workload
@@ -94,7 +94,7 @@ def world_sizes(workload: Workload, space: SpaceSpec) -> tuple[int, ...]:
 
     A space may name more ranks than a cluster has, so that one space serves many clusters; but it must leave some.
     """
-    asked = tuple(sorted(set(space.world_sizes))) or (workload.cluster.num_gpus,)
+    asked = tuple(sorted(set(space.world_sizes))) or _training_gpus(workload, space)
     for size in asked:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise SpecError(
@@ -110,10 +110,19 @@ def world_sizes(workload: Workload, space: SpaceSpec) -> tuple[int, ...]:
     return sizes
 
 
+def _training_gpus(workload: Workload, space: SpaceSpec) -> tuple[int, ...]:
+    """All GPUs of the cluster, less those that only generate."""
+    whole = workload.cluster.num_gpus
+    if workload.rl is None:
+        return (whole,)
+    generating = space.extra.get("rollout_gpus", (workload.rl.rollout_gpus,))
+    return tuple(sorted({whole - int(gpus) for gpus in generating if gpus < whole})) or (whole,)
+
+
 def laws_of(workload: Workload, space: SpaceSpec) -> tuple[Law, ...]:
     """`LAWS`, with the world sizes of the space."""
     exact = world_size_law(world_sizes(workload, space))
-    return tuple(exact if law.name == exact.name else law for law in LAWS)
+    return tuple(exact if law.name == exact.name else law for law in laws_for(workload))
 
 
 def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable, dict[str, int]]:
@@ -131,7 +140,11 @@ def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable
         if combinations > MAX_COMBINATIONS:
             raise _too_many(choices)
         later = math.prod(len(choices[name]) for name in order[place + 1 :])
-        due = [law for law in laws if knob in law.fields and known.issuperset(f for f in law.fields if f != knob)]
+        due = [
+            law
+            for law in laws
+            if knob in law.fields and known.issuperset(f for f in law.fields if f != knob and f in declared)
+        ]
         known.add(knob)
         kept: list[Columns] = []
         count = 0

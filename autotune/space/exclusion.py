@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.space.constraint import LAWS
+from autotune.space.rl_laws import RL_LAWS
 from autotune.trainers import trainer_names
 
 MEMORY = "memory"
 """the name under which configs are counted that are expected to run out of memory"""
-_WORDS = {law.name: law.broken for law in LAWS} | {MEMORY: "expected to run out of memory"}
+_WORDS = {law.name: law.broken for law in (*LAWS, *RL_LAWS)} | {MEMORY: "expected to run out of memory"}
 
 
 def exclusion_words(name: str) -> str:

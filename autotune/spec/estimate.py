@@ -82,6 +82,28 @@ class MemoryParts(_Parts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseParts(_Parts):
+    """Seconds of one step of post-training by phase, on the trainer's clock; they add up to the step time."""
+
+    generation: Number
+    """responses are generated, as fast as was told, and the trainer does nothing else"""
+    reward: Number
+    """rewards, as told"""
+    log_prob: Number
+    """log-probabilities of the policy"""
+    reference: Number
+    """those of the reference model"""
+    values: Number
+    """values of the critic"""
+    update: Number
+    """optimizer steps of policy and critic"""
+    refit: Number
+    """weights go to the engine that generates"""
+    waiting: Number
+    """the trainer waits for responses that are generated beside it"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """Prediction for one config (floats) or for N configs (arrays)."""
 
@@ -119,6 +141,8 @@ class Estimate:
     """probability that sends between pipeline stages on several nodes stall, 0 to 1; the interval of the step time includes it"""
     stalled_step_time_s: Number = 0.0
     """step time with such stalls, s; `step_time_s` is that without, and both are equal where nothing can stall; 0 in estimates of earlier versions"""
+    phases_s: PhaseParts | None = None
+    """a step of post-training by phase; None for any other"""
 
     def __len__(self) -> int:
         return int(np.size(self.step_time_s))
@@ -136,6 +160,8 @@ class Estimate:
         values: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
+            if value is None:
+                continue
             if isinstance(value, _Parts):
                 values[f.name] = type(value)(**{p.name: function(getattr(value, p.name)) for p in fields(value)})
             else:
@@ -145,17 +171,20 @@ class Estimate:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: numbers for one config, lists for many."""
         return {
-            f.name: v.to_dict() if isinstance(v := getattr(self, f.name), _Parts) else _plain(v) for f in fields(self)
+            f.name: v.to_dict() if isinstance(v, _Parts) else _plain(v)
+            for f in fields(self)
+            if (v := getattr(self, f.name)) is not None
         }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Estimate:
         """The estimate of `to_dict`'s values."""
-        rest = {k: v for k, v in values.items() if k not in ("time_parts_s", "memory_parts_bytes")}
+        rest = {k: v for k, v in values.items() if k not in ("time_parts_s", "memory_parts_bytes", "phases_s")}
         return cls(
             **rest,
             time_parts_s=TimeParts(**values["time_parts_s"]),
             memory_parts_bytes=MemoryParts(**values["memory_parts_bytes"]),
+            phases_s=PhaseParts(**values["phases_s"]) if values.get("phases_s") else None,
         )
 
 

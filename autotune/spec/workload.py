@@ -9,6 +9,7 @@ from autotune.errors import SpecError
 from autotune.spec.checks import one_of, positive_int
 from autotune.spec.cluster import ClusterSpec
 from autotune.spec.model import ModelSpec
+from autotune.spec.post_training import PostTraining
 
 OPTIMIZERS = ("adamw", "sgd", "adamw_8bit", "muon", "adafactor")
 """adamw keeps two fp32 moments per weight, adamw_8bit two of one byte, muon one (adamw's two for embeddings, norms and the output projection),
@@ -68,6 +69,8 @@ class Workload:
     unfused_attention: bool = False
     """whether the program's attention stores the score matrix (eager attention of transformers, Megatron-LM before FlashAttention), as FlashAttention (arXiv
     2205.14135) and torch's scaled_dot_product_attention never do"""
+    rl: PostTraining | None = None
+    """what a step of post-training is; None: a plain optimizer step on sequences of one length"""
 
     def __post_init__(self) -> None:
         for name, kind in (("model", ModelSpec), ("cluster", ClusterSpec)):

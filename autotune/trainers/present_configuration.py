@@ -98,6 +98,10 @@ class Reading:
     """whether attention stores its scores"""
     cluster: str = ""
     """name of the cluster"""
+    rl: Mapping[str, Any] = field(default_factory=dict)
+    """keys of a spec's `rl`, of programs that post-train; lengths are the largest that the files allow"""
+    rollout: Mapping[str, Any] = field(default_factory=dict)
+    """keys of its `rollout`"""
     options: Mapping[str, Any] = field(default_factory=dict)
     """options of the trainer"""
     settings: Mapping[str, Any] = field(default_factory=dict)

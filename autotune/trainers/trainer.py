@@ -68,6 +68,8 @@ class Trainer(ABC):
     """whether it can be told to keep weights, gradients and moments all in bf16 (`Workload.pure_bf16`)"""
     has_unfused_attention: ClassVar[bool] = False
     """whether it can be told to store the scores of attention (`Workload.unfused_attention`)"""
+    trains_rl: ClassVar[bool] = False
+    """whether it can be told a step of post-training or sequences of unequal length (`Workload.rl`)"""
     no_adapters: ClassVar[str] = "its launches set up none"
     """why it cannot be told others"""
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from autotune import api
+from autotune.cost.traits import POST_TRAINERS
 from autotune.errors import InfeasibleError, SpecError
 from autotune.space import Launchable, SearchSpace, default_config
 from autotune.space.launchable import fixed_knobs
@@ -36,13 +37,20 @@ SPEC: dict[str, Any] = {
 }
 
 
+POST_TRAINING = {
+    "workload": {"seq_len": 4096},
+    "rl": {"algorithm": "grpo", "prompts": 16, "responses": 2, "prompt_lengths": 512, "response_lengths": 1024},
+    "rollout": {"tokens_per_s_per_gpu": 2400},
+}
+
+
 def study(**changes: Any) -> Study:
     return api.load_study({**SPEC, **changes})
 
 
 @pytest.mark.parametrize("name", [name for name in trainer_names() if name != "command"])
 def test_a_space_holds_exactly_what_its_trainer_can_launch(name: str) -> None:
-    asked = study(trainer=name)
+    asked = study(trainer=name, **(POST_TRAINING if name in POST_TRAINERS else {}))
     everything = SearchSpace.build(asked.workload, asked.space)
     space = SearchSpace.of_study(asked)
     of, options = trainer(name), asked.trainer_options

@@ -96,6 +96,7 @@ class CommandTrainer(Trainer):
     packs_documents = True
     peft_methods = frozenset(PEFT_METHODS)
     trains_pure_bf16 = True
+    trains_rl = True
     has_unfused_attention = True
     options = (
         Option(

@@ -1,0 +1,145 @@
+"""The update, and the forward passes before it: the cost model of a plain step on the micro-batches that `packing.py` found.
+
+    k micro-batches of T tokens of the slowest rank, whose tokens attend as those of sequences of Q / T tokens: a step of k micro-batches with T in place of micro_batch_size * seq_len
+    an optimizer step per mini-batch and epoch: gradients are reduced and weights are updated once for each
+
+A pass over the micro-batches is linear in T and in Q but for what the host delays, so the mean micro-batch stands for all of them. The memory is that of the fullest.
+
+Between the kernels the host packs and unpacks. Megatron-Core's engines do it sequence by sequence, in Python, and wait for the device for each length (verl: `preprocess_packed_seqs` and
+`postprocess_packed_seqs`), so that a pass takes `SEQUENCE_HOST_S` for each sequence and `MICRO_BATCH_HOST_S` for each micro-batch beside what its layers take, shared by the first and the last stage of a pipeline; where RoPE is not fused it
+is computed for each sequence apart, some thirty launches for each layer forward and backward (`ROPE_HOST_S`; Megatron-LM: `apply_rotary_pos_emb_thd`). Read off steps of a 7B
+(data/post_training.csv: micro-batches of one sequence against packed ones, fused against unfused); no size of the model is in them. Engines under FSDP unpad a whole micro-batch at once.
+
+A forward pass keeps nothing and reduces nothing: matrix products, attention and element-wise work once, half of the tensor-parallel collectives, one gather of sharded weights, a pipeline
+of k micro-batches that fills once (k + p - 1). Log-probabilities need the logits of one micro-batch and their log-softmax in fp32, which are freed with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autotune.cost.calibration import Calibration
+from autotune.cost.collectives import ring_bytes_s, ring_latency_s
+from autotune.cost.compute import element_bytes, exposed, head_step_s, layer_forward_s, layer_host_s, smooth_maximum
+from autotune.cost.experts import expert_layer_s
+from autotune.cost.layout import Column, Layout, layout_of
+from autotune.cost.memory import RankMemory, fullest, rank_memories
+from autotune.cost.parameters import edge_weights, layer_weights
+from autotune.cost.rl.packing import Packed
+from autotune.cost.stages import stages_of
+from autotune.cost.step_time import time_parts
+from autotune.cost.traffic import context_s, tensor_layer_s
+from autotune.cost.traits import POST_TRAINERS, Traits, loop_of
+from autotune.spec import ConfigTable, TimeParts, Workload
+
+SEQUENCE_HOST_S, MICRO_BATCH_HOST_S = 4.5e-3, 25e-3
+ROPE_HOST_S = 0.31e-3
+"""per sequence and layer, forward and backward"""
+RING_HOST_S = 0.7e-3
+"""host time to launch one more step of a ring of context parallelism in a layer, forward and backward (same rows: micro-batches of one sequence with cp=2 against cp=1)"""
+FSDP_LEVEL = 1.17
+"""time of post-trainers' passes under FSDP over that of plain trainings by such a loop: log-softmax and entropy of all logits in fp32, transformers' modules as they are (same rows)"""
+FORWARD = 1.0 / 3.0
+"""share of a layer's launches and context-parallel exchange that belongs to the forward pass"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One model's passes over the micro-batches of a mini-batch: what is needed to cost them."""
+
+    workload: Workload
+    """a plain one: the model that passes, sequences as long as tokens attend"""
+    table: ConfigTable
+    layout: Layout
+    packed: Packed
+    constants: Calibration
+    traits: Traits
+    by_sequence: bool
+    """whether sequences are packed one by one on the host"""
+    fused_rope: bool
+
+    @classmethod
+    def of(cls, workload: Workload, table: ConfigTable, packed: Packed, constants: Calibration, traits: Traits) -> Pass:
+        """The passes of these rows, which all pack alike."""
+        plain = replace(
+            workload, seq_len=max(int(np.ceil(packed.attended)), 1), document_len=0, rl=None, trainer=loop_of(workload)
+        )
+        layout = layout_of(plain, table)
+        found = replace(
+            layout, tokens=packed.tokens / layout.cp, accumulation=np.full_like(layout.tp, packed.micro_batches)
+        )
+        rl = workload.rl
+        if rl is not None and rl.engine == "fsdp" and workload.trainer in POST_TRAINERS:
+            constants = replace(constants, level=constants.level * FSDP_LEVEL)
+        return cls(
+            workload=plain, table=table, layout=found, packed=packed, constants=constants, traits=traits,
+            by_sequence=rl is not None and rl.engine == "megatron" and workload.trainer in POST_TRAINERS,
+            fused_rope=rl is None or rl.fused_rope,
+        )  # fmt: skip
+
+    def update(self) -> TimeParts:
+        """Seconds of one optimizer step by cause."""
+        stages = stages_of(self.workload.model, self.table, self.traits.split)
+        times = time_parts(self.workload, self.table, self.layout, stages, self.constants, self.traits)
+        return replace(times, other=times.other + self.host_s(1.0) + self.ring_host_s(np.asarray(times.total)))
+
+    def ring_host_s(self, step: Column) -> Column:
+        """Seconds by which the host's launches of rings of context parallelism exceed a step's micro-batches; `step`: without them, s."""
+        layers = self.workload.model.num_layers / self.layout.pp
+        launches = layers * (
+            layer_host_s(self.table, self.layout, self.constants) + RING_HOST_S * (self.layout.cp - 1.0)
+        )
+        return np.where(self.layout.cp > 1, np.maximum(self.layout.accumulation * launches - step, 0.0), 0.0)
+
+    def host_s(self, share: float) -> Column:
+        """Seconds of a pass in which the host packs sequences; `share`: of the layers' own launches that the pass has."""
+        if not self.by_sequence:
+            return np.zeros_like(self.layout.tp)
+        layers = self.workload.model.num_layers / self.layout.pp
+        rope = np.zeros_like(layers) if self.fused_rope else share * ROPE_HOST_S * layers
+        each = (SEQUENCE_HOST_S / self.layout.pp + rope) * self.packed.sequences
+        return np.asarray(each + share * MICRO_BATCH_HOST_S / self.layout.pp * self.layout.accumulation)
+
+    def memory(self) -> RankMemory:
+        """The peak of the update on the fullest rank."""
+        fullest_batch = replace(self.layout, tokens=self.packed.most_tokens / self.layout.cp)
+        stages = stages_of(self.workload.model, self.table, self.traits.split)
+        return fullest(rank_memories(self.workload, self.table, fullest_batch, stages, self.constants, self.traits))
+
+    def logits_bytes(self) -> Column:
+        """Bytes of the logits of the fullest micro-batch and of their log-softmax, in a forward pass."""
+        cut = self.layout.tp if self.traits.vocab_parallel else 1.0
+        logits = self.packed.most_tokens / self.layout.cp * self.workload.model.vocab_size / cut
+        return np.asarray(logits * (element_bytes(self.table) + 4.0))
+
+    def forward(self) -> Column:
+        """Seconds of one forward pass over all micro-batches."""
+        workload, table, layout, constants, traits = self.workload, self.table, self.layout, self.constants, self.traits
+        model, cluster = workload.model, workload.cluster
+        matmuls, attention, moved = layer_forward_s(workload, table, layout, constants, traits)
+        nothing = np.zeros_like(layout.tp)
+        kernels = matmuls + attention + moved
+        between = 0.5 * tensor_layer_s(workload, table, layout, constants, nothing)
+        between = between + FORWARD * context_s(workload, table, layout, constants, traits, nothing, 3.0 * attention)
+        if model.num_experts:
+            between = between + 0.5 * expert_layer_s(
+                workload, table, layout, constants, traits, nothing, element_bytes(table)
+            )
+        host = FORWARD * layer_host_s(table, layout, constants)
+        layer = kernels + host if cluster.gpu.is_cpu else smooth_maximum(kernels + between, host) - between
+        stages = stages_of(model, table, traits.split)
+        own = np.maximum.reduce([stages.first, stages.middle, stages.last])
+        head = FORWARD * head_step_s(workload, table, layout, constants, traits)
+        each = own * (layer + between) + head + constants.micro_batch_host_s
+        dense, experts = layer_weights(model, layout)
+        size = element_bytes(table)
+        embedding, projection = edge_weights(model, layout, traits.vocab_parallel)
+        whole = size * (own * dense + (embedding + projection) / layout.pp)
+        gather = ring_bytes_s(layout.shard_group, whole, cluster, constants)
+        gather = gather + ring_bytes_s(layout.expert_shard_group, size * own * experts, cluster, constants)
+        gather = gather + ring_latency_s(layout.shard_group, cluster, constants) * (own + 1.0)
+        gathered = np.where((layout.zero == 3) & (layout.data_group.size > 1), gather, 0.0)
+        each = each + exposed(gathered, each, constants.data_overlap)
+        return np.asarray(constants.level * (layout.accumulation + layout.pp - 1.0) * each + self.host_s(FORWARD))

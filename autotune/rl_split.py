@@ -1,0 +1,152 @@
+"""Who trains and who generates: what a plan of post-training says beside its ranking.
+
+    splits          for each number of GPUs that only generate, the best config of the rest: how long either side works on a step, and waits for the other
+    balanced        the split whose sides work equally long, were GPUs divisible: both times are taken as inverse to GPUs from the best split
+    one more node   the best step of the same space with one more node for training, or for generation
+
+A side that works t of a step of T seconds waits T - t. Colocated steps have no sides: a node more serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from autotune.cost import Calibration, estimate
+from autotune.cost.rl.knobs import knob_values
+from autotune.cost.rl.step import generation_s
+from autotune.errors import InfeasibleError
+from autotune.space import Launchable, SearchSpace
+from autotune.spec import Estimate, SpaceSpec, Workload, config_label
+from autotune.spec.post_training import PostTraining
+
+FITS = 0.5
+MOST = 24
+"""splits that are looked at"""
+
+
+def post_training_findings(
+    workload: Workload,
+    spec: SpaceSpec,
+    *,
+    calibration: Calibration | None = None,
+    launchable: Launchable | None = None,
+) -> dict[str, Any]:
+    """{assumed, splits, balanced, one_more_node} of a workload with `rl`; without generation only what was assumed. Splits are looked for where a study has them."""
+    asked = workload.rl
+    if asked is None:
+        return {}
+    found: dict[str, Any] = {
+        "algorithm": asked.algorithm,
+        "prompt_lengths": asked.prompt_lengths.to_dict(),
+        "response_lengths": asked.response_lengths.to_dict(),
+        "assumed": list(asked.assumed),
+    }
+    if not asked.generates:
+        return found
+    splits: list[dict[str, Any]] = []
+    if asked.rollout_gpus or any(spec.extra.get("rollout_gpus", ())):
+        splits = _splits(workload, asked, spec, calibration, launchable)
+    best = min(splits, key=lambda row: float(row["step_time_s"]), default=None)
+    return {
+        **found,
+        "splits": splits,
+        "balanced": _balanced(best),
+        "one_more_node": _one_more_node(workload, asked, spec, best, calibration, launchable),
+    }
+
+
+def _splits(
+    workload: Workload,
+    asked: PostTraining,
+    spec: SpaceSpec,
+    calibration: Calibration | None,
+    launchable: Launchable | None,
+) -> list[dict[str, Any]]:
+    """The best of each split, by rising GPUs that generate: those that the space lists, and with one alone all in steps of a node (of an engine on one node)."""
+    cluster = workload.cluster
+    listed = sorted({int(gpus) for gpus in spec.extra.get("rollout_gpus", (asked.rollout_gpus,)) if gpus})
+    if len(listed) == 1:
+        engine = max(int(tp) for tp in spec.extra.get("rollout_tp", (asked.today("rollout_tp"),)))
+        step = cluster.gpus_per_node if cluster.num_nodes > 1 else engine
+        step *= -(-cluster.num_gpus // (step * MOST))
+        listed = sorted({*listed, *range(step, cluster.num_gpus, step)})
+    found = [_best(workload, spec, gpus, calibration, launchable) for gpus in listed]
+    return [row for row in found if row is not None]
+
+
+def _best(
+    workload: Workload, spec: SpaceSpec, generating: int, calibration: Calibration | None, launchable: Launchable | None
+) -> dict[str, Any] | None:
+    """The best config with so many GPUs that only generate (0: none); None where none is legal or fits."""
+    own = replace(spec, extra={**spec.extra, "rollout_gpus": (generating,)}, world_sizes=())
+    if not generating and "staleness" in own.extra:
+        own = replace(own, extra={**own.extra, "staleness": (0,)})
+    try:
+        space = SearchSpace.build(workload, own, launchable=launchable)
+    except InfeasibleError:
+        return None
+    predicted = estimate(workload, space.table, calibration=calibration)
+    value = np.where(np.asarray(predicted.oom_probability) <= FITS, np.asarray(predicted.tokens_per_s), 0.0)
+    row = int(np.argmax(value))
+    if value[row] <= 0:
+        return None
+    return _sides(workload, space, predicted, row, generating)
+
+
+def _sides(workload: Workload, space: SearchSpace, predicted: Estimate, row: int, generating: int) -> dict[str, Any]:
+    one, part = predicted.row(row), space.table.take([row])
+    assert one.phases_s is not None
+    training = sum(float(getattr(one.phases_s, name)) for name in ("log_prob", "reference", "values", "update"))
+    gpus = np.array([float(generating or part.world_size[0])])
+    bulk, tail = generation_s(workload, knob_values(workload, part, "rollout_tp"), gpus)
+    step, generation = float(one.step_time_s), float(bulk[0] + tail[0])
+    return {
+        "rollout_gpus": generating,
+        "training_gpus": int(part.world_size[0]),
+        "step_time_s": step,
+        "training_s": training,
+        "generation_s": generation,
+        "trainer_waits_s": max(step - training, 0.0) if generating else 0.0,
+        "rollout_waits_s": max(step - generation, 0.0) if generating else 0.0,
+        "config": space[row].to_dict(),
+        "label": config_label(space[row]),
+    }
+
+
+def _balanced(best: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The share of the GPUs of the best split that should generate so that both sides work equally long."""
+    if best is None:
+        return None
+    train, generate = best["training_s"] * best["training_gpus"], best["generation_s"] * best["rollout_gpus"]
+    gpus = best["training_gpus"] + best["rollout_gpus"]
+    return {"rollout_gpus": gpus * generate / (train + generate), "step_time_s": (train + generate) / gpus}
+
+
+def _one_more_node(
+    workload: Workload,
+    asked: PostTraining,
+    spec: SpaceSpec,
+    best: Mapping[str, Any] | None,
+    calibration: Calibration | None,
+    launchable: Launchable | None,
+) -> dict[str, Any]:
+    """Step times with one node more, by the side that gets it; None for a side with which nothing is legal or fits."""
+    cluster = workload.cluster
+    larger = replace(
+        workload, cluster=cluster.resized(num_nodes=cluster.num_nodes + 1, gpus_per_node=cluster.gpus_per_node)
+    )
+    if best is None:
+        sides = {"both": 0}
+    else:
+        sides = {"training": int(best["rollout_gpus"]), "generation": int(best["rollout_gpus"]) + cluster.gpus_per_node}
+    found = {side: _best(larger, spec, gpus, calibration, launchable) for side, gpus in sides.items()}
+    return {
+        side: {name: row[name] for name in ("training_gpus", "rollout_gpus", "step_time_s", "label")}
+        if row is not None
+        else None
+        for side, row in found.items()
+    }

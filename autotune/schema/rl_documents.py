@@ -1,0 +1,433 @@
+"""`rl`, `rollout` and `workload.lengths` of a spec: their shape, and what they become.
+
+lengths     512 | {mean: 900, p50: 700, p95: 2600, max: 8192} | {histogram: {512: 100, 1024: 40}} | {file: lengths.txt} | {log: run.log}
+placement   colocated | split | async | {split: [TRAINER_GPUS, ROLLOUT_GPUS]} | {async: [TRAINER_GPUS, ROLLOUT_GPUS], staleness: 1}
+rollout     {tokens_per_s_per_gpu: 2400} | {tokens_per_s_per_gpu: {1: 2400, 2: 2100}} | {generation_s: 144, gpus: 8} | {log: run.log}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictBool, StrictInt, StrictStr, Tag
+
+from autotune.errors import SpecError
+from autotune.schema.document import Count, Document, Fraction, Number, Positive, Seconds, Text, either
+from autotune.schema.files import locate
+from autotune.schema.located import located
+from autotune.spec import ClusterSpec, ModelSpec
+from autotune.spec.lengths import Lengths
+from autotune.spec.post_training import PostTraining, Rollout
+from autotune.trainers.rl_logs import PhaseLog, read_phases
+
+MAX_BYTES = 1 << 28
+NotNegative = Annotated[Number, Field(ge=0)]
+Percentage = Annotated[Number, Field(ge=0, le=1 << 27)]
+
+
+class LengthsDocument(Document, defer_build=True):
+    """How long sequences are."""
+
+    mean: Annotated[Number, Field(gt=0, le=1 << 27)] | None = Field(default=None, description="tokens on average")
+    min: Percentage | None = Field(default=None, description="tokens of the shortest")
+    p5: Percentage | None = None
+    p10: Percentage | None = None
+    p25: Percentage | None = None
+    p50: Percentage | None = Field(
+        default=None, description="tokens below which half of them are; p75, p90 and others alike"
+    )
+    p75: Percentage | None = None
+    p90: Percentage | None = None
+    p95: Percentage | None = None
+    p99: Percentage | None = None
+    max: Percentage | None = Field(default=None, description="tokens of the longest that may come")
+    histogram: Annotated[dict[StrictInt | StrictStr, NotNegative], Field(min_length=1, max_length=100_000)] | None = (
+        Field(default=None, description="how many sequences have that many tokens: {512: 100, 1024: 40}")
+    )
+    file: Text | None = Field(default=None, description="path of a text file with one length per line")
+    log: Text | None = Field(default=None, description="path of a log of verl, NeMo-RL, OpenRLHF or TRL")
+
+
+AskedLengths = Annotated[
+    Annotated[Number, Field(gt=0, le=1 << 27), Tag("<tokens>")] | Annotated[LengthsDocument, Tag("<inline>")],
+    either("<tokens>", "<inline>"),
+]
+Gpus = Annotated[list[Count], Field(min_length=2, max_length=2)]
+
+
+class PlacementDocument(Document, defer_build=True):
+    """GPUs of the trainer and of the engine that generates."""
+
+    split: Gpus | None = Field(
+        default=None, description="[GPUs that train, GPUs that generate], which wait for each other"
+    )
+    async_: Gpus | None = Field(default=None, alias="async", description="the same, both at once")
+    staleness: NotNegative | None = Field(default=None, description="steps by which the generating policy may be older")
+
+
+class CriticDocument(Document, defer_build=True):
+    """The critic of ppo."""
+
+    model: Text = Field(
+        description="catalog name or path to a config.json; the policy's shape when `critic` is left out"
+    )
+
+
+class PostTrainingDocument(Document, defer_build=True):
+    """A step of post-training."""
+
+    algorithm: Literal["grpo", "dapo", "ppo", "dpo"] = Field(
+        description="grpo and dapo have no critic, ppo has one, dpo generates nothing"
+    )
+    prompts: Count = Field(description="prompts per step")
+    responses: Count | None = Field(default=None, description="responses per prompt; 2 for dpo when left out, else 1")
+    mini_batches: Count | None = Field(default=None, description="optimizer steps per step and epoch; 1 when left out")
+    mini_batch_prompts: Count | None = Field(
+        default=None, description="prompts of an optimizer step, in place of mini_batches"
+    )
+    epochs: Count = Field(default=1, description="passes over the responses of a step")
+    prompt_lengths: AskedLengths = Field(description="tokens of prompts")
+    response_lengths: AskedLengths = Field(description="tokens of responses")
+    same_prompt: Fraction = Field(
+        default=0.3, description="share of the variance of responses' lengths that lies between prompts"
+    )
+    reference: StrictBool | None = Field(
+        default=None, description="whether a frozen reference model scores the responses; only for dpo when left out"
+    )
+    critic: CriticDocument | None = None
+    placement: Annotated[
+        Annotated[Literal["colocated", "split", "async"], Tag("<word>")]
+        | Annotated[PlacementDocument, Tag("<inline>")],
+        either("<word>", "<inline>"),
+    ] = Field(default="colocated", description="whether generation and training share GPUs")
+    staleness: NotNegative | None = Field(
+        default=None, description="steps by which the generating policy may be older, of `async`"
+    )
+    reward_s: NotNegative = Field(
+        default=0.0, description="seconds per step in which rewards are computed and nothing else"
+    )
+    engine: Literal["fsdp", "megatron", "deepspeed"] | None = Field(
+        default=None, description="what trains; the trainer's usual one when left out"
+    )
+    micro_batch_tokens: Annotated[StrictInt, Field(ge=0)] = Field(
+        default=0, description="tokens per GPU up to which micro-batches are packed; 0: counted in sequences"
+    )
+    log_prob_micro_batch_tokens: Annotated[StrictInt, Field(ge=0)] = Field(
+        default=0, description="the same of log-probabilities; 0: as micro_batch_tokens"
+    )
+    phase_offload: Literal["none", "optimizer", "all"] = Field(
+        default="none", description="what of the trainer is in host memory while responses are generated"
+    )
+    balance: Literal["none", "batch", "in_order", "mini_batch"] | None = Field(
+        default=None, description="what is dealt to ranks by length; the trainer's usual way when left out"
+    )
+    group_by_length: StrictBool = Field(
+        default=False, description="whether sequences of like length share a micro-batch"
+    )
+    fused_rope: StrictBool | None = Field(
+        default=None,
+        description="whether an engine of Megatron-Core has apply_rope_fusion; verl's has not unless told, others have",
+    )
+    padded: StrictBool | None = Field(
+        default=None,
+        description="whether micro-batches are padded to their longest sequence; the trainer's usual way when left out",
+    )
+
+
+class RolloutDocument(Document, defer_build=True):
+    """How fast responses are generated: told, never modelled."""
+
+    tokens_per_s_per_gpu: (
+        Positive | Annotated[dict[StrictInt | StrictStr, Positive], Field(min_length=1, max_length=64)] | None
+    ) = Field(
+        default=None,
+        description="tokens of responses per second and GPU, or those by tensor-parallel degree: {1: 2400, 2: 2100}",
+    )
+    generation_s: Seconds | None = Field(
+        default=None, description="seconds in which a step's responses were generated, in place of tokens_per_s_per_gpu"
+    )
+    gpus: Count | None = Field(
+        default=None, description="GPUs that generated in generation_s; all of the cluster when left out"
+    )
+    tp: Count = Field(default=1, description="tensor-parallel degree of the engine")
+    memory_fraction: Fraction = Field(
+        default=0.0, description="share of a GPU's memory that the engine holds while it generates"
+    )
+    tokens_per_s_per_response: Positive | None = Field(
+        default=None, description="tokens per second of a single response"
+    )
+    log: Text | None = Field(
+        default=None, description="path of a log of verl, NeMo-RL, OpenRLHF or TRL, which prints what the others tell"
+    )
+
+
+USUAL = {
+    "verl": ("fsdp", "batch", False),
+    "nemo_rl": ("fsdp", "mini_batch", False),
+    "openrlhf": ("deepspeed", "none", False),
+    "trl": ("fsdp", "none", True),
+}
+"""(engine, balance, padded) that trainers have unless told"""
+
+
+def post_training_of(
+    asked: PostTrainingDocument,
+    rollout: RolloutDocument | None,
+    *,
+    trainer: str,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    critic: Callable[[str], ModelSpec],
+    base: Path | None,
+) -> PostTraining:
+    """The post-training that a spec asks for. `critic` looks up its model by name. Raises `SpecError` with the field."""
+    engine, balance, padded = USUAL.get(trainer, ("fsdp", "none", False))
+    placement, gpus, staleness = _placement(asked, cluster)
+    prompts = lengths_of(asked.prompt_lengths, "rl.prompt_lengths", base, "prompt")
+    responses = lengths_of(asked.response_lengths, "rl.response_lengths", base, "response")
+    count = asked.responses or (2 if asked.algorithm == "dpo" else 1)
+    generates = asked.algorithm != "dpo"
+    if rollout is not None and not generates:
+        raise SpecError(
+            "dpo trains on responses that are there and generates none, but `rollout` is given",
+            remedy="leave it out",
+            field="rollout",
+        )
+    judge = None
+    if asked.algorithm == "ppo":
+        judge = (
+            model
+            if asked.critic is None
+            else located("rl.critic.model", lambda: critic(str(asked.critic and asked.critic.model)))
+        )
+    elif asked.critic is not None:
+        raise SpecError(
+            f"only ppo has a critic, but algorithm={asked.algorithm}",
+            remedy="leave `critic` out, or use ppo",
+            field="rl.critic",
+        )
+    tokens = asked.prompts * count * responses.mean
+    told = None if rollout is None else _rollout(rollout, tokens, cluster, gpus, base)
+    return PostTraining(
+        algorithm=asked.algorithm,
+        prompts=asked.prompts,
+        responses=count,
+        mini_batches=_mini_batches(asked),
+        epochs=asked.epochs,
+        prompt_lengths=prompts,
+        response_lengths=responses,
+        same_prompt=asked.same_prompt,
+        reference=asked.algorithm == "dpo" if asked.reference is None else asked.reference,
+        critic=judge,
+        placement=placement,
+        rollout_gpus=gpus,
+        staleness=staleness,
+        rollout=told,
+        reward_s=asked.reward_s,
+        engine=asked.engine or engine,
+        micro_batch_tokens=asked.micro_batch_tokens,
+        log_prob_micro_batch_tokens=asked.log_prob_micro_batch_tokens,
+        phase_offload=asked.phase_offload,
+        balance=asked.balance or balance,
+        group_by_length=asked.group_by_length,
+        fused_rope=not (trainer == "verl" and (asked.engine or engine) == "megatron")
+        if asked.fused_rope is None
+        else asked.fused_rope,
+        padded=padded if asked.padded is None else asked.padded,
+    )
+
+
+def fine_tuning_of(lengths: Any, batch: int, *, trainer: str, base: Path | None) -> PostTraining:
+    """Fine-tuning on told sequences of unequal length: a step of so many sequences, without generation and log-probabilities."""
+    _, balance, _ = USUAL.get(trainer, ("fsdp", "none", True))
+    return PostTraining(
+        algorithm="sft",
+        prompts=batch,
+        responses=1,
+        prompt_lengths=Lengths(values=(0.0,)),
+        response_lengths=lengths_of(lengths, "workload.lengths", base, "response"),
+        same_prompt=0.0,
+        balance=balance,
+        padded=True,
+    )
+
+
+def lengths_of(asked: float | LengthsDocument, field: str, base: Path | None, which: str) -> Lengths:
+    """The distribution that a spec asks for. `which`: prompt or response, where a log prints both."""
+    if not isinstance(asked, LengthsDocument):
+        return Lengths(values=(float(asked),))
+    ways = [name for name in ("histogram", "file", "log") if getattr(asked, name) is not None]
+    percentiles = _percentiles(asked)
+    if len(ways) + bool(percentiles or asked.mean) != 1:
+        said = ", ".join([*ways, *(["mean and percentiles"] if percentiles or asked.mean else [])]) or "nothing"
+        raise SpecError(
+            f"lengths are told in one way, but {said} is given",
+            remedy="give mean and percentiles, a histogram, a file, or a log",
+            field=field,
+        )
+    if asked.histogram is not None:
+        counts = {float(_whole(length, f"{field}.histogram")): count for length, count in asked.histogram.items()}
+        return located(field, lambda: Lengths.of_histogram(counts))
+    if asked.file is not None:
+        return _of_file(asked.file, f"{field}.file", base)
+    if asked.log is not None:
+        return _lengths_of_log(_log(asked.log, f"{field}.log", base), f"{field}.log", which)
+    return located(field, lambda: Lengths.of_percentiles(percentiles, asked.mean))
+
+
+def _percentiles(asked: LengthsDocument) -> dict[float, float]:
+    named: dict[float, float | None] = {0.0: asked.min, 100.0: asked.max}
+    named |= {
+        float(name[1:]): getattr(asked, name) for name in LengthsDocument.model_fields if re.fullmatch(r"p\d+", name)
+    }
+    return {share: length for share, length in named.items() if length is not None}
+
+
+def _of_file(text: str, field: str, base: Path | None) -> Lengths:
+    path = locate(text, base, field=field)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise SpecError(f"the file of lengths may have {MAX_BYTES:,} bytes, but {text!r} has more", field=field)
+        words = re.split(r"[\s,]+", path.read_text(encoding="utf-8").strip().strip("[]"))
+    except (OSError, ValueError) as error:
+        raise SpecError(f"the file of lengths {text!r} cannot be read: {error}", field=field) from None
+    try:
+        lengths = [float(word) for word in words if word]
+    except ValueError:
+        wrong = next(word for word in words if word and not re.fullmatch(r"[0-9.eE+]+", word))
+        raise SpecError(
+            f"a file of lengths holds one number of tokens per line, but one is {wrong!r:.60}", field=field
+        ) from None
+    return located(field, lambda: Lengths.of(lengths))
+
+
+def _log(text: str, field: str, base: Path | None) -> PhaseLog:
+    path = locate(text, base, field=field)
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            found = read_phases(lines)
+    except OSError as error:
+        raise SpecError(f"the log {text!r} cannot be read: {error}", field=field) from None
+    if not found.steps:
+        raise SpecError(
+            f"no step of verl, NeMo-RL, OpenRLHF or TRL was found in the log {text!r}",
+            remedy="tell tokens_per_s_per_gpu and lengths by numbers instead",
+            field=field,
+        )
+    return found
+
+
+def _lengths_of_log(log: PhaseLog, field: str, which: str) -> Lengths:
+    mean, longest = log.median(f"{which}_mean"), log.largest(f"{which}_max")
+    if mean is None:
+        raise SpecError(
+            f"the log prints no lengths of {which}s", remedy="tell them by mean and percentiles", field=field
+        )
+    return located(field, lambda: Lengths.of_percentiles({} if longest is None else {100.0: longest}, mean))
+
+
+def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, int, float]:
+    """(placement, GPUs that generate, staleness)"""
+    if isinstance(asked.placement, str):
+        word, gpus, inner = asked.placement, None, None
+    else:
+        both = asked.placement.split or asked.placement.async_
+        if (asked.placement.split is None) == (asked.placement.async_ is None) or both is None:
+            raise SpecError(
+                "a placement is split or async",
+                remedy="{split: [16, 16]} or {async: [16, 16], staleness: 1}",
+                field="rl.placement",
+            )
+        word, gpus, inner = "split" if asked.placement.split else "async", both, asked.placement.staleness
+    staleness = inner if inner is not None else asked.staleness
+    if word == "split" and staleness:
+        raise SpecError(
+            "split is without staleness: each side waits for the other", remedy="use async", field="rl.staleness"
+        )
+    if word == "async" and staleness is None:
+        raise SpecError(
+            "async needs the staleness that is allowed",
+            remedy="staleness: 1, for instance: one step off",
+            field="rl.staleness",
+        )
+    if gpus is not None and sum(gpus) > cluster.num_gpus:
+        raise SpecError(
+            f"GPUs that train and generate must fit the cluster, but {gpus[0]} + {gpus[1]} are more than the {cluster.num_gpus} of {cluster.name}",
+            field="rl.placement",
+        )
+    generating = 0 if word == "colocated" else gpus[1] if gpus is not None else cluster.num_gpus // 2
+    if word != "colocated" and generating == 0:
+        raise SpecError(
+            f"{word} needs two GPUs at least, but {cluster.name} has {cluster.num_gpus}", field="rl.placement"
+        )
+    return word, generating, float(staleness or 0.0)
+
+
+def _mini_batches(asked: PostTrainingDocument) -> int:
+    if asked.mini_batch_prompts is None:
+        return asked.mini_batches or 1
+    if asked.mini_batches is not None:
+        raise SpecError(
+            "mini_batches and mini_batch_prompts say the same", remedy="leave one out", field="rl.mini_batch_prompts"
+        )
+    if asked.prompts % asked.mini_batch_prompts:
+        raise SpecError(
+            f"mini_batch_prompts must divide prompts, but mini_batch_prompts={asked.mini_batch_prompts} and prompts={asked.prompts}",
+            field="rl.mini_batch_prompts",
+        )
+    return asked.prompts // asked.mini_batch_prompts
+
+
+def _rollout(
+    asked: RolloutDocument, tokens: float, cluster: ClusterSpec, generating: int, base: Path | None
+) -> Rollout:
+    ways = [name for name in ("tokens_per_s_per_gpu", "generation_s", "log") if getattr(asked, name) is not None]
+    if len(ways) != 1:
+        raise SpecError(
+            f"the speed of generation is told in one way, but {' and '.join(ways) or 'nothing'} is given",
+            remedy="tokens_per_s_per_gpu, generation_s, or log",
+            field="rollout",
+        )
+    gpus = asked.gpus or generating or cluster.num_gpus
+    rates: tuple[tuple[int, float], ...]
+    if isinstance(asked.tokens_per_s_per_gpu, Mapping):
+        rates = tuple(
+            sorted(
+                (_whole(tp, "rollout.tokens_per_s_per_gpu"), rate) for tp, rate in asked.tokens_per_s_per_gpu.items()
+            )
+        )
+    elif asked.tokens_per_s_per_gpu is not None:
+        rates = ((asked.tp, asked.tokens_per_s_per_gpu),)
+    elif asked.generation_s is not None:
+        rates = ((asked.tp, tokens / (asked.generation_s * gpus)),)
+    else:
+        log = _log(str(asked.log), "rollout.log", base)
+        seconds = log.median("generation")
+        if seconds is None or seconds <= 0:
+            raise SpecError(
+                "the log prints no seconds of generation", remedy="tell tokens_per_s_per_gpu", field="rollout.log"
+            )
+        seen = log.median("response_tokens")
+        rates = ((asked.tp, (seen or tokens) / (seconds * gpus)),)
+    if asked.tp not in dict(rates):
+        said = ", ".join(str(tp) for tp, _ in rates)
+        raise SpecError(
+            f"the speed with the engine's tp={asked.tp} is not among those that are told, for tp={said}",
+            field="rollout.tp",
+        )
+    return Rollout(
+        tokens_per_s_per_gpu=rates,
+        tp=asked.tp,
+        memory_fraction=asked.memory_fraction,
+        tokens_per_s_per_response=asked.tokens_per_s_per_response or 0.0,
+    )
+
+
+def _whole(text: int | str, field: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise SpecError(f"a key must be a whole number, but is {text!r}", field=field) from None

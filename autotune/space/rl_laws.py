@@ -1,0 +1,144 @@
+"""Laws of post-training: what the engine that generates needs, and what a step's sequences allow. They hold for workloads with `rl` alone.
+
+Sources: verl `rearrange_micro_batches` (a micro-batch must hold the longest sequence, times the ranks that share it), vLLM (`num_attention_heads` must be divisible by the tensor-parallel
+size; weights must fit into `gpu_memory_utilization`), and that GPUs which generate train nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.space.law import Law, Mask
+from autotune.spec import ConfigTable, ParallelConfig, Workload
+from autotune.spec.post_training import PostTraining
+
+ENGINE_BYTES = 2.0
+"""bytes per weight of an engine"""
+
+
+def _values(workload: Workload, table: ConfigTable, name: str) -> NDArray[Any]:
+    if name not in table.knobs:
+        return np.full(len(table), _asked(workload).today(name))
+    knob = table.knobs[name]
+    return np.asarray(np.array(knob.values)[table.column(name).astype(np.int64)])
+
+
+def _value(workload: Workload, config: ParallelConfig, name: str) -> Any:
+    return config.extra[name] if name in config.extra else _asked(workload).today(name)
+
+
+def _asked(workload: Workload) -> PostTraining:
+    assert workload.rl is not None
+    return workload.rl
+
+
+def _generating(workload: Workload, table: ConfigTable) -> NDArray[Any]:
+    """GPUs that generate."""
+    own = _values(workload, table, "rollout_gpus")
+    return np.asarray(np.where(own > 0, own, table.world_size))
+
+
+def _generates(check: Callable[[Workload, ConfigTable], Any]) -> Callable[[Workload, ConfigTable], Mask]:
+    """The check where responses are generated; others hold."""
+    return lambda w, t: np.asarray(check(w, t)) if _asked(w).generates else np.ones(len(t), dtype=np.bool_)
+
+
+def _holds_longest(workload: Workload, table: ConfigTable, name: str) -> Mask:
+    tokens = _values(workload, table, name)
+    return np.asarray((tokens == 0) | (tokens * table.cp >= _asked(workload).longest))
+
+
+def _told(workload: Workload, tp: NDArray[Any]) -> Mask:
+    rollout = _asked(workload).rollout
+    return np.array([rollout is not None and rollout.rate(int(degree)) is not None for degree in tp], dtype=np.bool_)
+
+
+def _told_degrees(workload: Workload) -> str:
+    rollout = _asked(workload).rollout
+    return ", ".join(str(tp) for tp, _ in rollout.tokens_per_s_per_gpu) if rollout else "none"
+
+
+def _engine_fits(workload: Workload, table: ConfigTable) -> Mask:
+    rollout = _asked(workload).rollout
+    share = 0.0 if rollout is None else rollout.memory_fraction
+    weights = ENGINE_BYTES * workload.model.num_parameters / _values(workload, table, "rollout_tp")
+    return np.asarray((share == 0.0) | (weights <= share * workload.cluster.gpu.memory_bytes))
+
+
+def _longest_law(knob: str) -> Law:
+    return Law(
+        name=f"rl_{knob}",
+        broken=f"{knob} cannot hold the longest sequence",
+        fields=(knob, "cp"),
+        check=lambda w, t: _holds_longest(w, t, knob),
+        reason=lambda w, c: (
+            f"a micro-batch must hold the longest sequence, but {knob}={_value(w, c, knob)} x cp={c.cp} is less than its {_asked(w).longest:,} tokens; "
+            f"use {-(-_asked(w).longest // c.cp):,} or more, or a larger cp"
+        ),
+    )
+
+
+RL_LAWS: tuple[Law, ...] = (
+    Law(
+        name="rl_split",
+        broken="GPUs that generate and GPUs that train are more than the cluster has",
+        fields=("rollout_gpus", "tp", "pp", "dp", "cp"),
+        check=_generates(lambda w, t: t.world_size + _values(w, t, "rollout_gpus") <= w.cluster.num_gpus),
+        reason=lambda w, c: (
+            f"{c.world_size} GPUs that train and rollout_gpus={_value(w, c, 'rollout_gpus')} must fit the cluster, but {w.cluster.name} has {w.cluster.num_gpus}; "
+            "use fewer of either"
+        ),
+    ),
+    Law(
+        name="rl_placement",
+        broken="staleness without GPUs that only generate",
+        fields=("rollout_gpus", "staleness", "tp"),
+        check=_generates(lambda w, t: (_values(w, t, "rollout_gpus") > 0) | (_values(w, t, "staleness") == 0)),
+        reason=lambda w, c: (
+            f"engine and trainer take turns where rollout_gpus=0, so nothing is generated while the policy is updated, but staleness={_value(w, c, 'staleness')}; "
+            "use staleness=0, or rollout_gpus above 0"
+        ),
+    ),
+    Law(
+        name="rl_engines",
+        broken="rollout_tp does not divide the GPUs that generate, or the attention heads",
+        fields=("rollout_tp", "rollout_gpus", "tp", "pp", "dp", "cp"),
+        check=_generates(
+            lambda w, t: (
+                (_generating(w, t) % _values(w, t, "rollout_tp") == 0)
+                & (w.model.num_attention_heads % _values(w, t, "rollout_tp") == 0)
+            )
+        ),
+        reason=lambda w, c: (
+            f"rollout_tp must divide the GPUs that generate and the attention heads, but rollout_tp={_value(w, c, 'rollout_tp')}, "
+            f"GPUs={_value(w, c, 'rollout_gpus') or c.world_size} and num_attention_heads={w.model.num_attention_heads}"
+        ),
+    ),
+    Law(
+        name="rl_told",
+        broken="the speed of generation with this rollout_tp was not told",
+        fields=("rollout_tp", "tp"),
+        check=_generates(lambda w, t: _told(w, _values(w, t, "rollout_tp"))),
+        reason=lambda w, c: (
+            f"how fast rollout_tp={_value(w, c, 'rollout_tp')} generates is told, never modelled, but rollout.tokens_per_s_per_gpu is told for "
+            f"tp={_told_degrees(w)}; measure it and write {{TP: TOKENS_PER_S, ...}}"
+        ),
+    ),
+    Law(
+        name="rl_engine_memory",
+        broken="the engine's weights do not fit into its share of the memory",
+        fields=("rollout_tp", "tp"),
+        check=_generates(_engine_fits),
+        reason=lambda w, c: (
+            f"the engine's weights must fit into rollout.memory_fraction of a GPU, but {w.model.num_parameters:,} weights over rollout_tp={_value(w, c, 'rollout_tp')} do not; "
+            "use a larger rollout_tp or memory_fraction"
+        ),
+    ),
+    _longest_law("micro_batch_tokens"),
+    _longest_law("log_prob_micro_batch_tokens"),
+)
+"""Laws of workloads with `rl`; each reads knobs of post-training where the study lists them, and today's values where not."""

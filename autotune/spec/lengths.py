@@ -1,0 +1,174 @@
+"""Lengths of sequences as a distribution: what packing, balancing and the longest response of a rank cost follows from it, not from the mean.
+
+    kept      `POINTS` values of equal probability at most, in rising order
+    read      one number, a mean with percentiles, a histogram, or the lengths themselves
+
+Between two percentiles p and q the lengths rise as a + (b - a) * u ** g with one exponent g for all of them, which is chosen so that the mean is the one that was told. Beyond the outermost percentiles they are log-normal. A mean
+that stands alone is that of a log-normal distribution whose deviation is `USUAL_SPREAD` of it, which the answers name as assumed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import NormalDist
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.errors import SpecError
+
+POINTS = 1024
+USUAL_SPREAD = 0.75
+"""deviation of lengths as a fraction of their mean where nothing but the mean is told"""
+_STEEPEST = 24.0
+"""largest exponent between two percentiles, and the inverse of the least"""
+_LOWEST, _HIGHEST = 0.0, 100.0
+_NORMAL = NormalDist()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Tokens of a sequence, as equally probable values in rising order."""
+
+    values: tuple[float, ...]
+    """tokens, >= 0"""
+    most: float = 0.0
+    """tokens of the longest that may come, where that is more than the last value"""
+    assumed: str = ""
+    """what was assumed about them, in words; empty: nothing"""
+
+    def __post_init__(self) -> None:
+        if not self.values or min(self.values) < 0 or not all(map(math.isfinite, self.values)):
+            raise SpecError("lengths must be numbers of tokens, 0 or more, and there must be one at least")
+
+    @property
+    def mean(self) -> float:
+        """Tokens on average."""
+        return float(np.mean(self.values))
+
+    @property
+    def longest(self) -> float:
+        """The longest."""
+        return max(self.values[-1], self.most)
+
+    def at(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The lengths below which such shares (0 to 1) of all lie, in whole tokens."""
+        middles = (np.arange(len(self.values)) + 0.5) / len(self.values)
+        return np.rint(np.interp(shares, middles, self.values))
+
+    @classmethod
+    def of(cls, lengths: Iterable[float]) -> Lengths:
+        """The distribution of lengths that were seen."""
+        seen = np.sort(np.asarray(list(lengths), dtype=np.float64))
+        most = float(seen[-1]) if len(seen) else 0.0
+        if len(seen) > POINTS:
+            seen = np.quantile(seen, (np.arange(POINTS) + 0.5) / POINTS)
+        return cls(values=tuple(seen.tolist()), most=most)
+
+    @classmethod
+    def of_histogram(cls, counts: Mapping[float, float]) -> Lengths:
+        """The distribution of a histogram: how many lie at each length."""
+        where = sorted(counts)
+        weights = np.array([counts[length] for length in where], dtype=np.float64)
+        if not len(weights) or weights.min() < 0 or weights.sum() <= 0:
+            raise SpecError("a histogram must count one length at least, and no count may be below 0")
+        ends = np.cumsum(weights) / weights.sum()
+        picked = np.searchsorted(ends, (np.arange(POINTS) + 0.5) / POINTS, side="left")
+        values = tuple(float(where[min(int(i), len(where) - 1)]) for i in picked)
+        return cls(values=values, most=float(max(length for length in where if counts[length])))
+
+    @classmethod
+    def of_percentiles(cls, percentiles: Mapping[float, float], mean: float | None = None) -> Lengths:
+        """The distribution with these lengths by percentile (0 the least, 100 the longest), and with that mean where it is told.
+
+        Raises `SpecError` for percentiles that fall, and for a mean that lengths between them cannot have.
+        """
+        if not percentiles or set(percentiles) == {_HIGHEST}:
+            if mean is None:
+                raise SpecError(
+                    "lengths need a mean or percentiles",
+                    remedy="for instance {mean: 900, p50: 700, p95: 2600, max: 8192}",
+                )
+            return _of_mean(mean, percentiles.get(_HIGHEST))
+        knots = sorted(percentiles.items())
+        values = [length for _, length in knots]
+        if any(later < earlier for earlier, later in pairwise(values)):
+            said = ", ".join(f"p{p:g}={length:g}" for p, length in knots)
+            raise SpecError(f"lengths must not fall as percentiles rise, but {said}")
+        sigma = _spread(knots)
+        if knots[0][0] > _LOWEST:
+            knots.insert(0, (_LOWEST, _beyond(knots[0], 0.5 / POINTS, sigma)))
+        assumed = ""
+        if knots[-1][0] < _HIGHEST:
+            longest = _beyond(knots[-1], 1.0 - 0.5 / POINTS, sigma)
+            knots.append((_HIGHEST, longest))
+            assumed = f"the longest sequence has {longest:,.0f} tokens (`max` was not told)"
+        shares = (np.arange(POINTS) + 0.5) / POINTS
+        ends = np.array([p / 100.0 for p, _ in knots])
+        place = np.clip(np.searchsorted(ends, shares, side="right") - 1, 0, len(knots) - 2)
+        low, high = (
+            np.array([length for _, length in knots])[place],
+            np.array([length for _, length in knots])[place + 1],
+        )
+        within = (shares - ends[place]) / np.maximum(ends[place + 1] - ends[place], 1e-12)
+
+        def drawn(exponent: float) -> NDArray[np.float64]:
+            return np.asarray(low + (high - low) * within**exponent)
+
+        exponent = 1.0
+        if mean is not None:
+            least, most = float(drawn(_STEEPEST).mean()), float(drawn(1.0 / _STEEPEST).mean())
+            if not least <= mean <= most:
+                said = ", ".join(f"p{p:g}={length:g}" for p, length in sorted(percentiles.items()))
+                raise SpecError(
+                    f"lengths with {said} have a mean from {least:,.0f} to {most:,.0f} tokens, but mean={mean:g}",
+                    remedy="correct the mean or the percentiles, or give a file of lengths",
+                )
+            above, below = 1.0 / _STEEPEST, _STEEPEST
+            for _ in range(60):
+                exponent = math.sqrt(above * below)
+                above, below = (exponent, below) if float(drawn(exponent).mean()) > mean else (above, exponent)
+        return cls(values=tuple(np.sort(drawn(exponent)).tolist()), most=knots[-1][1], assumed=assumed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Mean and percentiles, as a spec takes them."""
+        chosen = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+        return {"mean": round(self.mean, 1)} | {
+            name: float(self.at(np.array([share]))[0]) for name, share in chosen.items()
+        } | {"max": self.longest}  # fmt: skip
+
+
+def _of_mean(mean: float, longest: float | None) -> Lengths:
+    """Log-normal lengths of that mean, cut at the longest. The cut takes from the mean, so the scale grows until the mean is the one that was told."""
+    if longest is not None and mean > longest:
+        raise SpecError(f"the mean cannot be above the longest, but mean={mean:g} and max={longest:g}")
+    sigma = math.sqrt(math.log1p(USUAL_SPREAD**2))
+    shape = np.exp(sigma * np.array([_NORMAL.inv_cdf((i + 0.5) / POINTS) for i in range(POINTS)]))
+    most = math.inf if longest is None else longest
+    low, high = 0.0, max(mean, 1.0) * 1e3
+    for _ in range(80):
+        scale = 0.5 * (low + high)
+        low, high = (low, scale) if float(np.minimum(scale * shape, most).mean()) > mean else (scale, high)
+    values = np.minimum(0.5 * (low + high) * shape, most)
+    said = f"lengths are log-normal with a deviation of {USUAL_SPREAD:.0%} of their mean (only the mean was told)"
+    return Lengths(values=tuple(values.tolist()), most=longest or 0.0, assumed=said)
+
+
+def _spread(knots: Sequence[tuple[float, float]]) -> float:
+    """Deviation of ln-lengths that two percentiles have, if lengths are log-normal; the usual one where there are no two."""
+    inner = [(share, length) for share, length in knots if _LOWEST < share < _HIGHEST and length > 0]
+    if len(inner) < 2 or inner[0][1] == inner[-1][1]:
+        return math.sqrt(math.log1p(USUAL_SPREAD**2))
+    (low, least), (high, most) = inner[0], inner[-1]
+    return math.log(most / least) / (_NORMAL.inv_cdf(high / 100.0) - _NORMAL.inv_cdf(low / 100.0))
+
+
+def _beyond(knot: tuple[float, float], share: float, sigma: float) -> float:
+    """The length at a share beyond the outermost percentile that was told, if lengths are log-normal there."""
+    at = min(max(knot[0] / 100.0, 0.5 / POINTS), 1.0 - 0.5 / POINTS)
+    return knot[1] * math.exp(sigma * (_NORMAL.inv_cdf(share) - _NORMAL.inv_cdf(at)))

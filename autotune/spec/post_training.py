@@ -1,0 +1,234 @@
+"""Post-training: a step of reinforcement learning, of preference optimization, or of fine-tuning on sequences of unequal length.
+
+    one step      prompts x responses sequences are generated and scored, log-probabilities (and values) of them are computed, and the policy is updated
+                  epochs x mini_batches times, each optimizer step on prompts * responses / mini_batches sequences
+    algorithm     grpo and dapo have no critic (Shao et al., arXiv 2402.03300; Yu et al., arXiv 2503.14476), ppo has one (Schulman et al., arXiv 1707.06347);
+                  dpo has two told responses for each prompt and generates none (Rafailov et al., arXiv 2305.18290); sft trains on told sequences and needs no log-probabilities
+    placement     colocated   the engine that generates and the trainer take turns on the same GPUs
+                  split       each has GPUs of its own, and waits for the other
+                  async       each has GPUs of its own; the trainer updates on responses of a policy that is at most `staleness` steps old, so both work at once
+
+Knobs of post-training are knobs of a study (`knobs:`) with these names; what a study does not list has the value of its `rl` or `rollout`. Symbols and laws of their cost stand in
+`autotune.cost.rl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, final
+
+from autotune.errors import SpecError
+from autotune.spec.checks import one_of, positive, positive_int
+from autotune.spec.lengths import Lengths
+from autotune.spec.model import ModelSpec
+
+ALGORITHMS = ("grpo", "dapo", "ppo", "dpo", "sft")
+PLACEMENTS = ("colocated", "split", "async")
+ENGINES = ("fsdp", "megatron", "deepspeed")
+BALANCES = ("none", "batch", "in_order", "mini_batch")
+"""what is dealt to data-parallel ranks so that they have equally many tokens: nothing (ranks take their sequences as they come), the whole batch of a step (verl's `balance_batch`; `in_order`
+as it was before 0.6), or each mini-batch (NeMo-RL's `shard_by_batch_size`)"""
+PHASE_OFFLOADS = ("none", "optimizer", "all")
+
+RL_KNOBS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "rollout_tp": ("tensor-parallel degree of the engine that generates", ()),
+    "rollout_gpus": ("GPUs that only generate; 0: generation takes turns with training on the same GPUs", ()),
+    "micro_batch_tokens": (
+        "tokens per GPU of the update's micro-batches, which are packed up to it; 0: micro_batch_size sequences each",
+        (),
+    ),
+    "log_prob_micro_batch_tokens": ("the same for log-probabilities and values; 0: as for the update", ()),
+    "phase_offload": ("what of the trainer is in host memory while the engine generates", PHASE_OFFLOADS),
+    "staleness": ("steps by which the policy that generates may be older than the one that is updated", ()),
+    "balance": ("what is dealt to data-parallel ranks so that they have equally many tokens", BALANCES),
+    "group_by_length": ("sequences of like length share a micro-batch", ()),
+}
+"""names of the knobs of post-training: what each means, and its words where it has some"""
+_SEQUENCES = ("micro_batch_tokens", "balance", "group_by_length")
+"""those that fine-tuning on sequences of unequal length has too"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """How fast responses are generated, which is told and never modelled."""
+
+    tokens_per_s_per_gpu: tuple[tuple[int, float], ...]
+    """tokens of responses per second and GPU, by the engine's tensor-parallel degree"""
+    tp: int = 1
+    """the engine's tensor-parallel degree today"""
+    memory_fraction: float = 0.0
+    """share of a GPU's memory that the engine holds while it generates, 0 to 1"""
+    tokens_per_s_per_response: float = 0.0
+    """tokens per second of one response, by which the longest of a step takes its time; 0: not told"""
+
+    def __post_init__(self) -> None:
+        positive_int("rollout.tp", self.tp, at_most=1 << 10)
+        for degree, rate in self.tokens_per_s_per_gpu:
+            positive_int("rollout.tokens_per_s_per_gpu", degree, at_most=1 << 10)
+            positive("rollout.tokens_per_s_per_gpu", rate)
+        if not 0.0 <= self.memory_fraction <= 1.0:
+            raise SpecError(
+                f"memory_fraction must be from 0 to 1, but is {self.memory_fraction!r}", field="rollout.memory_fraction"
+            )
+        if self.tokens_per_s_per_response < 0:
+            raise SpecError("tokens_per_s_per_response must not be below 0", field="rollout.tokens_per_s_per_response")
+
+    def rate(self, tp: int) -> float | None:
+        """Tokens per second and GPU with that degree; None where it was not told."""
+        return dict(self.tokens_per_s_per_gpu).get(tp)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostTraining:
+    """What a step is beside a plain optimizer step."""
+
+    algorithm: str
+    """one of ALGORITHMS"""
+    prompts: int
+    """prompts per step, >= 1"""
+    responses: int
+    """responses per prompt, >= 1"""
+    mini_batches: int = 1
+    """optimizer steps per step and epoch, >= 1"""
+    epochs: int = 1
+    """passes over the responses of a step, >= 1"""
+    prompt_lengths: Lengths
+    """tokens of prompts"""
+    response_lengths: Lengths
+    """tokens of responses"""
+    same_prompt: float = 0.3
+    """share of the variance of responses' lengths that lies between prompts, 0 to 1: responses to one prompt are alike"""
+    reference: bool = False
+    """whether log-probabilities of a frozen reference model of the policy's shape are computed"""
+    critic: ModelSpec | None = None
+    """the critic, which computes values and is updated too"""
+    placement: str = "colocated"
+    """one of PLACEMENTS"""
+    rollout_gpus: int = 0
+    """GPUs that only generate today; 0 where colocated"""
+    staleness: float = 0.0
+    """steps by which the generating policy may be older; 0: none"""
+    rollout: Rollout | None = None
+    """None where nothing is generated"""
+    reward_s: float = 0.0
+    """seconds of a step in which rewards are computed and neither side works"""
+    engine: str = "fsdp"
+    """what trains: fsdp, megatron or deepspeed"""
+    micro_batch_tokens: int = 0
+    """today's, tokens per GPU; 0: micro-batches are counted in sequences"""
+    log_prob_micro_batch_tokens: int = 0
+    """today's; 0: as `micro_batch_tokens`"""
+    phase_offload: str = "none"
+    """today's, one of PHASE_OFFLOADS"""
+    balance: str = "batch"
+    """today's, one of BALANCES"""
+    group_by_length: bool = False
+    """today's"""
+    fused_rope: bool = True
+    """whether an engine of Megatron-Core rotates positions by one fused kernel (`apply_rope_fusion`)"""
+    padded: bool = False
+    """whether micro-batches are padded to their longest sequence, where others hold tokens without padding"""
+
+    def __post_init__(self) -> None:
+        one_of("rl.algorithm", self.algorithm, ALGORITHMS)
+        one_of("rl.placement", self.placement, PLACEMENTS)
+        one_of("rl.engine", self.engine, ENGINES)
+        one_of("rl.balance", self.balance, BALANCES)
+        one_of("rl.phase_offload", self.phase_offload, PHASE_OFFLOADS)
+        for name in ("prompts", "responses", "mini_batches", "epochs"):
+            positive_int(f"rl.{name}", getattr(self, name), at_most=1 << 24)
+        if self.sequences % self.mini_batches:
+            raise SpecError(
+                f"mini_batches must divide the sequences of a step, but mini_batches={self.mini_batches} and {self.prompts} prompts x {self.responses} responses "
+                f"are {self.sequences}",
+                field="rl.mini_batches",
+            )
+        if not 0.0 <= self.same_prompt <= 1.0:
+            raise SpecError(f"same_prompt must be from 0 to 1, but is {self.same_prompt!r}", field="rl.same_prompt")
+        if self.staleness < 0 or self.reward_s < 0:
+            raise SpecError("staleness and reward_s must not be below 0", field="rl")
+        if self.staleness and self.placement == "colocated":
+            raise SpecError(
+                f"staleness needs GPUs that generate while others train, but placement=colocated and staleness={self.staleness:g}",
+                remedy="set placement to async with rollout_gpus, or leave staleness out",
+                field="rl.staleness",
+            )
+        if self.generates and self.rollout is None:
+            raise SpecError(
+                f"how fast responses are generated is told, never modelled, but algorithm={self.algorithm} has no `rollout`",
+                remedy="rollout: {tokens_per_s_per_gpu: 2400, tp: 1, memory_fraction: 0.6}, or rollout: {log: run.log} of a run of yours",
+                field="rollout",
+            )
+
+    @property
+    def generates(self) -> bool:
+        """Whether a step generates its responses."""
+        return self.algorithm in ("grpo", "dapo", "ppo")
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a step."""
+        return self.prompts * self.responses
+
+    @property
+    def mini_batch(self) -> int:
+        """Sequences of an optimizer step."""
+        return self.sequences // self.mini_batches
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of a step."""
+        return self.mini_batches * self.epochs
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a step's sequences on average."""
+        return self.sequences * (self.prompt_lengths.mean + self.response_lengths.mean)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that may come."""
+        return int(self.prompt_lengths.longest + self.response_lengths.longest)
+
+    @property
+    def knob_names(self) -> tuple[str, ...]:
+        """The knobs of post-training that this one has."""
+        return tuple(RL_KNOBS) if self.generates else (_SEQUENCES if self.algorithm == "sft" else
+            (*_SEQUENCES, "log_prob_micro_batch_tokens"))  # fmt: skip
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What nobody told and was assumed, in words."""
+        both = (("prompts", self.prompt_lengths), ("responses", self.response_lengths))
+        return tuple(f"{what}: {lengths.assumed}" for what, lengths in both if lengths.assumed)
+
+    def today(self, name: str) -> Any:
+        """The value of a knob of post-training where the study does not list it."""
+        if name == "rollout_tp":
+            return 1 if self.rollout is None else self.rollout.tp
+        return getattr(self, name)
+
+
+def check_rl_knob(name: str, values: Iterable[Any]) -> None:
+    """Raises `SpecError` for a value that a knob of post-training cannot have."""
+    words = RL_KNOBS[name][1]
+    for value in values:
+        if name == "group_by_length":
+            wrong = "" if isinstance(value, bool) else "true or false"
+        elif words:
+            wrong = "" if value in words else f"one of {', '.join(words)}"
+        elif name == "staleness":
+            wrong = (
+                ""
+                if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+                else "a number of steps, 0 or more"
+            )
+        else:
+            least = 1 if name == "rollout_tp" else 0
+            is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= 1 << 27
+            wrong = "" if is_count else f"a whole number, {least} or more"
+        if wrong:
+            raise SpecError(f"{name} must be {wrong}, but one value is {value!r}", field=f"knobs.{name}")

@@ -1,0 +1,319 @@
+"""verl: `verl.yaml`, read by `verl.trainer.main_ppo`, over verl's own defaults.
+
+    engine fsdp        ZeRO 3 (or 2: reshard_after_forward off), Ulysses over `ulysses_sequence_parallel_size` ranks, whole-layer recomputation
+    engine megatron    tensor, pipeline, context and expert parallelism, the distributed optimizer (ZeRO 1)
+
+Names are those of verl 0.9.1 (trainer/config/_generated_ppo_trainer.yaml, _generated_ppo_megatron_trainer.yaml). `micro_batch_tokens` is `ppo_max_token_len_per_gpu` with
+`use_dynamic_bsz`; `rollout_gpus` above 0 is the trainer of kind `separate_async`, whose engines have nodes of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from autotune.spec import ParallelConfig, Workload
+from autotune.spec.post_training import PostTraining
+from autotune.trainers.effective import word_limit
+from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.launch_files import FOLDER
+from autotune.trainers.limit import Limit
+from autotune.trainers.not_offered import NOT_SET
+from autotune.trainers.post_trainer import PostTrainer, grid, rl_value
+from autotune.trainers.present_configuration import Reading
+from autotune.trainers.readers.batch_law import completed
+
+ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
+MEGATRON = {
+    "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size", "ep": "expert_model_parallel_size",
+}  # fmt: skip
+ESTIMATORS = {"grpo": "grpo", "dapo": "grpo", "ppo": "gae"}
+RECOMPUTE = f"{ACTOR}.megatron.override_transformer_config.recompute_"
+
+
+class Verl(PostTrainer):
+    """Volcano Engine's RL library."""
+
+    name = "verl"
+    summary = "verl, verl.yaml for main_ppo with FSDP or Megatron and vLLM"
+    checked_against = "verl 0.9.1"
+    engines = frozenset({"fsdp", "megatron"})
+    carried = frozenset({
+        "rollout_tp", "rollout_gpus", "micro_batch_tokens", "log_prob_micro_batch_tokens", "phase_offload", "staleness", "balance",
+    })  # fmt: skip
+    reads = frozenset({
+        "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision", "recompute", "zero_stage", "sequence_parallel", "cp_style", "virtual_stages", "pp_schedule",
+        "dp_replicas",
+    })  # fmt: skip
+    cannot: ClassVar = {
+        **{name: why for name, why in NOT_SET.items() if name not in ("dp_replicas", "cp_style")},
+        "compile": "its actors compile what they compile (use_torch_compile)",
+        "pp_schedule=gpipe": "Megatron-Core runs 1F1B, or interleaves stages",
+        "pp_schedule=interleaved_zero_bubble": "Megatron-Core runs 1F1B, or interleaves stages",
+    }
+    recognized_by = ("actor_rollout_ref", "actor_rollout_ref.actor", "verl.trainer.main_ppo")
+    settings_file = "verl.yaml"
+
+    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> list[Limit]:
+        """FSDP cuts no layers; Megatron is told its own optimizer sharding."""
+        limits = list(
+            word_limit(
+                c, "precision", {"fp8": "bf16", "fp16": "bf16", "fp32": "bf16", "tf32": "bf16"}, "actors are in bf16"
+            )
+        )
+        if rl.algorithm == "dpo":
+            limits.append(Limit(knob="workload.rl.algorithm", value="dpo", message="main_ppo has none"))
+        if rl.engine == "fsdp":
+            for knob in ("tp", "pp", "ep"):
+                if getattr(c, knob) > 1:
+                    limits.append(
+                        Limit(
+                            knob=knob,
+                            value=getattr(c, knob),
+                            message="verl's FSDP engine has none; its Megatron engine does (rl.engine: megatron)",
+                        )
+                    )
+            if c.zero_stage < 2:
+                limits.append(
+                    Limit(
+                        knob="zero_stage",
+                        value=c.zero_stage,
+                        message="verl's FSDP engine shards all (3) or keeps weights gathered (2)",
+                        nearest=3,
+                    )
+                )
+            limits += word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none")
+            if c.cp > 1:
+                limits += word_limit(
+                    c, "cp_style", {"ring": "heads", "gather": "heads"}, "its sequences are cut by Ulysses"
+                )
+        else:
+            if c.zero_stage != (1 if c.dp * c.cp > 1 else 0):
+                limits.append(
+                    Limit(
+                        knob="zero_stage",
+                        value=c.zero_stage,
+                        message="verl's Megatron engine has the distributed optimizer",
+                        nearest=1,
+                    )
+                )
+            if c.dp_replicas > 1:
+                limits.append(
+                    Limit(
+                        knob="dp_replicas",
+                        value=c.dp_replicas,
+                        message="only its FSDP engine has copies of shards",
+                        nearest=1,
+                    )
+                )
+            if c.cp > 1:
+                limits += word_limit(
+                    c,
+                    "cp_style",
+                    {"heads": "ring", "gather": "ring"},
+                    "its Megatron engine passes keys and values around",
+                )
+        if c.virtual_stages > 1 and rl.engine == "fsdp":
+            limits.append(Limit(knob="virtual_stages", value=c.virtual_stages, message="it has no pipeline", nearest=1))
+        generating, per_node = int(rl_value(rl, c, "rollout_gpus")), workload.cluster.gpus_per_node
+        if generating % per_node:
+            limits.append(
+                Limit(
+                    knob="rollout_gpus",
+                    value=generating,
+                    message=f"engines of their own have whole nodes of {per_node} GPUs",
+                )
+            )
+        stale = rl_value(rl, c, "staleness")
+        if generating and not float(stale).is_integer():
+            limits.append(
+                Limit(knob="staleness", value=stale, message="max_off_policy_threshold counts whole versions")
+            )
+        if rl_value(rl, c, "balance") == "mini_batch":
+            limits.append(Limit(knob="balance", value="mini_batch", message="balance_batch deals the whole batch"))
+        return limits
+
+    def command(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> tuple[str, ...]:
+        """main_ppo with the file of the launch."""
+        return ("python3", "-m", "verl.trainer.main_ppo", f"--config-path={FOLDER}", "--config-name=verl")
+
+    def document(
+        self, workload: Workload, rl: PostTraining, c: ParallelConfig, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """By dotted paths."""
+        generating = int(rl_value(rl, c, "rollout_gpus"))
+        nodes, per_node = grid(workload, c.world_size)
+        tokens, before = int(rl_value(rl, c, "micro_batch_tokens")), int(rl_value(rl, c, "log_prob_micro_batch_tokens"))
+        offload = rl_value(rl, c, "phase_offload")
+        found: dict[str, Any] = {
+            "hydra.searchpath": ["pkg://verl.trainer.config"],
+            "defaults": ["ppo_megatron_trainer" if rl.engine == "megatron" else "ppo_trainer", "_self_"],
+            "algorithm.adv_estimator": ESTIMATORS[rl.algorithm],
+            "data.train_batch_size": rl.prompts,
+            "data.max_prompt_length": int(rl.prompt_lengths.longest),
+            "data.max_response_length": int(rl.response_lengths.longest),
+            f"{MODEL}.path": options["model"],
+            f"{MODEL}.use_remove_padding": not rl.padded,
+            f"{ACTOR}.strategy": rl.engine,
+            f"{ACTOR}.ppo_mini_batch_size": rl.mini_batch // rl.responses,
+            f"{ACTOR}.ppo_epochs": rl.epochs,
+            f"{ACTOR}.use_dynamic_bsz": tokens > 0,
+            f"{ACTOR}.use_kl_loss": rl.reference,
+            f"{ACTOR}.optim.lr": options["learning_rate"],
+            f"{ROLLOUT}.name": "vllm",
+            f"{ROLLOUT}.n": rl.responses,
+            f"{ROLLOUT}.tensor_model_parallel_size": int(rl_value(rl, c, "rollout_tp")),
+            "trainer.nnodes": nodes,
+            "trainer.n_gpus_per_node": per_node,
+            "trainer.balance_batch": rl_value(rl, c, "balance") != "none",
+            "trainer.total_training_steps": options["steps"],
+        }
+        if rl.rollout is not None and rl.rollout.memory_fraction:
+            found[f"{ROLLOUT}.gpu_memory_utilization"] = rl.rollout.memory_fraction
+        if tokens:
+            found[f"{ACTOR}.ppo_max_token_len_per_gpu"] = tokens
+            found |= {f"{part}.log_prob_max_token_len_per_gpu": before or tokens for part in (ROLLOUT, REF)}
+        else:
+            found[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = c.micro_batch_size
+            found |= {f"{part}.log_prob_micro_batch_size_per_gpu": c.micro_batch_size for part in (ROLLOUT, REF)}
+        if rl.critic is not None:
+            found["critic.ppo_micro_batch_size_per_gpu"] = c.micro_batch_size
+        if generating:
+            found |= {
+                "trainer.v1.trainer_mode": "separate_async", "trainer.v1.separate_async.parameter_sync_step": 1,
+                "trainer.v1.sampler.max_off_policy_threshold": 1 + int(rl_value(rl, c, "staleness")),
+                f"{ROLLOUT}.nnodes": generating // workload.cluster.gpus_per_node, f"{ROLLOUT}.n_gpus_per_node": workload.cluster.gpus_per_node,
+            }  # fmt: skip
+        where = f"{ACTOR}.{'megatron' if rl.engine == 'megatron' else 'fsdp_config'}"
+        found[f"{where}.param_offload"] = offload == "all"
+        found[f"{where}.optimizer_offload"] = offload != "none"
+        return {**found, **(_megatron(c, rl) if rl.engine == "megatron" else _fsdp(c))}
+
+    def read_keys(self, keys: KeyReader) -> Reading:
+        """Both engines; what lengths there are, only the program's log knows."""
+        keys.drop(
+            "hydra.searchpath",
+            "defaults",
+            "trainer.total_training_steps",
+            f"{ROLLOUT}.name",
+            f"{MODEL}.use_remove_padding",
+        )
+        is_megatron = keys.text(f"{ACTOR}.strategy") == "megatron" or keys.find(f"{ACTOR}.megatron") is not None
+        nodes, per_node = keys.count("trainer.nnodes"), keys.count("trainer.n_gpus_per_node")
+        ranks = None if per_node is None else per_node * (nodes or 1)
+        knobs = _read_megatron(keys) if is_megatron else _read_fsdp(keys)
+        knobs |= {"precision": "bf16", "micro_batch_size": keys.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu") or 1}
+        prompts, responses = keys.count("data.train_batch_size"), keys.count(f"{ROLLOUT}.n") or 1
+        mini = keys.count(f"{ACTOR}.ppo_mini_batch_size")
+        keys.drop("trainer.v1.trainer_mode", "trainer.v1.separate_async.parameter_sync_step")
+        batch = None if mini is None else mini * responses
+        knobs = completed(knobs, ranks=ranks)
+        shards = keys.find(f"{ACTOR}.fsdp_config.fsdp_size")
+        keys.drop(f"{ACTOR}.fsdp_config.fsdp_size")
+        if ranks and isinstance(shards, int) and 0 < shards < ranks and ranks % shards == 0:
+            knobs["dp_replicas"] = ranks // shards
+        if batch and "dp" in knobs and batch % (knobs["dp"] * knobs["micro_batch_size"]) == 0:
+            knobs["accumulation_steps"] = batch // (knobs["dp"] * knobs["micro_batch_size"])
+        is_dynamic = keys.flag(f"{ACTOR}.use_dynamic_bsz")
+        tokens, before = (
+            keys.count(f"{ACTOR}.ppo_max_token_len_per_gpu"),
+            keys.count(f"{ROLLOUT}.log_prob_max_token_len_per_gpu"),
+        )
+        keys.drop(
+            f"{REF}.log_prob_max_token_len_per_gpu",
+            *(f"{part}.log_prob_micro_batch_size_per_gpu" for part in (ROLLOUT, REF)),
+        )
+        where = f"{ACTOR}.{'megatron' if is_megatron else 'fsdp_config'}"
+        params, states = keys.flag(f"{where}.param_offload"), keys.flag(f"{where}.optimizer_offload")
+        estimator = keys.text("algorithm.adv_estimator") or "gae"
+        prompt, response = keys.count("data.max_prompt_length"), keys.count("data.max_response_length")
+        generating = (keys.count(f"{ROLLOUT}.nnodes") or 0) * (
+            keys.count(f"{ROLLOUT}.n_gpus_per_node") or per_node or 0
+        )
+        stale = keys.count("trainer.v1.sampler.max_off_policy_threshold")
+        rl: dict[str, Any] = {
+            "algorithm": "ppo" if estimator == "gae" else "grpo",
+            "prompts": prompts, "responses": responses, "mini_batch_prompts": mini, "epochs": keys.count(f"{ACTOR}.ppo_epochs"),
+            "fused_rope": keys.flag(f"{ACTOR}.megatron.override_transformer_config.apply_rope_fusion"),
+            "engine": "megatron" if is_megatron else "fsdp", "reference": keys.flag(f"{ACTOR}.use_kl_loss"),
+            "micro_batch_tokens": tokens if is_dynamic else None, "log_prob_micro_batch_tokens": before if is_dynamic else None,
+            "phase_offload": "all" if params else "optimizer" if states else None,
+            "balance": "none" if keys.flag("trainer.balance_batch") is False else None,
+            "prompt_lengths": prompt, "response_lengths": response,
+            "placement": {"async": [ranks, generating], "staleness": max((stale or 1) - 1, 0)} if generating and ranks else None,
+        }  # fmt: skip
+        rollout = {
+            "tp": keys.count(f"{ROLLOUT}.tensor_model_parallel_size"),
+            "memory_fraction": keys.number(f"{ROLLOUT}.gpu_memory_utilization"),
+        }
+        path = keys.text(f"{MODEL}.path")
+        options = {"model": path, "learning_rate": keys.number(f"{ACTOR}.optim.lr")}
+        return Reading(
+            knobs=knobs,
+            model_file=path or "",
+            seq_len=None if prompt is None or response is None else prompt + response,
+            global_batch_size=batch,
+            options={name: value for name, value in options.items() if value is not None},
+            rl={name: value for name, value in rl.items() if value is not None},
+            rollout={name: value for name, value in rollout.items() if value is not None},
+        )
+
+
+def _fsdp(c: ParallelConfig) -> dict[str, Any]:
+    return {
+        f"{ACTOR}.ulysses_sequence_parallel_size": c.cp,
+        f"{ACTOR}.fsdp_config.reshard_after_forward": c.zero_stage == 3,
+        f"{ACTOR}.fsdp_config.fsdp_size": -1 if c.dp_replicas == 1 else c.dp * c.cp // c.dp_replicas,
+        f"{MODEL}.enable_gradient_checkpointing": c.recompute == "full",
+    }
+
+
+def _read_fsdp(keys: KeyReader) -> dict[str, Any]:
+    recompute = keys.flag(f"{MODEL}.enable_gradient_checkpointing")
+    gathered = keys.flag(f"{ACTOR}.fsdp_config.reshard_after_forward")
+    cp = (
+        keys.count(f"{ACTOR}.ulysses_sequence_parallel_size")
+        or keys.count(f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
+        or 1
+    )
+    return {
+        "cp": cp,
+        **({"cp_style": "heads"} if cp > 1 else {}),
+        "zero_stage": 2 if gathered is False else 3,
+        "recompute": "none" if recompute is False else "full",
+    }
+
+
+def _megatron(c: ParallelConfig, rl: PostTraining) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        f"{part}.megatron.{path}": getattr(c, knob) for part in (ACTOR, REF) for knob, path in MEGATRON.items()
+    }
+    found[f"{ACTOR}.megatron.sequence_parallel"] = c.sequence_parallel
+    if rl.fused_rope:
+        found[f"{ACTOR}.megatron.override_transformer_config.apply_rope_fusion"] = True
+    if c.virtual_stages > 1:
+        found[f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size"] = c.virtual_stages
+    if c.recompute == "full":
+        found |= {f"{RECOMPUTE}granularity": "full", f"{RECOMPUTE}method": "uniform", f"{RECOMPUTE}num_layers": 1}
+    elif c.recompute == "selective":
+        found |= {f"{RECOMPUTE}granularity": "selective", f"{RECOMPUTE}modules": ["core_attn"]}
+    return found
+
+
+def _read_megatron(keys: KeyReader) -> dict[str, Any]:
+    found = {knob: keys.count(f"{ACTOR}.megatron.{path}") or 1 for knob, path in MEGATRON.items()}
+    keys.drop(*(f"{REF}.megatron.{path}" for path in MEGATRON.values()))
+    granularity = keys.text(f"{RECOMPUTE}granularity")
+    keys.drop(*(f"{RECOMPUTE}{key}" for key in ("method", "num_layers", "modules")))
+    virtual = keys.count(f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size")
+    sequence = keys.flag(f"{ACTOR}.megatron.sequence_parallel")
+    return {
+        **found,
+        "zero_stage": 1,
+        "recompute": granularity if granularity in ("full", "selective") else "none",
+        "sequence_parallel": found["tp"] > 1 and sequence is not False,
+        **({"virtual_stages": virtual, "pp_schedule": "interleaved_1f1b"} if virtual and virtual > 1 else {}),
+    }
+
+
+TRAINER = Verl()

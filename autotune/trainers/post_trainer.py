@@ -1,0 +1,186 @@
+"""What trainers of post-training share: knobs of a step that generates, one configuration file, logs by phase.
+
+A subclass says in `paths` where its file holds what the tuner calls by other names, and writes and reads the rest itself. Keys that nobody reads are its `settings`, which every launch
+writes again; data, rewards and prompts are among them, for a config says nothing about these.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from autotune.spec import KNOBS, ParallelConfig, Workload
+from autotune.spec.post_training import PostTraining
+from autotune.trainers.effective import effective
+from autotune.trainers.file_formats import to_yaml
+from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.launch_files import Launch
+from autotune.trainers.limit import Limit
+from autotune.trainers.nested_documents import merged, parse_document
+from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
+from autotune.trainers.rl_logs import step_metrics_of
+from autotune.trainers.step_metrics import StepMetrics
+from autotune.trainers.trainer import Trainer, needs
+from autotune.trainers.trainer_option import PYTHON, SHARED_OPTIONS, Option, Reach
+
+MODEL = Option(
+    name="model",
+    meaning="weights to begin with: the path or hub name of a model of transformers",
+    default="",
+    is_path=True,
+    reach=Reach.FILE,
+)
+_TAKEN = ("nearest", "steps", "learning_rate", "seed")
+OPTIONS = (*(option for option in SHARED_OPTIONS if option.name in _TAKEN), PYTHON, MODEL, SETTINGS)
+NO_PLACE = "its launches have no place for it"
+
+
+class PostTrainer(Trainer):
+    """A program that post-trains by reinforcement learning."""
+
+    trains_rl = True
+    reads_config_json = True
+    can_import = True
+    options = OPTIONS
+    engines: ClassVar[frozenset[str]]
+    """what may train in it"""
+    carried: ClassVar[frozenset[str]]
+    """knobs of post-training that its launches pass on"""
+    limited_by = frozenset(KNOBS)
+
+    def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
+        """Nothing for the knobs of post-training that it carries."""
+        return "" if name in self.carried else super().own_knob_refusal(name, options)
+
+    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+        """A workload of another kind, an engine that it has not, and what the engine cannot do."""
+        if workload.rl is None or workload.rl.algorithm == "sft":
+            message = f"launches of {self.name} post-train, and the workload has no `rl`"
+            return (
+                Limit(
+                    knob="workload.rl",
+                    value="none",
+                    message=message,
+                    remedy="say what a step is under `rl`, or use another trainer",
+                ),
+            )
+        if workload.rl.engine not in self.engines:
+            message = f"{self.name} trains by {' or '.join(sorted(self.engines))}"
+            return (Limit(knob="workload.rl.engine", value=workload.rl.engine, message=message),)
+        limits = self.engine_limits(workload, workload.rl, effective(config))
+        if config.global_batch_size != workload.rl.mini_batch:
+            message = f"an optimizer step of this workload has {workload.rl.mini_batch} sequences, but micro_batch_size * accumulation_steps * dp = {config.global_batch_size}"
+            limits.append(
+                Limit(
+                    knob="accumulation_steps",
+                    value=config.accumulation_steps,
+                    message=message,
+                    remedy="prompts * responses / mini_batches",
+                )
+            )
+        return tuple(limits)
+
+    @abstractmethod
+    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> list[Limit]:
+        """What the engine of the workload cannot express."""
+
+    @abstractmethod
+    def document(
+        self, workload: Workload, rl: PostTraining, c: ParallelConfig, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Its configuration by dotted paths."""
+
+    @abstractmethod
+    def command(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> tuple[str, ...]:
+        """The command that reads `settings_file`."""
+
+    @abstractmethod
+    def read_keys(self, keys: KeyReader) -> Reading:
+        """What its configuration says; `settings` are filled in afterwards."""
+
+    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+        """The command and the configuration."""
+        assert workload.rl is not None  # refused by find_limits
+        c = effective(config)
+        needs(options, "model", f"{self.name} begins with weights that are there")
+        document = nested(self.document(workload, workload.rl, c, options))
+        files = {self.settings_file: to_yaml(merged(document, options[SETTINGS.name]))}
+        notes = []
+        if workload.cluster.num_nodes > 1:
+            notes.append("start Ray on all nodes first (`ray start`), then this command on the head node alone")
+        return Launch(argv=self.command(workload, workload.rl, c), files=files, notes=tuple(notes))
+
+    def read_config(self, present: PresentConfiguration) -> Reading:
+        """Its file, with the overrides of its command."""
+        name, document = self.present_document(present)
+        keys = KeyReader(document, name)
+        found = self.read_keys(keys)
+        left = {key: value for key, value in keys.left.items() if value is not None}
+        return Reading(
+            **{
+                **{f: getattr(found, f) for f in Reading.__dataclass_fields__},
+                "settings": left,
+                "remarks": (*found.remarks, *keys.remarks),
+            }
+        )
+
+    def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
+        """(name, contents) of its file, over which the command's overrides `key.inner=value` count."""
+        named = next((name for name in present.files if name.endswith((".yaml", ".yml"))), "")
+        document = parse_document(named, present.files[named]) if named else {}
+        found = overrides(present.argv)
+        if not named and not found:
+            named, text = present.named(".yaml", ".yml")
+            document = parse_document(named, text)
+        return named or "command", merged(document, nested(found))
+
+    step_marks = ("step:", "Global step", "'step_time'")
+
+    def parse_line(self, line: str) -> StepMetrics | None:
+        """The lines that say all of a step."""
+        return step_metrics_of(line)
+
+
+def nested(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted paths as mappings of mappings; a None is left out."""
+    found: dict[str, Any] = {}
+    for path, value in document.items():
+        if value is None:
+            continue
+        inner: dict[str, Any] = {}
+        node = inner
+        *outer, last = path.split(".")
+        for key in outer:
+            node[key] = {}
+            node = node[key]
+        node[last] = value
+        found = merged(found, inner)
+    return found
+
+
+def overrides(argv: tuple[str, ...]) -> dict[str, Any]:
+    """Overrides of Hydra's kind among the words of a command: `a.b=1`, `+a.b=true`, `++a.b=x`."""
+    import yaml  # imported here because it is slow to import
+
+    found: dict[str, Any] = {}
+    for word in argv:
+        path, sign, text = word.lstrip("+").partition("=")
+        if not sign or word.startswith("-") or not all(part.replace("_", "a").isalnum() for part in path.split(".")):
+            continue
+        try:
+            found[path] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            found[path] = text
+    return found
+
+
+def rl_value(rl: PostTraining, c: ParallelConfig, name: str) -> Any:
+    """The value of a knob of post-training in a config, or today's."""
+    return c.extra.get(name, rl.today(name))
+
+
+def grid(workload: Workload, ranks: int) -> tuple[int, int]:
+    """(nodes, GPUs per node) of so many ranks."""
+    per_node = min(ranks, workload.cluster.gpus_per_node)
+    return -(-ranks // per_node), per_node

@@ -1,0 +1,179 @@
+"""verl: names that its release has, a launch that is read again, and what each engine refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+
+from autotune.errors import ExportError
+from autotune.spec import ClusterSpec, ParallelConfig, Workload
+from autotune.spec.lengths import Lengths
+from autotune.spec.post_training import PostTraining, Rollout
+from autotune.testing.trainers import TrainerContract
+from autotune.trainers import StepMetrics, trainer, write_launch
+from autotune.trainers.nested_documents import dotted
+from autotune.trainers.post_trainer import PostTrainer
+from autotune.trainers.present_configuration import PresentConfiguration
+from tests.benchmarks.post_training import QWEN_7B
+
+RL = PostTraining(
+    algorithm="grpo", prompts=64, responses=8, mini_batches=8, prompt_lengths=Lengths(values=(512.0,)), response_lengths=Lengths(values=(1024.0,)),
+    rollout=Rollout(tokens_per_s_per_gpu=((1, 2400.0), (2, 2000.0)), memory_fraction=0.6), balance="batch",
+)  # fmt: skip
+WORKLOAD = Workload(
+    model=QWEN_7B, cluster=ClusterSpec.of("h100-sxm", num_nodes=2, gpus_per_node=8), seq_len=1536, global_batch_size=64, trainer="verl", rl=RL,
+)  # fmt: skip
+MEGATRON = replace(WORKLOAD, rl=replace(RL, engine="megatron"))
+OPTIONS = {"model": "Qwen/Qwen2.5-7B"}
+LINE = (
+    "(TaskRunner pid=7) step:3 - actor/pg_loss:0.0125 - actor/grad_norm:np.float64(0.5) - perf/max_memory_reserved_gb:61.5 - timing_s/gen:144.5 "
+    "- timing_s/update_actor:203.25 - timing_s/step:450.5 - response_length/mean:1402.5"
+)
+
+
+class PostTrainerContract(TrainerContract):
+    """The contract for a program whose weights or optimizer are always sharded."""
+
+    sharded: ClassVar[Mapping[str, Any]]
+    """knobs of a config that it launches"""
+    test_every_value_of_every_knob_changes_the_launch_or_is_refused_or_neutral = (
+        None  # varies configs with whole weights, all of which it refuses
+    )
+
+    def test_ranks_that_do_not_fit_are_refused(self) -> None:
+        config = ParallelConfig(**{**self.sharded, "dp": 32, "accumulation_steps": 2})
+        with pytest.raises(ExportError, match="ranks do not fit 2 nodes of 8"):
+            self.subject().launch(self.workload, config, self.options)
+
+    def test_a_launch_lands_whole_and_again(self, tmp_path: Path) -> None:
+        launch = self.launched(**self.sharded)
+        written = write_launch(launch, tmp_path / "out")
+        assert {path.name for path in written} == {*launch.files, "launch.sh", "launch.json"}
+        assert write_launch(launch, tmp_path / "out") == written
+
+    def test_each_knob_that_it_carries_changes_the_launch(self) -> None:
+        values = {
+            "rollout_tp": 2,
+            "rollout_gpus": 8,
+            "micro_batch_tokens": 8192,
+            "log_prob_micro_batch_tokens": 9216,
+            "phase_offload": "all",
+            "balance": "none",
+        }
+        plain = self.launched(**self.sharded)
+        for name, value in values.items():
+            more = {"micro_batch_tokens": 8192} if name == "log_prob_micro_batch_tokens" else {}
+            knobs = {**self.sharded, "extra": {name: value, **more}}
+            subject = self.subject()
+            assert isinstance(subject, PostTrainer)
+            if name in subject.carried:
+                assert self.launched(**knobs) != plain, name
+            else:
+                with pytest.raises(ExportError, match=name):
+                    self.launched(**knobs)
+
+
+class TestVerl(PostTrainerContract):
+    """The contract, with FSDP."""
+
+    sharded: ClassVar = {"dp": 8, "zero_stage": 3, "recompute": "full"}
+
+    trainer = "verl"
+    options = OPTIONS
+    workload = WORKLOAD
+    settings_of_a_knob: ClassVar = {"actor_rollout_ref": {"rollout": {"tensor_model_parallel_size": 4}}}
+    log_lines: ClassVar = {
+        LINE: StepMetrics(step=3, step_time_s=450.5, loss=0.0125, grad_norm=0.5, peak_memory_bytes=61.5 * 2**30),
+        "(TaskRunner pid=7) ('Initial validation metrics: {}')": None,
+    }
+
+
+class TestVerlWithMegatron(PostTrainerContract):
+    """The contract, with Megatron."""
+
+    sharded: ClassVar = {"tp": 2, "dp": 4, "zero_stage": 1}
+
+    trainer = "verl"
+    options = OPTIONS
+    workload = MEGATRON
+    settings_of_a_knob: ClassVar = {"actor_rollout_ref": {"actor": {"megatron": {"tensor_model_parallel_size": 4}}}}
+    log_lines: ClassVar = {
+        LINE: StepMetrics(step=3, step_time_s=450.5, loss=0.0125, grad_norm=0.5, peak_memory_bytes=61.5 * 2**30)
+    }
+
+
+def written(workload: Workload, **knobs: Any) -> dict[str, Any]:
+    config = ParallelConfig(accumulation_steps=64 // knobs.get("dp", 1), **knobs)
+    launch = trainer("verl").launch(workload, config, OPTIONS)
+    return dict(yaml.safe_load(launch.files["verl.yaml"]))
+
+
+@pytest.mark.parametrize(
+    ("workload", "defaults", "knobs"),
+    [
+        (WORKLOAD, "ppo_trainer", {"dp": 8, "zero_stage": 3, "recompute": "full", "cp": 2, "cp_style": "heads"}),
+        (MEGATRON, "ppo_megatron_trainer", {"tp": 4, "dp": 4, "zero_stage": 1, "sequence_parallel": True, "recompute": "full"}),
+        (MEGATRON, "ppo_megatron_trainer", {"tp": 2, "pp": 2, "dp": 4, "zero_stage": 1, "virtual_stages": 2, "pp_schedule": "interleaved_1f1b"}),
+    ],
+)  # fmt: skip
+def test_every_name_is_one_of_the_release(workload: Workload, defaults: str, knobs: dict[str, Any]) -> None:
+    names = json.loads((Path(__file__).parent / "data" / "verl-0.9.1.json").read_text(encoding="utf-8"))[defaults]
+    document = written(workload, **knobs, extra={"rollout_tp": 2, "micro_batch_tokens": 8192, "log_prob_micro_batch_tokens": 16384, "phase_offload": "all"})  # fmt: skip
+    assert document.pop("defaults") == [defaults, "_self_"]
+    document.pop("hydra")
+    document["actor_rollout_ref"]["actor"].get("megatron", {}).pop(
+        "override_transformer_config", None
+    )  # a mapping of Megatron-Core's own names
+    document["actor_rollout_ref"]["actor"].pop("optim")
+    assert sorted(set(dotted(document)) - set(names)) == []
+
+
+def test_engines_of_their_own_have_nodes_and_a_threshold() -> None:
+    rl = replace(RL, placement="async", rollout_gpus=8, staleness=1.0)
+    document = written(replace(WORKLOAD, rl=rl), dp=8, zero_stage=3)
+    assert document["trainer"]["nnodes"] == 1
+    assert document["actor_rollout_ref"]["rollout"]["nnodes"] == 1
+    assert document["trainer"]["v1"]["trainer_mode"] == "separate_async"
+    assert document["trainer"]["v1"]["sampler"]["max_off_policy_threshold"] == 2
+
+
+def test_a_command_of_a_script_is_read() -> None:
+    argv = (
+        "python3", "-m", "verl.trainer.main_ppo", "--config-name=ppo_megatron_trainer.yaml", "algorithm.adv_estimator=grpo", "data.train_batch_size=512",
+        "data.max_prompt_length=2048", "data.max_response_length=8192", "actor_rollout_ref.rollout.n=16", "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+        "actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=20480",
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4", "actor_rollout_ref.actor.megatron.param_offload=True",
+        "+actor_rollout_ref.actor.megatron.override_transformer_config.apply_rope_fusion=True", "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.8", "actor_rollout_ref.rollout.tensor_model_parallel_size=1", "trainer.n_gpus_per_node=8", "trainer.nnodes=1",
+        "data.train_files=train.parquet",
+    )  # fmt: skip
+    found = trainer("verl").read_config(PresentConfiguration(argv=argv))
+    assert found.knobs["tp"] == 4
+    assert found.knobs["dp"] == 2
+    assert found.global_batch_size == 512
+    assert found.rl["prompts"] == 512
+    assert found.rl["responses"] == 16
+    assert found.rl["mini_batch_prompts"] == 32
+    assert found.rl["micro_batch_tokens"] == 20480
+    assert found.rl["phase_offload"] == "all"
+    assert found.rl["engine"] == "megatron"
+    assert found.rl["fused_rope"] is True
+    assert found.rollout == {"tp": 1, "memory_fraction": 0.8}
+    assert found.settings["data"] == {"train_files": "train.parquet"}
+
+
+def test_each_engine_refuses_what_it_has_not() -> None:
+    for workload, knobs, word in (
+        (WORKLOAD, {"tp": 2, "dp": 8, "zero_stage": 3}, "tp"),
+        (WORKLOAD, {"dp": 16}, "zero_stage"),
+        (MEGATRON, {"dp": 16, "zero_stage": 3}, "zero_stage"),
+        (replace(WORKLOAD, rl=None), {"dp": 16, "zero_stage": 3}, "rl"),
+    ):
+        with pytest.raises(ExportError, match=word):
+            written(workload, **knobs)
