@@ -15,7 +15,7 @@ from pathlib import Path
 import typer
 
 from autotune import __version__
-from autotune.cli.output import JsonOption, StoreOption, bare_table, consoles, emit
+from autotune.cli.output import JsonOption, StoreOption, bare_table, consoles, counted, emit
 from autotune.extras import install_command, is_installed, own_requirements
 
 OK, HINT, WARNING, FAILED = "ok", "hint", "warning", "failed"
@@ -52,6 +52,7 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
         _gpus,
         _ray,
         _ray_dashboard,
+        *([_slurm] if shutil.which("srun") else []),
         lambda: _store(store),
         lambda: _disk(store),
         _shared_memory,
@@ -200,6 +201,27 @@ def _ray_dashboard() -> Check:
         detail=f"to see autotune's panels in the Ray dashboard, provision Grafana from {folder} and start Ray with "
         "RAY_GRAFANA_HOST and RAY_PROMETHEUS_HOST set to your servers",
     )
+
+
+def _slurm() -> Check:
+    """The allocation of this process; on a login node, how a study becomes a job."""
+    from autotune.slurm.allocation import allocation
+
+    job = allocation()
+    if job is None:
+        return Check(
+            name="Slurm",
+            status=HINT,
+            detail="no allocation here; `autotune tune SPEC --on slurm` makes a job of a study",
+        )
+    left_s = job.left_s()
+    cpus = f" with {job.cpus_per_node} CPUs each" if job.cpus_per_node else ""
+    detail = f"job {job.job}: {counted(job.num_nodes, 'node', 'nodes')} ({job.node_list}){cpus}"
+    detail += f", {left_s / 60:.0f} min left" if left_s is not None else ", no limit known"
+    if job.cpus_per_node == 1:
+        remedy = "ask for more with --cpus-per-task or --exclusive: without either, Slurm gives one"
+        return Check(name="Slurm", status=WARNING, detail=detail, remedy=remedy)
+    return Check(name="Slurm", status=OK, detail=detail)
 
 
 def _store(url: str | None) -> Check:

@@ -84,7 +84,7 @@ def tune(
     from autotune.cli.live import LiveView
     from autotune.cli.study_text import print_study
     from autotune.schema import places_in, read_spec
-    from autotune.slurm.allocation import move_to_nodes
+    from autotune.slurm.allocation import allocation, move_to_nodes
     from autotune.spec import StudyStatus
     from autotune.study.progress import LoopEvent, TrialEnded
 
@@ -103,6 +103,10 @@ def tune(
         write_job(document, on, overrides, option or (), base=place.absolute(), submits=submit, store=store, json=json)
         return
     move_to_nodes()
+    if document.get("cluster") == "local" and (job := allocation()) is not None and job.num_nodes > 1:
+        note(
+            f"note: job {job.job} has {job.num_nodes} nodes, but `cluster: local` is this one; `cluster: slurm` is all of them"
+        )
     study = api.load_study(document if spec == "-" else spec, overrides=overrides, base=place)
     note_stand_ins(spec)
     with study_place(folder, store) as home, closing(api.open_store(home.store)) as database:

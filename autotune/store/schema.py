@@ -112,7 +112,7 @@ def _make_folder(database: Database, path: Path) -> None:
             f"a store of SQLite must lie on a disk of its machine, but {path} is on {mount.folder}, which is {mount.kind}: where other machines share it, "
             "their locks may not meet, and the file is destroyed",
             remedy="name a file on a local disk (--store /var/tmp/autotune.db, or AUTOTUNE_STORE), or PostgreSQL for several machines "
-            "(postgresql://user@host/database); to take what is there with you, copy the file while nothing uses it",
+            "(postgresql://user@host/database), or tune with --in FOLDER, which keeps complete copies there; to take what is there with you, copy the file while nothing uses it",
             field="store",
         )
     folder = path.parent

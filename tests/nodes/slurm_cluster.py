@@ -91,7 +91,7 @@ class SlurmCluster:
         *,
         cpus: int = 4,
         gpus: Sequence[int] = (),
-        kill_wait_s: int = 5,
+        kill_wait_s: int = 30,
         grace_s: int = 0,
         shared: Sequence[str] = (),
     ) -> None:

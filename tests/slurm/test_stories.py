@@ -36,36 +36,11 @@ SIMULATED: dict[str, Any] = {
     "searcher": "cost_ranked",
     "runner": "simulated",
 }
-NATIVE: dict[str, Any] = {
-    "name": "native",
-    "model": "nano-gpt",
-    "cluster": {"gpu": "cpu", "num_nodes": 2, "gpus_per_node": 1},
-    "workload": {"seq_len": 32, "global_batch_size": 48},
-    "space": {
-        "world_sizes": [2],
-        "micro_batch_size": [1, 2, 3, 4, 6, 8, 12, 24],
-        "precision": ["fp32"],
-        "zero_stage": [0],
-    },
-    "budget": {"max_trials": 8, "max_wall_s": "1h", "min_gain": 0},
-    "measure": {
-        "warmup_steps": 1,
-        "min_steps": 3,
-        "max_steps": 4,
-        "finalists": 1,
-        "final_rounds": 1,
-        "start_timeout_s": 300,
-        "step_timeout_s": 300,
-        "trial_timeout_s": 600,
-    },
-    "calibrate": False,
-    "runner": "ray",
-    "slurm": {"time": "30min"},
-}
 PROGRAM = """
 import argparse, os, time
 words = argparse.ArgumentParser()
 words.add_argument("--batch-size", type=int)
+words.add_argument("--width", type=int)
 batch = words.parse_args().batch_size
 print("sees GPUs", os.environ.get("CUDA_VISIBLE_DEVICES", "none"), [k for k in os.environ if k.startswith("SLURM")], flush=True)
 for step in range(1, 13):
@@ -78,6 +53,7 @@ SLEEPING: dict[str, Any] = {
     "cluster": {"gpu": "cpu", "num_nodes": 1, "gpus_per_node": 1},
     "workload": {"seq_len": 32, "global_batch_size": 48},
     "space": {"world_sizes": [1], "micro_batch_size": [1, 2, 3, 4, 6, 8, 12, 16, 24, 48], "precision": ["fp32"]},
+    "knobs": {"width": list(range(1, 11))},
     "budget": {"max_trials": 100, "max_wall_s": "1h", "min_gain": 0},
     "measure": {"warmup_steps": 1, "min_steps": 8, "max_steps": 8, "first_look": 0, "finalists": 1, "final_rounds": 1},
     "calibrate": False,
@@ -85,7 +61,7 @@ SLEEPING: dict[str, Any] = {
     "searcher": "random",
     "trainer": {
         "kind": "command",
-        "argv": [sys.executable, "train.py", "--batch-size={micro_batch_size}"],
+        "argv": [sys.executable, "train.py", "--batch-size={micro_batch_size}", "--width={width}"],
         "metrics": {"step": "^step ([0-9]+)", "loss": "loss: ([0-9.]+)", "step_time_s": "step time: ([0-9.]+)"},
         "fixed": {"precision": "fp32"},
         "env": {"ACC": "{accumulation_steps}"},
@@ -93,6 +69,34 @@ SLEEPING: dict[str, Any] = {
     "runner": "local",
     "slurm": {"time": "30min"},
 }
+
+
+SPREAD: dict[str, Any] = {
+    **SLEEPING,
+    "name": "spread",
+    "cluster": {"gpu": "cpu", "num_nodes": 2, "gpus_per_node": 1},
+    "space": {**SLEEPING["space"], "world_sizes": [2], "micro_batch_size": [1, 2, 3, 4, 6, 8, 12, 24]},
+    "runner": "ray",
+}
+"""a program on two nodes, by Ray"""
+NATIVE: dict[str, Any] = {
+    **{key: value for key, value in SPREAD.items() if key not in ("trainer", "check", "knobs")},
+    "name": "native",
+    "workload": {"seq_len": 16, "global_batch_size": 4},
+    "space": {"world_sizes": [2], "micro_batch_size": [1, 2], "precision": ["fp32"], "zero_stage": [0]},
+    "budget": {"max_trials": 1, "max_wall_s": "1h", "min_gain": 0},
+    "measure": {
+        "warmup_steps": 1,
+        "min_steps": 2,
+        "max_steps": 2,
+        "first_look": 0,
+        "finalists": 0,
+        "start_timeout_s": 600,
+        "step_timeout_s": 600,
+        "trial_timeout_s": 1200,
+    },
+}
+"""warm ranks on two nodes"""
 
 
 class LoginNode:
@@ -205,8 +209,6 @@ def test_from_the_login_node_to_a_winner(login: LoginNode) -> None:
 @pytest.mark.slow
 def test_ray_runs_on_all_nodes_of_the_job_and_leaves_nothing(login: LoginNode) -> None:
     job = login.submit(NATIVE)
-    login.wait_for_trials("native", 2)
-    assert login.autotune("stop", "--in", "native")
     assert login.cluster.wait_for(job) == "COMPLETED", login.said("native")
     found = login.status("native")
     assert found["study"]["status"] == "COMPLETED"
@@ -222,7 +224,7 @@ def test_ray_runs_on_all_nodes_of_the_job_and_leaves_nothing(login: LoginNode) -
 @pytest.mark.slow
 def test_salloc_on_the_login_node_runs_on_the_nodes(login: LoginNode) -> None:
     (login.folder / "spec.yaml").write_text(
-        yaml.safe_dump({**NATIVE, "cluster": "slurm", "space": {**NATIVE["space"], "world_sizes": [2]}})
+        yaml.safe_dump({**SPREAD, "cluster": "slurm", "space": {**SPREAD["space"], "world_sizes": [2]}})
     )
     (login.folder / "results").mkdir()
     words = ["salloc", "-N2", "-c1", "--time=30", AUTOTUNE, "tune", "spec.yaml", "--in", "results", "--max-trials", "1"]
@@ -236,19 +238,21 @@ def test_salloc_on_the_login_node_runs_on_the_nodes(login: LoginNode) -> None:
 
 @pytest.mark.slow
 def test_a_cancelled_job_ends_paused_and_the_next_one_goes_on(login: LoginNode) -> None:
-    job = login.submit(NATIVE)
-    login.wait_for_trials("native", 1)
+    job = login.submit(SPREAD)
+    login.wait_for_trials("spread", 1)
     login.cluster.run("scancel", job)
     login.cluster.wait_for(job)
-    until(lambda: login.status("native")["study"]["status"] == "PAUSED", 120, login.said("native"))
-    before = login.completed("native")
+    until(lambda: not (login.folder / "spread/runs.json").exists(), 120, login.said("spread"))
+    assert login.status("spread")["study"]["status"] == "PAUSED"
+    assert not list((login.folder / "spread").glob(".ray-*"))
+    before = login.completed("spread")
     assert before >= 1
     until(lambda: not login.is_left(), 60)
-    again = login.submit(NATIVE)
-    login.wait_for_trials("native", before + 1)
-    login.autotune("stop", "--in", "native")
+    again = login.submit(SPREAD)
+    login.wait_for_trials("spread", before + 1)
+    login.autotune("stop", "--in", "spread")
     assert login.cluster.wait_for(again) == "COMPLETED"
-    assert f"after {before} trial" in login.said("native")
+    assert f"after {before} trial" in login.said("spread")
 
 
 @pytest.mark.slow
@@ -285,56 +289,56 @@ def test_the_signal_before_the_limit_pauses(login: LoginNode) -> None:
 @pytest.mark.slow
 def test_a_preempted_job_pauses_in_its_time_of_grace_and_goes_on(login_of: Callable[..., LoginNode]) -> None:
     login = login_of(grace_s=60)
-    job = login.submit(NATIVE, slurm={"time": "30min", "requeue": True})
-    login.wait_for_trials("native", 1)
+    job = login.submit(SPREAD, slurm={"time": "30min", "requeue": True})
+    login.wait_for_trials("spread", 1)
     urgent = login.cluster.run(
         "sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 20"
     )
-    until(lambda: login.status("native")["study"]["status"] == "PAUSED", 180, login.said("native"))
+    until(lambda: login.status("spread")["study"]["status"] == "PAUSED", 180, login.said("spread"))
     assert login.cluster.wait_for(urgent, timeout_s=300) == "COMPLETED"
-    before = login.completed("native")
-    login.wait_for_trials("native", before + 1)
+    before = login.completed("spread")
+    login.wait_for_trials("spread", before + 1)
     assert login.cluster.job(job)["Restarts"] == "1"
-    login.autotune("cancel", "--in", "native")
+    login.autotune("cancel", "--in", "spread")
     login.cluster.wait_for(job)
 
 
 @pytest.mark.slow
 def test_a_lost_node_has_its_job_begin_again(login: LoginNode) -> None:
-    job = login.submit(NATIVE, slurm={"time": "30min", "requeue": True})
-    login.wait_for_trials("native", 1)
+    job = login.submit(SPREAD, slurm={"time": "30min", "requeue": True})
+    login.wait_for_trials("spread", 1)
     node = login.cluster.nodes[1]
     node.lose_power()
-    until(lambda: login.cluster.job(job)["Restarts"] == "1", WAIT_S, login.said("native"))
+    until(lambda: login.cluster.job(job)["Restarts"] == "1", WAIT_S, login.said("spread"))
     node.boot()
     login.cluster.join(node)
-    before = login.completed("native")
-    login.wait_for_trials("native", before + 1)
-    login.autotune("cancel", "--in", "native")
+    before = login.completed("spread")
+    login.wait_for_trials("spread", before + 1)
+    login.autotune("cancel", "--in", "spread")
     login.cluster.wait_for(job)
 
 
 @pytest.mark.slow
 def test_a_spare_node_takes_the_place_of_a_lost_one(login_of: Callable[..., LoginNode]) -> None:
     login = login_of(3)
-    job = login.submit(NATIVE, slurm={"time": "30min", "spare_nodes": 1})
-    login.wait_for_trials("native", 1)
-    used = {row["host"] for row in login.status("native")["study"]["result"]["placed"]}
+    job = login.submit(SPREAD, slurm={"time": "30min", "spare_nodes": 1})
+    login.wait_for_trials("spread", 1)
+    used = {row["host"] for row in login.status("spread")["study"]["result"]["placed"]}
     lost = next(node for node in login.cluster.nodes[1:] if node.name in used)
     lost.lose_power()
-    before = login.completed("native")
-    login.wait_for_trials("native", before + 2)
-    found = login.status("native")
+    before = login.completed("spread")
+    login.wait_for_trials("spread", before + 2)
+    found = login.status("spread")
     assert lost.name not in {row["host"] for row in found["study"]["result"]["placed"]}
     assert login.cluster.job(job)["Restarts"] == "0"
-    login.autotune("stop", "--in", "native")
-    assert login.cluster.wait_for(job) == "COMPLETED", login.said("native")
+    login.autotune("stop", "--in", "spread")
+    assert login.cluster.wait_for(job) == "COMPLETED", login.said("spread")
 
 
 @pytest.mark.slow
 def test_two_jobs_share_nodes(login: LoginNode) -> None:
     shared = {"time": "30min", "exclusive": False, "cpus-per-task": 2}
-    jobs = [login.submit(NATIVE, name=name, slurm=shared) for name in ("one", "two")]
+    jobs = [login.submit(SPREAD, name=name, slurm=shared) for name in ("one", "two")]
     for name in ("one", "two"):
         login.wait_for_trials(name, 1)
     assert {login.cluster.job(job)["JobState"] for job in jobs} == {"RUNNING"}
@@ -387,12 +391,12 @@ def test_programs_of_several_nodes_run_as_trials(login: LoginNode, launcher: str
     metrics = {"step": "^step ([0-9]+)", "loss": "loss: ([0-9.]+)", "step_time_s": "step time: ([0-9.]+)"}
     trainer = {
         "kind": "command",
-        "argv": ["torchrun", "spread.py", "--batch-size={micro_batch_size}"],
+        "argv": ["torchrun", "spread.py", "--batch-size={micro_batch_size}", "--width={width}"],
         "metrics": metrics,
         "fixed": {"precision": "fp32"},
         "env": {"ACC": "{accumulation_steps}"},
     }
-    job = login.submit(NATIVE, name=launcher, trainer=trainer, check=False, budget={"max_trials": 2})
+    job = login.submit(SPREAD, name=launcher, trainer=trainer, check=False, budget={"max_trials": 2})
     assert login.cluster.wait_for(job) == "COMPLETED", login.said(launcher)
     found = login.status(launcher)
     assert found["study"]["trials"]["COMPLETED"] >= 3, login.said(launcher)
@@ -400,7 +404,7 @@ def test_programs_of_several_nodes_run_as_trials(login: LoginNode, launcher: str
 
 TORCHRUN = """
 import argparse, time, torch, torch.distributed as dist
-words = argparse.ArgumentParser(); words.add_argument("--batch-size", type=int); words.parse_args()
+words = argparse.ArgumentParser(); words.add_argument("--batch-size", type=int); words.add_argument("--width"); words.parse_args()
 dist.init_process_group("gloo")
 assert dist.get_world_size() == 2
 for step in range(1, 11):
@@ -411,7 +415,7 @@ dist.destroy_process_group()
 LIGHTNING = """
 import argparse, time, torch, lightning as L
 from torch.utils.data import DataLoader, TensorDataset
-words = argparse.ArgumentParser(); words.add_argument("--batch-size", type=int); batch = words.parse_args().batch_size
+words = argparse.ArgumentParser(); words.add_argument("--batch-size", type=int); words.add_argument("--width"); batch = words.parse_args().batch_size
 class Model(L.LightningModule):
     def __init__(self):
         super().__init__(); self.layer = torch.nn.Linear(8, 1); self.began = time.monotonic()

@@ -127,6 +127,8 @@ class World:
         self.ends: list[EndStudy] = []
         self.commands: list[Command] = []
         self.now_s = 100.0
+        self.left_s: float | None = None
+        """of the job that the study runs in"""
         self.passed_s = 0.0
         self.kept_s = 0.0
         self.forgotten_s = -CHECKPOINT_S  # the first controller follows none
@@ -178,7 +180,7 @@ class World:
     def tick(self, seconds: float = 0.0) -> list[Command]:
         self.now_s += seconds
         self.passed_s += seconds
-        return self.do(Tick(now_s=self.now_s))
+        return self.do(Tick(now_s=self.now_s, left_s=self.left_s))
 
     def finish(self, number: int, step_time_s: float = 0.1, **fields: Any) -> list[Command]:
         """The runner measured this trial."""

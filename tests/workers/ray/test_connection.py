@@ -132,3 +132,36 @@ def test_a_cluster_that_is_started_here_has_a_token_of_its_own_and_leaves_none_i
     )
     assert done.stdout.splitlines()[-2:] == ["0o600 token 1.0", "False []"]
     assert not (tmp_path / ".ray").exists()
+
+
+ENDED_AS_IT_CONNECTS = """
+import os, signal, threading, time
+import ray._private.node as of_ray
+from ray._private.worker import global_worker
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append("heard"))
+from autotune_workers.ray.connection import RayCluster
+start = of_ray.Node.start_head_processes
+def hit(node):
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=hit_again, daemon=True).start()
+    return start(node)
+def hit_again():
+    while not hasattr(global_worker, "core_worker"):
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGTERM)
+of_ray.Node.start_head_processes = hit
+cluster = RayCluster(address=None, num_cpus=1, num_gpus=0, dashboard=False)
+os.kill(os.getpid(), signal.SIGTERM)
+print(*heard, cluster.totals()["CPU"])
+cluster.close()
+"""
+
+
+@pytest.mark.alone
+@pytest.mark.thorough
+def test_a_signal_while_ray_starts_is_heard_as_at_any_other_time() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", ENDED_AS_IT_CONNECTS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["heard heard heard 1.0"]), done.stderr

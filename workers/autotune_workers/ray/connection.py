@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -37,6 +38,8 @@ CONNECT_S = 10.0
 """for the head of a cluster to accept a connection, and for a disconnection"""
 ANSWER_S = 50.0
 """for the head to answer, however busy its machine is"""
+GONE_S = 1.0
+"""for a disconnection from a cluster that is gone"""
 CHECK_S = 2.0
 """between two checks of the head"""
 HEAD_GONE_S = 20.0
@@ -293,7 +296,7 @@ class RayCluster:
             else:  # which waits for the head, should it be gone
                 leaving = threading.Thread(target=ray.shutdown, name="autotune-ray-shutdown", daemon=True)
                 leaving.start()
-                leaving.join(CONNECT_S)
+                leaving.join(self._leave_s)
         if (
             self._watchdog is not None
         ):  # a start that failed half way leaves processes behind, which Ray ends only with us
@@ -305,9 +308,14 @@ class RayCluster:
         self._reports.close()
         self._owned = self._joined = False
 
+    @property
+    def _leave_s(self) -> float:
+        """How long a disconnection may take; who ends a job kills what is left of it soon."""
+        return GONE_S if self._step is not None and self._step.has_ended else CONNECT_S
+
     def _await_answers(self) -> None:
         """Waits for questions that nobody waits for any more: a thread that is in Ray while the connection ends may crash this process."""
-        end_s = time.monotonic() + CONNECT_S
+        end_s = time.monotonic() + self._leave_s
         for question in self._questions:
             question.join(max(0.0, end_s - time.monotonic()))
 
@@ -375,14 +383,28 @@ def _read_tokens_again() -> None:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keeps the program's own answer to SIGTERM, also while Ray connects: with Ray's a signal in that moment aborts the process."""
+    """Keeps the program's own answer to SIGTERM, which Ray would replace twice: while it starts by an exit, and as it connects by one that aborts the process. Ours is
+    back as soon as the connection is made, and not only when Ray is ready."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    from ray import _raylet
     from ray._private import utils
 
-    before, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda _: None
+    of_ray: Any = _raylet  # compiled, without types
+    ours, replace, connection = signal.getsignal(signal.SIGTERM), utils.set_sigterm_handler, of_ray.CoreWorker
+
+    def connected(*arguments: Any, **options: Any) -> Any:
+        made = connection(*arguments, **options)
+        signal.signal(signal.SIGTERM, ours)
+        return made
+
+    utils.set_sigterm_handler, of_ray.CoreWorker = (lambda _: None), connected
     try:
         yield
     finally:
-        utils.set_sigterm_handler = before
+        utils.set_sigterm_handler, of_ray.CoreWorker = replace, connection
+        signal.signal(signal.SIGTERM, ours)
 
 
 def spread_allocation() -> Allocation | None:
