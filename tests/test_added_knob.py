@@ -128,6 +128,7 @@ def test_the_knob_is_spelled_and_stored_without_further_code_and_refused_where_i
         assert "does not know ddp_bucket_mb, but it is 100" in found[part]
 
 
+@pytest.mark.thorough
 def test_a_knob_that_is_declared_neutral_makes_no_difference_in_estimate_and_simulation(tmp_path: Path) -> None:
     folder = with_the_line(tmp_path)
     declared = folder / "autotune" / "cost" / "model_knobs.py"

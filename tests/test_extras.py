@@ -102,6 +102,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return {answer["command"]: answer for answer in map(json.loads, done.stdout.splitlines())}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", WORKS)
 def test_works_without_any_extra(answers: dict[str, dict[str, Any]], command: str) -> None:
     assert answers[command]["code"] == 0, answers[command]["err"]

@@ -80,6 +80,7 @@ def test_the_job_installs_all_that_users_are_asked_for_at_its_lowest() -> None:
         job.lowest("numpy")
 
 
+@pytest.mark.thorough
 def test_each_package_that_is_imported_is_a_dependency() -> None:
     asked = {name_of(one) for one in ASKED}
     packages = metadata.packages_distributions()

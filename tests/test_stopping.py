@@ -63,6 +63,7 @@ def test_few_trials_end_with_a_median_that_is_wrongly_called_known(spread: float
     assert wrong / len(rows) <= 0.05
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("spread", "outliers"), NOISES)
 def test_a_trial_as_good_as_the_best_is_rarely_given_up(spread: float, outliers: float) -> None:
     measure = MeasureSpec(precision=1e-9, max_steps=30)

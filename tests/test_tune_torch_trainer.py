@@ -54,6 +54,7 @@ def test_importing_it_imports_no_ray_and_does_not_hide_rays_own() -> None:
     python(IMPORTED)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", ["ray", "pandas", "torch"])
 def test_without_ray_train_or_pytorch_it_names_the_command_that_installs_them(module: str) -> None:
     """Without pandas Ray itself is there, as the extra `ray` installs it, but Ray Train is not."""
@@ -62,6 +63,7 @@ def test_without_ray_train_or_pytorch_it_names_the_command_that_installs_them(mo
     assert said.endswith("install them with: pip install 'ray[train]' torch\n")
 
 
+@pytest.mark.thorough
 def test_anything_but_a_torch_trainer_is_refused_before_it_is_read() -> None:
     pytest.importorskip("ray.train")
     with pytest.raises(RunnerError, match=r"runs a ray\.train\.torch\.TorchTrainer, but was given None"):

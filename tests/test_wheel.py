@@ -100,6 +100,7 @@ def test_finds_the_data_that_ships(installed: Path, tmp_path: Path) -> None:
     assert str(ROOT) not in done.stdout
 
 
+@pytest.mark.thorough
 def test_tunes_from_another_folder(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC)
     done = run(installed, "tune", "spec.yaml", "--json", folder=tmp_path)

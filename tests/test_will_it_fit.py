@@ -61,6 +61,7 @@ def test_the_verdict_follows_from_what_can_be_used(share, verdict):
     assert again.is_expected == (share < 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("trainer", trainer_names())
 @pytest.mark.parametrize(("model", "cluster"), [("llama-8b", "h100-sxm-1x8"), ("gpt2-xl", "a100-40gb-1x8"), ("mixtral-8x7b", "h200-sxm-2x8")])  # fmt: skip
 def test_fit_and_estimate_never_give_two_verdicts(trainer, model, cluster):

@@ -28,6 +28,7 @@ ROWS = {
 """rows that a reader gives"""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_read_whole(name: str) -> None:
     blocks = FILES[name]()

@@ -87,6 +87,7 @@ def test_nan_never_reaches_json():
     assert json.dumps(strict({"a": [float("nan"), float("inf"), 1.0]}), allow_nan=False) == '{"a": [null, null, 1.0]}'
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("line", ["models", "models --json", "--version"])
 def test_a_reader_that_has_gone_is_no_failure(line: str) -> None:
     reading, writing = os.pipe()

@@ -38,6 +38,7 @@ def spec(tmp_path):
     return path
 
 
+@pytest.mark.thorough
 def test_differences_are_named_and_mended_and_files_stay(run, spec):
     done = run("check", spec, "--fix", "--json")
     assert done.code == 1

@@ -39,6 +39,7 @@ def test_the_first_page_has_the_groups_and_whole_sentences(run, monkeypatch: pyt
     assert max(map(len, page.splitlines())) <= 80
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", PATHS)
 def test_the_examples_of_a_command_are_accepted_by_its_command_line(path: str) -> None:
     lines = EXAMPLES[path]

@@ -117,6 +117,7 @@ def test_what_needs_more_than_this_machine_is_refused_before_it_starts(run, prog
     assert words in done.err
 
 
+@pytest.mark.thorough
 def test_a_launch_that_fails_says_why_and_writes_nothing(run, programs):
     done = run("init", "--run", "--yes", "-o", "study.yaml", "--", sys.executable, "decoder.py", "--batch", "none")
     assert done.code == 1

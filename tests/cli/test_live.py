@@ -33,6 +33,7 @@ def view_of(console: Console, count: int = 60) -> LiveView:
     return view
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", sampled([40, 80, 110, 200], [80]))
 def test_the_view_leaves_a_line_of_the_screen_free(width: int) -> None:
     for height in range(2, 51):

@@ -61,6 +61,7 @@ def test_a_dash_is_refused_where_nothing_is_printed(name: str, parameter: Any) -
     assert parameter.process_value(context, "x.html") == Path("x.html")
 
 
+@pytest.mark.thorough
 def test_what_a_dash_prints_is_what_nothing_prints(run, write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     study = run("tune", write(budget={"max_trials": 1}), "--json").document["study"]["id"]

@@ -117,6 +117,7 @@ def test_catalogs_say_what_each_entry_is(run):
     assert 124_439_808 in {m["parameters"] for m in run("models", "--json").document["models"]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["knobs", "models", "clusters", "spaces", "searchers", "runners"])
 def test_catalogs_fit_a_narrow_terminal(run, monkeypatch, command):
     names = [row["name"] for row in run(command, "--json").document[command]]
@@ -207,6 +208,7 @@ def test_a_plan_for_another_cluster_says_what_this_machine_cannot_run(run, write
     assert done.err.splitlines()[-1].startswith("`autotune tune` would refuse"), "no next step that would fail"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("runner", "command"), [("simulated", "tune"), ({"kind": "local", "device": "cpu"}, "check")])
 def test_the_next_step_of_a_plan_can_be_pasted(run, write, runner, command):
     path = write(runner=runner)

@@ -61,6 +61,7 @@ def test_as_many_configs_of_a_target_are_shown_as_asked_for(run, write):
     assert len(shown) < len(everything)
 
 
+@pytest.mark.thorough
 def test_best_across_history_by_model_and_cluster(run, write):
     run("tune", write())
     asked = ("best", "--model", "gpt2-small", "--cluster", "a100-40gb-1x8", "--json")
@@ -183,6 +184,7 @@ def test_the_version(run):
     assert done.out.startswith("autotune 0.")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cluster", sampled(["h100-sxm-1x8", "h100-sxm-2x8"], ["h100-sxm-2x8"]))
 @pytest.mark.parametrize(
     "name", sampled([name for name in trainer_names() if not python_line(name)], ["megatron", "native"])
@@ -200,6 +202,7 @@ def test_the_next_step_that_is_printed_names_the_studys_trainer_and_works_when_p
     assert "launch/launch.json" in exported.err
 
 
+@pytest.mark.thorough
 def test_the_next_step_of_a_study_that_only_python_can_start_is_a_line_of_python(run, write):
     space = {"micro_batch_size": [1, 2], "zero_stage": [2, 3], "precision": ["bf16"]}
     spec = write(name="loop", trainer="ray_train", space=space, knobs={"prefetch": [0, 2]}, budget={"max_trials": 2})

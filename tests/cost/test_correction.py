@@ -113,6 +113,7 @@ def test_estimates_of_earlier_versions_have_no_level() -> None:
     assert (old.level, old.level_sigma) == (1.0, 0.0)
 
 
+@pytest.mark.thorough
 def test_constants_that_are_far_off_are_given_up_and_right_ones_kept() -> None:
     """Tensor groups that take four times as long as they should: the prior of a pair's clusters makes that a common factor, the wider one finds the cause."""
     off = replace(CONSTANTS, intra_efficiency=CONSTANTS.intra_efficiency / 4)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from autotune.cost import Calibration, estimate
 from autotune.cost.guarded_refit import guarded_refit, measured_workloads
@@ -43,6 +44,7 @@ def test_constants_that_are_wrong_by_a_factor_are_refitted_and_predict_another_w
     assert error_elsewhere(found.calibration, WRONG) < 0.25 * error_elsewhere(SHIPPED, WRONG)
 
 
+@pytest.mark.thorough
 def test_what_costs_every_step_the_same_does_not_grow_twentyfold_to_explain_trials_of_one_batch() -> None:
     """Such a time fits configs of one batch that take equally long, and would not fall with more GPUs."""
     clean = measured(replace(SHIPPED, matmul_efficiency=0.3))

@@ -109,6 +109,7 @@ def test_a_gpu(copy: Copy) -> None:
     assert _listed(copy, "clusters", "rtx-3070-1x8")
 
 
+@pytest.mark.thorough
 def test_a_searcher(copy: Copy) -> None:
     copy.follow("A searcher")
     copy.passes("tests/search/test_fewest_ranks.py")

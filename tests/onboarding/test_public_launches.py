@@ -388,6 +388,7 @@ def test_a_format_that_the_file_of_deepspeed_fixes_is_not_searched(tmp_path: Pat
     assert "--bf16=True" in argv(draft)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("option", ["--vocab-file", "--data-config", "--tokenizer_file", "--train_file", "--config"])
 def test_data_is_no_file_of_settings(tmp_path: Path, option: str) -> None:
     words = {word: number for number, word in enumerate(["the", "of", "batch", "seed", "steps", "depth", "amp", "lr"])}

@@ -209,6 +209,7 @@ def test_a_calibration_is_kept_and_used(monkeypatch: pytest.MonkeyPatch) -> None
         api.calibrate("h100-sxm-1x8")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("change", "target"),
     [

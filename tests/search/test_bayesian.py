@@ -121,6 +121,7 @@ def _parts(predicted: object) -> list[np.ndarray]:
     return [np.asarray(getattr(parts, name)) for name in parts.to_dict()]
 
 
+@pytest.mark.thorough
 def test_out_of_memory_rules_out_what_needs_more() -> None:
     searcher = make_searcher("bayesian", SPACE)
     worst = next(c for c in candidates() if c.micro_batch_size == 1 and c.tp * c.pp == 1)

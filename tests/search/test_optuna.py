@@ -160,6 +160,7 @@ def test_exported_trials_keep_their_evidence_as_artifacts(tmp_path: Path) -> Non
     assert (tmp_path / "back.log").read_text().startswith("OUT_OF_MEMORY")
 
 
+@pytest.mark.thorough
 def test_predicted_memory_constrains_any_sampler() -> None:
     limit = MemoryConstraint(WORKLOAD)
     excesses = [limit.excess(config) for config in candidates()]

@@ -295,6 +295,7 @@ def running_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servi
         yield running
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("trainer", sorted(ONE_OF_EACH_REACH))
 def test_options_of_a_trainer_reach_no_program_file_or_address(
     service: Service, running_programs: Service, trainer: str
@@ -431,6 +432,7 @@ def test_who_asks_too_often_waits(tmp_path: Path) -> None:
         assert service.http.get(f"{API}/studies", headers=other).status_code == 200  # each caller has its own
 
 
+@pytest.mark.thorough
 def test_guessing_tokens_is_slowed_but_locks_nobody_out(tmp_path: Path) -> None:
     options = ServiceOptions(port=0, require_token=True, refusal_rate=Rate(per_s=0.001, burst=3))
     with Service(tmp_path, options=options) as service:

@@ -18,6 +18,7 @@ from tests.service.served import served
 pytestmark = pytest.mark.alone
 
 
+@pytest.mark.thorough
 def test_serve_submit_watch_kill_serve_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ def test_submit_says_when_nothing_serves_the_store(
         assert remark in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_token_is_made_shown_once_used_and_revoked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_token_is_made_shown_once_used_and_revoked(
     assert first["action"] == "token.create"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "words",
     [

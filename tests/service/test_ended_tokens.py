@@ -26,6 +26,7 @@ def let_expire(store: Any, token: str) -> None:
         connection.execute(tokens.update().where(tokens.c.id == token).values(expires_us=1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("end", [revoke, let_expire])
 @pytest.mark.parametrize("scope", ["read", "admin"])
 def test_an_event_stream_ends_with_its_token_and_others_go_on(guarded: Service, end: Any, scope: str) -> None:

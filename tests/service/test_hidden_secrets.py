@@ -139,6 +139,7 @@ COMMANDS = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("line", COMMANDS)
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
 def test_no_command_prints_them_but_the_export_as_json(

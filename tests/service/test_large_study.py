@@ -108,6 +108,7 @@ def test_a_page_reads_no_trial_and_after_a_change_only_those_that_changed(counte
     assert repr(known) == repr(tuple(stored))
 
 
+@pytest.mark.thorough
 def test_the_report_shows_the_figures_that_are_drawn_already(counted: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     study, drawn = study_of(counted.store, SMALL + 1, "reported").study, list[str]()
     for name, draw in list(FIGURES.items()):

@@ -282,6 +282,7 @@ def test_the_stand_in_sends_what_nginx_sends(configuration: str, tmp_path: Path)
     assert heads[0] == heads[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [

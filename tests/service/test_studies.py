@@ -191,6 +191,7 @@ def test_health_and_metrics_say_how_it_is(tuning: Service) -> None:
     assert "autotune_service_request_seconds_bucket" in text
 
 
+@pytest.mark.thorough
 def test_a_study_that_runs_is_reported_and_compared_over_the_service(service: Service, tmp_path: Path) -> None:
     lease = running_study(service.store, api.load_study(spec(name="runs")))
     page = tmp_path / "report.html"

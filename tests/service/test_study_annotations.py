@@ -97,6 +97,7 @@ def test_a_study_is_deleted_by_its_owner_once_it_and_those_that_learnt_from_it_h
     assert [line.action for line in guarded.store.audit_events() if line.subject == first][-1] == "study.delete"
 
 
+@pytest.mark.thorough
 def test_the_commands_note_tag_and_delete(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
     study = ended(service, "", "by hand")
     store = ["--store", str(service.path)]

@@ -21,6 +21,7 @@ def finished(tuning: Service) -> str:
     return study
 
 
+@pytest.mark.thorough
 def test_each_figure_is_on_the_page_with_its_data_and_its_drawing(tuning: Service, finished: str) -> None:
     listed = tuning.http.get(f"{API}/studies/{finished}/figures").json()
     names = [figure["name"] for figure in listed["figures"]]
@@ -57,6 +58,7 @@ def test_a_figure_that_cannot_be_drawn_says_what_it_needs(service: Service, guar
     assert guarded.http.get(f"{API}/studies/{study}/figures", headers=reader).status_code == 404  # of another store
 
 
+@pytest.mark.thorough
 def test_a_view_is_made_once_for_each_revision(tuning: Service, finished: str) -> None:
     views = tuning.service.views
     first = views.result(finished)

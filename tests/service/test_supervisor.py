@@ -221,6 +221,7 @@ def test_a_study_whose_process_dies_is_started_again_later_and_later_and_at_last
     assert len(launcher.started) == MAX_CRASHES
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("code", [HELD, STORE_AWAY, NOT_STARTED])
 def test_being_too_late_or_without_a_store_is_no_crash(store: SqlStore, code: int) -> None:
     study = submit(store)
@@ -303,6 +304,7 @@ def test_the_process_of_a_deleted_study_is_killed_and_the_others_are_looked_afte
     assert launcher.started == [gone, other, later]
 
 
+@pytest.mark.thorough
 def test_a_process_that_lets_its_lease_lie_is_killed_and_one_that_waits_for_its_turn_is_not(store: SqlStore) -> None:
     study = submit(store)
     before = store.claim(study, "elsewhere", lease_s=0.01)

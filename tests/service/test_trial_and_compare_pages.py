@@ -128,6 +128,7 @@ def test_a_ranking_follows_the_objective_that_was_asked_for(guarded: Service, st
     assert guarded.http.get(f"/studies/{study}/ranking?metric=odd", headers=rae).status_code == 422
 
 
+@pytest.mark.thorough
 def test_a_new_study_is_checked_with_lines_and_columns_and_previewed_and_submitted_once(
     guarded: Service, study: str, ann: dict[str, str]
 ) -> None:

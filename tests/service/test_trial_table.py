@@ -74,6 +74,7 @@ def test_pages_hold_each_trial_once_and_keep_what_was_asked(many: Result) -> Non
     assert numbers(many, page="99") == list(range(100, 125))
 
 
+@pytest.mark.thorough
 def test_the_winner_has_one_figure_wherever_it_is_shown(tuning: Service) -> None:
     """After final rounds that measured it at another speed than the search did."""
     runner = {"kind": "simulated", "noise": 0.05, "outlier_every": 0}

@@ -48,6 +48,7 @@ def study(**changes: Any) -> Study:
     return api.load_study({**SPEC, **changes})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in trainer_names() if name != "command"])
 def test_a_space_holds_exactly_what_its_trainer_can_launch(name: str) -> None:
     asked = study(trainer=name, **(POST_TRAINING if name in POST_TRAINERS else {}))
@@ -117,6 +118,7 @@ def test_a_plan_counts_what_the_trainer_cannot_do_and_never_proposes_it() -> Non
     assert all(row.config.pp == row.config.cp == 1 for row in found.rows)
 
 
+@pytest.mark.thorough
 def test_a_search_asks_for_nothing_that_the_trainer_refuses() -> None:
     result = api.tune(
         study(trainer="deepspeed", searcher="random", budget={"max_trials": 12, "min_gain": 0}), store=MemoryStore()

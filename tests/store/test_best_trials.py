@@ -56,6 +56,7 @@ def test_configs_stand_where_the_finals_put_them_until_there_are_none(tmp_path: 
         assert order() == [0, 1, 2]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("at_once", [2, 1000])
 def test_a_deletion_chooses_for_all_configs_at_once_who_represents_them(
     address: str, monkeypatch: pytest.MonkeyPatch, at_once: int

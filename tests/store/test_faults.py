@@ -128,6 +128,7 @@ def test_a_server_that_is_out_of_connections_has_a_remedy_of_its_own(crash_serve
     assert "max_connections" in refused.value.remedy
 
 
+@pytest.mark.thorough
 def test_a_server_that_crashes_and_comes_back_has_lost_nothing(crash_server: PostgresServer) -> None:
     address = crash_server.new_database()
     store = open_store(address)

@@ -126,6 +126,7 @@ def test_a_restore_over_a_damaged_store_that_dies_at_any_step_loses_no_byte(tmp_
         assert names(path) == ["backed-up"]
 
 
+@pytest.mark.thorough
 def test_a_store_that_is_open_is_not_restored(tmp_path: Path, backup: Path) -> None:
     path = tmp_path / "store.db"
     opened = "import sys; from autotune.store import open_store; s = open_store(sys.argv[1]); s.studies(); print('open', flush=True); sys.stdin.read()"
@@ -154,6 +155,7 @@ def test_a_damaged_or_deleted_store_is_restored(tmp_path: Path, backup: Path) ->
     assert names(path) == ["backed-up"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["missing", "cut", "page", "foreign", "newer", "itself"])
 def test_what_is_no_sound_backup_is_refused_and_the_store_stays(
     tmp_path: Path, backup: Path, how: str, capsys: pytest.CaptureFixture[str]

@@ -130,6 +130,7 @@ def test_the_lists_say_from_which_package_it_comes(command: str, name: str, caps
     assert f"autotune-example {PROJECT['version']}" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_study_names_all_three(tmp_path: Path) -> None:
     """The best of the table is found, and handed on as a launch of the script."""
     study = api.load_study({**SPEC, "runner": {"kind": "recorded"}})

@@ -67,6 +67,7 @@ def test_what_cannot_take_a_place_is_refused(training: dict[str, Any], words: st
         trainer("command").check_options(trainer("command").checked({"argv": ARGV, "training": training}), ())
 
 
+@pytest.mark.thorough
 def test_a_drafts_launch_differs_from_the_users_own_in_the_tuned_knobs_alone(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "run.sh").write_text(COMMAND + "\n")

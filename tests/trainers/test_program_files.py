@@ -78,6 +78,7 @@ SCALARS = st.one_of(
 KEYS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 
 
+@pytest.mark.thorough
 @given(
     st.recursive(
         st.dictionaries(KEYS, st.one_of(SCALARS, st.lists(st.one_of(SCALARS, st.dictionaries(KEYS, SCALARS))))),

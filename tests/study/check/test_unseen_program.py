@@ -29,6 +29,7 @@ def history(store: Store, study_id: str) -> list[str]:
     return [event.kind for event in store.events(study_id)]
 
 
+@pytest.mark.thorough
 def test_a_program_is_tried_once_for_all_studies_and_not_as_a_trial(store: Store, tmp_path: Path) -> None:
     asked, said = program_spec(tmp_path), list[str]()
     hear = lambda event: said.append(event.message) if isinstance(event, Notice) else None  # noqa: E731

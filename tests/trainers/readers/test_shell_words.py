@@ -95,6 +95,7 @@ def test_what_is_no_script_is_refused_in_words(text: str) -> None:
         command_of(text)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("piece", ['"', "'", "${", "$((", "<<a\n", "<a ", "([[", "`", "\\", "case x in "])
 def test_the_longest_file_is_split_in_linear_time(piece: str) -> None:
     def seconds(length: int) -> float:

@@ -14,6 +14,7 @@ from tests.workers.trial_ranks import request
 LIMITS = DryRunLimits(wall_s=120)
 
 
+@pytest.mark.thorough
 def test_rank_of_a_large_job_is_played_in_one_process() -> None:
     """1,024 ranks: FSDP over 512 of them, tensor parallel over 2."""
     asked = request("llama", "dp=512,tp=2,zero_stage=3")

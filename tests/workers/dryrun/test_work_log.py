@@ -12,6 +12,7 @@ from tests.workers.trial_ranks import request
 TOKENS, SEQ_LEN = 2 * 32, 32
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "routed"), [("llama", 1), ("moe", 2)])
 def test_flops_of_a_layer_are_those_of_its_matrices_and_its_scores(model: str, routed: int) -> None:
     asked = request(model, "micro_batch_size=2")
@@ -28,6 +29,7 @@ def test_flops_of_a_layer_are_those_of_its_matrices_and_its_scores(model: str, r
     assert run.flops == spec.num_layers * (3 * products + 7 * scores // 2) + head
 
 
+@pytest.mark.thorough
 def test_products_are_those_of_the_flops() -> None:
     run = dry_run(request("llama", "micro_batch_size=2,accumulation_steps=2,recompute=full"), rank=0)
     in_products = sum(2 * p.m * p.n * p.k * p.count for p in run.products)

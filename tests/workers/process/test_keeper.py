@@ -365,6 +365,7 @@ def flood(steps: int, junk: bytes, times: int) -> bytes:
     return b"".join(junk * times + b"step %d\n" % number for number in range(steps))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("test", [steps_are, marked_steps_are])
 @pytest.mark.parametrize("junk", [b"a line of the program\n", b"x" * 200_000 + b"\n"], ids=["short", "long"])
 def test_of_the_lines_that_cannot_pass_the_step_lines_do(
@@ -402,6 +403,7 @@ def test_of_a_flood_only_lines_with_a_mark_are_looked_at(monkeypatch: pytest.Mon
     assert len(lines) + left_out_of(messages).lines >= 300_000
 
 
+@pytest.mark.thorough
 def test_a_keeper_knows_the_step_lines_of_its_trainer(keeper: KeeperProcess) -> None:
     code = """
 for step in range(200):

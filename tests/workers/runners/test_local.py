@@ -160,6 +160,7 @@ def test_closing_leaves_no_process() -> None:
     assert not any(is_alive(pid) for pid in pids)
 
 
+@pytest.mark.thorough
 def test_options_that_make_no_sense_are_refused() -> None:
     with pytest.raises(SpecError, match="max_ranks"):
         LocalRunner(max_ranks=0)

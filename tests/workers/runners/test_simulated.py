@@ -108,6 +108,7 @@ def test_unknown_faults_are_refused() -> None:
         SimulatedRunner(faults=[{"type": "hang"}])
 
 
+@pytest.mark.thorough
 def test_every_value_of_every_knob_changes_the_truth_and_a_neutral_one_does_not() -> None:
     plain = request(0)
     plain = replace(plain, workload=replace(plain.workload, model=replace(NANO, num_layers=8)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,6 +39,7 @@ def inputs(tokens: int, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, to
     return hidden, weight, targets
 
 
+@pytest.mark.thorough
 @given(st.integers(1, 40), st.integers(2, 60))
 @settings(deadline=None, derandomize=True, max_examples=30)
 def test_losses_and_gradients_are_those_of_whole_logits(tokens: int, vocab_size: int) -> None:

@@ -11,6 +11,7 @@ from autotune_workers.training.measure import PeakMemory
 MIB = 1 << 20
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("files_after", "peak"), [(15, 90), (45, 60), (10, 90), (None, 90)])
 def test_program_code_that_a_fresh_rank_runs_for_the_first_time_is_no_memory_of_the_trial(
     monkeypatch: pytest.MonkeyPatch, files_after: int | None, peak: int

@@ -125,6 +125,7 @@ def test_not_a_number_fails_at_once(alone: RankContext) -> None:
     assert caught.value.failure.step == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "config", "law"),
     [
@@ -140,6 +141,7 @@ def test_what_cannot_run_is_refused_by_name(alone: RankContext, model: str, conf
     assert caught.value.failure.kind is FailureKind.INVALID
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", [math.nan, -1.0, "fast"])
 @pytest.mark.parametrize("option", ["learning_rate", "loss_scale"])
 def test_an_option_is_a_number(alone: RankContext, option: str, value: object) -> None:
@@ -218,6 +220,7 @@ def test_text_and_token_files_are_read(alone: RankContext, tmp_path: Path) -> No
     assert losses[0] == losses[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("content", "name", "problem"),
     [
