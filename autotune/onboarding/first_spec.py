@@ -23,6 +23,7 @@ from autotune.onboarding.settings_draft import Settings, settings_draft
 from autotune.onboarding.settings_program import settings_program
 from autotune.onboarding.started_program import started_draft
 from autotune.schema import parse_study
+from autotune.schema.files import with_program_files
 from autotune.spec import ClusterSpec
 from autotune.trainers.present_configuration import PresentConfiguration
 
@@ -61,10 +62,11 @@ def lawful(draft: Draft, what: str, folder: Path, here: ClusterSpec | None = Non
     """The draft without a baseline that no study could have. `here`: this machine, where that is known."""
     if "model" in draft.fill_in:
         return draft  # what its stand-in allows says nothing of the program
+    base = folder.resolve()
     try:
-        parse_study(
-            draft.document, base=folder.resolve(), local_cluster=None if here is None else lambda: here, inspect=None
-        )
+        trainer = with_program_files(draft.document["trainer"], base)  # a folder that is relative is refused in a text
+        document = {**draft.document, "trainer": trainer}
+        parse_study(document, base=base, local_cluster=None if here is None else lambda: here, inspect=None)
     except AutotuneError as error:
         if error.field.partition(".")[0] == "baseline" and any(entry.key == "baseline" for entry in draft.entries):
             why = f"no baseline: what {what} trains with today breaks a law of studies: {error.message}"

@@ -13,6 +13,7 @@ from typing import final
 
 from autotune.onboarding.named_cluster import Place
 from autotune.onboarding.option_matches import DEGREES, OptionMatches
+from autotune.onboarding.script import starts_one
 
 
 @final
@@ -74,7 +75,7 @@ class RanksToday:
 def ranks_today(found: OptionMatches, place: Place) -> RanksToday:
     """The ranks of a script at that place."""
     degrees = {degree: value for degree in DEGREES if (value := found.count(degree)) is not None and value > 1}
-    if found.script.launcher == "python":
+    if starts_one(found.script):
         return RanksToday(
             today=1, of_trials=1, of_cluster=place.ranks, degrees=degrees, is_assumed=False, is_started=False
         )

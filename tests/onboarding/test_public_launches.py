@@ -447,12 +447,16 @@ def test_a_path_that_only_the_shell_knows_stays_in_a_draft_that_loads(tmp_path: 
     loaded(draft, tmp_path)
 
 
-def test_a_baseline_that_no_study_has_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", [".", "jobs"], ids=["beside its program", "in a folder below its program"])
+def test_a_baseline_that_no_study_has_is_left_out(tmp_path: Path, folder: str) -> None:
     run = (
         "torchrun --nproc_per_node 8 t.py --tensor-model-parallel-size 8 --num-layers 4 --hidden-size 96 --num-attention-heads 6 --vocab-size 512 "
         "--micro-batch-size 2 --grad-accum 2 --seq-len 64 --bf16\n"
     )
-    draft = drafted(tmp_path, {"run.sh": run})
+    (tmp_path / "t.py").write_text("import torch\n")
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / "run.sh").write_text(run)
+    draft = first_draft(tmp_path / folder / "run.sh", cluster=A100, folder=tmp_path / folder)
     assert "baseline" not in draft.document
     assert any("breaks a law" in note and "tp" in note for note in draft.notes)
-    loaded(draft, tmp_path)
+    loaded(draft, tmp_path / folder)
