@@ -62,9 +62,14 @@ class OptionMatches:
         return self.used[target][1].default if target in self.used else self.constant(target)
 
     def count(self, target: str) -> int | None:
-        """The script's own value, where it is a whole number above 0."""
+        """The script's own value, where it is a whole number above 0; of a batch in tokens its sequences, where their length is known."""
         value = self.default(target)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            return None
+        if target not in self.used or not self.used[target][1].in_tokens:
+            return value
+        seq_len = self.count("seq_len")
+        return max(1, value // seq_len) if seq_len else None
 
     def without_sharding(self) -> None:
         """On one rank nothing is sharded, whatever stage it is started with."""

@@ -1,7 +1,8 @@
 """Which knob, or which figure of the workload, an option of a training script stands for, by its name, type, choices and default.
 
     --batch-size           sequences per rank and micro-batch, unless the code divides it by the ranks; beside --micro-batch-size it is the batch of a step
-    --global-batch-size    sequences per optimizer step; in tokens where its name says so, or where its value is far above any number of sequences
+    --global-batch-size    sequences per optimizer step
+                           a batch is in tokens where its name says so, or where its value is far above any number of sequences
     --dtype bfloat16       the knob precision, written in the script's own words
     --bf16                 a flag for one value of a knob
 
@@ -39,7 +40,7 @@ _FAMILIES = (
 )
 """words that go together, where an option without choices has one of them as its default"""
 TOKENS = 1 << 14
-"""a default global batch from here on is in tokens"""
+"""a batch from here on is in tokens"""
 _LOG_INTERVAL = re.compile(
     r"(log|logging|print|report|display)_?(interval|freq(uency)?|every(_n_steps|_steps)?|steps|iters?|per_steps?)"
 )
@@ -63,6 +64,16 @@ class Meaning:
     """the knob's values that the script can be told, that of today first"""
     default: Any = None
     """the knob's value today: as the script is started, else when the option is left out"""
+
+    @property
+    def in_tokens(self) -> bool:
+        """Whether it counts tokens where autotune counts sequences."""
+        return self.expression.endswith("* seq_len")
+
+    @property
+    def over_ranks(self) -> bool:
+        """Whether the script divides it by its ranks."""
+        return self.expression.endswith("* dp")
 
 
 def meaning_of(
@@ -132,8 +143,8 @@ def _batch(option: ScriptOption, target: str, divided: frozenset[str]) -> Meanin
     if target == "accumulation_steps" and option.name in divided:
         expression = "accumulation_steps * dp"
     is_large = isinstance(default, int) and default >= TOKENS
-    if target == "global_batch_size" and (is_large or IN_TOKENS.search(_last(option.name))):
-        expression = "global_batch_size * seq_len"
+    if target != "accumulation_steps" and (is_large or IN_TOKENS.search(_last(option.name))):
+        expression = f"{target} * seq_len"
     return Meaning(target=target, expression=expression, default=default)
 
 

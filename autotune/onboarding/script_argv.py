@@ -171,7 +171,8 @@ def _kept_of_tasks(started: Started) -> Iterator[str]:
 def _where(option: ScriptOption, meaning: Meaning) -> str:
     assumed = ""
     if meaning.target == "micro_batch_size":
-        assumed = ", over all ranks" if meaning.expression else ", taken as sequences per rank"
+        unit = "tokens" if meaning.in_tokens else "sequences"
+        assumed = ", over all ranks" if meaning.over_ranks else f", taken as {unit} per rank"
     elif meaning.target == "accumulation_steps" and meaning.expression:
         assumed = ", which it divides by its ranks"
     shown = "" if option.prefix else f"{option.shown}, "

@@ -154,7 +154,7 @@ def _precisions(found: OptionMatches) -> list[Any]:
 def _micro(found: OptionMatches, ranks: RanksToday) -> int | None:
     """Sequences of a rank and micro-batch today, as far as it is said."""
     micro = found.count("micro_batch_size")
-    is_over_all = "micro_batch_size" in found.used and bool(found.used["micro_batch_size"][1].expression)
+    is_over_all = "micro_batch_size" in found.used and found.used["micro_batch_size"][1].over_ranks
     return max(1, micro // ranks.replicas) if micro and is_over_all else micro
 
 
@@ -197,12 +197,9 @@ def _batches(found: OptionMatches, ranks: RanksToday) -> tuple[Any, str, bool]:
     known, steps = _micro(found, ranks), found.count("accumulation_steps") or 1
     micro = known or BATCH
     script = found.script
-    stated = found.used.get("global_batch_size")
-    if stated and isinstance(stated[1].default, int) and stated[1].default > 0:
-        in_tokens, seq_len = bool(stated[1].expression), found.count("seq_len")
-        if not in_tokens or seq_len:
-            batch = stated[1].default // (seq_len or 1) if in_tokens else stated[1].default
-            return max(1, batch), found.where("global_batch_size"), False
+    stated = found.count("global_batch_size") if "global_batch_size" in found.used else None
+    if stated:
+        return stated, found.where("global_batch_size"), False
     is_total = "accumulation_steps" in found.used and bool(found.used["accumulation_steps"][1].expression)
     whole = micro * steps * (1 if is_total else ranks.replicas)
     if known is None:

@@ -20,7 +20,8 @@ _SIZE = "(_?size)?"
 NAMES: Mapping[str, str] = {
     "micro_batch_size": f"batch{_SIZE}|bsz?|(train(ing)?_)?micro_?(train_)?batch{_SIZE}(_per_{_RANK})?|mbs|micro_bs|mini_?batch{_SIZE}|"
     f"(per_)?{_RANK}(_train(ing)?)?_((micro_?)?batch{_SIZE}|bs)|(train(ing)?_)?(micro_?)?(batch{_SIZE}|bs)_per_({_RANK}|train_gpu)|"
-    f"train(ing)?_(batch{_SIZE}|bs)|local_(train_)?batch{_SIZE}|batch_size_train|(samples|imgs|images|sequences|seqs)_per_{_RANK}",
+    f"train(ing)?_(batch{_SIZE}|bs)|local_(train_)?batch{_SIZE}|batch_size_train|(samples|imgs|images|sequences|seqs|tokens)_per_{_RANK}|"
+    f"micro_?batch{_SIZE}_(in_)?tokens|tokens_per_micro_?batch|micro_?batch_tokens",
     "accumulation_steps": "((gradient|grad)s?_?)?acc(um|umulate|umulation)?(_(gradients?|grads?|(grad_|gradient_)?batches))?"
     "(_(steps?|iters?|iterations?|every|freq(uency)?|factor))?|(num|n)_(grad(ient)?_)?acc(um|umulate|umulation)?(_steps?)?|iters_to_accumulate|"
     "update_freq|gas?|ga_steps|batch_accumulation(_per_replica)?",
@@ -58,8 +59,8 @@ OpenRLHF 0.8, x-transformers, llm-foundry 0.22, OLMo 0.6, LLaMA-Factory 0.9 and 
 EXPLICIT_MICRO = re.compile(rf"micro|mbs|local_|(^|_)per_{_RANK}|^{_RANK}_|_per_{_RANK}$|^per_device")
 """names of a micro-batch that can be nothing else: a plain `batch_size` or `train_batch_size` beside one is the batch of a step
 (DeepSpeed, verl, OpenRLHF, alpaca-lora)"""
-IN_TOKENS = re.compile(r"tokens")
-"""names of batches that count tokens"""
+IN_TOKENS = re.compile(r"tokens|^rank_microbatch_size$")
+"""names of batches that count tokens; the last is OLMo-core's (`rank_microbatch_size`, "in tokens", olmo_core/train/train_module)"""
 OTHER_PARTS = re.compile(
     r"(^|[._])(eval(uation)?|val(id|idation)?|test(ing)?|sampl(e|er|ing)|generat(e|ion)|infer(ence)?|rollout|ref(erence)?|critic|reward|actor|"
     r"ckpt|checkpoint(ing|er)?|log(ging|ger)?|save|tokenizer|vocab|profil(e|er|ing))\."

@@ -460,3 +460,28 @@ def test_a_baseline_that_no_study_has_is_left_out(tmp_path: Path, folder: str) -
     assert "baseline" not in draft.document
     assert any("breaks a law" in note and "tp" in note for note in draft.notes)
     loaded(draft, tmp_path / folder)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--train_module.rank_microbatch_size=8192 --data_loader.global_batch_size=524288",
+        "--micro-batch-tokens 8192 --global-batch-tokens 524288",
+        "--tokens-per-gpu 8192 --total-batch-size 524288",
+    ],
+    ids=["OLMo-core", "named", "nanochat"],
+)
+def test_batches_in_tokens_are_sequences_where_their_length_is_known(tmp_path: Path, options: str) -> None:
+    run = f"torchrun --nproc_per_node 8 t.py --seq-len 2048 --dtype bf16 {options}\n"
+    draft = drafted(tmp_path, {"run.sh": run, "t.py": "import torch\n"})
+    assert draft.document["workload"] == {"seq_len": 2048, "global_batch_size": 256}
+    assert "micro_batch_size=4" in draft.document["baseline"]
+    assert any("{micro_batch_size * seq_len}" in word for word in argv(draft))
+    assert any("{global_batch_size * seq_len}" in word for word in argv(draft))
+
+
+def test_a_micro_batch_in_tokens_of_unknown_length_is_asked_for(tmp_path: Path) -> None:
+    run = "torchrun --nproc_per_node 8 t.py --dtype bf16 --train_module.rank_microbatch_size=8192\n"
+    draft = drafted(tmp_path, {"run.sh": run, "t.py": "import torch\n"})
+    assert "workload.seq_len" in draft.fill_in
+    assert "baseline" not in draft.document
