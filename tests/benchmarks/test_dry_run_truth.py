@@ -40,6 +40,7 @@ class Event:
         return self.size
 
 
+@pytest.mark.thorough
 def test_the_peak_is_that_of_the_step_with_what_was_there_before() -> None:
     events = [
         *(Event("[memory]", 1, size=100), Event("[memory]", 2, size=900), Event("[memory]", 3, size=-900)),

@@ -13,6 +13,7 @@ from tests.benchmarks.published import FILES as READERS
 from tests.benchmarks.published.nanotron_failures import TOO_FEW, blocks_by_rank, needs_no_more
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FILES)
 def test_runs_that_were_published_are_not_called_out_of_memory(name: str) -> None:
     """At most one in a hundred, and never the fastest of its setting."""

@@ -186,6 +186,7 @@ FORGERIES: dict[str, tuple[str, Callable[[Forger], None], str]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["paused", "noisy"])
 def test_what_nobody_forged_follows(told: dict[str, Path], tmp_path: Path, name: str) -> None:
     path = Path(shutil.copy(told[name], tmp_path / "store.db"))
@@ -196,6 +197,7 @@ def test_what_nobody_forged_follows(told: dict[str, Path], tmp_path: Path, name:
     assert found.followed == found.decisions > 10
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_a_forgery_with_valid_checksums_is_found(told: dict[str, Path], tmp_path: Path, forgery: str) -> None:
     name, forge, sentence = FORGERIES[forgery]

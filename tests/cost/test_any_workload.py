@@ -104,6 +104,7 @@ def test_figures_are_finite_intervals_hold_them_and_no_utilization_is_above_one(
         assert ((cost.mfu > 0) & (cost.mfu < 1)).all(), case.workload
 
 
+@pytest.mark.thorough
 def test_more_work_takes_no_less_time_and_memory(everything: list[Drawn]) -> None:
     needs = ("peak_memory_bytes", "oom_probability")
     for case in everything:

@@ -32,6 +32,7 @@ def reached(gpu: str, seq_len: int, trainer: str = "deepspeed") -> float:
     return float(attention_reached(asked, ALONE, calibration_for(asked), traits_of(trainer))[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gpu", [name for name in catalog.gpu_names() if name != "cpu"])
 def test_a_longer_sequence_is_never_attended_slower_per_flop_nor_faster_than_was_ever_measured(gpu: str) -> None:
     spec = catalog.gpu(gpu)

@@ -19,6 +19,7 @@ def test_formulas_are_within_three_percent_of_dry_runs_of_the_catalog() -> None:
     assert not [row for row in rows if abs(row.relative) > WITHIN]
 
 
+@pytest.mark.thorough
 def test_recorded_dry_runs_are_those_of_today() -> None:
     (kept,) = (run for run in RUNS if run["model"] == "nano-llama" and not run["config"])
     found = recorded(catalog.model("nano-llama"), "")["figures"]

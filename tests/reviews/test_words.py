@@ -45,6 +45,7 @@ EDIT = Edit(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", LAUNCHES)
 @pytest.mark.parametrize("said", [{}, {"cluster": "h100-sxm-1x8", "seq_len": 2048, "model": "llama-8b"}])
 def test_a_review_of_anything_is_at_most_25_rows_of_100_columns(

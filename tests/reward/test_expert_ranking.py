@@ -37,6 +37,7 @@ def test_the_table_covers_every_kind_of_run() -> None:
     assert all(run.reason for run in runs)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", [5, 10, 30])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_reward_ranks_all_runs_as_the_expert_does(steps: int, seed: int) -> None:

@@ -55,6 +55,7 @@ def test_a_burst_in_one_run_is_foreign_and_a_slow_tail_in_all_runs_is_not() -> N
     assert undisturbed([burst, burst]) == [True, True]
 
 
+@pytest.mark.thorough
 def test_rounds_of_a_machine_with_twice_the_noise_of_the_prior_are_soon_believed() -> None:
     """Intervals of a difference of two of four configs, on machines with the prior's noise and with twice as much."""
     rng = np.random.default_rng(1)
