@@ -37,7 +37,7 @@ ROUTER_BYTES = 9.0
 
 OTHER_LAYERS_KEPT = 2.5
 """activations of layers that are not a decoder's, as a multiple of a decoder's with the same weights: measured by dry runs of reduced models, of which the
-log scatters by 0.3 (`python -m tests.benchmarks.other_layers`)"""
+log scatters by 0.3 (`python -m research.other_layers`)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

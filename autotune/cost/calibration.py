@@ -1,7 +1,7 @@
 """Calibration: the constants of the cost model for one GPU type and trainer, which no datasheet states.
 
 Each is a physical quantity: the fraction of a datasheet figure that is reached, a size at which it is half reached, or a time of the host. They are
-fitted to published measurements (`python -m tests.benchmarks.fit_cost_model`) or measured on a cluster (`autotune calibrate`). `constants.json`
+fitted to published measurements (`python -m research.fit_cost_model`) or measured on a cluster (`autotune calibrate`). `constants.json`
 holds the fitted ones with their source.
 """
 

@@ -11,7 +11,7 @@ a normal, so predictions do not depend on f. Trials that agree with what was pre
 agree with each other that their own scatter tells.
 
 m gives the rows of published sources about the highest density after one and after three trials, which hardly depends on it from 2 to 4, and c has nine tenths of
-them inside (`tests/benchmarks/error_scale.py`). Neglected: before any trial the widths stay those of `uncertainty`, a sixth narrower than such a t, since they hold.
+them inside (`research/error_scale.py`). Neglected: before any trial the widths stay those of `uncertainty`, a sixth narrower than such a t, since they hold.
 """
 
 from __future__ import annotations

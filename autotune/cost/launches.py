@@ -4,7 +4,7 @@
     recompute    a repeated forward pass, and what the checkpoint itself does: saved tensors, hooks, states of random generators (`Traits.checkpoint_host`)
     ZeRO-3       hooks before and after every module, which gather and release its weights one by one (`Traits.shard_hooks`: DeepSpeed)
 
-Measured on one CPU core with layers of Llama's form so narrow that nothing but the host counts (`python -m tests.benchmarks.host_launches`: transformers, PEFT,
+Measured on one CPU core with layers of Llama's form so narrow that nothing but the host counts (`python -m research.host_launches`: transformers, PEFT,
 bitsandbytes, DeepSpeed); FSDP beside a process group that moves nothing (2.0, 2.8 to 3.3 times a plain layer with it). Assumed: a GPU's launches cost as much more in each.
 """
 

@@ -1,6 +1,6 @@
 """Constants of memory by trainer: fitted where published runs print peaks or failures, else assumed, with the wider error bar.
 
-`memory_constants.json` is written by `python -m tests.benchmarks.fit_memory --write` and by nothing else, so that a fit of time changes no memory.
+`memory_constants.json` is written by `python -m research.fit_memory --write` and by nothing else, so that a fit of time changes no memory.
 """
 
 from __future__ import annotations

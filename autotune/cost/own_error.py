@@ -12,7 +12,7 @@
     q   share of a^2 that such configs have in common
 
 The exponential kernel is that of an Ornstein-Uhlenbeck process: kernels, schedules and message sizes change with each step of a knob, so errors change in
-jumps and not smoothly. a, l and w are those of published files that were not read, q of replays of jobs by smaller ones (`tests/benchmarks/error_fit.py`).
+jumps and not smoothly. a, l and w are those of published files that were not read, q of replays of jobs by smaller ones (`research/error_fit.py`).
 """
 
 from __future__ import annotations

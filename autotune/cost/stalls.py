@@ -5,7 +5,7 @@
 
 In a published sweep on 2 to 16 nodes one such run in ten stalls, and 0.29 s a send explain all of them: whatever the model, the message, the degrees and the number
 of nodes. So a stall is a property of network and software and not of the config, and no training on one node shows it. Predicted is the mixture of both: the
-step time of an estimate is that without a stall, its interval is that of the mixture. a, b and s are fitted by `tests/benchmarks/fit_stalls.py`.
+step time of an estimate is that without a stall, its interval is that of the mixture. a, b and s are fitted by `research/fit_stalls.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     logits(x) = x w + tanh(x W + b) v        x (N, F), w (F,), W (F, H), b (H,), v (H,)
 
 All features are dimensionless, so one policy serves every space, model and cluster. `policy.json` holds the weights, trained on
-simulated clusters by `python -m tests.benchmarks.train_policy`.
+simulated clusters by `python -m research.train_policy`.
 """
 
 from __future__ import annotations

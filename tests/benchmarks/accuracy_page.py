@@ -1,4 +1,4 @@
-"""The page on accuracy: every published run beside its prediction, made by `python -m tests.benchmarks.fit_cost_model --write` (or `--page`).
+"""The page on accuracy: every published run beside its prediction, made by `python -m research.fit_cost_model --write` (or `--page`).
 
 docs/predictions.md              tables: held out, by file for the constants that ship, and the worst rows of each file
 docs/predictions.csv             every row
@@ -16,9 +16,9 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
+from research.held_out import Judged, folds_of, judged
 from tests.benchmarks.accuracy_tables import Line, table, trials_table
 from tests.benchmarks.figure import COLORS
-from tests.benchmarks.held_out import Judged, folds_of, judged
 from tests.benchmarks.published import FILES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -83,7 +83,7 @@ def _page(rows: Mapping[str, Judged], held: Sequence[str]) -> list[str]:
     text = [
         "# Every prediction",
         "",
-        f"Step times of {total:,} published runs beside the cost model's predictions. `python -m tests.benchmarks.fit_cost_model --write` makes this page and",
+        f"Step times of {total:,} published runs beside the cost model's predictions. `python -m research.fit_cost_model --write` makes this page and",
         "the constants; `--page` makes it again for the constants that ship. All runs were published by others; data and sources are in `tests/benchmarks/data`.",
         "",
         "![Predicted against measured step times](images/predictions.svg)",

@@ -10,8 +10,8 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from autotune.cost.uncertainty import Z90
-from tests.benchmarks.held_out import Judged
-from tests.benchmarks.study_trials import AfterTrials, after_trials, as_a_study, fastest
+from research.held_out import Judged
+from research.study_trials import AfterTrials, after_trials, as_a_study, fastest
 
 HEADER = ("data", "held out by", "rows", "median", "p90", "bias", "inside", "inside by own error", "Spearman")
 TRIALS_HEADER = (

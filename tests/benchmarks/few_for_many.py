@@ -38,11 +38,11 @@ from autotune.search.target_searcher import TargetSearcher
 from autotune.space import Proxy, SearchSpace, why_not
 from autotune.spec import ClusterSpec, ParallelConfig, StandsFor, Trial, Workload
 from autotune.study.target_findings import TargetFindings
+from research.models import HELD_OUT, MEMORY_CONSTANTS
+from research.time_fit import Pair, fit_time, pairs
 from tests.benchmarks import published
 from tests.benchmarks.cells import MIN_CONFIGS, Cell, read_cells
-from tests.benchmarks.models import HELD_OUT, MEMORY_CONSTANTS
 from tests.benchmarks.perturbation import perturbed
-from tests.benchmarks.time_fit import Pair, fit_time, pairs
 
 DATA = Path(__file__).with_name("data")
 PROXIES = 5

@@ -32,14 +32,14 @@ from autotune.search import make_searcher, searcher_names
 from autotune.space import SearchSpace
 from autotune.spec import FailureKind, ParallelConfig, Trial, Workload
 from autotune.study.controller.stop_rule import TRIALS_IN_A_TRAINING, pays
+from research.models import MODELS, Prediction, held_out_constants, prediction
+from research.replay_near_equals import near_equal_cells
+from research.replay_wild import wild_cells
 from tests.benchmarks.cells import MIN_CONFIGS, Cell, read_cells
 from tests.benchmarks.few_for_many_table import print_tables
 from tests.benchmarks.figure import curves_svg
-from tests.benchmarks.models import MODELS, Prediction, held_out_constants, prediction
 from tests.benchmarks.replay_invented import invented_cells
-from tests.benchmarks.replay_near_equals import near_equal_cells
 from tests.benchmarks.replay_own_knobs import own_knob_cells
-from tests.benchmarks.replay_wild import wild_cells
 from tests.benchmarks.replay_worlds import simulated_cells
 
 DATA = Path(__file__).with_name("data")

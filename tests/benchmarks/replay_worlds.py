@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from autotune.spec import FailureKind
+from research.train_policy import World, draw
 from tests.benchmarks.cells import Cell, Row
-from tests.benchmarks.train_policy import World, draw
 
 FIRST = 1_000_000
 """Seed of the first: far from those that the policy was trained on."""

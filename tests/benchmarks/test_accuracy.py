@@ -14,12 +14,12 @@ from autotune.cost.bounds import ceiling
 from autotune.cost.refit import uncertain
 from autotune.cost.sensitivity import Sensitivity
 from autotune.spec import KNOBS, catalog
+from research.fit_cost_model import CONSTANTS, timed_files
+from research.held_out import FREE, Judged
+from research.one_trial_bound import trends
+from research.study_trials import after_trials, as_a_study, fastest, studies
+from research.time_fit import BOUNDED_BY, FASTEST_ATTENTION
 from tests.benchmarks.accuracy_page import COLUMNS, FIGURE, PAGE, ROWS, shipped_rows, summary
-from tests.benchmarks.fit_cost_model import CONSTANTS, timed_files
-from tests.benchmarks.held_out import FREE, Judged
-from tests.benchmarks.one_trial_bound import trends
-from tests.benchmarks.study_trials import after_trials, as_a_study, fastest, studies
-from tests.benchmarks.time_fit import BOUNDED_BY, FASTEST_ATTENTION
 
 TOLERANCE = 1.0
 """percentage points by which a figure of the page may differ, so that not every change of a formula makes the page again"""
@@ -28,7 +28,7 @@ KNOWN = {
     "own_error": {"alone_sigma": 0.05, "length": 8.0, "between_workloads": 0.6, "same_work": 0.7},
     "spreads": dict.fromkeys(FREE, 0.1),
 }
-REMEDY = "run `python -m tests.benchmarks.fit_cost_model --page`"
+REMEDY = "run `python -m research.fit_cost_model --page`"
 
 
 def numbers(line: str) -> list[float]:

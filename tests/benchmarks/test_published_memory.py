@@ -1,4 +1,4 @@
-"""Calls on published runs: of every data set a sample must not be called out of memory. The whole is `python -m tests.benchmarks.fit_memory`."""
+"""Calls on published runs: of every data set a sample must not be called out of memory. The whole is `python -m research.fit_memory`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.spec import ParallelConfig
-from tests.benchmarks.fit_memory import FILES, dropped, judge
+from research.fit_memory import FILES, dropped, judge
 from tests.benchmarks.published import FILES as READERS
 from tests.benchmarks.published.nanotron_failures import TOO_FEW, blocks_by_rank, needs_no_more
 

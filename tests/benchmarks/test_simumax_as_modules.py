@@ -6,7 +6,7 @@ import pytest
 
 from autotune.ports import DryRunLimits
 from autotune_workers.dryrun.local import LocalDryRunner
-from tests.benchmarks.simumax_as_modules import Measured, measured, training_of
+from research.simumax_as_modules import Measured, measured, training_of
 
 WITHIN = 0.03
 ROWS = {str(row): row for row in measured()}

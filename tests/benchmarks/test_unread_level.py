@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.benchmarks.held_out import Judged
+from research.held_out import Judged
+from research.unread_level import UNFITTED, file_levels, middle, unread_trainer, without
 from tests.benchmarks.test_accuracy import made_up
-from tests.benchmarks.unread_level import UNFITTED, file_levels, middle, unread_trainer, without
 
 PRIOR_SIGMA = 0.12
 SIGMAS = {"prior_sigma": PRIOR_SIGMA, "shared_sigma": 0.2}

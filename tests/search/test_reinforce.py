@@ -64,7 +64,7 @@ def test_a_good_outcome_makes_its_action_more_probable() -> None:
 def test_shipped_weights_match_the_features_and_name_the_command_that_made_them() -> None:
     document = json.loads(FILE.read_text(encoding="utf-8"))
     assert tuple(document["features"]) == FEATURES
-    assert document["made_by"].startswith("python -m tests.benchmarks.train_policy")
+    assert document["made_by"].startswith("python -m research.train_policy")
     assert document["regret"]["trained"] <= document["regret"]["untrained"]
     assert Policy.trained().weights["w"].shape == (len(FEATURES),)
     assert FILE.stat().st_size < 20_000

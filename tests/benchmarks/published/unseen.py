@@ -31,7 +31,7 @@ BATCHES = {
     5: "published_open",
 }
 """data file of each batch: each was collected after the ones before it had been read, and the code mended because of them. Laws were made with two thirds of the
-fifth (`tests.benchmarks.open_rows`)"""
+fifth (`research.open_rows`)"""
 READ = (1, 2, 3)
 """batches that have been read: widths and levels may count them; of the others only blind figures are made"""
 

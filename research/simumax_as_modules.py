@@ -1,7 +1,7 @@
 """Allocated memory of Megatron-LM's ranks on eight B200, as measured (SimuMax) and as dry runs of a module with the same tensors say.
 
-    python -m tests.benchmarks.simumax_as_modules            every published config, its first and its last pipeline rank
-    python -m tests.benchmarks.simumax_as_modules tp=8       those whose config holds this
+    python -m research.simumax_as_modules            every published config, its first and its last pipeline rank
+    python -m research.simumax_as_modules tp=8       those whose config holds this
 
 Measured is `torch.cuda.max_memory_allocated` of that rank. Rows that differ in the number of micro-batches alone were published with one measurement of
 memory, and are one row here. Nothing is fitted.
@@ -89,8 +89,8 @@ def training_of(row: Measured, inspect: Callable[[ModelSpec], ModelSpec]) -> tup
 
     `inspect`: completes a model by what its code tells.
     """
-    folder = str(Path(__file__).parents[2])
-    code = ModelCode(module="tests.benchmarks.megatron_blocks:build", args=json.dumps(sizes_of(row)), folder=folder)
+    folder = str(Path(__file__).parents[1])
+    code = ModelCode(module="research.megatron_blocks:build", args=json.dumps(sizes_of(row)), folder=folder)
     unknown = ModelSpec(
         name=row.model.name, num_layers=1, hidden_size=1, num_attention_heads=1, vocab_size=1, code=code
     )

@@ -12,10 +12,10 @@ from scipy.special import ndtr
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.space import SearchSpace
 from autotune.spec import Estimate
-from tests.benchmarks.constants_document import TIME
-from tests.benchmarks.held_out import by_model, held_out
+from research.constants_document import TIME
+from research.held_out import by_model, held_out
+from research.time_fit import pairs
 from tests.benchmarks.perturbation import PHYSICAL, perturbed
-from tests.benchmarks.time_fit import pairs
 
 MODELS = ("held_out", "shipped", "wrong", "wrong_alike", "useless")
 MEMORY_CONSTANTS = tuple(n for n in PHYSICAL if n.endswith("_bytes") or n in ("activation_factor", "usable_fraction"))

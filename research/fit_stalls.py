@@ -1,7 +1,7 @@
 """Fits how often, and for how long, sends between pipeline stages stall on several nodes (`autotune.cost.stalls`).
 
-    python -m tests.benchmarks.fit_stalls            fit, leave models and node counts out, print
-    python -m tests.benchmarks.fit_stalls --write    the same, and write the key `stalls` of autotune/cost/constants.json
+    python -m research.fit_stalls            fit, leave models and node counts out, print
+    python -m research.fit_stalls --write    the same, and write the key `stalls` of autotune/cost/constants.json
 
 Rows: the pipelines over nodes of nanotron_h100.csv that ran, each predicted by constants that were fitted without its model, less their median error. The likelihood of
 a row is a mixture of two normals of log(measured / predicted): about 0 without a stall, with a twentieth of its weight spread wide for other errors; about the stalled step
@@ -24,9 +24,9 @@ from scipy.optimize import minimize
 from autotune.cost import estimate
 from autotune.cost.layout import layout_of
 from autotune.cost.stalls import Stalls, waiting_sends
-from tests.benchmarks.fit_cost_model import CONSTANTS
-from tests.benchmarks.held_out import by_model, held_out
-from tests.benchmarks.time_fit import pairs
+from research.fit_cost_model import CONSTANTS
+from research.held_out import by_model, held_out
+from research.time_fit import pairs
 
 SOURCE = "nanotron_h100.csv"
 PRIORS = {"per_doubling": (0.0, 0.5), "log_send_s": (np.log(0.3), 2.0), "log_spread": (np.log(0.15), 0.7)}
@@ -117,7 +117,7 @@ def said(name: str, rows: Rows, found: tuple[Stalls, float], of: Rows) -> str:
 def document(stalls: Stalls, rows: Rows) -> dict[str, Any]:
     """As `constants.json` keeps them."""
     return {
-        "provenance": f"python -m tests.benchmarks.fit_stalls --write; {len(rows.error)} pipelines over nodes of {SOURCE}",
+        "provenance": f"python -m research.fit_stalls --write; {len(rows.error)} pipelines over nodes of {SOURCE}",
         **{n: float(f"{getattr(stalls, n):.3g}") for n in Stalls.__dataclass_fields__},
     }
 

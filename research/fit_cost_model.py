@@ -1,10 +1,10 @@
 """Fits the cost model's time constants to published measurements, and measures the prediction error on held-out data.
 
-    python -m tests.benchmarks.fit_cost_model            fit, cross-validate, print the tables
-    python -m tests.benchmarks.fit_cost_model --write    the same, and write autotune/cost/constants.json and the page on accuracy
-    python -m tests.benchmarks.fit_cost_model --keep-error-bars --write    time constants anew; the error bars and the prior of trials stay those that ship
-    python -m tests.benchmarks.fit_cost_model --page     write the page for the constants that ship, without fitting
-    python -m tests.benchmarks.fit_cost_model --level    only the level of trainers that were never fitted, for the constants and error bars that ship, and the
+    python -m research.fit_cost_model            fit, cross-validate, print the tables
+    python -m research.fit_cost_model --write    the same, and write autotune/cost/constants.json and the page on accuracy
+    python -m research.fit_cost_model --keep-error-bars --write    time constants anew; the error bars and the prior of trials stay those that ship
+    python -m research.fit_cost_model --page     write the page for the constants that ship, without fitting
+    python -m research.fit_cost_model --level    only the level of trainers that were never fitted, for the constants and error bars that ship, and the
                                                          lines of files that were not read; with --write they replace those of before (2 minutes)
 
 Held out by model and by GPU count: everything is fitted again without the rows that are then predicted; other rows of the same cluster were fitted. By cluster
@@ -35,12 +35,10 @@ import numpy as np
 import autotune.cost
 from autotune.cost import Calibration
 from autotune.cost.own_error import OwnError
-from tests.benchmarks import fit_memory
-from tests.benchmarks.accuracy_page import shipped_rows, write_page
-from tests.benchmarks.accuracy_tables import LEAST_SIGMA, Line, line, sigma_of, table, trials_table
-from tests.benchmarks.constants_document import document
-from tests.benchmarks.error_fit import Errors, fit_errors, spreads_of
-from tests.benchmarks.held_out import (
+from research import fit_memory
+from research.constants_document import document
+from research.error_fit import Errors, fit_errors, spreads_of
+from research.held_out import (
     FREE,
     Judged,
     by_gpus,
@@ -51,9 +49,11 @@ from tests.benchmarks.held_out import (
     levels_of,
     without_file,
 )
+from research.time_fit import Pair, fit_time, pairs
+from research.unread_level import Levels, program_levels, unread_trainer, without
+from tests.benchmarks.accuracy_page import shipped_rows, write_page
+from tests.benchmarks.accuracy_tables import LEAST_SIGMA, Line, line, sigma_of, table, trials_table
 from tests.benchmarks.published import FILES
-from tests.benchmarks.time_fit import Pair, fit_time, pairs
-from tests.benchmarks.unread_level import Levels, program_levels, unread_trainer, without
 
 CONSTANTS = Path(autotune.cost.__file__).with_name("constants.json")
 

@@ -1,8 +1,8 @@
 """Calibrates what is said of the first pick of a target (`autotune.search.first_pick`) on replays of published sweeps.
 
-    python -m tests.benchmarks.fit_first_pick              replay, leave models out, print
-    python -m tests.benchmarks.fit_first_pick --write      the same, and write autotune/search/first_pick.json
-    python -m tests.benchmarks.fit_first_pick --every 2    of the many targets of vTrain every second one alone
+    python -m research.fit_first_pick              replay, leave models out, print
+    python -m research.fit_first_pick --write      the same, and write autotune/search/first_pick.json
+    python -m research.fit_first_pick --every 2    of the many targets of vTrain every second one alone
 
 A replay is one of `few_for_many`: a target, proxies on what is at hand, and constants that saw neither the model nor the GPU count, right or wrong by a factor of two.
 Whether the statement holds is judged with the scores of the other models alone. Those of targets whose layers alone are fewer are not looked at: there is no larger
@@ -86,7 +86,7 @@ def _replay(task: Task, state: str, searcher: TargetSearcher, *, with_proxies: b
 def document(replays: Sequence[Replay], every: int, seeds: int) -> dict[str, Any]:
     """As `first_pick.json` keeps them."""
     return {
-        "provenance": f"python -m tests.benchmarks.fit_first_pick --every {every} --seeds {seeds} --write; replays of nanotron_h100.csv and vtrain_single_node_a100.csv in tests/benchmarks/data",
+        "provenance": f"python -m research.fit_first_pick --every {every} --seeds {seeds} --write; replays of nanotron_h100.csv and vtrain_single_node_a100.csv in tests/benchmarks/data",
         "times": [min(r.times for r in replays), max(r.times for r in replays)],
         "scores": scores_of(replays),
     }

@@ -1,6 +1,6 @@
 """Real trials on one GPU and their estimates: step time, peak memory, out-of-memory errors, the effect of precision, compile and batch, and the spread.
 
-    python -m tests.benchmarks.single_gpu [--models gpt2-medium llama-1b] [--configs 24] [--device cuda]
+    python -m research.single_gpu [--models gpt2-medium llama-1b] [--configs 24] [--device cuda]
 
 Per model: the fp32 default at a micro-batch of 1, then configs spread over micro-batch, precision, recomputation and compile, including the largest
 batches, which do not fit. Everything runs through the `local` runner. `--device cpu --models nano-gpt --seq-len 64 --largest 2` tests the command on the CPU.
@@ -32,7 +32,7 @@ from autotune.spec.catalog import model
 from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.runners.local import LocalRunner
 from autotune_workers.runners.machine_limits import visible_gpus
-from tests.benchmarks.calibrated import chosen
+from research.calibrated import chosen
 from tests.workers.training.test_gpu_memory import used_bytes
 
 GIB = float(1 << 30)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.benchmarks.megatron_kernels import (
+from research.megatron_kernels import (
     BF16,
     FP32,
     Dummies,

@@ -1,8 +1,8 @@
 """The cost model on published runs that it never saw: other clusters, trainers, models and GPUs than those that anything was fitted to.
 
-    python -m tests.benchmarks.unseen             a line for every source, and the worst rows
-    python -m tests.benchmarks.unseen --rows      every row
-    python -m tests.benchmarks.unseen --batch 2   another batch of sources, of four
+    python -m research.unseen             a line for every source, and the worst rows
+    python -m research.unseen --rows      every row
+    python -m research.unseen --batch 2   another batch of sources, of four
 
 Rows: `published/unseen.py`. Each is predicted by the constants that ship, for a preset of its GPU and a trainer as its user would name it; the level
 of unread trainers, to which these sources contribute, is that of the other files and sources.
@@ -31,13 +31,13 @@ from autotune.cost import Calibration, calibration_for
 from autotune.cost.calibration import refit_values
 from autotune.cost.refit import uncertain
 from autotune.cost.uncertainty import Z90
-from tests.benchmarks import fit_memory
-from tests.benchmarks.fit_cost_model import CONSTANTS
-from tests.benchmarks.held_out import FREE, Judged, judged
+from research import fit_memory
+from research.fit_cost_model import CONSTANTS
+from research.held_out import FREE, Judged, judged
+from research.study_trials import errors_after
+from research.unread_level import without
 from tests.benchmarks.published import Block
 from tests.benchmarks.published.unseen import BATCHES, unseen
-from tests.benchmarks.study_trials import errors_after
-from tests.benchmarks.unread_level import without
 
 WORST = 15
 """rows that are shown without `--rows`"""

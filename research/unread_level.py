@@ -33,7 +33,7 @@ import numpy as np
 
 from autotune.cost import calibration_for
 from autotune.cost.traits import traits_of
-from tests.benchmarks.held_out import Fold, Judged, folds_of, judged, kind_of, levels_of
+from research.held_out import Fold, Judged, folds_of, judged, kind_of, levels_of
 from tests.benchmarks.published import FILES
 from tests.benchmarks.published.unseen import READ, unseen
 

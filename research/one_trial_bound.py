@@ -1,6 +1,6 @@
 """What one trial can teach at best about the other configs of a study, by the form that the cost model's errors have.
 
-    python -m tests.benchmarks.one_trial_bound        2 minutes of one core
+    python -m research.one_trial_bound        2 minutes of one core
 
 Every file is predicted by the constants that ship without it. Errors are medians over the rows of a study within twice its best, after one drawn trial
 (`study_trials`).
@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.error_fit import ENOUGH
-from tests.benchmarks.fit_cost_model import CONSTANTS, timed_files, unread_rows
-from tests.benchmarks.held_out import NEAR, Judged
-from tests.benchmarks.study_trials import after_trials, studies
+from research.error_fit import ENOUGH
+from research.fit_cost_model import CONSTANTS, timed_files, unread_rows
+from research.held_out import NEAR, Judged
+from research.study_trials import after_trials, studies
 
 FACTORS = (0.1, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 """multiples of a number of the prior that are tried"""

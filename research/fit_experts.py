@@ -1,6 +1,6 @@
 """Held-out step times of models with experts, by model and GPU type.
 
-    python -m tests.benchmarks.fit_experts
+    python -m research.fit_experts
 
 Each model's rows are predicted with constants that were fitted without any row of that model, before any trial (`held_out`). Of the constants only four are
 of experts or casts: `EXPERTS` and `cast_bytes`; the rest is shared with dense models, whose rows are in the same fit.
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.benchmarks.held_out import Fold, by_model, held_out
-from tests.benchmarks.time_fit import Pair, errors_of, pairs
+from research.held_out import Fold, by_model, held_out
+from research.time_fit import Pair, errors_of, pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

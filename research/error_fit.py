@@ -27,8 +27,8 @@ from autotune.cost import Calibration
 from autotune.cost.own_error import OwnError
 from autotune.cost.refit import LEAST_SIGMA
 from autotune.cost.sensitivity import Sensitivity
-from tests.benchmarks.held_out import Judged, kind_of, levels_of
-from tests.benchmarks.time_fit import SPREAD, Pair
+from research.held_out import Judged, kind_of, levels_of
+from research.time_fit import SPREAD, Pair
 
 PRIOR_PAIRS = 4
 """pairs that the width of the fit's prior counts as"""

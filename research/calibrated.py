@@ -1,6 +1,6 @@
 """Effect of `autotune calibrate`: predicted and measured step times of real trials on this machine, without, with a quick and with a full calibration.
 
-    python -m tests.benchmarks.calibrated [--configs 12] [--rounds 2]
+    python -m research.calibrated [--configs 12] [--rounds 2]
 
 Calibrates, then trains configs of the laptop space on local ranks: the default config, and others spread evenly over world sizes, degrees, ZeRO stages,
 batches and precisions. Measured: the median step time of each trial, and the median of these over the rounds (every other round in reverse order).
@@ -31,7 +31,7 @@ from autotune.space import SearchSpace, default_config
 from autotune.spec import ConfigTable, ParallelConfig, Study
 from autotune.testing.runners import ended, events_until_ended
 
-SPEC = Path(__file__).parents[2] / "search_spaces" / "studies" / "laptop.yaml"
+SPEC = Path(__file__).parents[1] / "search_spaces" / "studies" / "laptop.yaml"
 DEADLINE_S = 600.0
 
 

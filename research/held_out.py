@@ -20,9 +20,9 @@ from autotune.cost import Calibration, calibration_for, estimate
 from autotune.cost.sensitivity import Sensitivity, sensitivity
 from autotune.cost.uncertainty import Z90, config_sigma, moving_share
 from autotune.space import distance_from_plain
-from tests.benchmarks.constants_document import document
+from research.constants_document import document
+from research.time_fit import SPREAD, Pair, fit_time
 from tests.benchmarks.published import FILES, Block
-from tests.benchmarks.time_fit import SPREAD, Pair, fit_time
 
 NEAR = 2.0
 """rows within this many times their cell's best are those that a search chooses among"""

@@ -1,6 +1,6 @@
 """Trains the policy of `reinforce` on simulated clusters, and writes autotune/search/policy.json.
 
-    python -m tests.benchmarks.train_policy [--worlds 1500] [--seed 0]
+    python -m research.train_policy [--worlds 1500] [--seed 0]
 
 A world is a catalog model on a random cluster, with at most `CANDIDATES` configs of a random space. The policy sees the cost model's estimate. The
 outcomes follow the same model with all constants perturbed (log-normal), plus noise, errors of the memory estimate, and faults. None of the published
@@ -202,9 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     after = train(worlds, before, epochs=args.epochs)
     results = {"untrained": greedy_regret(held_out, before), "trained": greedy_regret(held_out, after)}
     print(f"mean log regret over the first {TRIALS} trials in 150 other worlds: {results}")
-    made_by = (
-        f"python -m tests.benchmarks.train_policy --worlds {args.worlds} --epochs {args.epochs} --seed {args.seed}"
-    )
+    made_by = f"python -m research.train_policy --worlds {args.worlds} --epochs {args.epochs} --seed {args.seed}"
     document = {"made_by": made_by, "features": FEATURES, "regret": results, "weights": after.to_dict()}
     FILE.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

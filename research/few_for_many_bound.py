@@ -1,6 +1,6 @@
 """What bounds the replay of few GPUs for many (`few_for_many.py`): the same figures for predictions that are as good as any could be.
 
-    python -m tests.benchmarks.few_for_many_bound [--draws 400] [--seeds 2]
+    python -m research.few_for_many_bound [--draws 400] [--seeds 2]
 
     fitted      the cost model with the constants that ship, which were fitted to these very rows, and no proxies
     repeats     each config's measured step as a repeat of it would come out: log-normal, as far apart as repeats of one config lie in published sweeps (their median and

@@ -1,7 +1,7 @@
 """Fits the memory constants of every trainer to published runs, and judges the memory model on all of them.
 
-    python -m tests.benchmarks.fit_memory            fit, cross-validate, print the tables
-    python -m tests.benchmarks.fit_memory --write    the same, and write autotune/cost/memory_constants.json
+    python -m research.fit_memory            fit, cross-validate, print the tables
+    python -m research.fit_memory --write    the same, and write autotune/cost/memory_constants.json
 
 A row is evidence in one of three ways: a printed peak (a robust error of its log), a run that was published without one (it fitted: its needed
 memory is below what is usable, censored evidence), and a run that failed (its needed memory is above, unless it failed for another cause). Failures that
@@ -274,7 +274,7 @@ def document(
                 "source": "; ".join(where),
             }
     return {
-        "provenance": "python -m tests.benchmarks.fit_memory --write; data and their sources: tests/benchmarks/data",
+        "provenance": "python -m research.fit_memory --write; data and their sources: tests/benchmarks/data",
         "assumed": ASSUMED,
         "cpu": CPU,
         "trainers": trainers,

@@ -1,9 +1,9 @@
 """What the errors of published runs that nothing was fitted to depend on: the batches that were read of `published/unseen.py` as one table, each source counting once.
 
-    python -m tests.benchmarks.error_causes                 the tables below (half a minute)
-    python -m tests.benchmarks.error_causes --rows          every row with its covariates
-    python -m tests.benchmarks.error_causes --files         the files of the fits too, each predicted by constants that have not read it (two minutes more)
-    python -m tests.benchmarks.error_causes --constants     constants moved for all sources at once (two minutes)
+    python -m research.error_causes                 the tables below (half a minute)
+    python -m research.error_causes --rows          every row with its covariates
+    python -m research.error_causes --files         the files of the fits too, each predicted by constants that have not read it (two minutes more)
+    python -m research.error_causes --constants     constants moved for all sources at once (two minutes)
 
 e = log(measured / predicted). Each source is predicted by the constants that ship, with the middle of the other sources (`unseen.unread_of`).
 
@@ -34,13 +34,13 @@ from autotune.cost.calibration import refit_values
 from autotune.cost.refit import uncertain
 from autotune.cost.traits import traits_of
 from autotune.spec import ParallelConfig
-from tests.benchmarks.fit_cost_model import CONSTANTS, timed_files, unread_rows
-from tests.benchmarks.held_out import FREE, Fold, Judged, judged, kind_of
+from research.fit_cost_model import CONSTANTS, timed_files, unread_rows
+from research.held_out import FREE, Fold, Judged, judged, kind_of
+from research.study_trials import errors_after
+from research.unread_level import KINDS, NORMAL, PROGRAMS
+from research.unseen import unread_of
 from tests.benchmarks.published import FILES
 from tests.benchmarks.published.unseen import READ, unseen
-from tests.benchmarks.study_trials import errors_after
-from tests.benchmarks.unread_level import KINDS, NORMAL, PROGRAMS
-from tests.benchmarks.unseen import unread_of
 
 MOVED = ("matmul_efficiency", "half_size", "attention_efficiency", "memory_efficiency", "layer_host_s", "intra_efficiency", "inter_efficiency", "data_overlap", "latency_factor", "fp8_factor", "expert_host_s")  # fmt: skip
 """constants that `--constants` moves"""

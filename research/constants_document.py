@@ -1,6 +1,6 @@
 """The content of `autotune/cost/constants.json`: constants by pair, and pooled by hardware family, by trainer and over all.
 
-Time constants are written by `tests.benchmarks.fit_cost_model`. Memory constants are another fit's: they are kept as they are.
+Time constants are written by `research.fit_cost_model`. Memory constants are another fit's: they are kept as they are.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from autotune.cost import Calibration
 from autotune.cost.bounds import ceiling
 from autotune.spec import catalog
+from research.time_fit import BOUNDED_BY, FAMILIES, LOOPS, SPREAD
 from tests.benchmarks.perturbation import PHYSICAL, SOFTWARE
-from tests.benchmarks.time_fit import BOUNDED_BY, FAMILIES, LOOPS, SPREAD
 
 if TYPE_CHECKING:
-    from tests.benchmarks.error_fit import Errors
+    from research.error_fit import Errors
 
 TIME = (
     *SPREAD, "half_factor", "score_bytes", "turn_s", "full_speed_ranks", "expert_imbalance", "dispatch_overlap",
@@ -51,7 +51,7 @@ def document(
         common = dict(zip(widths, (errors.time_sigma, errors.comm_sigma, errors.shared_sigma), strict=True))
     pooled = {**_pooled(everything, [n for n in PHYSICAL if n in TIME]), **scores, **common}
     return {
-        "provenance": "python -m tests.benchmarks.fit_cost_model --write; data and their sources: tests/benchmarks/data",
+        "provenance": "python -m research.fit_cost_model --write; data and their sources: tests/benchmarks/data",
         **{name: value for name, value in old.items() if name not in ("provenance", "unread_trainer")},
         "families": FAMILIES,
         "loops": LOOPS,

@@ -1,6 +1,6 @@
 """Host time of one layer by what is done beside a plain forward and backward pass: the constants of `autotune.cost.launches`.
 
-    python -m tests.benchmarks.host_launches
+    python -m research.host_launches
 
 A decoder of Llama's form (transformers), so narrow that its kernels take no time, on one thread of this machine: processor time of one micro-batch, the median of twenty, of a
 model of eight layers less that of one of two, per layer. FSDP runs beside a process group that moves nothing. Each row is a process of its own. Needs `peft`, `bitsandbytes` and `deepspeed`, which no other part of the project does;
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not library or find_spec(library):
             cells = []
             for checkpoint in CHECKPOINTS:
-                command = [sys.executable, "-m", "tests.benchmarks.host_launches", "--one", what, checkpoint]
+                command = [sys.executable, "-m", "research.host_launches", "--one", what, checkpoint]
                 out = subprocess.run(
                     command, env=os.environ | one_rank, capture_output=True, text=True, check=True, timeout=300
                 ).stdout

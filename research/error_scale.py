@@ -1,6 +1,6 @@
 """How wide the errors of a study are: what sources that nothing was fitted to, and files that were not read, say of m and c of `autotune.cost.error_scale`.
 
-    python -m tests.benchmarks.error_scale        a minute of one core
+    python -m research.error_scale        a minute of one core
 
 Each source is predicted by constants without it. Trials are rows of one cluster and software (of files: of one study), each in turn or `DRAWS` sets of three, and what
 they leave of the other rows is judged:
@@ -27,11 +27,11 @@ from autotune.cost.calibration import refit_values
 from autotune.cost.correction import learnt
 from autotune.cost.error_scale import DEGREES, SCALE
 from autotune.cost.refit import uncertain
-from tests.benchmarks.fit_cost_model import CONSTANTS, timed_files, unread_rows
-from tests.benchmarks.held_out import FREE, Judged, judged
+from research.fit_cost_model import CONSTANTS, timed_files, unread_rows
+from research.held_out import FREE, Judged, judged
+from research.study_trials import studies
+from research.unseen import unread_of
 from tests.benchmarks.published.unseen import READ, unseen
-from tests.benchmarks.study_trials import studies
-from tests.benchmarks.unseen import unread_of
 
 TRIALS = (1, 3)
 DRAWS = 20

@@ -22,7 +22,7 @@ from autotune.cost import Calibration
 from autotune.cost.correction import errors_given, learnt
 from autotune.cost.refit import UncertainConstants, uncertain
 from autotune.cost.uncertainty import Z90
-from tests.benchmarks.held_out import FREE, NEAR, Judged
+from research.held_out import FREE, NEAR, Judged
 
 DRAWS = 20
 """sets of trials that are drawn for each study"""

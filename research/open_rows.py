@@ -1,7 +1,7 @@
 """Published rows of small work per rank and of long sequences: two thirds to make laws with, one third kept out of the work.
 
-    python -m tests.benchmarks.open_rows           a table for each part
-    python -m tests.benchmarks.open_rows --rows    every row of the two thirds
+    python -m research.open_rows           a table for each part
+    python -m research.open_rows --rows    every row of the two thirds
 
 Rows: `data/published_open.csv`, by `published/unseen.py` (batch 5). A row is kept out by a hash of its source's cluster and software, model, sequence length and number of
 GPUs, so that no row that was kept out has a neighbour that differs in the micro-batch alone among the others. Columns are those of `unseen.py`; trials may be rows of both parts.
@@ -20,11 +20,11 @@ from hashlib import sha256
 import numpy as np
 
 from autotune.cost import calibration_for
-from tests.benchmarks import fit_memory
-from tests.benchmarks.held_out import Judged, judged
+from research import fit_memory
+from research.held_out import Judged, judged
+from research.unseen import after_one, unread_of
 from tests.benchmarks.published import Block
 from tests.benchmarks.published.unseen import unseen
-from tests.benchmarks.unseen import after_one, unread_of
 
 BATCH = 5
 PARTS = ("two thirds", "kept out")
