@@ -1,4 +1,4 @@
-"""The steps of CONTRIBUTING, followed to the letter in a copy of the packages: files are written, diffs applied, and the contract suites run there."""
+"""The steps of docs/extending.md, followed to the letter in a copy of the packages: files are written, diffs applied, and the contract suites run there."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 from tests.docs.pages import ROOT, Block, blocks
 
 COPIED = ("autotune", "workers", "search_spaces", "dashboards", "tests")
-STEPS = blocks(ROOT / "CONTRIBUTING.md")
-LINES = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()
+STEPS = blocks(ROOT / "docs" / "extending.md")
+LINES = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8").splitlines()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Copy:
     def follow(self, section: str) -> None:
         """Writes the files and applies the diffs of a section."""
         steps = [step for step in STEPS if _section(step) == section]
-        assert steps, f"CONTRIBUTING has no steps under {section!r}"
+        assert steps, f"docs/extending.md has no steps under {section!r}"
         for step in steps:
             path = self.folder / step.title
             if step.language == "diff":
@@ -78,7 +78,7 @@ def applied(step: Block, text: str) -> str:
     lines = step.text.splitlines()
     before = "\n".join(line[1:] for line in lines if line[:1] in " -")
     after = "\n".join(line[1:] for line in lines if line[:1] in " +")
-    assert text.count(before) == 1, f"CONTRIBUTING:{step.line}: {step.title} must hold once:\n{before}"
+    assert text.count(before) == 1, f"docs/extending.md:{step.line}: {step.title} must hold once:\n{before}"
     return text.replace(before, after)
 
 
