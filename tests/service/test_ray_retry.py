@@ -22,6 +22,8 @@ from tests.service.running import until
 class PaperRay:
     """A fake of `RayLauncher` whose cluster the test lets die."""
 
+    dashboard = "http://127.0.0.1:8265"
+
     def __init__(self) -> None:
         self.is_lost = self.closed = False
         self.studies = frozenset({"b", "a"})

@@ -180,7 +180,7 @@ def test_an_export_says_the_same_as_the_store(store: SqlStore, tmp_path: Path) -
 
 def test_parquet_says_what_it_needs(store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtraError, match=r"autotune\[parquet\]"):
+    with pytest.raises(MissingExtraError, match=r"autotune-parallel\[parquet\]"):
         maintenance.export(store, tmp_path / "out", format="parquet")
 
 
