@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.cost.traits import POST_TRAINERS
 from autotune.errors import AutotuneError, SpecError
 from autotune.onboarding.configuration_files import document_of, importing_trainers, read_present, recognized
 from autotune.onboarding.decided_elsewhere import ranks_asked
@@ -25,6 +26,7 @@ from autotune.onboarding.started_program import started_draft
 from autotune.schema import parse_study
 from autotune.schema.files import with_program_files
 from autotune.spec import ClusterSpec
+from autotune.trainers import trainer
 from autotune.trainers.present_configuration import PresentConfiguration
 
 SHELL_SCRIPTS = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".job", ".pbs"})
@@ -95,6 +97,8 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
                 remedy="give the script that starts the training itself, or the Python file that trains",
                 field="FILE",
             )
+    elif name in POST_TRAINERS:
+        pass
     elif document := document_of(path.name, present.files.get(path.name, "")):
         program = settings_program(document)
         if program is not None:
@@ -120,7 +124,11 @@ def _launch_draft(
 ) -> Draft | None:
     """The draft of what a text of commands starts; None where it starts nothing that is known."""
     name, started = recognized(present), started_by(present.files[path.name])
-    if started is not None and not (name == "megatron" and _is_of_megatron(started)):
+    if (
+        started is not None
+        and not (name == "megatron" and _is_of_megatron(started))
+        and not _is_of_post_trainer(name, started)
+    ):
         place = Place(cluster, *ranks_asked(started, path.parent))
         return started_draft(started, path, place, model=model, folder=folder)
     return None if name is None else _imported(present, name, path, model=model, cluster=cluster, folder=folder)
@@ -137,6 +145,11 @@ def _is_of_megatron(started: Started) -> bool:
     is_shaped = {"num_layers", "hidden_size"} <= names or {"use_checkpoint_args", "yaml_cfg"} & names
     is_named = re.match(r"pretrain_(gpt|mamba|moe|hybrid)", started.program.rpartition("/")[2]) is not None
     return bool(is_named and is_shaped) and not _is_of_deepspeed(started)
+
+
+def _is_of_post_trainer(name: str | None, started: Started) -> bool:
+    """Whether the program is a post-trainer's own, which its command tells all."""
+    return name in POST_TRAINERS and started.program in trainer(str(name)).recognized_by
 
 
 def _is_of_deepspeed(started: Started) -> bool:

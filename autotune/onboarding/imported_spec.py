@@ -17,6 +17,11 @@ from typing import Any
 from autotune.errors import AutotuneError, CatalogError
 from autotune.onboarding.draft import Draft, Entry, file_name
 from autotune.onboarding.named_cluster import named_cluster
+from autotune.onboarding.present_post_training import (
+    asked_of_post_training,
+    post_training_entries,
+    present_post_training,
+)
 from autotune.schema.files import is_model_file, read_model
 from autotune.space import complete, why_not
 from autotune.spec import KNOBS, ClusterSpec, ModelSpec, ParallelConfig, Workload, catalog
@@ -79,7 +84,8 @@ def import_draft(
     if cluster is None:
         fill_in.append("cluster")
     fill_in += [] if reading.seq_len else ["workload.seq_len"]
-    fill_in += [] if batch else ["workload.global_batch_size"]
+    fill_in += [] if batch or reading.rl else ["workload.global_batch_size"]
+    fill_in += asked_of_post_training(reading)
     defaults = {option.name: option.default for option in subject.options}
     values = {key: value for key, value in values.items() if value != defaults.get(key)}
     missing = sorted({"dp", "accumulation_steps"} - reading.knobs.keys())
@@ -103,14 +109,21 @@ def import_draft(
             key="workload",
             value={
                 "seq_len": reading.seq_len or STAND_IN_SEQ_LEN,
-                "global_batch_size": batch
-                or _least_batch(reading.knobs, max(ranks or 1, there.num_gpus if there else 1)),
+                **(
+                    {}  # follows from prompts, responses and mini-batches
+                    if reading.rl
+                    else {
+                        "global_batch_size": batch
+                        or _least_batch(reading.knobs, max(ranks or 1, there.num_gpus if there else 1))
+                    }
+                ),
                 **({} if reading.optimizer in ("", "adamw") else {"optimizer": reading.optimizer}),
                 **({"pure_bf16": True} if reading.pure_bf16 else {}),
                 **({"unfused_attention": True} if reading.unfused_attention else {}),
             },
             comment=f"fill in: {', '.join(unknown)}" if unknown else "",
         ),
+        *post_training_entries(reading, reading.seq_len or STAND_IN_SEQ_LEN),
         Entry(key="space", value=_space(there, ranks, shape[1] if shape else None)),
         *(() if broken else (baseline,)),
         _trainer_entry(name, values, settings),
@@ -273,6 +286,7 @@ def _present_job(
         pure_bf16=reading.pure_bf16,
         unfused_attention=reading.unfused_attention,
         trainer=subject.name,
+        rl=present_post_training(reading, batch) if reading.rl else None,
     )
     return workload, effective(complete(workload, {k: v for k, v in reading.knobs.items() if k in KNOBS}))
 

@@ -19,6 +19,7 @@ from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.nested_documents import merged, parse_document
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
+from autotune.trainers.readers.shell_words import commands_of
 from autotune.trainers.rl_logs import step_metrics_of
 from autotune.trainers.step_metrics import StepMetrics
 from autotune.trainers.trainer import Trainer, needs
@@ -129,11 +130,21 @@ class PostTrainer(Trainer):
         """(name, contents) of its file, over which the command's overrides `key.inner=value` count."""
         named = next((name for name in present.files if name.endswith((".yaml", ".yml"))), "")
         document = parse_document(named, present.files[named]) if named else {}
-        found = overrides(present.argv)
+        found = overrides(self.words(present))
         if not named and not found:
             named, text = present.named(".yaml", ".yml")
             document = parse_document(named, text)
         return named or "command", merged(document, nested(found))
+
+    def words(self, present: PresentConfiguration) -> tuple[str, ...]:
+        """The words of its command, or of the command in a script."""
+        script = next((text for name, text in present.files.items() if name.endswith((".sh", ".slurm", ".sbatch"))), "")
+        if present.argv or not script:
+            return present.argv
+        commands = [command.words for command in commands_of(script).commands]
+        return max(
+            commands, key=lambda words: (any(word in self.recognized_by for word in words), len(words)), default=()
+        )
 
     step_marks = ("step:", "Global step", "'step_time'")
 

@@ -17,7 +17,7 @@ from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import PostTraining, Rollout
 from autotune.testing.trainers import TrainerContract
 from autotune.trainers import StepMetrics, trainer, write_launch
-from autotune.trainers.nested_documents import dotted
+from autotune.trainers.nested_documents import dotted, without_equal
 from autotune.trainers.post_trainer import PostTrainer
 from autotune.trainers.present_configuration import PresentConfiguration
 from tests.benchmarks.post_training import QWEN_7B
@@ -45,6 +45,16 @@ class PostTrainerContract(TrainerContract):
     test_every_value_of_every_knob_changes_the_launch_or_is_refused_or_neutral = (
         None  # varies configs with whole weights, all of which it refuses
     )
+
+    def test_settings_of_the_trainers_own_are_read_and_written_again(self) -> None:
+        subject, config = self.subject(), ParallelConfig(**self.sharded, accumulation_steps=64 // self.sharded["dp"])
+        plain = subject.launch(self.workload, config, self.options)
+        launch = subject.launch(self.workload, config, {**self.options, "settings": {"made_up_setting": 7}})
+        assert launch != plain
+        reading = subject.read_config(PresentConfiguration.of_launch(launch))
+        known = subject.read_config(PresentConfiguration.of_launch(plain))
+        assert without_equal(reading.settings, known.settings) == {"made_up_setting": 7}
+        assert reading.knobs == known.knobs
 
     def test_ranks_that_do_not_fit_are_refused(self) -> None:
         config = ParallelConfig(**{**self.sharded, "dp": 32, "accumulation_steps": 2})

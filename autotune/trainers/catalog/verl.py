@@ -73,7 +73,7 @@ class Verl(PostTrainer):
                             message="verl's FSDP engine has none; its Megatron engine does (rl.engine: megatron)",
                         )
                     )
-            if c.zero_stage < 2:
+            if c.zero_stage < 2 and c.dp * c.cp > 1:
                 limits.append(
                     Limit(
                         knob="zero_stage",

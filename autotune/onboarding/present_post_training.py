@@ -1,0 +1,87 @@
+"""The `rl` and `rollout` of a draft, from the configuration of a program that post-trains.
+
+A configuration says how long prompts and responses may be, not how long they are, and never how fast they are generated: these are asked for, with the log of a run as the short way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.onboarding.draft import Entry
+from autotune.schema.rl_documents import USUAL
+from autotune.spec.lengths import Lengths
+from autotune.spec.post_training import PostTraining, Rollout
+from autotune.trainers.present_configuration import Reading
+
+STAND_IN_RATE = 1000.0
+SHARE = 0.25
+"""mean length of a draft as a share of the largest that may come, until it is filled in"""
+_LENGTHS = ("prompt_lengths", "response_lengths")
+
+
+def asked_of_post_training(reading: Reading) -> list[str]:
+    """What a person must fill in."""
+    if not reading.rl:
+        return []
+    missing = [] if "prompts" in reading.rl else ["rl.prompts"]
+    return [*missing, *(f"rl.{name}" for name in _LENGTHS), "rollout.tokens_per_s_per_gpu"]
+
+
+def post_training_entries(reading: Reading, seq_len: int) -> tuple[Entry, ...]:
+    """`rl`, `rollout` and the knobs that may differ, for a draft."""
+    if not reading.rl:
+        return ()
+    rl = {name: value for name, value in reading.rl.items() if name not in _LENGTHS}
+    rl = {"algorithm": rl.pop("algorithm"), "prompts": rl.pop("prompts", 1), **rl}
+    longest = _longest(reading, seq_len)
+    lengths = {
+        name: {"mean": max(round(SHARE * most), 1), "max": most} for name, most in zip(_LENGTHS, longest, strict=True)
+    }
+    how = "fill in: how long prompts and responses are, by mean and percentiles or {log: run.log} of a run of yours"
+    speed = "fill in: tokens of responses per second and GPU, or `log: run.log` in place of it"
+    tokens = rl.get("micro_batch_tokens")
+    knobs = {"micro_batch_tokens": [tokens, 2 * tokens]} if tokens else {}
+    return (
+        Entry(key="rl", value={**rl, **lengths}, comment=how),
+        Entry(key="rollout", value={"tokens_per_s_per_gpu": STAND_IN_RATE, **reading.rollout}, comment=speed),
+        *((Entry(key="knobs", value=knobs),) if knobs else ()),
+    )
+
+
+def present_post_training(reading: Reading, batch: int) -> PostTraining:
+    """What the configuration says, with stand-ins for what it does not: for a launch that is only read again."""
+    rl = {
+        name: value for name, value in reading.rl.items() if name not in (*_LENGTHS, "placement", "mini_batch_prompts")
+    }
+    prompt, response = _longest(reading, reading.seq_len or 2)
+    responses = int(rl.pop("responses", 1))
+    prompts = int(rl.pop("prompts", max(batch // responses, 1)))
+    rl["mini_batches"] = max(prompts * responses // batch, 1)
+    placement = reading.rl.get("placement") or {}
+    way = next((name for name in ("split", "async") if name in placement), "colocated")
+    tp = int(reading.rollout.get("tp", 1))
+    rl.setdefault("balance", next((balance for _, balance, _ in USUAL.values()), "batch"))
+    return PostTraining(
+        **rl,
+        prompts=prompts,
+        responses=responses,
+        prompt_lengths=Lengths(values=(float(prompt),)),
+        response_lengths=Lengths(values=(float(response),)),
+        placement=way,
+        rollout_gpus=placement[way][1] if placement else 0,
+        staleness=float(placement.get("staleness", 0.0)) if placement else 0.0,
+        rollout=Rollout(
+            tokens_per_s_per_gpu=((tp, STAND_IN_RATE),),
+            tp=tp,
+            memory_fraction=float(reading.rollout.get("memory_fraction") or 0.0),
+        ),
+    )
+
+
+def _longest(reading: Reading, seq_len: int) -> tuple[int, int]:
+    """(tokens of the longest prompt, of the longest response); half of the sequence each where nothing tells."""
+    response: Any = reading.rl.get("response_lengths")
+    prompt: Any = reading.rl.get("prompt_lengths")
+    if response is None or response >= seq_len:
+        response = max(seq_len // 2, 1)
+    return int(prompt or max(seq_len - response, 1)), int(response)

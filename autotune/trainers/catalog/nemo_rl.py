@@ -1,0 +1,252 @@
+"""NeMo-RL: `nemo_rl.yaml`, read by its examples/run_grpo.py, over one of its own configurations.
+
+    engine fsdp        DTensor: `policy.dtensor_cfg`, tensor and context parallelism beside FSDP2
+    engine megatron    `policy.megatron_cfg`, with pipeline and expert parallelism and the distributed optimizer
+
+Names are those of NVIDIA-NeMo/RL at commit 7ea279a (examples/configs/grpo_math_1B.yaml), which has no release that could be imported on a CPU. `micro_batch_tokens` is
+`policy.sequence_packing.train_mb_tokens`. The option `cwd` is the checkout, in which its program runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from autotune.spec import ParallelConfig, Workload
+from autotune.spec.post_training import PostTraining
+from autotune.trainers.effective import word_limit
+from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.launch_files import FOLDER, Launch
+from autotune.trainers.limit import Limit
+from autotune.trainers.not_offered import NOT_SET
+from autotune.trainers.own_program import CWD
+from autotune.trainers.post_trainer import OPTIONS, PostTrainer, grid, rl_value
+from autotune.trainers.present_configuration import Reading
+from autotune.trainers.readers.batch_law import completed
+from autotune.trainers.trainer_option import Option, Reach
+
+BASE = Option(
+    name="base", meaning="its configuration that the launch is written over, from the folder `cwd`", default="examples/configs/grpo_math_1B.yaml", reach=Reach.FILE,
+)  # fmt: skip
+DTENSOR, MEGATRON, PACKING, GENERATION = (
+    "policy.dtensor_cfg",
+    "policy.megatron_cfg",
+    "policy.sequence_packing",
+    "policy.generation",
+)
+DEGREES = {
+    "fsdp": {"tp": "tensor_parallel_size", "cp": "context_parallel_size"},
+    "megatron": {"tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size", "ep": "expert_model_parallel_size"},
+}  # fmt: skip
+PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+class NemoRl(PostTrainer):
+    """NVIDIA's NeMo-RL."""
+
+    name = "nemo_rl"
+    summary = "NeMo-RL, nemo_rl.yaml for run_grpo.py with DTensor or Megatron and vLLM"
+    checked_against = "NVIDIA-NeMo/RL at commit 7ea279a"
+    engines = frozenset({"fsdp", "megatron"})
+    carried = frozenset(
+        {"rollout_tp", "rollout_gpus", "micro_batch_tokens", "log_prob_micro_batch_tokens", "staleness"}
+    )
+    reads = frozenset(
+        {
+            "tp",
+            "pp",
+            "dp",
+            "cp",
+            "ep",
+            "micro_batch_size",
+            "accumulation_steps",
+            "precision",
+            "recompute",
+            "zero_stage",
+            "sequence_parallel",
+        }
+    )
+    cannot: ClassVar = {
+        **NOT_SET,
+        "compile": "its policies compile nothing that a launch could say",
+        "virtual_stages": "its megatron_cfg has no virtual stages",
+        "pp_schedule": "its pipelines run 1F1B",
+    }
+    recognized_by = ("grpo.num_prompts_per_step",)
+    settings_file = "nemo_rl.yaml"
+    options = (*OPTIONS, CWD, BASE)
+
+    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> list[Limit]:
+        """DTensor cuts no layers and shards all; Megatron shards its optimizer."""
+        limits = list(
+            word_limit(c, "precision", {"fp8": "bf16", "fp16": "bf16", "tf32": "bf16"}, "policies are in bf16 or fp32")
+        )
+        limits += word_limit(c, "recompute", {"selective": "full"}, "activation_checkpointing is of whole layers")
+        if rl.algorithm not in ("grpo", "dapo"):
+            limits.append(
+                Limit(knob="workload.rl.algorithm", value=rl.algorithm, message="run_grpo.py trains by GRPO and DAPO")
+            )
+        fsdp = rl.engine == "fsdp"
+        if c.dp * c.cp > 1 and c.zero_stage != (3 if fsdp else 1):
+            limits.append(
+                Limit(
+                    knob="zero_stage",
+                    value=c.zero_stage,
+                    message="DTensor policies shard all" if fsdp else "its Megatron has the distributed optimizer",
+                    nearest=3 if fsdp else 1,
+                )
+            )
+        if fsdp:
+            for knob in ("pp", "ep"):
+                if getattr(c, knob) > 1:
+                    limits.append(
+                        Limit(
+                            knob=knob,
+                            value=getattr(c, knob),
+                            message="DTensor policies have none; those of Megatron do (rl.engine: megatron)",
+                        )
+                    )
+        generating, per_node = int(rl_value(rl, c, "rollout_gpus")), workload.cluster.gpus_per_node
+        if generating % per_node and workload.cluster.num_nodes > 1:
+            limits.append(
+                Limit(
+                    knob="rollout_gpus",
+                    value=generating,
+                    message=f"engines of their own have whole nodes of {per_node} GPUs",
+                )
+            )
+        stale = float(rl_value(rl, c, "staleness"))
+        if not stale.is_integer():
+            limits.append(Limit(knob="staleness", value=stale, message="max_trajectory_age_steps counts whole steps"))
+        return limits
+
+    def command(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> tuple[str, ...]:
+        """The example's program with the file of the launch."""
+        return ("python", "examples/run_grpo.py", "--config", f"{FOLDER}/{self.settings_file}")
+
+    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+        """In the checkout."""
+        launch = super().build(workload, config, options)
+        return replace(launch, cwd=options[CWD.name]) if options[CWD.name] else launch
+
+    def document(
+        self, workload: Workload, rl: PostTraining, c: ParallelConfig, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """By dotted paths."""
+        generating = int(rl_value(rl, c, "rollout_gpus"))
+        nodes, per_node = grid(workload, c.world_size + generating)
+        tokens, before = int(rl_value(rl, c, "micro_batch_tokens")), int(rl_value(rl, c, "log_prob_micro_batch_tokens"))
+        where = MEGATRON if rl.engine == "megatron" else DTENSOR
+        found: dict[str, Any] = {
+            "defaults": f"{options[CWD.name]}/{options[BASE.name]}" if options[CWD.name] else options[BASE.name],
+            "grpo.num_prompts_per_step": rl.prompts,
+            "grpo.num_generations_per_prompt": rl.responses,
+            "grpo.max_num_steps": options["steps"],
+            "grpo.seed": options["seed"],
+            "loss_fn.reference_policy_kl_penalty": 0.01 if rl.reference else 0.0,
+            "policy.model_name": options["model"],
+            "policy.train_global_batch_size": rl.mini_batch,
+            "policy.train_micro_batch_size": c.micro_batch_size,
+            "policy.logprob_batch_size": c.micro_batch_size,
+            "policy.max_total_sequence_length": workload.seq_len,
+            "policy.precision": PRECISIONS[c.precision],
+            f"{DTENSOR}.enabled": rl.engine == "fsdp",
+            f"{MEGATRON}.enabled": rl.engine == "megatron",
+            f"{where}.activation_checkpointing": c.recompute == "full",
+            f"{where}.sequence_parallel": c.sequence_parallel,
+            **{f"{where}.{path}": getattr(c, knob) for knob, path in DEGREES[rl.engine].items()},
+            f"{PACKING}.enabled": tokens > 0,
+            "policy.dynamic_batching.enabled": False,
+            f"{GENERATION}.vllm_cfg.tensor_parallel_size": int(rl_value(rl, c, "rollout_tp")),
+            f"{GENERATION}.colocated.enabled": generating == 0,
+            "cluster.num_nodes": nodes,
+            "cluster.gpus_per_node": per_node,
+        }
+        found["policy.optimizer.kwargs.lr" if rl.engine == "fsdp" else f"{MEGATRON}.optimizer.lr"] = options[
+            "learning_rate"
+        ]
+        if tokens:
+            found |= {f"{PACKING}.train_mb_tokens": tokens, f"{PACKING}.logprob_mb_tokens": before or tokens}
+        if rl.rollout is not None and rl.rollout.memory_fraction:
+            found[f"{GENERATION}.vllm_cfg.gpu_memory_utilization"] = rl.rollout.memory_fraction
+        if generating:
+            several = workload.cluster.num_nodes > 1
+            engines = workload.cluster.gpus_per_node
+            stale = int(rl_value(rl, c, "staleness"))
+            found |= {
+                f"{GENERATION}.colocated.resources.num_nodes": generating // engines if several else None,
+                f"{GENERATION}.colocated.resources.gpus_per_node": engines if several else generating,
+                "grpo.async_grpo.enabled": stale > 0, "grpo.async_grpo.max_trajectory_age_steps": max(stale, 1),
+            }  # fmt: skip
+        return found
+
+    def read_keys(self, keys: KeyReader) -> Reading:
+        """Both engines."""
+        keys.drop("defaults", "grpo.max_num_steps", "policy.dynamic_batching.enabled", "policy.logprob_batch_size")
+        is_megatron = bool(keys.flag(f"{MEGATRON}.enabled"))
+        keys.flag(f"{DTENSOR}.enabled")
+        engine, where = ("megatron", MEGATRON) if is_megatron else ("fsdp", DTENSOR)
+        nodes, per_node = keys.count("cluster.num_nodes") or 1, keys.count("cluster.gpus_per_node")
+        apart = keys.flag(f"{GENERATION}.colocated.enabled") is False
+        own_nodes, own_gpus = (
+            keys.count(f"{GENERATION}.colocated.resources.{key}") for key in ("num_nodes", "gpus_per_node")
+        )
+        generating = ((own_nodes or 1) * (own_gpus or per_node or 0)) if apart else 0
+        ranks = None if per_node is None else nodes * per_node - generating
+        degrees = {knob: keys.count(f"{where}.{path}") or 1 for knob, path in DEGREES[engine].items()}
+        recompute, sequence = keys.flag(f"{where}.activation_checkpointing"), keys.flag(f"{where}.sequence_parallel")
+        knobs: dict[str, Any] = {
+            **degrees,
+            "precision": keys.word("policy.precision", {v: k for k, v in PRECISIONS.items()}) or "bf16",
+            "micro_batch_size": keys.count("policy.train_micro_batch_size") or 1,
+            "recompute": "full" if recompute else "none",
+            "zero_stage": 1 if is_megatron else 3,
+            "sequence_parallel": bool(sequence) and degrees["tp"] > 1,
+        }
+        batch = keys.count("policy.train_global_batch_size")
+        knobs = completed(knobs, ranks=ranks)
+        if batch and "dp" in knobs and batch % (knobs["dp"] * knobs["micro_batch_size"]) == 0:
+            knobs["accumulation_steps"] = batch // (knobs["dp"] * knobs["micro_batch_size"])
+        prompts, responses = keys.count("grpo.num_prompts_per_step"), keys.count("grpo.num_generations_per_prompt") or 1
+        packs = keys.flag(f"{PACKING}.enabled")
+        tokens, before = (keys.find(f"{PACKING}.{name}_mb_tokens") for name in ("train", "logprob"))
+        if isinstance(tokens, int):
+            keys.drop(f"{PACKING}.train_mb_tokens", f"{PACKING}.logprob_mb_tokens")
+        penalty, length = (
+            keys.number("loss_fn.reference_policy_kl_penalty"),
+            keys.count("policy.max_total_sequence_length"),
+        )
+        stale, overlaps = keys.count("grpo.async_grpo.max_trajectory_age_steps"), keys.flag("grpo.async_grpo.enabled")
+        placement = None
+        if apart and ranks:
+            placement = (
+                {"async": [ranks, generating], "staleness": stale or 1} if overlaps else {"split": [ranks, generating]}
+            )
+        rl = {
+            "algorithm": "grpo", "prompts": prompts, "responses": responses, "engine": engine, "placement": placement,
+            "mini_batches": prompts * responses // batch if prompts and batch and prompts * responses % batch == 0 else None,
+            "reference": None if penalty is None else penalty > 0,
+            "micro_batch_tokens": tokens if packs and isinstance(tokens, int) else None,
+            "log_prob_micro_batch_tokens": before if packs and isinstance(before, int) else None,
+            "response_lengths": length,
+        }  # fmt: skip
+        rollout = {
+            "tp": keys.count(f"{GENERATION}.vllm_cfg.tensor_parallel_size"),
+            "memory_fraction": keys.number(f"{GENERATION}.vllm_cfg.gpu_memory_utilization"),
+        }
+        path = keys.text("policy.model_name")
+        rate = keys.number(f"{MEGATRON}.optimizer.lr") if is_megatron else keys.number("policy.optimizer.kwargs.lr")
+        options = {"model": path, "seed": keys.count("grpo.seed"), "learning_rate": rate}
+        return Reading(
+            knobs=knobs,
+            model_file=path or "",
+            seq_len=length,
+            global_batch_size=batch,
+            options={name: value for name, value in options.items() if value is not None},
+            rl={name: value for name, value in rl.items() if value is not None},
+            rollout={name: value for name, value in rollout.items() if value is not None},
+        )
+
+
+TRAINER = NemoRl()

@@ -1,0 +1,212 @@
+"""TRL's GRPO: `grpo.yaml`, read by `trl grpo --config`.
+
+    per_device_train_batch_size     completions per rank and micro-batch, padded to the longest of them
+    steps_per_generation            micro-batches per rank between two generations: accumulation times mini-batches
+    num_iterations                  passes over them
+
+Names are those of GRPOConfig in trl 1.16 and transformers 5. ZeRO 0 is DDP, ZeRO 3 FSDP2, ZeRO 2 FSDP2 that keeps weights gathered. Without vLLM the ranks generate by transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from autotune.spec import ParallelConfig, Workload
+from autotune.spec.post_training import PostTraining
+from autotune.trainers.effective import word_limit
+from autotune.trainers.file_formats import hf_layer_class
+from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.launch_files import FOLDER
+from autotune.trainers.limit import Limit
+from autotune.trainers.log_formats import parse_loss_dictionary
+from autotune.trainers.not_offered import NOT_SET
+from autotune.trainers.post_trainer import PostTrainer, grid, rl_value
+from autotune.trainers.present_configuration import PresentConfiguration, Reading
+from autotune.trainers.readers.batch_law import completed
+from autotune.trainers.rl_logs import step_metrics_of
+from autotune.trainers.step_metrics import StepMetrics
+
+ONE_DEGREE = ("tp", "pp", "cp", "ep")
+
+
+class Trl(PostTrainer):
+    """Hugging Face's TRL."""
+
+    name = "trl"
+    summary = "TRL's GRPO, grpo.yaml for `trl grpo`"
+    checked_against = "trl 1.16.0, transformers 5.23.0"
+    engines = frozenset({"fsdp"})
+    carried = frozenset({"rollout_tp"})
+    reads = frozenset(
+        {
+            "tp",
+            "pp",
+            "dp",
+            "cp",
+            "ep",
+            "micro_batch_size",
+            "accumulation_steps",
+            "precision",
+            "recompute",
+            "zero_stage",
+            "compile",
+        }
+    )
+    cannot = NOT_SET
+    neutral: ClassVar = {
+        "pp_schedule": "it has no pipeline: pp above 1 is refused",
+        "virtual_stages": "it has no pipeline: pp above 1 is refused",
+        "sequence_parallel": "it has no tensor parallelism: tp above 1 is refused",
+    }
+    recognized_by = ("num_generations", "steps_per_generation", "max_completion_length")
+    settings_file = "grpo.yaml"
+
+    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> list[Limit]:
+        """Data parallelism and sharding alone, and no engines of their own."""
+        limits = [
+            Limit(
+                knob=knob,
+                value=getattr(c, knob),
+                message="GRPOTrainer trains by data parallelism and sharding alone",
+                nearest=None if knob != "ep" else 1,
+            )
+            for knob in ONE_DEGREE
+            if getattr(c, knob) > 1
+        ]
+        limits += word_limit(c, "precision", {"fp8": "bf16"}, "GRPOConfig has bf16, fp16 and tf32")
+        limits += word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none")
+        if c.zero_stage == 1:
+            limits.append(
+                Limit(knob="zero_stage", value=1, message="its launches shard by FSDP2 (2 or 3), or not (0)", nearest=2)
+            )
+        if rl.algorithm not in ("grpo", "dapo"):
+            limits.append(
+                Limit(knob="workload.rl.algorithm", value=rl.algorithm, message="`trl grpo` trains by GRPO and DAPO")
+            )
+        if rl_value(rl, c, "rollout_gpus"):
+            message = "a vLLM server is started by itself (`trl vllm-serve`), which a launch of one command cannot"
+            limits.append(Limit(knob="rollout_gpus", value=rl_value(rl, c, "rollout_gpus"), message=message))
+        if rl_value(rl, c, "micro_batch_tokens"):
+            limits.append(
+                Limit(
+                    knob="micro_batch_tokens",
+                    value=rl_value(rl, c, "micro_batch_tokens"),
+                    message="its micro-batches are counted in completions",
+                )
+            )
+        return limits
+
+    def command(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> tuple[str, ...]:
+        """`trl grpo`, which starts the ranks by Accelerate."""
+        start = ("trl", "grpo", "--config", f"{FOLDER}/{self.settings_file}", "--num_processes", str(c.world_size))
+        nodes, _ = grid(workload, c.world_size)
+        return (*start, "--num_machines", str(nodes)) if nodes > 1 else start
+
+    def document(
+        self, workload: Workload, rl: PostTraining, c: ParallelConfig, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """By dotted paths."""
+        found: dict[str, Any] = {
+            "model_name_or_path": options["model"],
+            "output_dir": "outputs",
+            "max_steps": options["steps"] * rl.steps,
+            "per_device_train_batch_size": c.micro_batch_size,
+            "gradient_accumulation_steps": c.accumulation_steps,
+            "steps_per_generation": c.accumulation_steps * rl.mini_batches,
+            "num_generations": rl.responses,
+            "num_iterations": rl.epochs,
+            "max_completion_length": int(rl.response_lengths.longest),
+            "beta": 0.04 if rl.reference else 0.0,
+            "loss_type": "dapo" if rl.algorithm == "dapo" else "grpo",
+            "learning_rate": options["learning_rate"],
+            "seed": options["seed"],
+            "bf16": c.precision == "bf16",
+            "fp16": c.precision == "fp16",
+            "gradient_checkpointing": c.recompute == "full",
+            "torch_compile": c.compile,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": "none",
+        }
+        if workload.cluster.gpu.is_cpu:
+            found["use_cpu"] = True
+        else:
+            found["tf32"] = c.precision == "tf32"
+            found |= {
+                "use_vllm": True, "vllm_mode": "colocate", "vllm_tensor_parallel_size": int(rl_value(rl, c, "rollout_tp")),
+                **({"vllm_gpu_memory_utilization": rl.rollout.memory_fraction} if rl.rollout and rl.rollout.memory_fraction else {}),
+            }  # fmt: skip
+        if c.zero_stage >= 2:
+            found |= {
+                "fsdp": True, "fsdp_config.version": 2, "fsdp_config.reshard_after_forward": c.zero_stage == 3,
+                "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_config.transformer_layer_cls_to_wrap": [hf_layer_class(workload.model)],
+            }  # fmt: skip
+        return found
+
+    def read_config(self, present: PresentConfiguration) -> Reading:
+        """The file, and the ranks of the command."""
+        found = super().read_config(present)
+        ranks = present.option("num_processes") or present.option("num-processes")
+        knobs = completed(found.knobs, ranks=int(ranks) if ranks and ranks.isdecimal() else None)
+        micro, steps, responses = (
+            knobs.get("micro_batch_size"),
+            found.rl.get("steps_per_generation"),
+            found.rl.get("responses"),
+        )
+        rl = {name: value for name, value in found.rl.items() if name != "steps_per_generation"}
+        if micro and steps and responses and "dp" in knobs:
+            rl["prompts"] = max(micro * steps * knobs["dp"] // responses, 1)
+        batch = (
+            None
+            if not {"micro_batch_size", "accumulation_steps", "dp"} <= knobs.keys()
+            else knobs["micro_batch_size"] * knobs["accumulation_steps"] * knobs["dp"]
+        )
+        values = {f: getattr(found, f) for f in Reading.__dataclass_fields__}
+        return Reading(**{**values, "knobs": knobs, "global_batch_size": batch, "rl": rl})
+
+    def read_keys(self, keys: KeyReader) -> Reading:
+        """GRPOConfig."""
+        keys.drop("output_dir", "logging_steps", "save_strategy", "report_to", "use_cpu", "use_vllm", "vllm_mode", "max_steps", "fsdp_config.version",
+                  "fsdp_config.transformer_layer_cls_to_wrap", "fsdp_config.auto_wrap_policy")  # fmt: skip
+        flags = {word: keys.flag(word) for word in ("bf16", "fp16", "tf32")}
+        shards, kept = keys.find("fsdp"), keys.flag("fsdp_config.reshard_after_forward")
+        keys.drop("fsdp")
+        accumulation = keys.count("gradient_accumulation_steps") or 1
+        steps = keys.count("steps_per_generation") or accumulation
+        beta, response = keys.number("beta"), keys.count("max_completion_length")
+        knobs = {
+            "micro_batch_size": keys.count("per_device_train_batch_size") or 8,
+            "accumulation_steps": accumulation,
+            "precision": next((word for word, on in flags.items() if on), "fp32"),
+            "recompute": "full" if keys.flag("gradient_checkpointing") else "none",
+            "compile": keys.flag("torch_compile") or False,
+            "zero_stage": 0 if not shards else 2 if kept is False or "grad_op" in str(shards) else 3,
+        }
+        rl = {
+            "algorithm": {"dapo": "dapo"}.get(keys.text("loss_type") or "", "grpo"), "responses": keys.count("num_generations") or 8,
+            "mini_batches": max(steps // accumulation, 1), "epochs": keys.count("num_iterations"), "reference": None if beta is None else beta > 0,
+            "response_lengths": response, "steps_per_generation": steps,
+        }  # fmt: skip
+        rollout = {
+            "tp": keys.count("vllm_tensor_parallel_size"),
+            "memory_fraction": keys.number("vllm_gpu_memory_utilization"),
+        }
+        path = keys.text("model_name_or_path")
+        options = {"model": path, "learning_rate": keys.number("learning_rate"), "seed": keys.count("seed")}
+        return Reading(
+            knobs=knobs,
+            model_file=path or "",
+            options={name: value for name, value in options.items() if value is not None},
+            rl={name: value for name, value in rl.items() if value is not None},
+            rollout={name: value for name, value in rollout.items() if value is not None},
+        )
+
+    step_marks = ("{", "'train_samples")
+
+    def parse_line(self, line: str) -> StepMetrics | None:
+        """The dictionary of a logged step: its `step_time`, which is that of all micro-batches; else as of any trainer of transformers."""
+        return step_metrics_of(line) or parse_loss_dictionary(line)
+
+
+TRAINER = Trl()

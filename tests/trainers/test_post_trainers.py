@@ -1,0 +1,154 @@
+"""TRL, NeMo-RL and OpenRLHF: names that their releases have, launches that are read again, logs by phase."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+
+from autotune.spec import ParallelConfig
+from autotune.trainers import StepMetrics, trainer
+from autotune.trainers.nested_documents import dotted
+from autotune.trainers.present_configuration import PresentConfiguration
+from autotune.trainers.rl_logs import read_phases
+from tests.trainers.test_verl import LINE, OPTIONS, RL, WORKLOAD, PostTrainerContract
+
+DATA = Path(__file__).parent / "data"
+TRL = replace(WORKLOAD, trainer="trl", rl=replace(RL, balance="none", padded=True))
+NEMO = replace(WORKLOAD, trainer="nemo_rl", rl=replace(RL, balance="mini_batch"))
+NEMO_MEGATRON = replace(NEMO, rl=replace(RL, balance="mini_batch", engine="megatron"))
+OPENRLHF = replace(WORKLOAD, trainer="openrlhf", rl=replace(RL, balance="none", engine="deepspeed"))
+TRL_LINE = "{'loss': '0.0123', 'grad_norm': '0.5', 'completions/mean_length': '61.5', 'completions/max_length': '64', 'step_time': '12.25', 'epoch': '0.1'}"
+OPENRLHF_LINE = "✨ Global step 4: {'policy_loss': 0.25, 'response_length': 900.0, 'timing/make_experience': 20.5, 'timing/ppo_train': 50.0, 'timing/broadcast': 1.5, 'timing/generation': 30.0, 'timing/step_total': 102.0}"
+NEMO_LOG = """
+========================= Step 1/10 =========================
+  • Loss: 0.0100
+  • Mean Generation Length: 523.2500
+  • Total step time: 40.00s
+  • generation: 20.00s (50.0%)
+  • policy_training: 12.00s (30.0%)
+  • policy_and_reference_logprobs: 5.00s (12.5%)
+  • prepare_for_generation/total: 2.00s (5.0%)
+"""
+
+
+class TestTrl(PostTrainerContract):
+    """The contract, with DDP and FSDP2."""
+
+    trainer = "trl"
+    options = OPTIONS
+    workload = TRL
+    sharded: ClassVar = {"dp": 8, "zero_stage": 3, "recompute": "full"}
+    settings_of_a_knob: ClassVar = {"per_device_train_batch_size": 4}
+    log_lines: ClassVar = {TRL_LINE: StepMetrics(step_time_s=12.25, loss=0.0123, grad_norm=0.5)}
+
+
+class TestNemoRl(PostTrainerContract):
+    """The contract, with DTensor."""
+
+    trainer = "nemo_rl"
+    options = OPTIONS
+    workload = NEMO
+    sharded: ClassVar = {"dp": 8, "zero_stage": 3, "recompute": "full"}
+    settings_of_a_knob: ClassVar = {"policy": {"train_micro_batch_size": 4}}
+    log_lines: ClassVar = {"  • Avg Reward: 0.5": None}
+
+
+class TestNemoRlWithMegatron(PostTrainerContract):
+    """The contract, with Megatron."""
+
+    trainer = "nemo_rl"
+    options = OPTIONS
+    workload = NEMO_MEGATRON
+    sharded: ClassVar = {"tp": 2, "pp": 2, "dp": 2, "zero_stage": 1}
+    settings_of_a_knob: ClassVar = {"policy": {"megatron_cfg": {"enabled": False}}}
+    log_lines: ClassVar = {"  • Avg Reward: 0.5": None}
+
+
+class TestOpenRlhf(PostTrainerContract):
+    """The contract, with DeepSpeed."""
+
+    trainer = "openrlhf"
+    options = OPTIONS
+    workload = OPENRLHF
+    sharded: ClassVar = {"dp": 8, "zero_stage": 3, "recompute": "full"}
+    settings_of_a_knob: ClassVar = {"train": {"micro_batch_size": 4}}
+    log_lines: ClassVar = {OPENRLHF_LINE: StepMetrics(step=4, step_time_s=102.0, loss=0.25)}
+
+
+def names(release: str) -> set[str]:
+    return set(json.loads((DATA / f"{release}.json").read_text(encoding="utf-8")))
+
+
+def config(**knobs: Any) -> ParallelConfig:
+    return ParallelConfig(accumulation_steps=64 // knobs.get("dp", 1), **knobs)
+
+
+def test_every_key_of_trl_is_a_field_of_its_arguments() -> None:
+    launch = trainer("trl").launch(TRL, config(dp=8, zero_stage=3), OPTIONS)
+    written = yaml.safe_load(launch.files["grpo.yaml"])
+    of_the_script = {"model_name_or_path"}
+    assert set(written) - names("trl-1.16.0") == of_the_script
+    assert written["steps_per_generation"] == 8 * written["gradient_accumulation_steps"]
+    assert launch.argv[:2] == ("trl", "grpo")
+
+
+def test_every_flag_of_openrlhf_is_one_of_its_program() -> None:
+    launch = trainer("openrlhf").launch(OPENRLHF, config(dp=8, zero_stage=3, extra={"micro_batch_tokens": 8192, "rollout_gpus": 8, "staleness": 1}), OPTIONS)  # fmt: skip
+    flags = {word[2:] for word in launch.argv if word.startswith("--")}
+    assert flags - names("openrlhf-0.11.2") == set()
+    assert {"train.dynamic_batch_enable", "train.async_enable", "vllm.num_engines"} <= flags
+    assert "train.colocate_all" not in flags
+
+
+def test_every_key_of_nemo_rl_stands_in_its_example() -> None:
+    known = names("nemo-rl-7ea279a")
+    for workload, knobs in (
+        (NEMO, {"dp": 8, "zero_stage": 3}),
+        (NEMO_MEGATRON, {"tp": 2, "pp": 2, "dp": 2, "zero_stage": 1}),
+    ):
+        launch = trainer("nemo_rl").launch(workload, config(**knobs, extra={"rollout_gpus": 8, "staleness": 2, "micro_batch_tokens": 8192}), OPTIONS)  # fmt: skip
+        written = yaml.safe_load(launch.files["nemo_rl.yaml"])
+        assert written.pop("defaults") == "examples/configs/grpo_math_1B.yaml"
+        assert set(dotted(written)) - known == set()
+        assert written["policy"]["generation"]["colocated"] == {
+            "enabled": False,
+            "resources": {"num_nodes": 1, "gpus_per_node": 8},
+        }
+
+
+def test_logs_are_read_by_phase() -> None:
+    verl = read_phases([LINE])
+    assert (verl.median("generation"), verl.median("update"), verl.median("response_mean")) == (144.5, 203.25, 1402.5)
+    nemo = read_phases(NEMO_LOG.splitlines())
+    assert nemo.steps[0] == {
+        "loss": 0.01, "response_mean": 523.25, "step": 40.0, "generation": 20.0, "update": 12.0, "log_prob": 5.0, "refit": 2.0,
+    }  # fmt: skip
+    openrlhf = read_phases([OPENRLHF_LINE])
+    assert (openrlhf.median("generation"), openrlhf.median("update"), openrlhf.median("refit")) == (30.0, 50.0, 1.5)
+    trl = read_phases([TRL_LINE, TRL_LINE.replace("64", "80")])
+    assert (trl.median("step"), trl.largest("response_max")) == (12.25, 80.0)
+    assert read_phases(["step 3 of 10", "{'loss': 2.0}"]).steps == ()
+
+
+def test_the_first_step_is_left_out_of_medians() -> None:
+    lines = [f"step:{i} - timing_s/gen:{seconds} - timing_s/step:9" for i, seconds in enumerate((90, 10, 12), start=1)]
+    assert read_phases(lines).median("generation") == 11.0
+
+
+def test_a_script_of_openrlhf_is_read() -> None:
+    script = "set -x\nN=8\npython3 -m openrlhf.cli.train_ppo_ray \\\n  --actor.num_nodes 1 --actor.num_gpus_per_node $N --vllm.num_engines 8 --train.colocate_all \\\n  --train.batch_size 128 --rollout.batch_size 128 --rollout.n_samples_per_prompt 8 --train.micro_batch_size 2 --ds.zero_stage 3 \\\n  --actor.model_name_or_path Qwen/Qwen2.5-7B --algo.advantage.estimator group_norm --data.max_len 4096 --rollout.max_new_tokens 3072\n"
+    found = trainer("openrlhf").read_config(PresentConfiguration(files={"run.sh": script}))
+    assert (found.knobs["dp"], found.knobs["micro_batch_size"], found.knobs["accumulation_steps"]) == (8, 2, 8)
+    assert found.rl["mini_batches"] == 8
+    assert found.rl["prompt_lengths"] == 1024
+    assert "placement" not in found.rl
+
+
+@pytest.mark.parametrize("name", ["verl", "trl", "nemo_rl", "openrlhf"])
+def test_each_says_what_its_names_were_checked_against(name: str) -> None:
+    assert any(sign.isdigit() for sign in trainer(name).checked_against)
