@@ -146,7 +146,7 @@ class PostTrainer(Trainer):
             commands, key=lambda words: (any(word in self.recognized_by for word in words), len(words)), default=()
         )
 
-    step_marks = ("step:", "Global step", "'step_time'")
+    step_marks: ClassVar[tuple[str, ...]] = ("step:", "Global step", "'step_time'")
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """The lines that say all of a step."""
