@@ -71,6 +71,7 @@ from autotune.study.check.verdict import verdict_of as check_verdict
 from autotune.study.deletion import Deletion, delete_study, deletion_of
 from autotune.study.first_profile import profile_first
 from autotune.study.passed_runner import run_by, runner_name
+from autotune.study.preflight import check_there
 from autotune.study.progress import OnEvent
 from autotune.study.running import ACTIONS, WANTED, act, run_study, submit_study
 from autotune.will_it_fit import Fit, OnRank, answers, configs_of, fits_document
@@ -344,12 +345,16 @@ def inspect_model(model: ModelSpec, *, limits: DryRunLimits | None = None) -> Mo
     return dry_runner().inspect(model, limits=limits or DryRunLimits())
 
 
-def check_study(study: Study) -> None:
-    """Raises what a submission of the study would raise wherever it is going to run: space, searcher, guesses, memory, runner."""
+def check_study(study: Study, *, same_files: bool = True) -> None:
+    """Raises what a submission of the study would raise wherever it is going to run: space, searcher, guesses, memory, runner. `same_files`: that machine sees the files
+    of this one, so that programs and data are looked for too."""
     from autotune.store import MemoryStore
 
     with contextlib.closing(MemoryStore()) as store:
-        submit_study(store, study)
+        assembly = assemble(study, store)
+        submit_study(store, study, assembly=assembly)
+    if same_files:
+        check_there(assembly.runs_here.study, assembly.runs_here.space)
 
 
 def _slurm_cluster(job: SlurmDocument) -> ClusterSpec:

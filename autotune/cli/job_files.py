@@ -49,8 +49,8 @@ def write_job(
     )
     with places_in(document, but=overrides):
         study = api.load_study(asked, base=base, slurm_cluster=submission.stand_in)
-        api.check_study(study)
-    job = SlurmDocument.model_validate(asked.get("slurm") or {})
+        job = SlurmDocument.model_validate(asked.get("slurm") or {})
+        api.check_study(study, same_files=not (job.setup or job.container))
     server = _server(store)
     made = submission.submission(study, asked, job, base=base, folder=Path.cwd(), keeps_store=not server)
     written = submission.write(made)
@@ -122,20 +122,22 @@ class StudyPlace:
 
     def begin_again(self, record: StudyRecord, document: Mapping[str, Any]) -> None:
         """Has a job begin again whose time was over, where the spec wants that. Results are where they belong by now."""
+        from autotune.errors import RunnerError
         from autotune.slurm.allocation import allocation
         from autotune.spec import StudyStatus
-        from autotune.study.controller import TIME_IS_OVER
+        from autotune.study.controller import JOB_ENDS, TIME_IS_OVER
 
         wants = bool((document.get("slurm") or {}).get("requeue"))
         job = allocation()
-        if (
-            job is not None
-            and wants
-            and record.status is StudyStatus.PAUSED
-            and record.message.startswith(TIME_IS_OVER)
-        ):
-            note(f"job {job.job} begins again, and the study goes on there")
+        is_ended = record.status is StudyStatus.PAUSED and record.message.startswith((TIME_IS_OVER, JOB_ENDS))
+        if job is None or not wants or not is_ended:
+            return
+        try:
             job.requeue()
+        except RunnerError as error:  # it was cancelled
+            note(f"job {job.job} does not begin again: {error.message}")
+            return
+        note(f"job {job.job} begins again, and the study goes on there")
 
 
 @contextmanager

@@ -74,6 +74,12 @@ def submission(
             remedy="leave nodes and gpus_per_node out of slurm, or write cluster: slurm",
             field="slurm.nodes",
         )
+    if study.runner == "local" and hardware.num_nodes > 1:
+        raise SpecError(
+            f"the runner 'local' has one node, but the cluster {hardware.name} has {hardware.num_nodes}",
+            remedy="leave `runner` out: Ray is started on all nodes of the job",
+            field="runner",
+        )
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", study.name).strip("-.") or "study"
     where = folder / name
     texts = {

@@ -1,6 +1,7 @@
 """The preflight: what cannot run where it is asked is refused before a runner is made, so before Ray or any rank is started.
 
     check_runner    the runner's name and options, and what it can run on no machine: whoever submits a study asks this
+    check_there     what a job that begins elsewhere, with the same files, will not find
     check_here      what this machine cannot run: too few ranks, no GPU, a program that is not installed. Asked where the study will run
 
 Runners that say nothing beforehand (`autotune.ports.PreflightRunner` is optional) are judged once they are made.
@@ -27,6 +28,12 @@ def check_here(study: Study, space: SearchSpace) -> None:
     """Raises `RunnerError` or `MissingExtraError` when this machine cannot run the study; also what `check_runner` raises."""
     check_runner(study)
     _ask(study, "preflight_here", smallest_config(space))
+
+
+def check_there(study: Study, space: SearchSpace) -> None:
+    """Raises `RunnerError` for what another machine that sees the same files cannot run either, such as a program that is not there; also what `check_runner` raises."""
+    check_runner(study)
+    _ask(study, "preflight_there", smallest_config(space))
 
 
 def cannot_run_here(study: Study, space: SearchSpace) -> str:

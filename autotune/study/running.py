@@ -29,7 +29,7 @@ from autotune.spec import Study, StudyStatus, Wanted
 from autotune.study.assembly import Assembly, assemble, history_of, make_runner_of
 from autotune.study.beginning import Beginning
 from autotune.study.check.unseen_program import check_unseen, needs_check
-from autotune.study.controller import CANCELLED_ON_REQUEST, PAUSED_ON_REQUEST, STOPPED_ON_REQUEST
+from autotune.study.controller import CANCELLED_ON_REQUEST, JOB_ENDS, PAUSED_ON_REQUEST, STOPPED_ON_REQUEST
 from autotune.study.controller.ending import has_found
 from autotune.study.lease import StudyLease, release_dead
 from autotune.study.loop import Loop
@@ -133,6 +133,8 @@ def run_study(
             why = stop()
             if isinstance(error, RunnerError) and why:  # who ends a job signals all of its processes, Ray's too
                 message = f"{why if isinstance(why, str) else 'interrupted'}, and the runner ended with it: {message}"
+            elif isinstance(error, JobEndedError):
+                message = f"{JOB_ENDS}: {error.message}"
             if isinstance(error, JobEndedError) or (isinstance(error, RunnerError) and why):
                 if not leave:
                     lease.move(StudyStatus.PAUSED, message)

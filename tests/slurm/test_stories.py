@@ -252,7 +252,7 @@ def test_a_cancelled_job_ends_paused_and_the_next_one_goes_on(login: LoginNode) 
     login.wait_for_trials("spread", before + 1)
     login.autotune("stop", "--in", "spread")
     assert login.cluster.wait_for(again) == "COMPLETED"
-    assert f"after {before} trial" in login.said("spread")
+    assert "(spread), continued after" in login.said("spread")
 
 
 @pytest.mark.slow

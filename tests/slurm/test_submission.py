@@ -146,6 +146,15 @@ def test_the_study_is_checked_before_a_job_is_written() -> None:
     assert "the nearest miss is" in done.err
     assert tune(runner={"kind": "ray", "cpus_per_rnk": 2}).code == 2
     assert tune(searcher="bayesain").code == 2
+    program = {
+        "kind": "command",
+        "argv": ["no-such-program", "--batch={micro_batch_size}", "--accum={accumulation_steps}"],
+        "metrics": {"step": "step ([0-9]+)"},
+    }
+    absent = tune(trainer=program, runner="ray", space={"micro_batch_size": [1, 2]})
+    assert absent.code == 2
+    assert "'no-such-program', but there is no such program here" in absent.err
+    assert "the runner 'local' has one node" in tune(runner="local").err
     assert not Path("two-nodes").exists()
 
 

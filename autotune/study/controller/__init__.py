@@ -20,6 +20,7 @@ infeasible.py      configs that cannot be run here, counted by reason
 from autotune.study.controller.attempts import CUT_OFF
 from autotune.study.controller.commands import (
     CANCELLED_ON_REQUEST,
+    JOB_ENDS,
     PAUSED_ON_REQUEST,
     STOPPED_ON_REQUEST,
     TIME_IS_OVER,
@@ -55,6 +56,7 @@ __all__ = [
     "CANCELLED_ON_REQUEST",
     "CUT_OFF",
     "HOPELESS",
+    "JOB_ENDS",
     "PAUSED_ON_REQUEST",
     "STOPPED_ON_REQUEST",
     "TIME_IS_OVER",

@@ -66,6 +66,8 @@ CANCELLED_ON_REQUEST = "cancelled on request"
 """why it ends after `CancelAsked`"""
 TIME_IS_OVER = "the time of its job is over"
 """why it rests before the scheduler ends its job"""
+JOB_ENDS = "its job is ended early"
+"""why it rests when the scheduler takes the job's steps away first, as it does when it preempts"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

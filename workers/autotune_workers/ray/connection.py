@@ -66,13 +66,8 @@ class RayCluster:
     _step: RayStep | None = None
     """what holds a cluster that was started in an allocation"""
 
-    def __init__(
-        self, *, address: str | None, num_cpus: int | None, num_gpus: int | None, dashboard: bool, least_nodes: int = 0
-    ) -> None:
-        """Joins or starts; `least_nodes`: with how many nodes of an allocation it goes on when others do not come, 0: all must.
-
-        Raises `MissingExtraError` without Ray, `RunnerError` when Ray cannot be reached or started.
-        """
+    def __init__(self, *, address: str | None, num_cpus: int | None, num_gpus: int | None, dashboard: bool) -> None:
+        """Joins or starts. Raises `MissingExtraError` without Ray, `RunnerError` when Ray cannot be reached or started."""
         self._owned = False
         self._joined = False
         self._temp = ""
@@ -98,7 +93,7 @@ class RayCluster:
             if address is not None:
                 self._join(address)
             elif job is not None:
-                self._start_on_nodes(job, num_cpus, num_gpus, least_nodes)
+                self._start_on_nodes(job, num_cpus, num_gpus)
             else:
                 self._start(num_cpus, num_gpus, dashboard)
         except RunnerError:
@@ -137,7 +132,7 @@ class RayCluster:
                 _temp_dir=self._temp,
             )
 
-    def _start_on_nodes(self, job: Allocation, num_cpus: int | None, num_gpus: int | None, least_nodes: int) -> None:
+    def _start_on_nodes(self, job: Allocation, num_cpus: int | None, num_gpus: int | None) -> None:
         quiet = {name: os.environ[name] for name in _QUIET}
         self._step = RayStep(
             job, num_cpus=num_cpus, num_gpus=num_gpus, object_store_bytes=OBJECT_STORE_BYTES, environment=quiet
@@ -145,7 +140,7 @@ class RayCluster:
         try:
             address = self._step.wait_for_head()
             self._reports.enter_context(_with_token(self._step.token))
-            self._step.wait_for_nodes(least_nodes)
+            self._step.wait_for_nodes()
             self._connect(address=address)
         except BaseException:
             self.close()

@@ -24,8 +24,6 @@ from autotune_workers.ray import node_start
 
 READY_S = 300.0
 """for Ray to run on all nodes: minutes where a file system is cold"""
-MISSING_S = 90.0
-"""after which a step goes on without nodes that it has to spare"""
 END_S = 10.0
 """for the step to end when it is asked"""
 
@@ -86,21 +84,19 @@ class RayStep:
             time.sleep(0.05)
         return self.address
 
-    def wait_for_nodes(self, least: int = 0) -> int:
-        """Until Ray runs on all nodes, or after a while on `least` of them; returns on how many. Raises `RunnerError` with those that are missing."""
+    def wait_for_nodes(self) -> None:
+        """Until Ray runs on all nodes. Raises `RunnerError` with those that are missing."""
         from ray import _raylet
 
         of_ray: Any = _raylet  # compiled, without types
 
         began_s, there = time.monotonic(), set[str]()
         while len(there) < self.job.num_nodes:
-            self._check_start(may_lack=bool(least))
+            self._check_start()
             with contextlib.suppress(Exception):  # the head listens before it answers
                 known = of_ray.GcsClient(address=self.address).get_all_node_info(timeout=5).values()
                 there = {info.node_manager_hostname for info in known if info.state == 0}
             waited_s = time.monotonic() - began_s
-            if least and waited_s > MISSING_S and len(there) >= least:
-                break
             if waited_s > READY_S:
                 absent = [
                     host
@@ -111,9 +107,8 @@ class RayStep:
                     f"Ray runs on {len(there)} of {self.job.num_nodes} nodes after {READY_S:g} s; {', '.join(absent)} did not join"
                 )
             time.sleep(0.1)
-        return len(there)
 
-    def _check_start(self, *, may_lack: bool = False) -> None:
+    def _check_start(self) -> None:
         if self._process.poll() is not None:
             said = self._process.stderr.read().decode(errors="replace").strip() if self._process.stderr else ""
             if self._process.returncode < 0 or self._process.returncode >= 128:
@@ -122,7 +117,7 @@ class RayStep:
                 f"Ray could not be started by srun, which ended with {self._process.returncode}: {said[-500:]}"
             )
         ended = {file.name.removeprefix("end-"): file.read_text().split()[0] for file in self._folder.glob("end-*")}
-        if "0" in ended or (ended and not may_lack):
+        if ended:
             raise self._failed(f"Ray ended on {', '.join(ended.values())} before it ran on all nodes")
 
     def _failed(self, what: str) -> RunnerError:
@@ -137,7 +132,7 @@ class RayStep:
     def ended_error(self) -> JobEndedError:
         """What is said once the step has ended before us."""
         return JobEndedError(
-            f"the step of Slurm that held Ray ended ({self._process.poll()}): the job {self.job.job} is cancelled, preempted or at its end",
+            f"the step of Slurm that held Ray ended, as when the job {self.job.job} is preempted or cancelled",
             remedy="the study goes on in the next job",
             field="runner",
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.errors import RunnerError
 from autotune.ports import AttemptId, RunnerEvent, TrialRequest
-from autotune.spec import Study
+from autotune.spec import ParallelConfig, Study
 from autotune.trainers import python_line, trainer_names
 from autotune_workers.gang.attempt_runner import LONGEST_TURN_S
 from autotune_workers.gang.gang_runner import NATIVE, GangRunner
@@ -15,6 +15,7 @@ from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.rank_pool import RankPools
 from autotune_workers.process.program_places import ProgramPlaces
 from autotune_workers.process.program_runner import ProgramRunner
+from autotune_workers.runners.machine_limits import check_data, check_program
 from autotune_workers.training.faults import Fault
 
 
@@ -42,6 +43,13 @@ class AnyTrainerRunner(GangRunner):
                 remedy="tune it from that program (`autotune trainers` names the function), or rehearse the study with `--runner simulated`",
                 field="trainer",
             )
+
+    @classmethod
+    def preflight_there(cls, study: Study, smallest: ParallelConfig) -> None:
+        """Raises `RunnerError` for a program that is not where this machine and those of the study's job see it, and for data that cannot be used."""
+        check_program(study, smallest)
+        if study.trainer == NATIVE:
+            check_data(study)
 
     @property
     def trainers(self) -> Sequence[str]:

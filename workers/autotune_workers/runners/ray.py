@@ -133,6 +133,7 @@ class RayRunner(AnyTrainerRunner):
         needed = place(study.workload.cluster, smallest)
         if (job := spread_allocation()) is not None:
             _check_allocation(study, smallest, job)
+            cls.preflight_there(study, smallest)
             return
         if needed.nnodes > 1:
             raise RunnerError(
