@@ -46,7 +46,7 @@ def tune(
         typer.Option(
             "--on",
             metavar="SCHEDULER",
-            help="Write a job that runs the study instead: slurm (NAME/job.sbatch) or kubernetes (NAME/rayjob.yaml).",
+            help="Write a job that runs the study instead of running it here: slurm (NAME/job.sbatch).",
         ),
     ] = None,
     submit: Annotated[bool, typer.Option("--submit", help="With --on slurm: submit the job too.")] = False,
@@ -55,7 +55,7 @@ def tune(
         typer.Option(
             "--option",
             metavar="KEY=VALUE",
-            help="With --on: a key of `slurm` or `kubernetes` in the spec, e.g. time=4h; may be repeated.",
+            help="With --on slurm: a key of `slurm` in the spec, e.g. time=4h; may be repeated.",
         ),
     ] = None,
     folder: Annotated[

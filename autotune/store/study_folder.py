@@ -61,6 +61,8 @@ class StudyFolder:
         if not self._folder.is_dir():
             raise NotFoundError(f"there is no folder {self._folder}", remedy="name the folder of a study with --in")
         self._claim()
+        for old in self._folder.glob(f"{WISH}*"):  # of a job that did not live to hear it
+            old.unlink(missing_ok=True)
         try:
             self._local = Path(tempfile.mkdtemp(prefix="autotune-"))
             self.path = self._local / COPY

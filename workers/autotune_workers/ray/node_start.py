@@ -21,25 +21,18 @@ from autotune_workers.ray import watchdog
 HEAD = "head"
 HEAD_S = 300.0
 """for the head's address to appear"""
-KILLED_S = 3.0
-"""for Ray to end by itself"""
+START_S, RAYS_PATIENCE_S = 240.0, 120.0
+"""for Ray to start, however often it has to be tried; and for one try: Ray itself gives up after 30 s where a machine or its disk is busy"""
 
 
 def main(folder: Path, temp: str, options: list[str]) -> int:
     """Ray's exit status."""
     number, name = os.environ["SLURM_NODEID"], os.environ.get("SLURMD_NODENAME", socket.gethostname())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+    argv += [f"--temp-dir={temp}", "--include-log-monitor=false", *_sizes(options)]
+    code = 1
     Path(temp).mkdir(mode=0o700, exist_ok=True)
-    argv = [
-        sys.executable,
-        "-m",
-        "ray.scripts.scripts",
-        "start",
-        "--block",
-        "--disable-usage-stats",
-        f"--temp-dir={temp}",
-    ]
-    ray = None
     try:
         if number == "0":
             address = _own_address(os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""))
@@ -47,33 +40,46 @@ def main(folder: Path, temp: str, options: list[str]) -> int:
                 free.bind((address, 0))
                 port = free.getsockname()[1]
             argv += ["--head", f"--port={port}", "--include-dashboard=false"]
+            head = f"{address}:{port}"
         else:
             head = _read_head(folder / HEAD)
             address = _address_towards(head.partition(":")[0])
             argv += [f"--address={head}"]
-        ray = subprocess.Popen([*argv, f"--node-ip-address={address}", *_sizes(options), "--include-log-monitor=false"])
-        if number == "0":
-            _wait_until_it_listens(ray, address, port)
-            part = folder / f"{HEAD}.part"
-            part.write_text(f"{address}:{port} {os.environ.get('SLURM_STEP_ID', '')}")
-            part.replace(folder / HEAD)
-        return ray.wait()
+        end_s = time.monotonic() + START_S
+        while code and time.monotonic() < end_s:
+            began_s = time.monotonic()
+            code = _run([*argv, f"--node-ip-address={address}"], folder, head if number == "0" else "")
+            if time.monotonic() - began_s > RAYS_PATIENCE_S:
+                break  # it ran
+            watchdog.kill_all(temp)
+        return code
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        code = "" if ray is None else ray.poll()
         with contextlib.suppress(OSError):  # the job's folder may be gone
             (folder / f"end-{number}").write_text(f"{name} {code}")
-        if ray is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                ray.wait(KILLED_S)
-            ray.kill()
         watchdog.kill_all(temp)
         shutil.rmtree(temp, ignore_errors=True)
 
 
-def _wait_until_it_listens(ray: subprocess.Popen[bytes], address: str, port: int) -> None:
+def _run(argv: list[str], folder: Path, head: str) -> int:
+    """Ray's exit status; as the head it writes its address once it listens."""
+    with subprocess.Popen(argv) as ray:
+        try:
+            if head:
+                _wait_until_it_listens(ray, head)
+                part = folder / f"{HEAD}.part"
+                part.write_text(f"{head} {os.environ.get('SLURM_STEP_ID', '')}")
+                part.replace(folder / HEAD)
+            return ray.wait()
+        except SystemExit:
+            ray.kill()
+            raise
+
+
+def _wait_until_it_listens(ray: subprocess.Popen[bytes], address: str) -> None:
+    host, _, port = address.rpartition(":")
     while ray.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection((address, port), 1):
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
             return
         time.sleep(0.05)
 
