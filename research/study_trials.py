@@ -5,7 +5,7 @@ rows within twice its best. Each study counts by its rows.
 
     drawn      trials drawn at random among the rows within twice the best, `DRAWS` times
     fastest    the trial whose tokens/s are predicted highest among all rows of the study that ran, given the trials before it: what a search tries
-    as_a_study the default config that nobody tuned, or the row that comes nearest to it, and then the trials that are predicted fastest, given those before
+    as_a_study the baseline that nobody tuned, or the row that comes nearest to it, and then the trials that are predicted fastest, given those before
     mixed      rows of one model and sequence length stand for a study whatever their GPU count and batch, and those of a cluster where none of its models has
                more rows than trials. No study is like that: its trials are of one workload. Published recipes, one row per workload, have no other
 """
@@ -68,7 +68,7 @@ def fastest(rows: Judged, trials: int, prior: UncertainConstants) -> list[np.nda
 
 
 def as_a_study(rows: Judged, trials: int, prior: UncertainConstants) -> list[np.ndarray]:
-    """The row nearest to the default config, and then those that are predicted fastest."""
+    """The row nearest to the baseline, and then those that are predicted fastest."""
     return [_picked(rows, trials, prior, [int(np.lexsort(rows.plainness.T)[0])])]
 
 

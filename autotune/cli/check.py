@@ -40,7 +40,7 @@ def check(
 ) -> None:
     """Tries a spec before it is tuned: five real training steps, of two configs.
 
-    The first is the default config. Shows the rendered launch, what the spec says beside what was seen, and which lines of the program's log are understood. Where no step is seen or
+    The first is the baseline. Shows the rendered launch, what the spec says beside what was seen, and which lines of the program's log are understood. Where no step is seen or
     understood it proposes patterns.
     """
     from autotune import api

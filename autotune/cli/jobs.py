@@ -16,6 +16,7 @@ from autotune.cli.output import (
     StoreOption,
     StudyOfFolder,
     UrlOption,
+    VerboseOption,
     consoles,
     emit,
     note,
@@ -146,6 +147,7 @@ def status(
     store: StoreOption = None,
     url: UrlOption = None,
     folder: InOption = None,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """Shows a study: its status, trials and best config."""
@@ -161,7 +163,7 @@ def status(
         return
     from autotune.cli.study_text import job_line, print_study
 
-    print_study(document, trials)
+    print_study(document, trials, verbose=verbose)
     if job := document.get("job"):
         note(job_line(job))
 
@@ -229,15 +231,16 @@ def logs(
     store: StoreOption = None,
     url: UrlOption = None,
     folder: InOption = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also print each decision of the controller.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Prints the history of a study, or the failure of one trial.
+    """Print the history of a study, or the failure of one trial.
 
     Of a failed trial it prints the kind of failure, the exception and the last log lines.
     """
     from autotune.cli.named_study import source_of
     from autotune.cli.source import in_folder
-    from autotune.cli.study_text import logged_line
+    from autotune.cli.study_text import history_line, logged_line
     from autotune.errors import NotFoundError
 
     study, store = in_folder(study, store, url, folder)
@@ -250,7 +253,8 @@ def logs(
                 emit({"events": events})
                 return
             for event in events:
-                print(f"{event['at'][:19].replace('T', ' ')}  {logged_line(event)}")
+                if line := logged_line(event) if verbose else history_line(event):
+                    print(f"{event['at'][:19].replace('T', ' ')}  {line}")
             return
         found = [t for t in source.trials(study) if t["number"] == trial]
     if not found:

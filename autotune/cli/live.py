@@ -24,7 +24,7 @@ from autotune.report.terminal import (
 from autotune.results.answers import result_from
 from autotune.spec import Study, StudyStatus, Trial, TrialPurpose, TrialStatus, config_label
 from autotune.study.controller.final_rounds import baseline_of
-from autotune.study.controller.finals import most_runs
+from autotune.study.controller.finals import expected_runs, least_runs, most_runs
 from autotune.study.controller.too_noisy import too_noisy
 from autotune.study.controller.trial_index import ASKED
 
@@ -91,6 +91,9 @@ class LiveView:
                     f"study {record.id} ({record.study.name})"
                     + (f", continued after {len(past)} trials" if past else "")
                 )
+                if not past and (expected := expected_runs(record.study)):
+                    self.message = expected
+                    self._line(expected)
             case progress.PhaseEntered(phase=phase, message=message):
                 self.phase, self.message = str(phase), message
                 self._line(f"{phase}: {message}" if message else str(phase))
@@ -101,7 +104,7 @@ class LiveView:
             case progress.TrialStepped(number=number, steps=steps):
                 self.steps[number] = steps.first_step + len(steps.step_times_s)
             case progress.TrialRetried(number=number, attempt=attempt, failure=failure):
-                self._line(f"trial {number}: attempt {attempt} was lost ({failure.message}); it is tried again")
+                self._line(f"trial {number}: attempt {attempt} was lost ({failure.message}); retrying")
             case progress.TrialEnded(trial=trial):
                 self.trials[trial.number] = trial
                 self._line(trial_line(trial, self.palette))
@@ -180,14 +183,19 @@ class LiveView:
         left = max(0.0, budget.max_wall_s - elapsed)
         ended = [t for t in self.trials.values() if t.status.is_terminal]
         if ended:
-            runs = 0 if self.study.at_hand is not None else 2 * most_runs(self.study.measure)  # with late comers
+            runs = 0 if self.study.at_hand is not None else 2 * most_runs(self.study)  # with late comers
             finals = runs - sum(t.purpose is TrialPurpose.FINAL for t in ended)
             ahead = max(0, budget.max_trials - searched) + finals
             left = min(left, elapsed / len(ended) * max(0, ahead))
         return (
-            f"{self.phase}   {searched} of at most {budget.max_trials} trials   {format_duration(elapsed)} elapsed, "
+            f"{self.phase}   {searched} of at most {budget.max_trials} trials{self._finals_done()}   {format_duration(elapsed)} elapsed, "
             f"at most {format_duration(left)} left"
         )
+
+    def _finals_done(self) -> str:
+        """` + 4 of 6 or more finals`, once they began."""
+        done = sum(t.purpose is TrialPurpose.FINAL and t.status.is_terminal for t in self.trials.values())
+        return f" + {done} of {max(done, least_runs(self.study))} finals" if self.phase == "finals" else ""
 
     def _best_line(self) -> str:
         if self.best is None:
@@ -199,7 +207,7 @@ class LiveView:
         return f"best {format_count(measured.tokens_per_s)} tokens/s: trial {self.best}, {config}"
 
     def _look_for_noise(self, ended: Trial) -> None:
-        """Says that the machine is too noisy once a run of the default config shows it."""
+        """Says that the machine is too noisy once a run of the baseline shows it."""
         trials = list(self.trials.values())
         default = baseline_of(sorted(trials, key=lambda t: t.number))
         if default is None or ended.config != default.config:

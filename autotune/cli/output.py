@@ -72,6 +72,9 @@ NoProfileOption = Annotated[
         help="Make no dry runs of a model of your own; its memory then comes from those that are kept, or from the formulas of a decoder.",
     ),
 ]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", help="Also print what was excluded, where ranks ran, and why the winner won.")
+]
 StudyArgument = Annotated[str, typer.Argument(metavar="ID", help="Study: id, start of the id, or name.")]
 StudyOfFolder = Annotated[
     str, typer.Argument(metavar="ID", help="Study: id, start of the id, or name. With --in: the study of the folder.")

@@ -283,7 +283,7 @@ def estimate(
     if reason is not None:
         if json:
             emit({"config": asked.to_dict(), "legal": False, "reason": reason, "estimate": None, "source": ""})
-        note(f"illegal: {reason}")
+        note(f"invalid: {reason}")
         raise typer.Exit(BAD_INPUT)
     with closing(api.open_store(store)) as database:
         predicted, source = api.estimate_of(study, asked, store=database, profile=not no_profile, on_dry_run=_tell)

@@ -166,7 +166,7 @@ def _patch(found: Review) -> str:
 def _note_what_the_files_lack(found: Review) -> None:
     """Edited lines alone may be another launch than the proposed one."""
     if found.unplaced:
-        note(f"also set, of which the files have no line: {', '.join(found.unplaced)}")
+        note(f"also set (no line for these in the files): {', '.join(found.unplaced)}")
     if found.together is None and not found.missing:
         note("no edit is proposed: see the review without --diff")
 

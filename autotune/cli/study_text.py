@@ -18,15 +18,23 @@ from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.report.terminal import (
     MIN_CONFIG,
     Palette,
+    configs_of_study_table,
     format_bytes,
     format_count,
     format_duration,
     safe,
-    trials_table,
 )
 from autotune.results.answers import waiting_words
-from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, TrialStatus, config_label
-from autotune.spec.speedup import DEFAULT_IS_BEST, format_speedup
+from autotune.spec import (
+    ParallelConfig,
+    StudyStatus,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+    config_changes,
+    config_label,
+)
+from autotune.spec.speedup import DEFAULT_IS_BEST
 from autotune.spec.trial import trial_numbers
 
 OPTIONAL_COLUMNS = ("stability", "step", "memory", "reward")
@@ -49,56 +57,79 @@ def noisy_line(noisy: Mapping[str, Any]) -> str:
     return f"{noisy['message']}; no speedup is claimed: {noisy['remedy']}"
 
 
-def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], *, why: Sequence[str] = ()) -> None:
-    """Prints a study: its trials, its best config, why it won (`why`), and the commands that may come next."""
+def print_study(
+    document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], *, why: Sequence[str] = (), verbose: bool = False
+) -> None:
+    """Prints a study: one row per config, then the answer in at most ten lines. `verbose`: with what was excluded, where ranks ran, and why it won (`why`)."""
     out, err = consoles()
     palette = Palette.of(sys.stdout)
     study, best = document["study"], document["best"]
     rows = [Trial.from_dict(dict(t)) for t in trials]
     if rows:
-        out.print(trials_table(rows, best=best["number"] if best else None, palette=palette))
-    out.print(
-        f"study {study['id']} ({study['name']}): {study['status']}"
-        + (f", {study['message']}" if study["message"] else "")
-        + (f"; it {behind}" if (behind := waiting_words(study.get("waits_behind"))) else ""),
-    )
+        chosen = ParallelConfig.from_dict(best["config"]) if best else None
+        out.print(configs_of_study_table(rows, best=chosen, palette=palette))
+    target = document.get("target")
+    if target:
+        print_target(target)
+    for name, text in answer_lines(document, rows):
+        out.print(f"{name:10} {text}", soft_wrap=True)
+    if best or (target and target["proxies"]):
+        err.print(f"export     {next_step(document)}", soft_wrap=True)
+    if not verbose:
+        return
     if (job := study.get("ray")) is not None:
         out.print(f"Ray job {job['job']}" + (f": {job['url']}" if job["url"] else ""), soft_wrap=True)
-    for line in placed_lines(study):
+    for line in (*placed_lines(study), trials_line(rows), infeasible_line(document.get("infeasible") or {})):
         out.print(line)
-    out.print(trials_line(rows) if rows else f"trials: {sum(study['trials'].values()) or 'none'}")
-    if line := infeasible_line(document.get("infeasible") or {}):
-        out.print(line)
-    failures = [t for t in rows if t.status is TrialStatus.FAILED]
-    if failures:
-        kinds: dict[str, int] = {}
-        for t in failures:
-            kinds[str(t.failure.kind) if t.failure else "ERROR"] = (
-                kinds.get(str(t.failure.kind) if t.failure else "ERROR", 0) + 1
-            )
-        out.print(
-            "failed: "
-            + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
-            + f" (`autotune logs {study['id']} TRIAL` shows one)"
-        )
-    if target := document.get("target"):
-        print_target(target)
-        if target["proxies"]:
-            err.print(f"next: {next_step(document)}", soft_wrap=True)
+    for sentence in (*why, *(document.get("notes") or ())):
+        out.print(f"  {sentence}")
+
+
+def answer_lines(document: Mapping[str, Any], trials: Sequence[Trial]) -> list[tuple[str, str]]:
+    """The end of a study, answer first: what to change against the baseline, by how much that is faster, how sure that is, and what it costs."""
+    study, best, baseline = document["study"], document["best"], document.get("baseline")
+    lines: list[tuple[str, str]] = []
     if best:
         config = ParallelConfig.from_dict(best["config"])
-        out.print(f"best: {config}", soft_wrap=True)
-        if line := speedup_line(document):
-            out.print(line + next_best(document, rows))
-        if best["config"] == (document.get("baseline") or {}).get("config"):
-            why = ()  # it compares the default config with the runner-up, which nobody asked about
-        for sentence in (*why, *(document.get("notes") or ())):
-            out.print(f"  {sentence}")
-        err.print(
-            f"next: autotune explain {study['id']}\n      autotune report {study['id']} -o report.html\n"
-            f"      {next_step(document)}",
-            soft_wrap=True,
+        changes = config_changes(ParallelConfig.from_dict(baseline["config"]), config) if baseline else ""
+        lines.append(
+            ("change", changes or ("nothing: keep the baseline" if baseline else "(the baseline was not measured)"))
         )
+        if line := speedup_line(document):
+            lines.append(("speedup", line + next_best(document, trials)))
+        rival = next((t for t in trials if t.number in (document.get("tied_with") or ())), None)
+        if rival is not None:
+            lines.append(("tied", f"trial {rival.number} is the winner with {config_changes(config, rival.config)}"))
+        lines.append(("stability", _beside_baseline(best, baseline)))
+        lines.append(("config", str(config)))
+    failures = Counter(str(t.failure.kind) if t.failure else "ERROR" for t in trials if t.status is TrialStatus.FAILED)
+    if failures:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in failures.items())
+        lines.append(("failed", f"{kinds} (`autotune logs {study['id']} TRIAL` shows one)"))
+    if notes := list(document.get("notes") or ()):
+        more = f" (+{len(notes) - 1} more: --verbose)" if len(notes) > 1 else ""
+        lines.append(("note", f"{notes[0]}{more}"))
+    message = f", {study['message']}" if study["message"] else ""
+    behind = f"; it {words}" if (words := waiting_words(study.get("waits_behind"))) else ""
+    lines.append(("study", f"{study['id']} ({study['name']}): {study['status']}{message}{behind}"))
+    runs = runs_line(trials) if trials else f"{sum(study['trials'].values()) or 'none'}"
+    lines.append(
+        ("runs", f"{runs} in {format_duration(study.get('elapsed_s'))}; details: autotune explain {study['id']}")
+    )
+    return lines
+
+
+def _beside_baseline(best: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> str:
+    """Stability and memory of the winner, and in brackets the baseline's."""
+    texts = []
+    for trial in (best, baseline):
+        if trial is not None:
+            reward, measured = trial.get("reward"), trial.get("measurement") or {}
+            stability = f"{reward['stability']:.2f}" if reward else "-"
+            texts.append((stability, format_bytes(measured.get("peak_memory_bytes"))))
+    (stability, memory), *other = texts
+    was_stable, used = (f" (baseline {text})" for text in other[0]) if other else ("", "")
+    return f"{stability}{was_stable}; memory {memory}{used}"
 
 
 def print_target(target: Mapping[str, Any], *, top: int | None = None) -> None:
@@ -125,7 +156,7 @@ def job_line(job: Mapping[str, Any]) -> str:
 
 
 def next_best(document: Mapping[str, Any], trials: Sequence[Trial]) -> str:
-    """Where the default config is the best one: how near the next one comes. Empty otherwise."""
+    """Where the baseline is the best one: how near the next one comes. Empty otherwise."""
     best, baseline = document["best"], document.get("baseline")
     if not baseline or best["config"] != baseline["config"]:
         return ""
@@ -143,8 +174,8 @@ def next_best(document: Mapping[str, Any], trials: Sequence[Trial]) -> str:
     speed, number = max(others)
     ratio = speed / best["measurement"]["tokens_per_s"]
     if ratio > 1:
-        return f"; trial {number} showed {ratio:.2f} times its tokens/s, which is not certain enough to name it"
-    return f"; the next best, trial {number}, has {ratio:.2f} of its tokens/s"
+        return f"; trial {number} looked {ratio:.2f}x faster in one run: not confirmed"
+    return f"; the next best, trial {number}, reached {ratio:.0%} of its tokens/s"
 
 
 def next_step(document: Mapping[str, Any]) -> str:
@@ -159,15 +190,15 @@ def next_step(document: Mapping[str, Any]) -> str:
 
 _PURPOSES: Mapping[TrialPurpose, tuple[str, str]] = {
     TrialPurpose.SEARCH: ("{} searched", "{} searched"),
-    TrialPurpose.BASELINE: ("the default config", "{} runs of the default config"),
+    TrialPurpose.BASELINE: ("the baseline", "{} runs of the baseline"),
     TrialPurpose.REFERENCE: ("an fp32 reference", "{} fp32 references"),
-    TrialPurpose.FINAL: ("{} final measurement", "{} final measurements"),
+    TrialPurpose.FINAL: ("{} final", "{} finals"),
     TrialPurpose.PROXY: ("{} proxy", "{} proxies"),
 }
 """what trials of each purpose are called: one trial, several trials"""
 _STATUSES: Mapping[TrialStatus, str] = {
     TrialStatus.COMPLETED: "completed",
-    TrialStatus.STOPPED: "ended early without a chance to win",
+    TrialStatus.STOPPED: "stopped early",
     TrialStatus.FAILED: "failed",
     TrialStatus.CANCELLED: "cancelled",
     TrialStatus.INFEASIBLE: "infeasible",
@@ -177,16 +208,20 @@ _STATUSES: Mapping[TrialStatus, str] = {
 
 
 def trials_line(trials: Sequence[Trial]) -> str:
-    """Trials counted by purpose and by status: `trials: 14 searched, the default config, 6 final measurements (19 completed, 2 failed)`."""
-    purposes = Counter(t.purpose for t in trials)
+    """Trials counted by purpose and by status: `trials: 14 searched, the baseline, 6 finals (19 completed, 2 failed)`."""
     statuses = Counter(t.status for t in trials)
-    kinds = [words[n > 1].format(n) for purpose, words in _PURPOSES.items() if (n := purposes[purpose])]
     ends = [f"{n} {words}" for status, words in _STATUSES.items() if (n := statuses[status])]
-    return f"trials: {', '.join(kinds)} ({', '.join(ends)})"
+    return f"trials: {runs_line(trials)} ({', '.join(ends)})"
+
+
+def runs_line(trials: Sequence[Trial]) -> str:
+    """Trials counted by purpose: `14 searched, the baseline, 6 finals`."""
+    purposes = Counter(t.purpose for t in trials)
+    return ", ".join(words[n > 1].format(n) for purpose, words in _PURPOSES.items() if (n := purposes[purpose]))
 
 
 def speedup_line(document: Mapping[str, Any]) -> str:
-    """How the best config of a study compares with the default config, and how often both were measured; empty without both.
+    """How the best config of a study compares with the baseline, and how often both were measured; empty without both.
 
     `document` is the public document {study, best, baseline, speedup, final_rounds, ...}.
     """
@@ -194,7 +229,7 @@ def speedup_line(document: Mapping[str, Any]) -> str:
     if not study or not best or not baseline:
         return ""
     ended = StudyStatus(study["status"]).is_terminal
-    tied = f", tied with {trial_numbers(document['tied_with'])}" if document.get("tied_with") else ""
+    tied = f"; statistically tied with {trial_numbers(document['tied_with'])}" if document.get("tied_with") else ""
     if noisy := document.get("too_noisy"):
         return str(noisy["message"])
     if best["config"] == baseline["config"]:
@@ -202,11 +237,12 @@ def speedup_line(document: Mapping[str, Any]) -> str:
     if not document.get("speedup"):
         return ""
     if document.get("final_rounds"):
-        how = ", both measured again in turn"
+        how = "re-measured side by side"
     else:
-        how = " (each measured once)" if ended else " (not yet measured again)"
-    speedup = format_speedup(document["speedup"], document.get("speedup_low"), document.get("speedup_high"))
-    return f"{speedup} the tokens/s of the default config{how}{tied}"
+        how = "each measured once" if ended else "not yet re-measured"
+    low, high = document.get("speedup_low"), document.get("speedup_high")
+    interval = f"95% CI {low:.2f}-{high:.2f}, " if low is not None and high is not None else ""
+    return f"{document['speedup']:.2f}x the baseline ({interval}{how}){tied}"
 
 
 def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
@@ -251,7 +287,7 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
 
 DECIDED = "study.decided"
 CAUSES: Mapping[str, str] = {
-    "Tick": "time went on",
+    "Tick": "time passed",
     "ControllerBegan": "a controller began",
     "AttemptAdopted": "trial {number} goes on under this controller",
     "AttemptQueued": "trial {number} waits for ranks",
@@ -295,11 +331,13 @@ def history_line(event: Mapping[str, Any]) -> str:
         return f"trial {data.get('number')}: it {asked}: {data.get('reason', '')}"
     if kind == "controller.began":
         known = data.get("capacity")
-        return f"a controller began with {known} ranks at hand" if known else "a controller began"
+        return f"controller started; {known} ranks available" if known else "controller started"
     if kind == "machine.changed":
         return str(data.get("message", ""))
     if kind == "program.checked":
         return f"program checked: {data.get('message', '')}"
+    if kind.startswith("guess."):
+        return str(data.get("message", ""))
     if kind == "study.wanted":
         return data.get("message") or f"asked to {data.get('wanted')}"
     if kind == "cluster.calibrated":

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.output import JsonOption, NoCheckOption, NoProfileOption, SpecArgument, StoreOption, emit, note
+from autotune.cli.output import (
+    JsonOption,
+    NoCheckOption,
+    NoProfileOption,
+    SpecArgument,
+    StoreOption,
+    VerboseOption,
+    emit,
+    note,
+)
 from autotune.cli.quantities import tokens
 from autotune.cli.stand_ins import note_stand_ins
 
@@ -72,6 +81,7 @@ def tune(
     ] = None,
     no_check: NoCheckOption = False,
     no_profile: NoProfileOption = False,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """Runs a study until it ends: on this machine, or in an allocation of Slurm on its nodes.
@@ -129,8 +139,8 @@ def tune(
         if json:
             emit(answer)
         else:
-            why = api.explain(database, result.record.id)["text"] if result.best else ()
-            print_study(answer, [trial.to_dict() for trial in result.shown], why=why)
+            why = api.explain(database, result.record.id)["text"] if result.best and verbose else ()
+            print_study(answer, [trial.to_dict() for trial in result.shown], why=why, verbose=verbose)
             note(f"stored in {home.shown}")
     home.begin_again(result.record, document)
     if result.record.status is StudyStatus.PAUSED:

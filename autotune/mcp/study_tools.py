@@ -65,7 +65,7 @@ class StudyTools:
         ]
 
     def study_result(self, study: StudyId) -> StudyReport:
-        """A study's state and answer so far: the best config, the default config beside it, the speedup with its 95% interval; of a study with a target, the target's ranking. Ask again while it runs."""
+        """A study's state and answer so far: the best config, the baseline beside it, the speedup with its 95% interval; of a study with a target, the target's ranking. Ask again while it runs."""
         return _report(self._source.status(study))
 
     def study_trials(

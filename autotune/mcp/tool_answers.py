@@ -152,7 +152,7 @@ class TrialRow(ToolAnswer):
     status: str
     """COMPLETED, STOPPED, FAILED, ..."""
     purpose: str
-    """baseline (the default config), search, final, ..."""
+    """baseline (what everything is compared with), search, final, ..."""
     tokens_per_s: float | None
     """measured; None where nothing was"""
     step_time_s: float | None
@@ -272,7 +272,7 @@ class StudyReport(ToolAnswer):
     best: TrialRow | None
     """the winner, or the best so far"""
     baseline: TrialRow | None
-    """the default config, measured the same way"""
+    """the baseline, measured the same way"""
     speedup: float | None
     """best against baseline in tokens per second"""
     speedup_low: float | None

@@ -60,7 +60,7 @@ class RanksToday:
     @property
     def said(self) -> str:
         """In words."""
-        shared = f", {self.replicas} of which have data of their own" if self.replicas < self.today else ""
+        shared = f", {self.replicas} with their own data" if self.replicas < self.today else ""
         return f"{self.today} ranks{shared}"
 
     @property

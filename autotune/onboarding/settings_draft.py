@@ -120,7 +120,7 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
                 **_peft(program, document),
             },
             comment=f"batch: {micro} x {batch // (micro * replicas)} on {place.ranks} ranks"
-            + (f", {replicas} of which have data of their own" if replicas < place.ranks else ""),
+            + (f", {replicas} with their own data" if replicas < place.ranks else ""),
         ),
         Entry(key="space", value={**space, **{knob: [value] for knob, value in fixed.items()}}),
         Entry(

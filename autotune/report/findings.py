@@ -43,16 +43,16 @@ def why(found: Result) -> list[str]:
             f"Trial {best.number} is the best of {len(found.measured)} measured ones; the baseline was not measured."
         ]
     rivals = trial_numbers(found.tied_with) if found.tied_with else ""
-    tied = [f"The measurements do not tell trial {best.number} from {rivals}."] if rivals else []
+    tied = [f"Trial {best.number} is statistically tied with {rivals}."] if rivals else []
     if found.too_noisy is not None:
-        return [f"{str(found.too_noisy).capitalize()}, so nothing is claimed and the default config stays."]
+        return [f"{str(found.too_noisy).capitalize()}, so nothing is claimed and the baseline stays."]
     if best.config == baseline.config:
-        return ["Nothing that was tried beats the default config.", *tied]
+        return ["Nothing that was tried beats the baseline.", *tied]
     sentences = []
     if found.speedup is not None and best.measurement and baseline.measurement:
         sentences.append(
             f"{format_count(tokens_per_s(best))} against {format_count(tokens_per_s(baseline))} tokens per second: "
-            f"{format_speedup(found.speedup, found.speedup_low, found.speedup_high, times=' times')} the default config."
+            f"{format_speedup(found.speedup, found.speedup_low, found.speedup_high, times=' times')} the baseline."
         )
     sentences += tied
     changes = changed_knobs(baseline, best)

@@ -72,7 +72,7 @@ def _head(found: Result, page: str) -> str:
     gain = (
         ""
         if found.speedup is None and found.too_noisy is None
-        else f": {speedup_word(found, over=' over the default config')}"
+        else f": {speedup_word(found, over=' over the baseline')}"
     )
     study = f"[study {record.id}]({page})" if page else f"study {code(record.id)}"
     lines = [f"### {text(record.study.name)}{gain}", text(setting_line(found), most=MOST_SENTENCE)]
@@ -81,7 +81,7 @@ def _head(found: Result, page: str) -> str:
 
 
 def _answer(found: Result, page: str) -> str:
-    """Winner, default config and those that were measured again; then why it won."""
+    """Winner, baseline and those that were re-measured; then why it won."""
     named = [("**best**", found.best), ("default", found.baseline)]
     known = {trial.number for _, trial in named if trial is not None}
     named += [("", trial) for trial in found.confirmed[:MOST_CONFIGS] if trial.number not in known]

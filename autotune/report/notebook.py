@@ -24,7 +24,7 @@ class NotebookView:
         return drawings()
 
     def summary_html(self, result: Result) -> str:
-        """Name, status and speedup; a table of winner and default config; why it won."""
+        """Name, status and speedup; a table of winner and baseline; why it won."""
         study = result.record.study
         heading = (
             f"<strong>{escape(study.name)}</strong>: {escape(str(result.record.status))}, {len(result.shown)} trials"
@@ -34,7 +34,7 @@ class NotebookView:
         elif result.speedup is not None:
             speedup = result.speedup, result.speedup_low, result.speedup_high
             is_open = not result.record.status.is_terminal
-            heading += f", {escape(format_speedup(*speedup, over=' over the default config', is_open=is_open))}"
+            heading += f", {escape(format_speedup(*speedup, over=' over the baseline', is_open=is_open))}"
         rows = [
             _row(label, trial)
             for label, trial in (("best", result.best), ("default", result.baseline))

@@ -45,7 +45,7 @@ def when_line(found: Result) -> str:
 
 
 def speedup_word(found: Result, *, over: str = "") -> str:
-    """`1.18× (95%: 1.14 to 1.22)` and `over`; a dash where there is none."""
+    """`1.18× (95% CI 1.14-1.22)` and `over`; a dash where there is none."""
     if found.too_noisy is not None:
         return "too noisy to tell"
     if found.speedup is None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune.report.notes import brief_note, gist_of, notes_of
 from autotune.report.table_layout import Column, FittedTable, Shortening
-from autotune.spec import Trial, TrialPurpose, TrialStatus, config_label
+from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus, config_label
 from autotune.spec.count import format_count as format_count
 from autotune.spec.duration import format_duration as format_duration
 from autotune.spec.estimate import MemoryParts, TimeParts
@@ -71,10 +71,12 @@ STATUS_COLOURS: Mapping[str, str] = {
     "INFEASIBLE": "magenta",
 }
 
-SPEEDS = "tokens per second; measured ones are relative to the default config of the same time; step: median"
+SPEEDS = "Tokens/s, corrected for machine drift with the baseline. Step is the median step time."
 """under tables of trials: which figure a config has (`autotune.results.config_figures`)"""
-AS_MEASURED = "tokens per second, as measured: the default config has no measurement to relate them to"
-"""the same where the default config could not be measured"""
+AS_MEASURED = (
+    "Tokens/s as measured: the baseline was not measured, so drift is not corrected. Step is the median step time."
+)
+"""the same where the baseline could not be measured"""
 MIN_CONFIG = 24
 """columns that a config has at the least; three or four knobs to a line"""
 MAX_NOTE, MIN_NOTE = 48, 24
@@ -151,6 +153,77 @@ def time_legend(
 def speeds_line(trials: Sequence[Trial]) -> str:
     """What the speeds in a table of these trials are."""
     return SPEEDS if any(t.purpose is TrialPurpose.BASELINE and t.is_measured for t in trials) else AS_MEASURED
+
+
+def by_config(trials: Iterable[Trial]) -> list[tuple[Trial, int, float]]:
+    """One trial for each config, how often the config ran, and the seconds that took.
+
+    The trial is the first one that is no final: in `Result.shown` it has the figure of all runs of its config. A later failure counts.
+    """
+    groups: dict[object, list[Trial]] = {}
+    for trial in sorted(trials, key=lambda t: (t.purpose is TrialPurpose.FINAL, t.number)):
+        alone = trial.purpose in (TrialPurpose.REFERENCE, TrialPurpose.PROXY)
+        groups.setdefault((trial.config, trial.number if alone else None), []).append(trial)
+    rows = []
+    for group in groups.values():
+        shown = next((t for t in group if t.is_measured), group[0])
+        if (failed := next((t for t in group if t.failure is not None), None)) is not None:
+            shown = replace(shown, status=failed.status, failure=failed.failure)
+        spent = sum((t.ended_at - t.started_at).total_seconds() for t in group if t.started_at and t.ended_at)
+        rows.append((shown, len(group), spent))
+    return sorted(rows, key=lambda row: row[0].number)
+
+
+def configs_of_study_table(
+    trials: Iterable[Trial], *, best: ParallelConfig | None = None, palette: Palette = FULL
+) -> FittedTable:
+    """One row per config: runs, status, predicted and measured tokens/s, step, memory, stability, time spent, and why it ended early.
+
+    A narrow terminal leaves out notes first, then predictions, times spent, steps, and stability last.
+    """
+    rows = by_config(trials)
+    notes = notes_of([trial for trial, _, _ in rows])
+    dropped = ("note", "predicted", "spent", "gist", "step", "stability")
+    table = FittedTable(
+        empty=lambda: plain_table(palette),
+        columns=(
+            Column(key="#", right=True),
+            Column(key="config", least=MIN_CONFIG, cut=False),
+            Column(key="runs", right=True),
+            Column(key="status"),
+            *(Column(key=n, right=True) for n in ("predicted", "measured", "step", "memory", "stability", "spent")),
+            Column(key="note", most=MAX_NOTE, least=MIN_NOTE),
+            Column(key="gist", heading="note"),
+        ),
+        stages=(
+            Shortening(without=frozenset({"gist"}), shorten=("note",)),
+            *(Shortening(without=frozenset(dropped[:n])) for n in range(1, len(dropped))),
+            Shortening(without=frozenset(dropped), shorten=("config",)),
+        ),
+        ellipsis=palette.unicode,
+        caption="\n".join((speeds_line([t for t, _, _ in rows]), *(safe(line, palette) for line in notes.shared))),
+    )
+    for trial, runs, spent in rows:
+        measured = trial.measurement if trial.is_measured else None
+        wins = best is not None and trial.config == best and trial.purpose is not TrialPurpose.REFERENCE
+        named = trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.REFERENCE, TrialPurpose.PROXY)
+        memory = trial.measurement.peak_memory_bytes if trial.measurement else None
+        table.add_row(
+            f"{trial.number}{palette.best if wins else ''}",
+            config_label(trial.config) + (f" ({trial.purpose})" if named else ""),
+            str(runs),
+            _status(trial.status),
+            format_count(float(trial.estimate.tokens_per_s)) if trial.estimate else palette.nothing,
+            format_count(measured.tokens_per_s) if measured else palette.nothing,
+            format_duration(measured.step_time_s) if measured else palette.nothing,
+            format_bytes(memory) if memory else palette.nothing,
+            f"{trial.reward.stability:.2f}" if trial.reward else palette.nothing,
+            format_duration(spent) if spent else palette.nothing,
+            safe(notes.cells[trial.number], palette) if trial.status is not TrialStatus.COMPLETED else "",
+            safe(gist_of(trial), palette),
+            style="bold" if wins else "",
+        )
+    return table
 
 
 def trials_table(

@@ -361,7 +361,10 @@ def launch_document(
     if result.best is None and trial is None:
         told = (prediction_note(result.record), *told)
     if silenced := [f"--{name}={off}" for name, off in OF_A_RUN.items() if f"--{name}={off}" in launch.argv]:
-        told = (*told, f"it has {', '.join(silenced)}, as trials do; give launch.sh your own behind them")
+        told = (
+            *told,
+            f"switched off, as in trials: {', '.join(silenced)}; to change that, append your own: `sh launch.sh --save_strategy=steps`",
+        )
     tuned = provenance(result) if result.best is not None and config == result.best.config else {}
     launch = in_environment_of(study, replace(launch, notes=(*launch.notes, *told), tuned=tuned))
     job = job_of(starter, launch, study.workload, config, job_options)
@@ -420,7 +423,7 @@ def _length_notes(
     launch, longer = (target.launch(workload, config, {**options, "steps": n}) for n in (steps, steps + 1))
     if launch == longer:
         return ()
-    return (f"it trains {steps} steps, as a trial may; give the option steps=N for your whole training",)
+    return (f"runs only {steps} steps, like a trial; for the full run export again with `--option steps=N`",)
 
 
 def ranked_documents(result: Result, top: int) -> list[dict[str, Any]]:

@@ -1,21 +1,21 @@
 """The figure of a config: the one speed that every table, page and answer shows of it, with the step time and the cost that follow from it.
 
-    v      tokens/s of a measurement              v_0    tokens/s of the default config around the same time
-    V_0    tokens/s of the default config: its final rounds pooled, else its first measurement
+    v      tokens/s of a measurement              v_0    tokens/s of the baseline around the same time
+    V_0    tokens/s of the baseline: its final rounds pooled, else its first measurement
 
     figure = V_0 v / v_0
 
-v_0 of a final round is V_0 times what the median speed of the default config's run in it is to that of its pooled rounds; where that run was cancelled or failed, its run in the round before counts.
-Of the search it is V_0 less what the default config's median speeds (mean of the logarithms of its runs) gained from the search to the finals. By medians, because one slow step among the few of a run of the default
+v_0 of a final round is V_0 times what the median speed of the baseline's run in it is to that of its pooled rounds; where that run was cancelled or failed, its run in the round before counts.
+Of the search it is V_0 less what the baseline's median speeds (mean of the logarithms of its runs) gained from the search to the finals. By medians, because one slow step among the few of a run of the default
 config would move all configs of the same time against the others.
 
-A machine does not stay as fast as it is, so measurements of different hours are compared by their ratios to the default config. A config that took part in
+A machine does not stay as fast as it is, so measurements of different hours are compared by their ratios to the baseline. A config that took part in
 the finals has the ratio of its final rounds, pooled. The search's measurement is left out of it: it is what the config was chosen by, and the best of many
 measurements is too good on average (the winner's curse). Any other config has the ratio of its one measurement. So the winner's tokens/s are the default
 config's times the speedup, wherever they stand.
 
-Trials of the search come here as they would have been at the machine's first level (`autotune.reward.machine_level`). Where the default config was measured
-in the search alone, they stand so. Without a measured default config nothing can be related, and measurements stand as they are. The store keeps what was measured.
+Trials of the search come here as they would have been at the machine's first level (`autotune.reward.machine_level`). Where the baseline was measured
+in the search alone, they stand so. Without a measured baseline nothing can be related, and measurements stand as they are. The store keeps what was measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SAME = 1e-9
 
 
 def with_figures(winner: Winner, trials: Sequence[Trial], stability_weight: float) -> tuple[Winner, tuple[Trial, ...]]:
-    """The winner and all trials, each measurement moved to its config's figure. The first trial of a config that was measured again holds what the finals
+    """The winner and all trials, each measurement moved to its config's figure. The first trial of a config that was re-measured holds what the finals
     measured; a final trial has the figure of its own round. `stability_weight`: of the study's objective."""
     again = {t.number: t for t in winner.confirmed}
     default = winner.baseline if winner.baseline is not None and winner.baseline.number in again else None
@@ -59,9 +59,9 @@ def with_figures(winner: Winner, trials: Sequence[Trial], stability_weight: floa
 
 
 def _default_speed(trial: Trial, trials: Sequence[Trial], figure: Trial) -> float | None:
-    """v_0: tokens per second of the default config around the time of this measurement; None where it was not measured. `figure`: the default config at V_0.
+    """v_0: tokens per second of the baseline around the time of this measurement; None where it was not measured. `figure`: the baseline at V_0.
 
-    Of a final trial: in the same round, or in the last one before it in which the default config was measured. Of any other, pooled ones included: what its reward is relative to.
+    Of a final trial: in the same round, or in the last one before it in which the baseline was measured. Of any other, pooled ones included: what its reward is relative to.
     """
     default = baseline_of(trials)
     if default is None:

@@ -11,7 +11,7 @@ from autotune.spec import Trial
 
 
 def confirmed_best(store: HistoryReader, **filters: Any) -> list[tuple[StudyRecord, Trial]]:
-    """The best of all studies, best first; measurements of configs that were measured again have the speed of the finals. `filters`: of `HistoryReader.best`."""
+    """The best of all studies, best first; measurements of configs that were re-measured have the speed of the finals. `filters`: of `HistoryReader.best`."""
     return [(record, _as_confirmed(record, trial)) for record, trial in store.best(**filters)]
 
 

@@ -30,7 +30,7 @@ class Result:
     best: Trial | None
     """the named winner, or the best so far, of `shown`; after the finals with the measurement and the reward that they gave"""
     baseline: Trial | None
-    """the default config's trial of `shown`, where it could be measured; after the finals with their measurement"""
+    """the baseline's trial of `shown`, where it could be measured; after the finals with their measurement"""
     speedup: float | None
     """best against baseline in tokens per second"""
     speedup_low: float | None = None
@@ -42,15 +42,15 @@ class Result:
     tied_with: tuple[int, ...] = ()
     """numbers of the trials whose configs cannot be told from the best"""
     final_rounds: int = 0
-    """rounds in which best and baseline were measured again; 0: they were measured once"""
+    """rounds in which best and baseline were re-measured; 0: they were measured once"""
     confirmed: tuple[Trial, ...] = ()
-    """all configs that were measured again, best first, of `shown`"""
+    """all configs that were re-measured, best first, of `shown`"""
     infeasible: Mapping[str, int] = field(default_factory=dict)
     """configs that cannot be run here, counted by reason: the law, the trainer's limit, or what the runner lacks"""
     notes: tuple[str, ...] = ()
     """what must be said beside the speedup, in words"""
     too_noisy: TooNoisy | None = None
-    """why nothing can be claimed: how far apart the runs of the default config are"""
+    """why nothing can be claimed: how far apart the runs of the baseline are"""
     is_left: bool = False
     """whether it waits for another controller, because the last one died"""
 

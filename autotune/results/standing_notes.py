@@ -46,11 +46,11 @@ def _below(result: Result) -> Mapping[int, str]:
 def why_below(trial: Trial, result: Result, *, than: float) -> str:
     """Why a trial stands below another whose reward is `than`, in words."""
     if trial.config in failed_in_finals(result.trials):
-        return "failed when it was measured again"
+        return "failed when it was re-measured"
     if not competes(trial, result.record.study):
         return "a reference, not of the space"
     if trial.number not in {t.number for t in counted_once(result.shown)}:
-        return "measured again later, which counts"
+        return "re-measured later, which counts"
     if result.too_noisy is not None:
         return "too noisy to tell"
     if trial.number in result.tied_with:
@@ -58,7 +58,7 @@ def why_below(trial: Trial, result: Result, *, than: float) -> str:
     if total_of(trial) <= than + ROUNDING:
         return "its reward is lower"
     if trial.number in {t.number for t in result.confirmed}:
-        return "measured again: not surely faster than the default config"
+        return "re-measured: not surely faster than the baseline"
     once = "measured once" if trial.status is TrialStatus.COMPLETED else "ended early, measured once"
     if not result.final_rounds or result.baseline is None:
         return once

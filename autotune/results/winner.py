@@ -25,8 +25,8 @@ def winner_of(record: StudyRecord, trials: Sequence[Trial]) -> Winner:
 def standings(best: Trial | None, confirmed: Sequence[Trial], trials: Sequence[Trial], study: Study) -> list[Trial]:
     """One trial for each measured config, without those that failed in the finals; `trials`: with their configs' figures.
 
-    The winner, then the others that beat the default config in the finals, then the rest, each by reward: of two configs that look alike, the one that was
-    measured once may have been lucky, and does not stand before the one that was measured again.
+    The winner, then the others that beat the baseline in the finals, then the rest, each by reward: of two configs that look alike, the one that was
+    measured once may have been lucky, and does not stand before the one that was re-measured.
     """
     seen: dict[ParallelConfig, Trial] = {}
     rewarded = (t for t in may_win(trials, study) if t.reward is not None)

@@ -153,7 +153,7 @@ def _edit(number: int, edit: Edit, review: Review) -> list[str]:
     rows = _rows(f"{number}. {_changes(edit)}: {_gain_of(edit, review)}, {_memory(edit.memory_bytes)}{remark}")
     rows += [_excerpt(line) for line in edit.lines]
     if edit.unplaced:
-        rows += _rows(f"     and set {', '.join(edit.unplaced)}, of which the file has no line")
+        rows += _rows(f"     and set {', '.join(edit.unplaced)} (no line for these in the file)")
     return rows
 
 
@@ -164,7 +164,7 @@ def _together(review: Review) -> Iterator[str]:
     if review.together is None:
         more = review.best_gain - 1.0
         if review.fits is False:
-            yield "no edit makes it fit with these ranks and this batch: more GPUs, or knobs that the launch cannot be told"
+            yield "no edit makes it fit with these ranks and this batch: more GPUs, or knobs that the launch does not have"
         elif more >= 0.03:
             yield f"no edit is sure to gain: the best guess is {more:+.0%}, and its interval has losses in it; a trial, or --measured, tells more"
         else:

@@ -1,10 +1,10 @@
 """The level of a machine: by which factor all configs are faster or slower than they were when the study began.
 
-    y_k      ln speed (of the median step) of run k of the default config, relative to its first run
+    y_k      ln speed (of the median step) of run k of the baseline, relative to its first run
     phase    runs in a row that the noise between runs explains; its level L is the mean of their y, less that of the first phase
     gap      trials between the last run of one phase and the first run of the next: the machine changed before one of them, or after the last
 
-The default config is measured again during the search. A run leaves its phase when it is off the phase's mean by more than the 99% interval of the noise
+The baseline is re-measured during the search. A run leaves its phase when it is off the phase's mean by more than the 99% interval of the noise
 between runs (`RunNoise`: the prior of 2% and the runs within phases). One such run is no change: it may have been disturbed. A change is what two runs in a
 row agree on.
 
@@ -18,7 +18,7 @@ has the probability `ALONE` beforehand there.
 t_i: median step time, p_i: its prediction, s_i: standard deviation of the prediction, f: Student's t density, whose tails forgive a wrong prediction. Levels that
 remain possible (more than 5%) are all kept: a trial in a gap has the range of them.
 
-With a single run of the default config, or runs that agree, the level is 0 throughout and nothing changes. All of this is a function of the trials and
+With a single run of the baseline, or runs that agree, the level is 0 throughout and nothing changes. All of this is a function of the trials and
 their numbers, the order in which they began.
 """
 
@@ -40,7 +40,7 @@ from autotune.spec import Measurement, Reward, Trial, TrialPurpose
 POSSIBLE = 0.05
 """probability above which a level is kept as possible for a trial in a gap"""
 ALONE = 0.97
-"""probability that what disturbed a single run of the default config disturbed nothing else"""
+"""probability that what disturbed a single run of the baseline disturbed nothing else"""
 PREDICTION_FREEDOM = 4.0
 """degrees of freedom of the errors of predictions"""
 INTERVAL_SDS = 1.645
@@ -74,7 +74,7 @@ class Phase:
     level: float
     """L: mean ln speed of its runs relative to the first phase"""
     runs: tuple[int, ...]
-    """numbers of the default config's trials"""
+    """numbers of the baseline's trials"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class MachineLevels:
     """The phases of one study's search, and the level in each of its trials."""
 
     def __init__(self, trials: Iterable[Trial] = (), *, earlier: MachineLevels | None = None) -> None:
-        """`trials`: of one study, in any order; final measurements, which are held against the default config of their own round, count for nothing. `earlier`: the
+        """`trials`: of one study, in any order; final measurements, which are held against the baseline of their own round, count for nothing. `earlier`: the
         levels of some of them, of which figures are taken over."""
         measured = sorted(
             (t for t in trials if t.is_measured and t.purpose is not TrialPurpose.FINAL), key=lambda t: t.number
@@ -109,7 +109,7 @@ class MachineLevels:
         self.phases = tuple(found)
         self._starts = [phase.runs[0] for phase in self.phases]
         self.odd = frozenset(run for _, after in alone for run in after.runs)
-        """runs of the default config that are in no phase"""
+        """runs of the baseline that are in no phase"""
         self._gaps: dict[int, LevelRange] = {}
         for before, after in alone:
             self._gaps |= _gap(before, after, others, unchanged=ALONE)
@@ -133,7 +133,7 @@ class MachineLevels:
 
     @property
     def last_run(self) -> int:
-        """Number of the last run of the default config in a phase; -1 before the first."""
+        """Number of the last run of the baseline in a phase; -1 before the first."""
         return self.phases[-1].runs[-1] if self.phases else -1
 
     def at(self, number: int) -> LevelRange:
@@ -200,7 +200,7 @@ def moved(reward: Reward, log_speed: float, stability_weight: float) -> Reward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """What counts of a run of the default config."""
+    """What counts of a run of the baseline."""
 
     y: float
     """ln of its median tokens per second"""
@@ -213,7 +213,7 @@ class _Run:
 
 
 def _phases(runs: Mapping[int, _Run]) -> tuple[list[Phase], list[tuple[Phase, Phase]]]:
-    """The phases of the default config's runs, by number in order; and the runs that are in none, each as a phase after the one that it followed."""
+    """The phases of the baseline's runs, by number in order; and the runs that are in none, each as a phase after the one that it followed."""
     first, *rest = runs
     found, odd = [[first]], list[int]()
     alone: dict[int, list[int]] = {}

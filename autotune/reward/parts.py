@@ -137,7 +137,7 @@ SCORED_VALUES: Mapping[str, ScoredValue] = {
     name: value for part in STABILITY_PARTS.values() for name, value in part.values.items()
 }
 """the scored values of all parts by name"""
-STABILITY_RULE = "stability is the product of its parts, of which the step time counts by its fourth root"
+STABILITY_RULE = "stability = product of the rows above; steady step time enters as its fourth root"
 THROUGHPUT_TERMS: Mapping[str, str] = {
     "tokens_per_s_ratio": "tokens/s, times {whose}",
     "efficiency": "worth of a token, times {whose}",

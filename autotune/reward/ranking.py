@@ -35,7 +35,7 @@ def asked_again(trials: Iterable[Trial]) -> set[int]:
 
 
 def counted_once(trials: Sequence[Trial]) -> list[Trial]:
-    """The measured trials but the finals' and the proxies, by number, each config of the search once: of the default config the first run, which everything is relative
+    """The measured trials but the finals' and the proxies, by number, each config of the search once: of the baseline the first run, which everything is relative
     to; of a config that was asked for again the last run."""
     measured = sorted((t for t in trials if t.is_measured and t.purpose not in _OUTSIDE), key=lambda t: t.number)
     default = next((t for t in measured if t.purpose is TrialPurpose.BASELINE), None)

@@ -97,7 +97,7 @@ def undisturbed(runs: Sequence[Measurement]) -> list[bool]:
 
 
 def steady_rounds(default: Sequence[Measurement]) -> list[bool]:
-    """Which rounds of the finals count, by the default config's run in each. It opens even rounds and closes odd ones, so rounds 2i and 2i + 1 lie between two of
+    """Which rounds of the finals count, by the baseline's run in each. It opens even rounds and closes odd ones, so rounds 2i and 2i + 1 lie between two of
     its runs. Where these differ by more than the noise between runs, the machine changed in one of the two rounds, or disturbed a run: neither counts."""
     noise, steady = RunNoise.of(default), [True] * len(default)
     for r in range(0, len(default) - 1, 2):

@@ -143,7 +143,7 @@ class TargetDocument(Document, defer_build=True):
     """The job that is meant, where fewer GPUs are at hand than it will have."""
 
     cluster: AskedCluster = Field(
-        description="catalog name (GPU-NODESxGPUS), or the fields inline; GPUs of the type at hand"
+        description="catalog name (GPU-NODESxGPUS), or the fields inline; GPUs of the type you have"
     )
     global_batch_size: Sizes | None = Field(
         default=None, description="sequences per optimizer step of that job; the workload's when left out"

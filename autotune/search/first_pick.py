@@ -69,7 +69,7 @@ def statement(
     default: those of `first_pick.json`."""
     if times > FARTHEST:
         return (
-            f"the target has {times:g} times the GPUs at hand, and beyond {FARTHEST} times nothing can be said of the first pick: run proxies on more GPUs, up to a "
+            f"the target has {times:g} times the GPUs you have, and beyond {FARTHEST} times nothing can be said of the first pick: run proxies on more GPUs, up to a "
             "quarter of the target's"
         )
     if shortfall < NO_RIVAL:

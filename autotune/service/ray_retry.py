@@ -101,7 +101,7 @@ class RetriedRay:
                 log.exception("unexpected error while Ray was started")
                 problem = f"{type(error).__name__}: {error}"
             if not self._closing.is_set():
-                log.warning("%s; history and pages are served, and Ray is tried again in %.0f s", problem, wait_s)
-            self._problem = f"{problem}; it is tried again"
+                log.warning("%s; history and pages are served, next attempt to start Ray in %.0f s", problem, wait_s)
+            self._problem = f"{problem}; retrying"
             self._closing.wait(wait_s)
             wait_s = min(LONGEST_WAIT_S, 2 * wait_s)

@@ -97,7 +97,7 @@ class StudySummary(Answer):
     trials: dict[str, int] = Field(description="trials by status", examples=[{"COMPLETED": 4, "FAILED": 1}])
     speedup: float | None = Field(description="of the winner; null until the study has ended", examples=[1.31])
     too_noisy: Plain | None = Field(
-        default=None, description="of a study that could not be judged, the spread of its default config; else null"
+        default=None, description="of a study that could not be judged, the spread of its baseline; else null"
     )
     tags: list[str] = Field(default=[], description="words by which people find it again")
     ray: Plain | None = Field(default=None, description="the Ray job that runs it: job, url; null: none does")
@@ -184,7 +184,7 @@ class StudyList(Answer):
 
 
 class StatusAnswer(StudyAnswer):
-    """A study with its best config and the default config, measured the same way."""
+    """A study with its best config and the baseline, measured the same way."""
 
     best: TrialDocument | None
     baseline: TrialDocument | None
@@ -193,9 +193,9 @@ class StatusAnswer(StudyAnswer):
     speedup_high: float | None = Field(default=None, description="upper end of its 95% interval", examples=[1.35])
     too_noisy: Plain | None = Field(
         default=None,
-        description="where the runs of the default config disagree too much for any claim: tokens_per_s_low, tokens_per_s_high, factor, limit, runs, message, remedy; else null",
+        description="where the runs of the baseline disagree too much for any claim: tokens_per_s_low, tokens_per_s_high, factor, limit, runs, message, remedy; else null",
     )
-    tied_with: list[int] = Field(default=[], description="trials whose configs cannot be told from the best")
+    tied_with: list[int] = Field(default=[], description="trials whose configs are statistically tied with the best")
     infeasible: dict[str, int] = Field(default={}, description="configs that cannot be run here, counted by reason")
     target: Plain | None = Field(
         default=None, description="how the target's configs rank, for a study that runs proxies of them; else null"

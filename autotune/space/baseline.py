@@ -15,7 +15,7 @@ from autotune.spec import ConfigTable, ParallelConfig
 
 
 def default_config(space: SearchSpace) -> ParallelConfig:
-    """The default config of a space's workload: data parallel only, micro-batch 1.
+    """The baseline of a space's workload: data parallel only, micro-batch 1.
 
     It uses as many ranks as the space allows and the batch sizes can be dealt to; it need not be in the space itself, only legal. Where no
     such config is legal (no batch size is a multiple of any world size), it is the config of the space that comes nearest: least model

@@ -74,7 +74,7 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
         holds=lambda target, config, held: target.cluster.gpu.name == held.gpu.name,
         reason=lambda target, config, held: (
             "a proxy runs on the GPUs that are meant, because the constants of the cost model are those of a GPU type, "
-            f"but the target has {target.cluster.gpu.name} and {held.gpu.name} are at hand"
+            f"but the target has {target.cluster.gpu.name} the cluster you have has {held.gpu.name}"
         ),
         remedy=lambda target, config, held: f"run proxies on {target.cluster.gpu.name}",
         field="cluster",
@@ -94,7 +94,7 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
         holds=lambda target, config, held: _least_ranks(target, config) <= held.num_gpus,
         reason=lambda target, config, held: (
             "a proxy has the tensor, context and expert degrees of its target, "
-            f"but tp={config.tp}, cp={config.cp} and ep={config.ep} need {_least_ranks(target, config)} ranks and {held.num_gpus} are at hand"
+            f"but tp={config.tp}, cp={config.cp} and ep={config.ep} need {_least_ranks(target, config)} ranks and only {held.num_gpus} are available"
         ),
         remedy=lambda target, config, held: f"hold {_least_ranks(target, config)} GPUs, or leave such configs without proxies",
         field="cluster",

@@ -206,7 +206,7 @@ def _nothing_legal(workload: Workload, space: SpaceSpec, excluded: Mapping[str, 
     foremost = sorted(reasons, key=lambda name: -excluded.get(name, 0))[:SAID_LAWS]
     counts = "; ".join(f"{count:,}: {words}" for words, count in in_words(excluded).items())
     return InfeasibleError(
-        f"no config of the space {space.name!r} is legal for {workload.model.name} on {workload.cluster.name}: "
-        f"all {sum(excluded.values()):,} combinations break a law ({counts}); the nearest miss is {config}: {'; and '.join(reasons[name] for name in foremost)}",
+        f"no config of the space {space.name!r} is valid for {workload.model.name} on {workload.cluster.name}: "
+        f"all {sum(excluded.values()):,} combinations break a rule ({counts}); the nearest miss is {config}: {'; and '.join(reasons[name] for name in foremost)}",
         field="space",
     )

@@ -15,7 +15,7 @@ Units are SI and bytes; a name ends in its unit. Only the catalog does I/O, on f
 """
 
 from autotune.spec.cluster import ClusterSpec, GpuSpec, LinkSpec
-from autotune.spec.config import FIELDS, KNOBS, PRECISIONS, SCHEDULES, ParallelConfig, config_label
+from autotune.spec.config import FIELDS, KNOBS, PRECISIONS, SCHEDULES, ParallelConfig, config_changes, config_label
 from autotune.spec.dry_run import (
     MEMORY_CATEGORIES,
     CollectiveCall,
@@ -85,5 +85,6 @@ __all__ = [
     "TrialStatus",
     "Wanted",
     "Workload",
+    "config_changes",
     "config_label",
 ]

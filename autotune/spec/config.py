@@ -277,6 +277,25 @@ def config_label(config: ParallelConfig) -> str:
     return " ".join(words)
 
 
+def config_changes(before: ParallelConfig, after: ParallelConfig) -> str:
+    """What to change to come from one config to the other, in the words of labels: `mb 4 -> 8, acc 4 -> 2`; empty for equal ones."""
+    own = {*before.extra, *after.extra}
+    pairs = {
+        **{_short_name(d): (getattr(before, d.name), getattr(after, d.name)) for d in KNOBS.values()},
+        **{name: (before.extra.get(name), after.extra.get(name)) for name in sorted(own)},
+    }
+    return ", ".join(f"{name} {_as_word(a)} -> {_as_word(b)}" for name, (a, b) in pairs.items() if a != b)
+
+
+def _short_name(declared: Knob) -> str:
+    """`mb` of the label `mb{}`; the knob's name where the label is of its value."""
+    return declared.label.removesuffix("{}") if not declared.label.startswith("{}") else declared.name
+
+
+def _as_word(value: Any) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
 def knobs_of(text: str, own: Mapping[str, Knob] | None = None) -> dict[str, Any]:
     """The knobs that a text gives, typed as `tp=2,pp=1,precision=bf16` or pasted from a table as `tp2 pp1 dp2 mb8 acc1 fp32`.
 

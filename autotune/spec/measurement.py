@@ -55,7 +55,7 @@ class Measurement:
     reference_losses: tuple[float, ...] = ()
     """losses of an fp32 reference on the same data, if one was measured"""
     reference_grad_norms: tuple[float, ...] = ()
-    """gradient norms on the same data of that reference, or of the default config where there is none: what spikes there is the data's fault"""
+    """gradient norms on the same data of that reference, or of the baseline where there is none: what spikes there is the data's fault"""
     loss_comparison: LossComparison | None = None
     """the loss at equal tokens against other configs', where they do not see the same data"""
     time_from: str = ""

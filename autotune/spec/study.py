@@ -115,9 +115,9 @@ class MeasureSpec:
     precision: float = 0.03
     """the trial ends when the 95% confidence interval of the median step time is within +- this fraction"""
     finalists: int = 2
-    """number of best configs at least that are measured again, together with the baseline, before a winner is named; more where they cannot be told apart"""
+    """number of best configs at least that are re-measured, together with the baseline, before a winner is named; more where they cannot be told apart"""
     final_rounds: int = 2
-    """rounds at least in which finalists and baseline are measured again, in turn; up to twice as many runs where no winner stands out"""
+    """rounds at least in which finalists and baseline are re-measured, in turn; up to twice as many runs where no winner stands out"""
     stability_steps: int = 0
     """steps of the last round, if more than in the others: a longer run to judge the stability of losses, norms and memory; 0: the same as in other rounds"""
     start_timeout_s: float = 120.0
@@ -169,7 +169,7 @@ class Study:
     data: str | None = None
     """text or .bin file to train on; None means the text that ships with the package"""
     baseline: ParallelConfig | None = None
-    """the default config to beat; None means data parallel only, micro-batch 1, in the space's first precision"""
+    """the baseline to beat; None means data parallel only, micro-batch 1, in the space's first precision"""
     enqueue: tuple[ParallelConfig, ...] = ()
     """configs that the user wants to try first"""
     left_out: tuple[str, ...] = ()
@@ -206,10 +206,10 @@ def _check_searcher_of_proxies(searcher: str) -> None:
 
 
 def _check_no_baseline(baseline: ParallelConfig | None) -> None:
-    """Raises `SpecError` for a default config that nothing would be compared with."""
+    """Raises `SpecError` for a baseline that nothing would be compared with."""
     if baseline is not None:
         raise SpecError(
-            f"proxies are different trainings, of which none is compared with a default config, but baseline={baseline}",
+            f"proxies are different trainings and are never compared with a baseline, but baseline={baseline}",
             remedy="leave `baseline` out, or name the config under `enqueue` so that its proxy runs first; a study on the target itself takes a baseline",
             field="baseline",
         )
@@ -219,14 +219,14 @@ def _check_target(target: ClusterSpec, at_hand: ClusterSpec, objective: Objectiv
     """Raises `SpecError` for a target about which no proxy on the cluster at hand can say anything."""
     if target.gpu.name != at_hand.gpu.name:
         raise SpecError(
-            f"proxies must run on the target's type of GPU, but the target {target.name} has {target.gpu.name} and the cluster at hand, {at_hand.name}, "
+            f"proxies must run on the target's type of GPU, but the target {target.name} has {target.gpu.name} and your cluster {at_hand.name} "
             f"has {at_hand.gpu.name}",
             remedy=f"run the study on a node of {target.gpu.name}, or compare types of GPUs with `autotune plan --clusters`",
             field="target.cluster",
         )
     if target.num_gpus <= at_hand.num_gpus:
         raise SpecError(
-            f"a target must have more GPUs than the cluster at hand, but {target.name} has {target.num_gpus:,} and {at_hand.name} has {at_hand.num_gpus:,}",
+            f"a target must have more GPUs than the cluster that runs the trials, but {target.name} has {target.num_gpus:,} and {at_hand.name} has {at_hand.num_gpus:,}",
             remedy="name under `target` the cluster that the job is meant for, and under `cluster` the one that runs the trials; or leave `target` out",
             field="target.cluster",
         )

@@ -134,7 +134,7 @@ class TrialPurpose(StrEnum):
     """Why a trial is run."""
 
     BASELINE = "baseline"
-    """the default config, measured first; rewards are relative to it"""
+    """the baseline, measured first; rewards are relative to it"""
     REFERENCE = "reference"
     """the baseline in fp32, if the baseline itself is not fp32; losses of other precisions are compared with its losses"""
     SEARCH = "search"

@@ -1,7 +1,7 @@
 """What a controller begins with beside its study and the trials so far. It is kept in the study's history.
 
 capacity     ranks of the runner
-constants    of the cost model, where this cluster was measured; they may be measured again later
+constants    of the cost model, where this cluster was measured; they may be re-measured later
 accounts     elapsed time, rank-seconds and stop reason as of the last checkpoint
 """
 

@@ -1,6 +1,6 @@
 """Callbacks of `autotune.tune`: functions of the caller that hear of trials while a study runs.
 
-    on_trial(trial)    a trial has ended: measured, failed or cancelled; the default config and the final rounds included
+    on_trial(trial)    a trial has ended: measured, failed or cancelled; the baseline and the final rounds included
     on_best(trial)     this trial is the best so far
 
 They run in the thread of the study, between two steps of its loop, when what they hear of is already stored. An exception of one pauses the study and is raised

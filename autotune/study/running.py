@@ -274,13 +274,14 @@ def _run(
     if secrets := secrets_note(study):
         tell(Notice(message=secrets))
     for guess in study.left_out:
-        tell(Notice(message=f"a guess of the spec is left out, because this cluster cannot run it: {guess}"))
+        tell(Notice(message=f"enqueue: skipped a config that this cluster cannot run: {guess}"))
         if record.started_at is None:
             store.record_event(record.id, "guess.left_out", {"message": guess})
-    for guess in study.filled_in:
-        tell(Notice(message=f"a guess of the spec leaves out knobs that vary; it runs with {guess}"))
+    if study.filled_in:
+        told = f"enqueue: knobs left out were filled in for {len(study.filled_in)} config(s), e.g. {study.filled_in[0]}"
+        tell(Notice(message=told))
         if record.started_at is None:
-            store.record_event(record.id, "guess.filled_in", {"message": guess})
+            store.record_event(record.id, "guess.filled_in", {"message": told, "guesses": list(study.filled_in)})
     past = lease.told_in_order()
     # The runner comes before a calibration, which shares its connection to Ray: of a process that connects a second time Ray shows no metrics any more.
     runner = _runner_in_time(

@@ -255,7 +255,7 @@ class SearcherContract:
         assert played[1].config not in searcher.ask(1)
 
     def test_repeats_are_accepted(self) -> None:
-        """Finalists are measured again and told again."""
+        """Finalists are re-measured and told again."""
         searcher = self.make()
         played = self.play(searcher, trials=3)
         searcher.tell(_measured_only(played))

@@ -38,7 +38,7 @@ TRIALS = (
     "",
     "- *After 1, 3*: trials drawn among the rows within twice the best. *Studies*: those with more rows than trials.",
     "- *Fastest 1*: the trial that is predicted fastest.",
-    "- *Default 1*: the default config (data parallelism alone) or the row that comes nearest. *Default and 1*: and the trial that is then predicted fastest, as a study goes.",
+    "- *Default 1*: the baseline (data parallelism alone) or the row that comes nearest. *Default and 1*: and the trial that is then predicted fastest, as a study goes.",
     "- *Mixed*: trials of any GPU count and batch, and of other models of the cluster where a file has few rows of each, which no study does.",
     "",
     "These lines leave out that configs whose ranks run the same kernels share errors (q of [Error bars](mathematics/cost-model.md#error-bars)). With it, files that no pair was fitted on",

@@ -42,9 +42,9 @@ class Line:
     one_fastest: AfterTrials
     """after the trial that is predicted fastest"""
     default: AfterTrials
-    """after the default config"""
+    """after the baseline"""
     default_and_one: AfterTrials
-    """after the default config and the trial that is then predicted fastest"""
+    """after the baseline and the trial that is then predicted fastest"""
     three: AfterTrials
     """after three drawn trials"""
     mixed: tuple[AfterTrials, AfterTrials]

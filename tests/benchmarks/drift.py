@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.drift [--studies 200] [--kinds quiet,step,back,ramp,burst,wild] [--parallel 1]
 
-Fifteen configs of 0.8 to 1.3 times the default config's speed, 2% and more apart, searched in random order; predictions are off by 10% and say so. A run is as fast as its
+Fifteen configs of 0.8 to 1.3 times the baseline's speed, 2% and more apart, searched in random order; predictions are off by 10% and say so. A run is as fast as its
 config times exp(N(0, 2%)); its steps have 3% noise that is correlated by 0.5. The early stop, the finals and the claim are the controller's.
 
     quiet    the machine stays as it is                     step     it becomes 0.5 to 4 times slower (log-uniform) at a random time of the search
@@ -11,9 +11,9 @@ config times exp(N(0, 2%)); its steps have 3% noise that is correlated by 0.5. T
 
     best wins     the winner is the truly best config, or within 1% of it
     regret        of the winner
-    false claims  the interval of the claim does not hold the true ratio of the winner to the default config
-    dropped       the truly best config was stopped early and not measured again
-    default runs  of the default config during the search, beyond the first
+    false claims  the interval of the claim does not hold the true ratio of the winner to the baseline
+    dropped       the truly best config was stopped early and not re-measured
+    default runs  of the baseline during the search, beyond the first
 """
 
 from __future__ import annotations

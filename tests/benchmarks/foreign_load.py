@@ -12,7 +12,7 @@ work that is L times the study's own makes a step 1 + L times slower, and uneven
     equal    all configs as fast as the default one           spread   0.8 to 1.3 times as fast, in random order
 
     above 1.02   studies with a claim above 1.02              low above 1   with a claim whose interval lies above 1
-    held         the claimed interval holds the true ratio of the winner to the default config; a study that claims nothing holds
+    held         the claimed interval holds the true ratio of the winner to the baseline; a study that claims nothing holds
     held of claims   the same of the studies that claimed a speedup other than 1
     too noisy    studies that say so
 """

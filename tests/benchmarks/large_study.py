@@ -1,7 +1,7 @@
 """A study with very many trials, as a long search leaves it: written in bulk, in the store's own format.
 
 Its configs are legal and distinct, at most `MOST` of them, spread evenly over the space of a 8B model on 256 GPUs. What was predicted was measured with 10% of noise, 18 steps each;
-what was predicted not to fit ran out of memory. The default config comes first. The study has ended, or still runs (`status`).
+what was predicted not to fit ran out of memory. The baseline comes first. The study has ended, or still runs (`status`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def large_study(store: SqlStore, num_trials: int, *, status: StudyStatus = Study
 
 
 def large_trials(study: Study, num_trials: int) -> list[Trial]:
-    """The trials, the default config first."""
+    """The trials, the baseline first."""
     dice, space = random.Random(0), SearchSpace.of_study(study)
     default = default_config(space)
     at = np.linspace(0, len(space) - 1, num_trials).astype(int)
@@ -110,7 +110,7 @@ def _trial(
         seed=number,
         purpose=TrialPurpose.SEARCH if number else TrialPurpose.BASELINE,
         estimate=predicted,
-        reason="drawn at random" if number else "the default config",
+        reason="drawn at random" if number else "the baseline",
         attempts=1,
         created_at=began,
         started_at=began,

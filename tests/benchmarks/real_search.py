@@ -2,16 +2,16 @@
 
     python -m tests.benchmarks.real_search [--seeds 3] [--searchers bayesian,random] [--budget 12] [--rounds 3] [--first-look 3] [--store FILE]
 
-Every study measures the default config and then `budget` configs of its searcher: no enqueued configs, no history, no early stop, and throughput
+Every study measures the baseline and then `budget` configs of its searcher: no enqueued configs, no history, no early stop, and throughput
 alone as objective. All studies share one warm runner and take turns (all searchers with one seed, then the next seed).
 
 The speed of a config within a study is one short measurement on a machine that drifts. So every config that was the best of its study at some time and
-came within `NEAR` of that study's result is measured again, together with the default config, in rounds of alternating order. Its speed is the median
+came within `NEAR` of that study's result is re-measured, together with the baseline, in rounds of alternating order. Its speed is the median
 over the rounds of its tokens per second relative to the round's geometric mean. All columns use these speeds only.
 
     found       speed of the study's winner relative to the fastest config of all studies
-    over default  the same relative to the default config
-    within 5%   trials until the best so far was within 5% of the fastest (0: the default config was; budget + 1: never)
+    over default  the same relative to the baseline
+    within 5%   trials until the best so far was within 5% of the fastest (0: the baseline was; budget + 1: never)
     steps       optimizer steps of all trials of a study, warm-up included; a trial that is far slower than the best ends at its first look
 
 All results are kept in the store: the same command continues after an interruption.
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         runner.close()
         store.close()
     print(
-        f"{len(who)} configs measured again in {args.rounds} rounds; load {min(load):.1f} to {max(load):.1f}; "
+        f"{len(who)} configs re-measured in {args.rounds} rounds; load {min(load):.1f} to {max(load):.1f}; "
         f"{time.monotonic() - began:.0f} s"
     )
     print("\n".join(table(studies, speeds, assembly.baseline, args.budget)))

@@ -11,7 +11,7 @@ by a further one with mean 0.15; three runs in ten are quiet.
     equal      all configs as fast as the default one      spread   configs of 0.9 to 1.2 times the default's speed, 2% apart
     stopped    a search trial that was given up before its steps were measured
     dropped    the best of ten, 1% ahead of nine equals, was given up by the search
-    held       the interval holds the true ratio of the named winner to the default config
+    held       the interval holds the true ratio of the named winner to the baseline
 """
 
 from __future__ import annotations

@@ -124,5 +124,5 @@ def test_a_study_is_one_workload_and_tries_what_is_predicted_fastest() -> None:
     assert [list(study) for study in studies(rows, 3)] == [[0, 1, 2, 3]], "one row of b is not within twice its best"
     prior = uncertain(Calibration(), KNOWN, names=FREE)
     assert [list(tried) for tried in fastest(rows.take(np.arange(4)), 2, prior)] == [[2, 0]]
-    rows = replace(rows, plainness=np.flip(rows.plainness))  # the last row is the default config
+    rows = replace(rows, plainness=np.flip(rows.plainness))  # the last row is the baseline
     assert [list(tried) for tried in as_a_study(rows.take(np.arange(4)), 2, prior)] == [[3, 2]]

@@ -36,7 +36,7 @@ class Picture:
 
     name: str
     path: str
-    """{study}, {best}, {default}: id of the study, numbers of its winner and of the default config's trial"""
+    """{study}, {best}, {default}: id of the study, numbers of its winner and of the baseline's trial"""
     window: tuple[int, int] = WIDE
     scheme: Literal["light", "dark"] = "light"
     at: str = ""

@@ -97,7 +97,7 @@ def test_two_people_and_a_study_of_real_trials(
         for seen in (page, other):
             seen.locator("h1 .status.COMPLETED").wait_for(timeout=300_000)
         assert page.evaluate("window.kept")  # it followed the study without a reload
-        assert "Speedup over the default config" in page.inner_text(".answer")
+        assert "Speedup over the baseline" in page.inner_text(".answer")
 
         best = other.locator("tr.won a").first
         number = best.inner_text()

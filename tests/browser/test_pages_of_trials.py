@@ -69,7 +69,7 @@ def test_a_new_study_is_checked_while_it_is_typed_and_followed_to_its_launch(bro
         with page.expect_download() as got:
             page.get_by_role("link", name="All rows as CSV").first.click()
         assert got.value.suggested_filename == "step_times.csv"
-        follow(page, page.get_by_role("link", name="Compare with the default config"))
+        follow(page, page.get_by_role("link", name="Compare with the baseline"))
         assert "micro_batch_size" in page.locator("table.compared").first.inner_text()
         page.get_by_text("What is the same").click()
         page.get_by_label("Trials, by number").fill("1 2")

@@ -66,9 +66,9 @@ def played_through(schedules: list[Schedule], places: list[Place], folder: Path)
     assert [sentence for one in played for sentence in one.wrong] == []
     configs = {
         tuple(dict.fromkeys(one.trials)) for one in played
-    }  # how often the default config is measured again hangs on the measurements
+    }  # how often the baseline is re-measured hangs on the measurements
     (asked,) = configs
-    assert len(asked) == 5, "the default config and what the budget allows"
+    assert len(asked) == 5, "the baseline and what the budget allows"
     assert any(one.met for one in played)
 
 

@@ -34,7 +34,7 @@ def test_a_program_that_is_understood_is_ready(run, write_program, tmp_path):
     assert f"command   {command}" in done.out.splitlines()
     for line in (
         "space     2 legal configs",
-        "config    tp1 pp1 dp1 mb1 acc4 fp32 (the default config)",
+        "config    tp1 pp1 dp1 mb1 acc4 fp32 (the baseline)",
         f"program   {sys.executable}",
         "variable  CONFIG=FILES/train.json",
         "file      train.json",

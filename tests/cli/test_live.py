@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from autotune.cli.live import LiveView
-from autotune.cli.study_text import configs_table, next_best, speedup_line, trials_line
+from autotune.cli.study_text import configs_table, next_best, print_study, speedup_line, trials_line
 from autotune.reward import slowed
-from autotune.spec import TrialPurpose, TrialStatus
+from autotune.spec import TrialPurpose, TrialStatus, config_changes
 from autotune.study.progress import StudyOpened
 from tests.matrix import sampled
 from tests.report.worlds import record, trial, trials
@@ -106,23 +106,20 @@ def test_trials_are_counted_by_purpose_and_by_end() -> None:
         replace(trial(5), status=TrialStatus.STOPPED),
         *(replace(trial(n), purpose=TrialPurpose.FINAL) for n in (6, 7)),
     ]
-    assert trials_line(ran) == (
-        "trials: 5 searched, the default config, 2 final measurements "
-        "(6 completed, 1 ended early without a chance to win, 1 failed)"
-    )
+    assert trials_line(ran) == ("trials: 5 searched, the baseline, 2 finals (6 completed, 1 stopped early, 1 failed)")
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"final_rounds": 3}, "2.00x the tokens/s of the default config, both measured again in turn"),
-        ({"final_rounds": 0}, "2.00x the tokens/s of the default config (each measured once)"),
+        ({"final_rounds": 3}, "2.00x the baseline (re-measured side by side)"),
+        ({"final_rounds": 0}, "2.00x the baseline (each measured once)"),
         (
             {"final_rounds": 0, "study": {"status": "RUNNING"}},
-            "2.00x the tokens/s of the default config (not yet measured again)",
+            "2.00x the baseline (not yet re-measured)",
         ),
-        ({"best": {"config": {"tp": 1}}}, "the default config is the best"),
-        ({"best": {"config": {"tp": 1}}, "study": {"status": "RUNNING"}}, "the default config is the best so far"),
+        ({"best": {"config": {"tp": 1}}}, "the baseline is the best"),
+        ({"best": {"config": {"tp": 1}}, "study": {"status": "RUNNING"}}, "the baseline is the best so far"),
         ({"baseline": None}, ""),
         ({"speedup": None}, ""),
         ({"best": None}, ""),
@@ -181,6 +178,46 @@ def test_the_next_best_to_the_default_config_has_its_configs_figure() -> None:
     assert ratio > 1
     odd_round = replace(faster, number=9, purpose=TrialPurpose.FINAL, measurement=slowed(faster.measurement, 0.1))
     said = next_best(document, [default, faster, odd_round])
-    assert said == f"; trial 1 showed {ratio:.2f} times its tokens/s, which is not certain enough to name it"
+    assert said == f"; trial 1 looked {ratio:.2f}x faster in one run: not confirmed"
     slower = replace(faster, measurement=slowed(default.measurement, 2.0))
-    assert next_best(document, [default, slower]) == "; the next best, trial 1, has 0.50 of its tokens/s"
+    assert next_best(document, [default, slower]) == "; the next best, trial 1, reached 50% of its tokens/s"
+
+
+def test_a_study_ends_in_ten_lines_with_the_answer_first(capsys: pytest.CaptureFixture[str]) -> None:
+    default = replace(trial(0, step_time_s=1.0), purpose=TrialPurpose.BASELINE)
+    won = trial(3, step_time_s=0.5, micro_batch_size=2)
+    failed = replace(trial(4, micro_batch_size=4), status=TrialStatus.FAILED, measurement=None)
+    finals = [
+        replace(t, number=n, purpose=TrialPurpose.FINAL) for n, t in ((5, default), (6, won), (7, won), (8, default))
+    ]
+    document = {
+        "study": {"id": "abc", "name": "small", "status": "COMPLETED", "message": "done", "trainer": "native", "elapsed_s": 67.0, "ended_at": "x"},
+        "best": won.to_dict(),
+        "baseline": default.to_dict(),
+        "speedup": 2.0,
+        "speedup_low": 1.8,
+        "speedup_high": 2.2,
+        "final_rounds": 2,
+        "notes": ["The machine became slower.", "Another note."],
+        "infeasible": {"degrees": 12},
+    }  # fmt: skip
+    print_study(document, [t.to_dict() for t in (default, won, failed, *finals)])
+    shown = capsys.readouterr()
+    rows = [line for line in shown.out.splitlines() if line[:1].isdigit()]
+    assert [row.split("\t")[2] for row in rows] == ["3", "3", "1"], "one row per config, with its runs"
+    ending = shown.out.splitlines()[1 + len(rows) + 1 :] + shown.err.splitlines()
+    assert len(ending) <= 10
+    assert ending[0] == "change     mb 1 -> 2"
+    assert ending[1] == "speedup    2.00x the baseline (95% CI 1.80-2.20, re-measured side by side)"
+    assert ending[-1] == "export     autotune export abc --to native -o launch/"
+    assert "12" not in shown.out.split("change")[1].replace("abc", "")
+    print_study(document, [t.to_dict() for t in (default, won, *finals)], verbose=True)
+    assert "12 combinations" in capsys.readouterr().out
+
+
+def test_changes_are_told_in_the_words_of_labels() -> None:
+    base = trial(0).config
+    assert config_changes(base, base) == ""
+    after = replace(base, zero_stage=3, compile=True, recompute="full", extra={"bucket_mb": 4})
+    said = config_changes(base, after)
+    assert said == "recompute none -> full, zero 0 -> 3, compile off -> on, bucket_mb None -> 4"

@@ -78,7 +78,7 @@ def test_best_across_history_by_model_and_cluster(run, write):
 def test_the_terminal_shows_trials_winner_and_next_commands(run, write):
     done = run("tune", write())
     assert done.code == 0
-    assert "the default config" in done.out
+    assert "the baseline" in done.out
     assert "autotune export" in done.err
     assert "trial 0" in done.err
 
@@ -113,7 +113,7 @@ def test_explain_rerank_pareto_report_compare_logs(run, write, tmp_path):
     assert (printed["format"], printed["report"]) == ("html", page)
     assert "small" in run("compare", study, study).out
     assert len(run("compare", study, study, "--json").document["studies"]) == 2
-    told = run("logs", study).out
+    told = run("logs", study, "--verbose").out
     assert "submitted" in told
     assert "decision 3: attempt 1 of trial 0 ended" in told
     assert "study.decided" not in told
@@ -124,7 +124,7 @@ def test_explain_rerank_pareto_report_compare_logs(run, write, tmp_path):
 def test_each_cause_of_a_decision_has_words():
     assert set(CAUSES) == {"ControllerBegan", *(event.__name__ for event in get_args(commands.Event))}
     began = {"kind": "controller.began", "data": {"capacity": 4}}
-    assert logged_line(began) == "a controller began with 4 ranks at hand"
+    assert logged_line(began) == "controller started; 4 ranks available"
     asked = {"kind": "study.decided", "data": {"decision": 7, "cause": {"event": "InterruptAsked", "reason": "Ctrl-C"}}}
     assert logged_line(asked) == "decision 7: the controller was interrupted (Ctrl-C)"
 
@@ -134,7 +134,7 @@ def test_export_writes_a_launch(run, write, tmp_path):
     done = run("export", study, "--to", "megatron", "-o", tmp_path / "launch")
     assert done.code == 0, done.err
     assert "torchrun" in done.out
-    assert "it trains 50 steps, as a trial may; give the option steps=N" in done.err
+    assert "runs only 50 steps, like a trial; for the full run export again with `--option steps=N`" in done.err
     whole = run("export", study, "--to", "megatron", "--option", "steps=7000")
     assert "--train-iters=7000" in whole.out.replace("--train-iters 7000", "--train-iters=7000")
     assert "as a trial may" not in whole.err
@@ -195,7 +195,7 @@ def test_the_next_step_that_is_printed_names_the_studys_trainer_and_works_when_p
     space = {"micro_batch_size": [1, 2], "zero_stage": [0, 1, 3], "precision": ["bf16"]}
     spec = write(trainer=trainer, cluster=cluster, model="llama-1b", space=space, budget={"max_trials": 2})
     done = run("tune", spec)
-    pasted = next(line for line in done.err.splitlines() if "autotune export" in line).split()[1:]
+    pasted = next(line for line in done.err.splitlines() if "autotune export" in line).split()[2:]
     assert pasted[pasted.index("--to") + 1] == name
     exported = run(*pasted)
     assert exported.code == 0, exported.err

@@ -50,7 +50,7 @@ def test_a_finished_study_is_answered_first() -> None:
     page = markdown_report(record(), trials())
     read = rendered(page)
     first = read.text[: read.text.index("Trials (5)")]
-    assert "2.00× (95%: 1.73 to 2.31) over the default config" in first
+    assert "2.00× (95% CI 1.73-2.31) over the baseline" in first
     assert "micro_batch_size 1 -> 4" in first
     assert read.text.count("tp=1,pp=1,dp=8,micro_batch_size=4,accumulation_steps=2,precision=bf16") == 1
     assert "rank 3 ran out of memory: OutOfMemoryError: <b>tried</b> to allocate 2 GiB" in read.text

@@ -62,7 +62,7 @@ def test_the_second_number_stands_like_the_first() -> None:
     "found",
     [
         [stopped(1), stopped(2)],
-        [replace(trial(number), reason="measured again: round 1 of 2") for number in range(SHARED_BY)],
+        [replace(trial(number), reason="re-measured: round 1 of 2") for number in range(SHARED_BY)],
         [stopped(number, "interrupted") for number in range(SHARED_BY)],
         [infeasible(number, f"law {number}") for number in range(SHARED_BY)],
     ],

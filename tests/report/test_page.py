@@ -132,7 +132,7 @@ def test_words_and_figures_are_those_of_the_finals() -> None:
     ]
     listed = {"finals": [{"config": t.config.to_dict()} for t in (slow, fast)]}
     found = result_from(record(best=1, speedup=2.0, result=listed), [slow, fast, *finals])
-    assert "32.8k against 16.4k tokens per second: 2.00 times (95%: " in why(found)[0]
+    assert "32.8k against 16.4k tokens per second: 2.00 times (95% CI " in why(found)[0]
     assert why(replace(found, tied_with=(4, 6, 7)))[1] == "The measurements do not tell trial 1 from trials 4, 6 and 7."
 
 
@@ -147,7 +147,7 @@ def test_a_study_on_a_machine_that_is_too_noisy_claims_nothing() -> None:
     assert said.capitalize() in why(found)[0]
     page = html_report(found.record, found.trials)
     assert "too noisy to tell</b>" in page
-    assert "95%:" not in page
+    assert "95% CI" not in page
     document = api.document(found)
     assert document["speedup"] is document["speedup_low"] is document["speedup_high"] is None
     assert document["too_noisy"]["factor"] == pytest.approx(2.6)
@@ -163,11 +163,11 @@ def test_no_interval_is_shown_before_the_finals() -> None:
     )
     ended = record(best=None, baseline=None, speedup=None)
     running = replace(ended, status=StudyStatus.RUNNING)
-    assert "95%:" in html_report(ended, [default, other])
+    assert "95% CI" in html_report(ended, [default, other])
     found = result_from(running, [default, other])
     assert found.speedup == pytest.approx(2.5)
     assert (found.speedup_low, found.speedup_high) == (None, None)
-    assert "95%:" not in html_report(running, [default, other])
+    assert "95% CI" not in html_report(running, [default, other])
 
 
 def test_reasons_compare_steps_at_equal_tokens() -> None:

@@ -69,7 +69,7 @@ def test_the_steps_of_running_trials_are_a_figure_with_data() -> None:
 
 
 def test_a_round_of_the_finals_is_no_config_of_its_own() -> None:
-    """A config that was measured again has one figure, wherever it is shown; a lucky round is not the best."""
+    """A config that was re-measured has one figure, wherever it is shown; a lucky round is not the best."""
     lucky = replace(trial(5, step_time_s=0.1, micro_batch_size=4, accumulation_steps=2), purpose=TrialPurpose.FINAL)
     found = result_from(record(), [*trials(), lucky])
     figures = {figure.name: figure for figure in figures_of(found)}
@@ -111,7 +111,7 @@ def test_proxies_spend_the_budget_and_are_no_speed_of_the_target() -> None:
     for name in ("predicted_measured", "predicted_measured_memory"):
         told = figures[name].how_to_read
         assert "proxy" in told
-        assert not any(word in told for word in ("best trial", "default config"))
+        assert not any(word in told for word in ("best trial", "baseline"))
     assert "of the 2 ranks" in figures["timeline"].shows
 
 

@@ -179,14 +179,14 @@ def test_trials_on_narrow_terminals_keep_configs_and_numbers_whole() -> None:
         status=TrialStatus.STOPPED,
         reason="cannot win: median 0.5 s after 8 steps is above what may still win, 0.4 s",
     )
-    again = replace(trial(9), reason="measured again")
+    again = replace(trial(9), reason="re-measured")
     found = [trial(0), stopped, replace(trial(8), config=LONG), again]
     wide, narrow = (shown(trials_table(found), width=width) for width in (170, 80))
     assert "cannot win: median 0.5 s" in wide
     assert "predicted" in wide
     assert "cannot win" in narrow
     assert "median 0.5 s" not in narrow
-    assert "measured again" not in narrow
+    assert "re-measured" not in narrow
     assert "…" not in narrow
     for word in ("completed", "65.5k", "GiB", *config_label(LONG).split()):
         assert word in narrow.split(), word

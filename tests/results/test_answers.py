@@ -104,7 +104,7 @@ def test_the_best_stand_in_the_order_of_their_rewards(finished: tuple[Store, str
     found = api.best_document(store, study_id, top=99)
     totals = [row["reward"]["total"] for row in found["configs"]]
     assert found["configs"][0]["config"] == found["best"]["config"]
-    assert totals == sorted(totals, reverse=True)  # the default config is no better for its finals
+    assert totals == sorted(totals, reverse=True)  # the baseline is no better for its finals
 
 
 def test_a_config_that_failed_in_the_finals_is_in_no_ranking(finished: tuple[Store, str]) -> None:

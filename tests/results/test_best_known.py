@@ -52,12 +52,12 @@ def test_what_was_measured_is_told_with_what_is_behind_it(tuned: SqlStore) -> No
     assert len(found["configs"]) == 2
     behind = found["evidence"]
     (study,) = tuned.studies()
-    trials = tuned.trials(study.id)  # the default config may have run again
+    trials = tuned.trials(study.id)  # the baseline may have run again
     assert (behind["configs"], behind["trials"], behind["studies"]) == (len({t.config for t in trials}), len(trials), 1)
     assert datetime.now(UTC) - datetime.fromisoformat(behind["last_at"]) < timedelta(hours=1)
     assert behind["age_s"] >= 0
     left = found["untried"]
-    assert (left["legal"], left["measured"]) == (6, behind["configs"] - 1)  # the default config is outside of the space
+    assert (left["legal"], left["measured"]) == (6, behind["configs"] - 1)  # the baseline is outside of the space
     assert left["best"]["config"] not in [
         row["best"]["config"] for row in ask(tuned, model="gpt2-medium", top=9)["configs"]
     ]

@@ -29,7 +29,7 @@ def record() -> StudyRecord:
 
 
 def measured(number: int, config: int, slowness: float, purpose: TrialPurpose, default_slowness: float) -> Trial:
-    """A trial on a machine that is so many times slower than at first; its reward is relative to a default config at `default_slowness`."""
+    """A trial on a machine that is so many times slower than at first; its reward is relative to a baseline at `default_slowness`."""
     trial = replace(worlds.trial(number), config=worlds.trial(config, zero_stage=config).config, purpose=purpose)
     times = tuple(slowness / SPEEDS[config] * t for t in (1.0, 1.01, 0.99))
     assert trial.measurement is not None
@@ -40,7 +40,7 @@ def measured(number: int, config: int, slowness: float, purpose: TrialPurpose, d
 
 
 def study_on_a_machine_that_slows_down(finals: float = 3.0) -> list[Trial]:
-    """The default config and three others are measured once; two of them and the default twice more, when the machine is `finals` times slower and slows on."""
+    """The baseline and three others are measured once; two of them and the default twice more, when the machine is `finals` times slower and slows on."""
     first = [TrialPurpose.BASELINE, *[TrialPurpose.SEARCH] * 3]
     found = [measured(n, n, 1.0, purpose, 1.0) for n, purpose in enumerate(first)]
     for r in range(2):

@@ -49,7 +49,7 @@ TRIALS = [
     scored(2, 0.55, **B),
     *(scored(3 + i, time_s, TrialPurpose.FINAL, **knobs) for i, (_, time_s, knobs) in enumerate(FINALS)),
 ]
-"""The winner looked twice as fast as the default config and is 1.43 times as fast; another was seen once at 1.82 times."""
+"""The winner looked twice as fast as the baseline and is 1.43 times as fast; another was seen once at 1.82 times."""
 
 
 def studied(trials: list[Trial], **changes: object) -> tuple[StudyRecord, list[Trial]]:
@@ -140,7 +140,7 @@ def test_a_running_study_says_so_far_and_who_is_measured_again_needs_no_reason()
     late = [scored(0, 1.0, TrialPurpose.FINAL), scored(2, 0.75, TrialPurpose.FINAL, **B)]
     played = [*TRIALS, late[0], late[1], late[1], late[0]]
     trials = [replace(t, number=i) for i, t in enumerate(played)]
-    assert result_from(*studied(trials)).below == {}, "once it is measured again it stands where it belongs"
+    assert result_from(*studied(trials)).below == {}, "once it is re-measured it stands where it belongs"
 
 
 def test_the_live_view_shows_figures_and_stars_the_best_of_them(result: Result) -> None:
@@ -149,7 +149,7 @@ def test_the_live_view_shows_figures_and_stars_the_best_of_them(result: Result) 
     assert "measured once so far" in text
     assert result.best is not None
     assert "best 93.6k tokens/s: trial 1" in text
-    assert "(95%:" not in text
+    assert "(95% CI" not in text
 
 
 def test_the_live_view_says_that_the_machine_is_too_noisy_once_it_is_known() -> None:
@@ -195,4 +195,4 @@ def test_no_place_shows_an_interval_before_the_finals_are_over() -> None:
         repr(before),
         before._repr_html_(),
     ):
-        assert "(95%:" not in text
+        assert "(95% CI" not in text

@@ -1,4 +1,4 @@
-"""Phases of a machine from repeated runs of the default config, and the levels of the trials between them."""
+"""Phases of a machine from repeated runs of the baseline, and the levels of the trials between them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def trial(
 
 
 def runs(*times: float) -> list[Trial]:
-    """Runs of the default config, with two trials after each."""
+    """Runs of the baseline, with two trials after each."""
     return [
         trial(3 * i + k, t, BASELINE if k == 0 else TrialPurpose.SEARCH) for i, t in enumerate(times) for k in range(3)
     ]

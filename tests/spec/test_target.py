@@ -71,7 +71,7 @@ def test_the_sequence_of_a_target_may_have_a_unit_as_that_of_the_workload() -> N
             "objective.metric",
             "a target's configs are ranked by throughput",
         ),
-        ({"target": "h100-sxm-4x8", "baseline": {"dp": 3}}, "baseline", "none is compared with a default config"),
+        ({"target": "h100-sxm-4x8", "baseline": {"dp": 3}}, "baseline", "none is compared with a baseline"),
         ({"target": {"cluster": "h100-sxm-4x8", "batch": 64}}, "target.batch", "did you mean global_batch_size"),
         ({"target": {"clustr": "h100-sxm-4x8"}}, "target.clustr", "no key is called 'clustr'"),
         ({"target": {"cluster": "h100-sxm-4x8", "seq_len": 0}}, "target.seq_len", "greater than or equal to 1"),

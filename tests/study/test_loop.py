@@ -196,7 +196,7 @@ def test_a_changed_machine_is_told_kept_and_shown(store: Store) -> None:
     (told,) = [e.message for e in heard if isinstance(e, Notice)]
     assert kept.data["message"] == told
     assert told.startswith("The machine became 4 times slower between ")
-    assert "UTC (default config: 2,560 -> 640 tokens/s at its median step)." in told
+    assert "UTC (baseline: 2,560 -> 640 tokens/s at its median step)." in told
     result = result_of(store, study_id)
     assert told.startswith(result.notes[0])
     assert result.speedup == pytest.approx(2.0)

@@ -256,7 +256,7 @@ def test_the_plan_says_how_far_the_first_config_may_be_behind_before_any_proxy_r
 
 def test_a_default_config_that_nothing_would_be_compared_with_is_refused() -> None:
     default = {"dp": 32, "micro_batch_size": 8, "precision": "bf16"}
-    with pytest.raises(SpecError, match="none is compared with a default config") as refused:
+    with pytest.raises(SpecError, match="none is compared with a baseline") as refused:
         api.load_study(target_spec(baseline=default))
     assert refused.value.field == "baseline"
 

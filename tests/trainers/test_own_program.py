@@ -36,7 +36,7 @@ def study_of(folder: Path, **asked: Any) -> Study:
 
 
 def launched(folder: Path, **asked: Any) -> Launch:
-    """The launch of the default config of such a study."""
+    """The launch of the baseline of such a study."""
     study = study_of(folder, **asked)
     config = ParallelConfig(dp=2, accumulation_steps=8)
     return trainer(study.trainer).launch(study.workload, config, study.trainer_options)

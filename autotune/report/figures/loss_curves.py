@@ -1,4 +1,4 @@
-"""Loss of the winner and the default config against the fp32 reference."""
+"""Loss of the winner and the baseline against the fp32 reference."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def loss_curves(source: FigureSource) -> Figure | None:
     return Figure(
         name="loss_reference",
         title="Loss against the reference",
-        shows="Training loss in nats per token over the tokens seen after warm-up, of the winner, the default config and the fp32 reference.",
+        shows="Training loss in nats per token over the tokens seen after warm-up, of the winner, the baseline and the fp32 reference.",
         how_to_read=f"{alike}: a curve that leaves the reference upwards pays for its speed with precision.",
         svg=plot(
             [],
             lines,
             x=Axis(label="tokens seen after warm-up", format=format_count),
             y=loss_axis(known),
-            description="Loss of the winner and the default config against the fp32 reference",
+            description="Loss of the winner and the baseline against the fp32 reference",
             legend=True,
         ),
         table=table_of(

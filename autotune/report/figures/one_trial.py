@@ -150,7 +150,7 @@ def _grad_norms(source: TrialSource) -> Figure | None:
         name="gradient_norm",
         title="Gradient norm",
         shows="Global norm of the gradient of each optimizer step, before clipping.",
-        how_to_read="Spikes that the default config does not have at the same step are a sign of instability.",
+        how_to_read="Spikes that the baseline does not have at the same step are a sign of instability.",
         svg=plot(
             [],
             [Line(points=points)],

@@ -27,7 +27,7 @@ Pair = tuple[float, float, Trial]
 PREDICTED_MEMORY = Column(name="predicted_peak_memory_bytes", head="predicted", show=format_bytes)
 RATIO = Column(name="measured_over_predicted", head="measured / predicted", show=lambda value: f"{value:.2f}")
 _HOW = "On the dashed line the prediction is exact; above it more was measured than predicted. "
-_MARKS = "The large dot is the best trial, the square the default config."
+_MARKS = "The large dot is the best trial, the square the baseline."
 _PROXIES = "Each dot is a proxy: both figures are of the smaller job that it runs, not of the target's."
 
 

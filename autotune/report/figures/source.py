@@ -1,6 +1,6 @@
 """What figures are drawn from: a study's result, and what the cost model says of its space.
 
-Figures show at most `MAX_MARKS` trials: more can't be told apart. Left-out trials are spread evenly; the best, the default config, each improvement and what
+Figures show at most `MAX_MARKS` trials: more can't be told apart. Left-out trials are spread evenly; the best, the baseline, each improvement and what
 failed last stay. A figure's table holds all of them.
 """
 

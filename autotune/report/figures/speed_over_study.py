@@ -1,4 +1,4 @@
-"""The best speed so far, over trials and over time, with the default config and the most that is predicted."""
+"""The best speed so far, over trials and over time, with the baseline and the most that is predicted."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from autotune.spec import Trial, config_label
 
 BEST = Column(name="best_tokens_per_s", head="best so far, tokens/s", show=format_count)
 _HOW = (
-    "Each dot is a measured trial, paler where another dot holds the figure of its config, which was measured again, or where the config is no match for the best (its words say why); the large dot is the best. The line is the best so far, the square and the dashed "
-    "line are the default config, the dotted line is the most that the cost model predicts for any config that fits. Crosses at the bottom failed."
+    "Each dot is a trial; pale dots were superseded by a re-measurement or cannot win (hover to see why). The large dot is the best. Solid line: best so far. Square and dashed "
+    "line: baseline. Dotted line: the highest prediction of any config that fits. Crosses at the bottom: failed."
 )
 
 
@@ -104,7 +104,7 @@ def _levels(source: FigureSource, end: float) -> list[Line]:
     found = []
     if (default := source.result.baseline) is not None and default.is_measured:
         speed = tokens_per_s(default)
-        found.append(Line(points=[(0.0, speed), (end, speed)], kind="dashed", label="default config"))
+        found.append(Line(points=[(0.0, speed), (end, speed)], kind="dashed", label="baseline"))
     optimum = source.space.optimum_tokens_per_s if source.space is not None else None
     if optimum is not None:
         label = f"most predicted: {format_count(optimum)}"

@@ -1,4 +1,4 @@
-"""Where the time of a step and the memory of a rank go: the winner beside the default config and the runner-up."""
+"""Where the time of a step and the memory of a rank go: the winner beside the baseline and the runner-up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAR = 4.0
 
 
 def compared_trials(source: FigureSource) -> list[tuple[str, Trial]]:
-    """Winner, runner-up and default config with their roles; each trial once."""
+    """Winner, runner-up and baseline with their roles; each trial once."""
     best, default = source.result.best, source.result.baseline
     if best is None:
         return []
@@ -67,7 +67,7 @@ def step_parts(source: FigureSource) -> Figure | None:
     return Figure(
         name="step_parts",
         title="Where the time of a step goes",
-        shows=f"Seconds of one optimizer step by cause ({whence}), of the winner, the runner-up and the default config.",
+        shows=f"Seconds of one optimizer step by cause ({whence}), of the winner, the runner-up and the baseline.",
         how_to_read="Each bar is one step, its colours are the causes; the tick across the bar and the number beside it are the measured step time. "
         "Communication that hides behind computation takes no time and is not shown. Batches may differ: compare speeds, not only lengths.",
         svg=stacked_bars(
@@ -75,7 +75,7 @@ def step_parts(source: FigureSource) -> Figure | None:
             names=names,
             number=format_duration,
             x_label="seconds of one optimizer step",
-            description="Parts of a step of the winner, the runner-up and the default config",
+            description="Parts of a step of the winner, the runner-up and the baseline",
             tick_values=time_ticks,
         ),
         table=table_of(
@@ -118,7 +118,7 @@ def memory_parts(source: FigureSource) -> Figure | None:
     return Figure(
         name="memory_parts",
         title="Where the memory goes",
-        shows=f"Peak memory in bytes of the fullest rank by cause, as predicted, of the winner, the runner-up and the default config.{far}",
+        shows=f"Peak memory in bytes of the fullest rank by cause, as predicted, of the winner, the runner-up and the baseline.{far}",
         how_to_read="Colours are the causes; the tick across the bar and the number beside it are the measured peak. "
         "A bar or tick close to the dashed line has no room for a larger micro-batch.",
         svg=svg,

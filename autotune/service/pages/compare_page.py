@@ -47,7 +47,7 @@ async def compare_studies(request: Request) -> Response:
 @router.get("/studies/{study_id}/compare")
 @page
 async def compare_trials(request: Request) -> Response:
-    """Trials of a study side by side. Without numbers: the best and the default config."""
+    """Trials of a study side by side. Without numbers: the best and the baseline."""
     service, caller = await visitor(request)
     words = " ".join(request.query_params.getlist("trial"))
     numbers = _distinct([trial_number(word) for word in re.split(r"[\s,]+", words) if word], MOST_TRIALS, "trials")

@@ -28,10 +28,10 @@ from autotune.spec import Trial, TrialStatus
 router = APIRouter()
 
 PURPOSES: Mapping[str, str] = {
-    "baseline": "the default config, which everything is compared with",
-    "reference": "the default config in fp32, whose losses others are compared with",
+    "baseline": "baseline: every trial is compared with it",
+    "reference": "the baseline in fp32, whose losses others are compared with",
     "search": "proposed by the searcher",
-    "final": "measured again, in turn with others, before a winner is named",
+    "final": "re-measured side by side before a winner is named",
     "proxy": "on fewer GPUs, in place of a config of the target",
 }
 """why a trial is run, by its purpose"""
@@ -118,7 +118,7 @@ def _source(store: ServiceStore, result: Result, number: int) -> TrialSource:
 
 
 def _knobs(trial: Trial, baseline: Trial | None) -> list[dict[str, Any]]:
-    """Knobs with their values, and those of the default config where it was measured."""
+    """Knobs with their values, and those of the baseline where it was measured."""
     ours = knob_words(trial.config)
     theirs = knob_words(baseline.config) if baseline is not None else ours
     return [

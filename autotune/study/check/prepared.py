@@ -1,4 +1,4 @@
-"""`autotune check`: a study's default config as a launch, and a few real steps of it.
+"""`autotune check`: a study's baseline as a launch, and a few real steps of it.
 
 prepare_check    legality, the rendered launch, and what this machine lacks; starts nothing
 run_check        runs the steps on the study's own runner
@@ -37,7 +37,7 @@ class PreparedCheck:
     config: ParallelConfig
     """the config whose steps are run"""
     why_config: str
-    """why this one: it is the default config, or the smallest one"""
+    """why this one: it is the baseline, or the smallest one"""
     launch: Launch | None
     """what its first node starts; None for the native trainer"""
     folder: str
@@ -79,7 +79,7 @@ def prepare_check(study: Study, *, store: KnowledgeStore | None = None) -> Prepa
     return PreparedCheck(
         assembly=assembly,
         config=config,
-        why_config="the default config" if config == assembly.baseline else "the smallest config of the space",
+        why_config="the baseline" if config == assembly.baseline else "the smallest config of the space",
         launch=launch.placed("FILES") if launch is not None else None,
         folder=folder,
         program=program,

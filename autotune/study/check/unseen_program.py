@@ -53,7 +53,7 @@ def needs_check(study: Study, store: StudyReader, study_id: str, past: Sequence[
 def check_unseen(
     assembly: Assembly, runner: TrialRunner, lease: StudyLease, tell: OnEvent, stop: Callable[[], bool]
 ) -> None:
-    """Runs a few steps of the default config. Raises `ProgramError` when the program does not work with any config; that only this
+    """Runs a few steps of the baseline. Raises `ProgramError` when the program does not work with any config; that only this
     config fails (out of memory, say) does not stop the study. Ends early when the study is to pause or end."""
     study, config = assembly.study, config_to_check(assembly, runner.capacity)
     glanced_s = time.monotonic()
@@ -67,11 +67,7 @@ def check_unseen(
             is_wanted = lease.may_run()
         return stop() or not is_wanted
 
-    tell(
-        Notice(
-            message=f"this program is new to this store, so {STEPS} steps of it are tried first{_command(study, config)}"
-        )
-    )
+    tell(Notice(message=f"first run of this program: testing {STEPS} steps{_command(study, config)}"))
     second = second_config(assembly, config, runner.capacity)
     found = check_program(study, runner, config, study_id=lease.study_id, interrupted=interrupted, second=second)
     if found.interrupted:
@@ -98,7 +94,7 @@ def check_unseen(
 
 
 def config_to_check(assembly: Assembly, capacity: float = math.inf) -> ParallelConfig:
-    """The default config; where it needs more ranks than there are, or the trainer refuses it, the smallest of the space."""
+    """The baseline; where it needs more ranks than there are, or the trainer refuses it, the smallest of the space."""
     default = assembly.baseline
     is_runnable = default.world_size <= capacity and not assembly.refuse(default)
     return default if is_runnable else smallest_config(assembly.space)

@@ -79,7 +79,7 @@ def verdict_of(check: ProgramCheck) -> Verdict:
     if failure.kind is FailureKind.OUT_OF_MEMORY:
         return Verdict(
             ready=False,
-            message=_failed("the program starts, but the default config runs out of memory", failure),
+            message=_failed("the program starts, but the baseline runs out of memory", failure),
             remedy="name a config that fits as `baseline`",
         )
     if check.step_times_s:
@@ -93,7 +93,7 @@ def verdict_of(check: ProgramCheck) -> Verdict:
 
 def _ready(check: ProgramCheck) -> str:
     steps, time_s, memory = len(check.step_times_s), check.step_time_s, check.peak_memory_bytes
-    words = [f"ready: {steps} steps were read"]
+    words = [f"ready: read {steps} steps"]
     if time_s is not None:
         source = {
             "probe": " by the probe",

@@ -8,7 +8,7 @@ attempts.py        ranks in use, deadlines, lost attempts        rest.py        
 trial_index.py     all trials, with running counts               trial_requests.py   a trial as a request to the runner
 final_rounds.py    which runs of the finals count
 remeasure.py       what a changed machine asks for              machine_changes.py  its changes in words
-scoring.py         a report becomes a terminal trial             finals.py        who is measured again
+scoring.py         a report becomes a terminal trial             finals.py        who is re-measured
 winner.py          who won, and by how much             too_noisy.py      when nothing can be told
 budget.py          what is used up                               stop_rule.py     whether further trials pay
 admission.py       trials as they are asked for, or refused

@@ -1,6 +1,6 @@
 """What a study has used up, and what of its budget, or of the time of the job that it runs in, says that the search must end.
 
-The last part of wall time and rank-seconds is reserved for the finals, because a winner that is not measured again is only a guess. What the finals
+The last part of wall time and rank-seconds is reserved for the finals, because a winner that is not re-measured is only a guess. What the finals
 will take is estimated from the attempts so far; at most half of the budget is reserved.
 """
 

@@ -32,11 +32,11 @@ class StudyPhase(StrEnum):
     """What a study is doing."""
 
     BASELINE = "baseline"
-    """the default config is measured, and the reference of stability where one is wanted"""
+    """the baseline is measured, and the reference of stability where one is wanted"""
     SEARCH = "search"
     """the searcher proposes: the user's guesses first"""
     FINALS = "finals"
-    """finalists and baseline are measured again, in turn"""
+    """finalists and baseline are re-measured, in turn"""
     ENDED = "ended"
     """nothing more will be started"""
 
@@ -159,7 +159,7 @@ class KeepLate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteMachineChange:
-    """Repeated runs of the default config showed that the machine changed."""
+    """Repeated runs of the baseline showed that the machine changed."""
 
     change: MachineChange
     again: tuple[int, ...]

@@ -1,13 +1,13 @@
-"""The runs of the finals that count: beside those of the default config in the same rounds, without rounds in which something else than the config moved them.
+"""The runs of the finals that count: beside those of the baseline in the same rounds, without rounds in which something else than the config moved them.
 
     a round counts for a config    when both finished it, neither run was disturbed by a burst, and the machine did not change in it
 
 Where no round counts for both, each has its own undisturbed runs, as they are; nothing is claimed where the machine changed in all of them.
 
-A config may join late, when the first finalists have raced (`finals`). Its first run then belongs to a later round: as many rounds after the first as the default config
-had begun before it. The default config opens the rounds of late comers.
+A config may join late, when the first finalists have raced (`finals`). Its first run then belongs to a later round: as many rounds after the first as the baseline
+had begun before it. The baseline opens the rounds of late comers.
 
-Rounds are levelled before they are pooled: all times of a round are multiplied by what the default config's median speed in it is above its mean over the rounds that count
+Rounds are levelled before they are pooled: all times of a round are multiplied by what the baseline's median speed in it is above its mean over the rounds that count
 (of the logarithms). A machine that changed between two rounds then makes no config look unsteady, and counts for the same in the mean of each.
 """
 
@@ -62,7 +62,7 @@ def runs_beside(
     theirs = runs_of(baseline.config, finals, late + count)
     steady, theirs = steady_and_closed(theirs)[late:], theirs[late:]
     both = _both(runs, theirs, steady)
-    if not any(both):  # a default config that was disturbed tells no level
+    if not any(both):  # a baseline that was disturbed tells no level
         return _kept(runs, which_count(runs, steady)), _kept(theirs, which_count(theirs, steady))
     factors = _levels(theirs, both)
     level = [slowed(m, f) for m, f in zip(runs, factors, strict=True)]
@@ -92,7 +92,7 @@ def _both(runs: Sequence[Measurement], theirs: Sequence[Measurement], steady: Se
 
 
 def gained(default: ParallelConfig, trials: Sequence[Trial], rounds: int | None = None) -> float:
-    """By how much in ln speed the default config became faster from the search to the finals, or their first `rounds`. Its runs in the search that are in none of the
+    """By how much in ln speed the baseline became faster from the search to the finals, or their first `rounds`. Its runs in the search that are in none of the
     machine's phases count for nothing."""
     numbers = {number for phase in MachineLevels(trials).phases for number in phase.runs}
     search = [t for t in trials if t.config == default and t.number in numbers]
@@ -107,7 +107,7 @@ def gained(default: ParallelConfig, trials: Sequence[Trial], rounds: int | None 
 
 
 def steady_and_closed(default: Sequence[Measurement]) -> list[bool]:
-    """`steady_rounds`, without a last round that the default config opened and did not close, unless its run is like those of rounds that count: a burst that began before
+    """`steady_rounds`, without a last round that the baseline opened and did not close, unless its run is like those of rounds that count: a burst that began before
     the run and ended after it makes all others of the round look fast."""
     steady = steady_rounds(default)
     if len(default) % 2 and len(default) > 1:

@@ -12,7 +12,7 @@ cancels a linear drift, and each config is held against the baseline of the same
                 `final_rounds` rounds; and so on until nobody stands above, or as many runs as the first race may take are used up. The last ones go on while they
                 stand above the leader and were measured less often
 
-"Surely" is the 95% interval of `autotune.reward.run_noise`. A config that fails when it is measured again cannot win. The last round may be longer
+"Surely" is the 95% interval of `autotune.reward.run_noise`. A config that fails when it is re-measured cannot win. The last round may be longer
 (`MeasureSpec.stability_steps`): its losses, norms and memory are what the winner's stability is judged by, and a config that diverges there is out.
 Who has won is decided in `winner`.
 
@@ -75,14 +75,14 @@ def contenders(trials: Sequence[Trial], study: Study) -> list[Trial]:
 
 
 def participants(trials: Sequence[Trial], study: Study) -> tuple[ParallelConfig, ...]:
-    """The first finalists, and the late comers that were measured beside the default config."""
+    """The first finalists, and the late comers that were measured beside the baseline."""
     first, finals, baseline = first_finalists(trials, study), ended_finals(trials), baseline_of(trials)
     late = dict.fromkeys(t.config for t in finals if t.config not in first)
     return (*first, *(c for c in late if first and rounds_of(c, first, finals, baseline)))
 
 
 def first_finalists(trials: Sequence[Trial], study: Study) -> tuple[ParallelConfig, ...]:
-    """Who is measured again: the baseline, where it was measured, the best other configs (`MeasureSpec.finalists`), and those that cannot be told from the
+    """Who is re-measured: the baseline, where it was measured, the best other configs (`MeasureSpec.finalists`), and those that cannot be told from the
     best; empty when that is under two.
 
     Trials that were stopped early may come back: a lucky measurement of another may have stopped them.
@@ -104,9 +104,28 @@ def _is_behind(trial: Trial, best: Trial, study: Study) -> bool:
     return apart > slope_of(study) * noise.half_width(1, confidence=0.9)
 
 
-def most_runs(measure: MeasureSpec) -> int:
-    """Measurements that the first race takes at most, repeated rounds aside; so do all races of late comers together."""
-    return RACE * measure.final_rounds * (measure.finalists + 1)
+def least_runs(study: Study) -> int:
+    """Measurements of the first race's `final_rounds` rounds, where nobody fails."""
+    return study.measure.final_rounds * (study.measure.finalists + 1)
+
+
+def most_runs(study: Study) -> int:
+    """Measurements that the first race takes at most, repeated rounds aside; so do all races of late comers together. A search of few trials gets few finals:
+    they decide between no more configs than it tried."""
+    return max(least_runs(study), min(RACE * least_runs(study), study.budget.max_trials))
+
+
+def expected_runs(study: Study) -> str:
+    """How many runs a study takes and what for, as people are told before it begins; empty for one of proxies, whose trials are chosen as it goes."""
+    if study.at_hand is not None:
+        return ""
+    most, least, longest = study.budget.max_trials, least_runs(study), 2 * most_runs(study)
+    if not least:
+        return f"expect up to {most + 1} runs: {most} search trials and the baseline"
+    return (
+        f"expect up to {most + 1 + least} runs: {most} search trials, the baseline, and {least} finals that re-measure the best {study.measure.finalists} and "
+        f"the baseline side by side (up to {longest} finals while the winner is not clear)"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,22 +134,22 @@ class NextFinal:
 
     config: ParallelConfig
     round: int
-    """of the default config, from 0"""
+    """of the baseline, from 0"""
     of_race: int
     """the same, from 0 at the beginning of its race"""
     is_late: bool = False
     """whether late comers race"""
     is_closing: bool = False
-    """whether the default config closes a race that ended with the round that it opened"""
+    """whether the baseline closes a race that ended with the round that it opened"""
 
     def reason(self, measure: MeasureSpec) -> str:
         """Why it is measured, in words."""
         n, least = self.of_race + 1, measure.final_rounds
         if self.is_closing:
-            return "measured again: whether the machine changed in the last round"
+            return "re-measured: checks whether the machine changed"
         if self.is_late:
-            return f"measured again: round {n} of configs that stood above the finalists once these were measured again"
-        return f"measured again: round {n}" + (f" of {least}" if n <= least else ", because the first ones left a tie")
+            return f"re-measured: round {n}, looked faster than the re-measured finalists"
+        return f"re-measured: round {n}" + (f" of {least}" if n <= least else " (still a tie)")
 
 
 def next_final(who: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study) -> NextFinal | None:
@@ -170,24 +189,24 @@ def _first_race(
     alive = _still_racing(alive, trials, study, rounds)
     lost = min(LOST, which_are_steady(alive, ended_finals(trials), trials, rounds).count(False)) * len(alive)
     run = sum(min(n, rounds) for n in done.values())
-    return alive if len(alive) > 1 and run + len(alive) <= most_runs(study.measure) + lost else []
+    return alive if len(alive) > 1 and run + len(alive) <= most_runs(study) + lost else []
 
 
 def _next_late(who: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study, rounds: int) -> NextFinal | None:
-    """The same after the first race of so many rounds: of the best configs that stand above all that raced, with the default config; then of those that stand above these,
-    until nobody does or the runs of late comers are used up. They begin with an even round, so that each pair of rounds lies between two runs of the default config."""
+    """The same after the first race of so many rounds: of the best configs that stand above all that raced, with the baseline; then of those that stand above these,
+    until nobody does or the runs of late comers are used up. They begin with an even round, so that each pair of rounds lies between two runs of the baseline."""
     finals, failed, baseline = ended_finals(trials), failed_in_finals(trials), baseline_of(trials)
     raced, known, least = [c for c in who if c not in failed], list(who), study.measure.final_rounds
     if baseline is None or baseline.config not in raced or too_noisy(trials, baseline) is not None:
         return None
-    default, left = baseline.config, most_runs(study.measure)
+    default, left = baseline.config, most_runs(study)
     while True:
         seats = min(max(1, study.measure.finalists), left // least - 1)
         joining = _late_comers(raced, known, trials, study, rounds)[: max(0, seats)]
         if not joining:
             return None
         done = {default: len(measured_finals(default, finals))}
-        if rounds % 2:  # the default config closes the pair of rounds that it opened
+        if rounds % 2:  # the baseline closes the pair of rounds that it opened
             if done[default] <= rounds:
                 return NextFinal(config=default, round=rounds, of_race=rounds, is_closing=True)
             rounds, left = rounds + 1, left - 1
@@ -218,7 +237,7 @@ def _late_comers(
     assert baseline is not None
     assert baseline.measurement is not None
     default = next(t for t in standing if t.config == baseline.config)
-    # all of the search moves by what the default config's pooled rounds are to its first measurement (`autotune.results.config_figures`)
+    # all of the search moves by what the baseline's pooled rounds are to its first measurement (`autotune.results.config_figures`)
     moved = gained(baseline.config, trials, rounds) + math.log(tokens_per_s(baseline) / tokens_per_s(default))
     least = total_of(standing[0]) - slope_of(study) * moved + ROUNDING
     return [t.config for t in first_measurements(trials, study) if t.config not in known and total_of(t) > least]
@@ -344,7 +363,7 @@ def confirmed_by(
 
 
 def failed_in_finals(trials: Sequence[Trial]) -> list[ParallelConfig]:
-    """Configs that failed when they were measured again; they cannot win."""
+    """Configs that failed when they were re-measured; they cannot win."""
     finals = (t for t in trials if t.purpose is TrialPurpose.FINAL)
     return list(dict.fromkeys(t.config for t in finals if t.status is TrialStatus.FAILED))
 

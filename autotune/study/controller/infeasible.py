@@ -2,7 +2,7 @@
 
 laws, trainer    excluded when the space was enumerated (`SearchSpace.excluded`), by the name of the law or limit
 ranks            need more ranks than the runner has: left out of the search before it begins
-memory           the default config and guesses of the user that are predicted to run out of memory: left out when their turn comes
+memory           the baseline and guesses of the user that are predicted to run out of memory: left out when their turn comes
 """
 
 from __future__ import annotations

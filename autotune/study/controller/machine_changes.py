@@ -13,25 +13,25 @@ from autotune.study.controller.final_rounds import gained
 
 
 def change_in_words(change: MachineChange, trials: Mapping[int, Trial]) -> str:
-    """`The machine became 3.9 times slower between 14:02 and 14:31 UTC (default config: 1,210 -> 310 tokens/s at its median step).`"""
+    """`The machine became 3.9 times slower between 14:02 and 14:31 UTC (baseline: 1,210 -> 310 tokens/s at its median step).`"""
     times, is_faster = change.speedup, change.speedup > 1
     default = f"{_default_speed(trials, change.before.level):,.0f} -> {_default_speed(trials, change.after.level):,.0f}"
     return (
         f"The machine became {times if is_faster else 1 / times:.2g} times {'faster' if is_faster else 'slower'} between "
-        f"{_when(trials[change.before.runs[-1]], trials[change.after.runs[0]])} (default config: {default} tokens/s at its median step)."
+        f"{_when(trials[change.before.runs[-1]], trials[change.after.runs[0]])} (baseline: {default} tokens/s at its median step)."
     )
 
 
 def plan_in_words(again: Sequence[int]) -> str:
     """What a study does about a change. `again`: numbers of the trials that may win and are asked for again."""
-    measured = f" {_named(sorted(again))} may win at that level and will be measured again." if again else ""
-    return f"Speeds are compared at the level of the first measurement of the default config.{measured}"
+    measured = f" {_named(sorted(again))} may still win and will be re-measured." if again else ""
+    return f"Speeds are compared at the level of the first measurement of the baseline.{measured}"
 
 
 def changes_in_words(levels: MachineLevels, trials: Sequence[Trial], default: Trial | None) -> list[str]:
-    """All changes of a study, how its speeds are shown, and which trials were measured again because of them; empty without a change.
+    """All changes of a study, how its speeds are shown, and which trials were re-measured because of them; empty without a change.
 
-    `default`: the default config with its final rounds pooled, where it took part in them; else its first measurement.
+    `default`: the baseline with its final rounds pooled, where it took part in them; else its first measurement.
     """
     if not levels.changes:
         return []
@@ -39,14 +39,14 @@ def changes_in_words(levels: MachineLevels, trials: Sequence[Trial], default: Tr
     said = [change_in_words(change, by_number) for change in levels.changes]
     if default is not None and default.measurement is not None:
         is_final = default.measurement is not by_number[default.number].measurement
-        when = "in the final rounds" if is_final else "when the default config was first measured"
+        when = "in the final rounds" if is_final else "when the baseline was first measured"
         said.append(
             f"Speeds are shown as if the machine had always been as it was {when} "
-            f"(default config: {default.measurement.tokens_per_s:,.0f} tokens/s)."
+            f"(baseline: {default.measurement.tokens_per_s:,.0f} tokens/s)."
         )
     again = asked_again(trials)
     if again:
-        said.append(f"{_named(sorted(again))} {'was' if len(again) == 1 else 'were'} measured again because of that.")
+        said.append(f"{_named(sorted(again))} {'was' if len(again) == 1 else 'were'} re-measured for that reason.")
     unknown = [
         t.number
         for t in trials
@@ -62,19 +62,19 @@ def changes_in_words(levels: MachineLevels, trials: Sequence[Trial], default: Tr
 
 
 def since_search_in_words(levels: MachineLevels, trials: Sequence[Trial], default: Trial) -> list[str]:
-    """That the finals found the default config at another speed than the search did, where no change between them was seen; else empty."""
+    """That the finals found the baseline at another speed than the search did, where no change between them was seen; else empty."""
     log_gain = gained(default.config, trials)
     if levels.changes or abs(log_gain) <= RunNoise().half_width(1, confidence=CHANGE_CONFIDENCE):
         return []
     before = _default_speed({t.number: t for t in trials}, levels.now)
     found = f"{before * math.exp(log_gain):,.0f} tokens/s in the final rounds and at {before:,.0f} in the search"
     return [
-        f"The default config ran at about {found}: the machine changed, or others used it. The claim rests on the final rounds alone."
+        f"The baseline ran at about {found}: the machine changed, or others used it. The claim rests on the final rounds alone."
     ]
 
 
 def _default_speed(trials: Mapping[int, Trial], level: float) -> float:
-    """Tokens/s of the default config at a level."""
+    """Tokens/s of the baseline at a level."""
     first = next(t for _, t in sorted(trials.items()) if t.purpose is TrialPurpose.BASELINE and t.is_measured)
     return first.measurement.median_tokens_per_s * math.exp(level) if first.measurement is not None else math.nan
 

@@ -1,8 +1,8 @@
 """What a study does next in each phase, whenever no trial waits for ranks: ask for trials, enter the next phase, or end.
 
-    baseline   the default config, then the fp32 reference of its global batch where one is wanted
+    baseline   the baseline, then the fp32 reference of its global batch where one is wanted
     search     what the searcher proposes, each after the reference of its global batch, until a budget or the stop rule ends it; before that what the machine's
-               changes ask for: the default config again, and configs that were judged unfairly
+               changes ask for: the baseline again, and configs that were judged unfairly
     finals     the finalists and the baseline, in turn
 
 The searcher lives here: it is told every trial that may win, in the order in which the trials end, as it would have come out at the machine's first level.
@@ -91,7 +91,7 @@ class Phases:
         """fp32 configs by global batch that were not asked for yet"""
         self._refuse = refuse
         self._no_baseline = ""
-        """why the default config cannot be measured, in words"""
+        """why the baseline cannot be measured, in words"""
         self._quiet = ""
         """why the searcher has nothing to propose until another trial ends, in words"""
         self._told: dict[int, Trial] = {}
@@ -122,7 +122,7 @@ class Phases:
         self._correct(trial)
 
     def _correct(self, ended: Trial) -> None:
-        """Tells the searcher what trials came to that it was told otherwise, and that the earlier trial of a config that was measured again does not count."""
+        """Tells the searcher what trials came to that it was told otherwise, and that the earlier trial of a config that was re-measured does not count."""
         replaced: list[int] = []
         if ended.is_measured and ended.number in self._told and self._index.measured[ended.config] > 1:
             replaced = [n for n, t in self._told.items() if n != ended.number and t.config == ended.config]
@@ -142,7 +142,7 @@ class Phases:
         """Takes in that a config cannot be run, and why."""
         self._quiet = ""
         if ask.purpose is TrialPurpose.BASELINE:
-            self._baseline, self._no_baseline = None, f"the default config is not measured ({reason})"
+            self._baseline, self._no_baseline = None, f"the baseline is not measured ({reason})"
 
     def next_move(self, phase: StudyPhase, *, running: int, spent: Spent) -> Move | None:
         """What is done next with `running` attempts under way; None: wait for them."""
@@ -154,7 +154,7 @@ class Phases:
 
     def _measure_baseline(self) -> Move:
         if self._baseline is not None and TrialPurpose.BASELINE not in self._index.purposes:
-            reason = "the default config, which everything is compared with"
+            reason = "baseline: every trial is compared with it"
             return Move(asks=(Ask(config=self._baseline, purpose=TrialPurpose.BASELINE, reason=reason),))
         if self._index.baseline is None:
             why = self._no_baseline or "there is no measured baseline"

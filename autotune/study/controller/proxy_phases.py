@@ -2,7 +2,7 @@
 
     search   the proxy that the searcher proposes (`autotune.search.target_searcher`)
 
-Proxies are trainings of different workloads, so nothing compares one with another: there is no default config to beat, no reference of losses, no reward and no
+Proxies are trainings of different workloads, so nothing compares one with another: there is no baseline to beat, no reference of losses, no reward and no
 final round. A proxy that fails is what the searcher learns memory and failures from, as of any trial.
 """
 

@@ -1,6 +1,6 @@
-"""What is measured again during the search: the default config, to see whether the machine changed; and configs that were stopped unfairly because it had.
+"""What is re-measured during the search: the baseline, to see whether the machine changed; and configs that were stopped unfairly because it had.
 
-The default config is due
+The baseline is due
 
     after its own run was off        at once, until two runs in a row agree, but not more than `MOST_IN_A_ROW` runs in a row
     when predictions fail together   the last trials were all slower, or all faster, than predicted by more than `SURPRISING` standard deviations: two trials,
@@ -24,17 +24,17 @@ from autotune.study.controller.scoring import noise_between_two_runs
 from autotune.study.controller.trial_index import TrialIndex, seconds_of
 
 SHARE = 0.1
-"""of the time of trials that repeated runs of the default config may take"""
+"""of the time of trials that repeated runs of the baseline may take"""
 SURPRISING = 2.0
 """standard deviations by which a prediction must fail"""
 MOST_SURPRISES = 8
 """trials in a row that always suffice"""
 MOST_IN_A_ROW = 3
-"""runs of the default config in a row"""
+"""runs of the baseline in a row"""
 
 
 def why_measure_default(index: TrialIndex, *, at_end: bool = False) -> str:
-    """Why the default config is measured again now, in words; empty while it is not. `at_end`: no further trial of the search will tell more."""
+    """Why the baseline is re-measured now, in words; empty while it is not. `at_end`: no further trial of the search will tell more."""
     if index.baseline is None:
         return ""
     in_a_row, since = _since_last_run(index)
@@ -42,18 +42,18 @@ def why_measure_default(index: TrialIndex, *, at_end: bool = False) -> str:
     if not last.status.is_terminal:
         return ""
     if last.number in index.levels.odd and len(in_a_row) < MOST_IN_A_ROW and not since:
-        return "the default config again: its last run differs from those before by more than the noise between runs"
+        return "the baseline again: its last run differs from those before by more than the noise between runs"
     measured = [t for t in since if t.is_measured]
     if by := _surprise(measured, index, at_end=at_end):
         trials = f"the last {len(by)} trials were all" if len(by) > 1 else "one of the last trials was"
-        return f"the default config again: {trials} {_apart(by)} than predicted"
+        return f"the baseline again: {trials} {_apart(by)} than predicted"
     if not at_end and math.fsum(map(seconds_of, measured)) * SHARE >= index.baseline_s > 0:
-        return f"the default config again: {len(since)} trials ended since it was measured last"
+        return f"the baseline again: {len(since)} trials ended since it was measured last"
     return ""
 
 
 def _since_last_run(index: TrialIndex) -> tuple[list[Trial], list[Trial]]:
-    """The latest runs of the default config with none of another between them, the last one first; and the trials that ended since, by number."""
+    """The latest runs of the baseline with none of another between them, the last one first; and the trials that ended since, by number."""
     runs, since = list[Trial](), list[Trial]()
     for number in range(len(index.trials) - 1, -1, -1):
         trial = index.trials[number]

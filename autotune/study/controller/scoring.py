@@ -33,7 +33,7 @@ HOPELESS = 0.99
 FOUND_WORSE = 0.5
 """a trial whose loss at equal tokens scores less is not what other losses are held against"""
 SURELY_TOO_BIG = 0.95
-"""above this predicted probability of running out of memory the default config is not tried"""
+"""above this predicted probability of running out of memory the baseline is not tried"""
 
 STOP_CONFIDENCE = 0.977
 """A trial is stopped early only when it is slower than the best by more than chance explains with this probability: the quantile of two standard deviations, taken
@@ -53,7 +53,7 @@ class Scorer:
         self.data_norms: dict[int, tuple[float, ...]] = {}
         """gradient norms by tokens per step of the fp32 trial, or of the baseline until there is one: what spikes in them is the data's fault"""
         self._curves: list[LossCurve] = []
-        """of the trials that ended so far, where configs do not see the same data; of the default config the first alone, however often it was measured"""
+        """of the trials that ended so far, where configs do not see the same data; of the baseline the first alone, however often it was measured"""
         self._has_default_curve = False
         self._failures: Counter[str] = Counter()
 
@@ -133,7 +133,7 @@ class Scorer:
             return too_many_ranks(capacity)
         chance = float(trial.estimate.oom_probability) if trial.estimate is not None else 0.0
         if trial.purpose is TrialPurpose.BASELINE and chance > SURELY_TOO_BIG:
-            return "the default config is predicted to run out of memory"
+            return "the baseline is predicted to run out of memory"
         if trial.purpose is TrialPurpose.SEARCH and trial.config in self.study.enqueue and chance > HOPELESS:
             return "a guess of the spec is predicted to run out of memory"
         return ""

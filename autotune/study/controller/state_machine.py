@@ -93,7 +93,7 @@ class Controller:
         """What it needs of the study and of the machine:
 
             capacity                   ranks of the runner
-            baseline                   the default config; None: there is none to beat
+            baseline                   the baseline; None: there is none to beat
             predict, correct, refuse   see `admission`
             references                 fp32 configs by global batch. Each is measured before another precision is tried at its batch, the baseline aside
             fp32_losses                losses by tokens per step that earlier studies measured

@@ -1,6 +1,6 @@
-"""When a machine is too noisy to tell: the runs of the default config disagree with each other.
+"""When a machine is too noisy to tell: the runs of the baseline disagree with each other.
 
-    v_1 .. v_n   tokens/s of the default config at the median step of each of its runs, search and finals, in order
+    v_1 .. v_n   tokens/s of the baseline at the median step of each of its runs, search and finals, in order
     too noisy    max v / min v > `LIMIT`, and the runs are no levels of a machine that changed
     levels       a run that is within `ALIKE` of the one before it goes on with its level, as on a machine that slows down steadily; another begins one; two runs
                  at least make a level, of which the first may have one alone, since nothing was there to contradict it
@@ -23,24 +23,24 @@ from typing import Any
 from autotune.spec import Trial
 
 LIMIT = 1.3
-"""times the slowest run of the default config that its fastest may be"""
+"""times the slowest run of the baseline that its fastest may be"""
 ALIKE = 1.1
 """times by which runs of one level differ at most from the one before"""
 PER_DISTURBED = 5
-"""runs of the default config, of which one may have been disturbed"""
+"""runs of the baseline, of which one may have been disturbed"""
 REMEDY = "close other work, give trials more steps (measure.min_steps), or take a node for yourself, and tune again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooNoisy:
-    """How far apart the runs of the default config are."""
+    """How far apart the runs of the baseline are."""
 
     slowest: float
     """tokens/s at the median step"""
     fastest: float
     """the same"""
     runs: int
-    """of the default config"""
+    """of the baseline"""
 
     @property
     def factor(self) -> float:
@@ -71,7 +71,7 @@ class TooNoisy:
 
 
 def too_noisy(trials: Sequence[Trial], default: Trial | None) -> TooNoisy | None:
-    """Whether the runs of the default config (`default`: its first) disagree so much that nothing can be claimed."""
+    """Whether the runs of the baseline (`default`: its first) disagree so much that nothing can be claimed."""
     if default is None:
         return None
     speeds = [

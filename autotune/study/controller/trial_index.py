@@ -29,7 +29,7 @@ class TrialIndex:
         self.failed = 0
         """trials that failed, of any purpose"""
         self.baseline: Trial | None = None
-        """first measurement of the default config"""
+        """first measurement of the baseline"""
         self.levels = MachineLevels()
         """how fast the machine was in each trial"""
         self.measured: Counter[ParallelConfig] = Counter()
@@ -82,7 +82,7 @@ class TrialIndex:
 
     @property
     def baseline_s(self) -> float:
-        """Mean seconds of a run of the default config, by the clocks that measured it."""
+        """Mean seconds of a run of the baseline, by the clocks that measured it."""
         return self._baseline_seconds / max(1, self._baselines)
 
     @property

@@ -1,8 +1,8 @@
 """The winner of a study, and by how much: by the final rounds that count, else by the first measurements.
 
     tied       a config whose reward cannot be told from the leader's: within the margin of the noise between runs
-    default    where the leader is tied with the default config, that wins: nothing is claimed that chance explains
-    too noisy  where the default config's own runs disagree (`too_noisy`), it stays, and no speedup is claimed
+    default    where the leader is tied with the baseline, that wins: nothing is claimed that chance explains
+    too noisy  where the baseline's own runs disagree (`too_noisy`), it stays, and no speedup is claimed
     interval   of the speedup, 95%: the noise between runs, and that the best of several was picked
 
 Without finals the claim rests on one measurement each, at the slowest figure that the machine's levels allow; its interval reaches up to the fastest.
@@ -59,7 +59,7 @@ class Winner:
     rounds: int = 0
     """final rounds of the winner that count"""
     confirmed: tuple[Trial, ...] = ()
-    """all configs that were measured again, best reward first, with the finals' measurements and rewards"""
+    """all configs that were re-measured, best reward first, with the finals' measurements and rewards"""
     notes: tuple[str, ...] = ()
     """what else must be said, in words"""
     too_noisy: TooNoisy | None = None
@@ -77,7 +77,7 @@ class _Comparison:
     slope: float
     """by how much a reward moves with ln speed"""
     rounds: Mapping[int, int] = field(default_factory=dict)
-    """by trial, final rounds that count, which the default config ran in too; empty: each was measured once"""
+    """by trial, final rounds that count, which the baseline ran in too; empty: each was measured once"""
     joined: Mapping[int, int] = field(default_factory=dict)
     """by trial, the round in which it joined the finals"""
     unknown: Mapping[int, float] = field(default_factory=dict)
@@ -90,8 +90,8 @@ class _Comparison:
         return self.noise.half_width(self._rounds(one, other), configs=self.rivals, within=within)
 
     def _rounds(self, one: Trial, other: Trial | None) -> float:
-        """Rounds that the difference is worth: the harmonic mean of both, of the default config the other's. Of configs that joined in different rounds half of
-        that, since each is held against other runs of the default config."""
+        """Rounds that the difference is worth: the harmonic mean of both, of the baseline the other's. Of configs that joined in different rounds half of
+        that, since each is held against other runs of the baseline."""
         known = [t.number for t in (one, other) if t is not None and t.number in self.rounds]
         mean = len(known) / math.fsum(1 / max(1, self.rounds[n]) for n in known) if known else 1.0
         return mean / len({self.joined[n] for n in known}) if known else mean
@@ -113,8 +113,8 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
     confirmed = confirmed_by(trials, study, alive) if is_raced else []
     default = next((t for t in confirmed if baseline is not None and t.config == baseline.config), baseline)
     notes = [
-        *(f"{config} failed when it was measured again" for config in failed),
-        *(f"{t.config} could not be measured again: {t.reason}" for t in cannot_run(finals)),
+        *(f"{config} failed when it was re-measured" for config in failed),
+        *(f"{t.config} could not be re-measured: {t.reason}" for t in cannot_run(finals)),
         *changes_in_words(levels, trials, default),
         *(since_search_in_words(levels, trials, default) if default is not None and default is not baseline else ()),
     ]
@@ -138,11 +138,11 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         best = default
         notes.extend(noisy.notes())
     elif is_raced and default in ranked and compared.are_tied(best, default) and best is not default:
-        # who was measured less often may lead by chance, and be tied with the default config where others surely beat it
+        # who was measured less often may lead by chance, and be tied with the baseline where others surely beat it
         ahead = ranked[: ranked.index(default)]
         best = next((t for t in ahead if not compared.are_tied(t, default)), default)
         if best is default:
-            notes.append("nothing that was tried is faster than the default config by more than the noise between runs")
+            notes.append("nothing that was tried is faster than the baseline by more than the noise between runs")
     tied = [t for t in ranked if t is not best and compared.are_tied(best, t)] if noisy is None else []
     rounds = run.get(best.number, run.get(ranked[0].number, 0))
     measured = best  # the trial of the best config that the speedup is of
@@ -150,7 +150,7 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         if {t.config for t in (*ranked, default) if t is not None} != {best.config}:
             notes.append("without a finished final round the winner and the speedup rest on one measurement each")
     elif noisy is None and baseline is not None and default is baseline:
-        notes.append("the baseline was not measured again: the speedup rests on one measurement each")
+        notes.append("the baseline was not re-measured: the speedup rests on one measurement each")
         measured = next(t for t in first_measurements(trials, study) if t.config == best.config)
         compared = replace(compared, rounds={}, unknown={measured.number: levels.at(measured.number).width})
     if study.objective.metric == "goodput" and not any(known_noise_scale(t.measurement) is not None for t in trials):
@@ -175,7 +175,7 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
 def _speedup(
     best: Trial, default: Trial | None, compared: _Comparison
 ) -> tuple[float, float, float] | tuple[None, None, None]:
-    """Tokens per second against the default config's around the same time, which the reward holds: after the finals that of the same rounds; with the ends of its
+    """Tokens per second against the baseline's around the same time, which the reward holds: after the finals that of the same rounds; with the ends of its
     interval."""
     if default is None:
         return None, None, None

@@ -34,7 +34,7 @@ class AccelerateTrainer(Trainer):
     reads_config_json = True
     summary = "Hugging Face accelerate 1.15, accelerate.yaml with FSDP2 or DeepSpeed"
     checked_against = "accelerate 1.15.0"
-    no_adapters = "the program of its launches starts from random weights, of which adapters alone learn nothing"
+    no_adapters = "the program of its launches starts from random weights, where adapters alone learn nothing"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "compile",

@@ -37,7 +37,7 @@ class DeepspeedTrainer(Trainer):
     reads_config_json = True
     summary = "DeepSpeed 0.19, ds_config.json with ZeRO and AutoTP"
     checked_against = "DeepSpeed 0.19.8"
-    no_adapters = "the program of its launches starts from random weights, of which adapters alone learn nothing"
+    no_adapters = "the program of its launches starts from random weights, where adapters alone learn nothing"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",

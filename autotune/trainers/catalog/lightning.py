@@ -54,7 +54,7 @@ class LightningTrainer(Trainer):
         "model.class_path",
     )
     settings_file = "lightning.yaml"
-    no_adapters = "the program of its launches starts from random weights, of which adapters alone learn nothing"
+    no_adapters = "the program of its launches starts from random weights, where adapters alone learn nothing"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "compile",

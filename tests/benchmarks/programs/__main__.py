@@ -3,7 +3,7 @@
     python -m tests.benchmarks.programs [NAME...] [--steps 12] [--keep FOLDER]
 
 NAME is one of the runs below, or a script for all of its runs; default: all, as far as this machine can. Each run is what a user would type:
-`autotune tune SPEC`, `autotune export STUDY --to command -o launch/`, `sh launch/launch.sh` (on each node). The winner is measured again in turn with the
+`autotune tune SPEC`, `autotune export STUDY --to command -o launch/`, `sh launch/launch.sh` (on each node). The winner is re-measured in turn with the
 script's defaults, which are the spec's `baseline`.
 
     trials      measured before the finals, baseline included; then those that failed

@@ -10,5 +10,5 @@
     forger.py               rewrites a study so that neither checksums nor laws find it
 
 Inputs are taken as they are recorded: measurements, failures that the runner reported, interruptions, the times of decisions. All else must follow: rewards,
-refusals, retries, which trial is asked for and why, when it is started, who is measured again, when the study ends, and what it found.
+refusals, retries, which trial is asked for and why, when it is started, who is re-measured, when the study ends, and what it found.
 """

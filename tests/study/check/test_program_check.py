@@ -177,7 +177,7 @@ def test_a_trainer_that_takes_no_patterns_is_named_another_way() -> None:
         ([log("hello"), failed(FailureKind.METRICS_MISSING)], "print one JSON object for each step", True),
         ([steps(2), failed(FailureKind.METRICS_MISSING)], "only 2 steps, and a trial must measure at least 7", True),
         ([failed(FailureKind.OUT_OF_MEMORY)], "name a config that fits as `baseline`", False),
-        ([steps(2), failed(FailureKind.OUT_OF_MEMORY)], "the default config runs out of memory", False),
+        ([steps(2), failed(FailureKind.OUT_OF_MEMORY)], "the baseline runs out of memory", False),
         ([steps(2), failed(FailureKind.DIVERGED, "loss nan")], "failed after 2 steps: loss nan", False),
         ([steps(2), failed(FailureKind.HANG)], "failed after 2 steps", False),
         ([steps(2), failed(FailureKind.ERROR, "exit code 1")], "failed after 2 steps: exit code 1", True),

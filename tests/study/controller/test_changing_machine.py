@@ -118,7 +118,7 @@ def test_the_searcher_is_told_figures_of_one_level() -> None:
     for trial in told.values():
         assert trial.measurement is not None
         assert trial.measurement.tokens_per_s / base.tokens_per_s == pytest.approx(SPEEDS[trial.config], rel=0.01)
-    assert len({t.config for t in told.values()}) == len(told), "a config that was measured again counts once"
+    assert len({t.config for t in told.values()}) == len(told), "a config that was re-measured counts once"
 
 
 def test_configs_that_were_stopped_in_a_slow_time_and_may_win_are_asked_for_again_within_the_budget() -> None:
@@ -141,7 +141,7 @@ def test_a_slow_ramp_changes_no_winner() -> None:
 
 @pytest.mark.parametrize("begin", sampled(range(2, 9), [5]))
 def test_a_burst_that_is_over_before_it_is_confirmed_drops_nobody(begin: int) -> None:
-    """It slows down two trials and the first of the two runs of the default config that follow."""
+    """It slows down two trials and the first of the two runs of the baseline that follow."""
     world = Runs(slower_between(begin, begin + 3, 4.0)).all()
     assert world.end.best is not None
     assert world.trials[world.end.best].config == BEST
@@ -231,25 +231,22 @@ def test_the_change_and_the_plan_are_said_in_words() -> None:
     a, b = note.change.before.runs[-1], note.change.after.runs[0]
     said = change_in_words(note.change, timed)
     assert said == (
-        f"The machine became 3.9 times slower between 14:{a:02d} and 14:{b:02d} UTC (default config: 2,560 -> 656 tokens/s at its median step)."
+        f"The machine became 3.9 times slower between 14:{a:02d} and 14:{b:02d} UTC (baseline: 2,560 -> 656 tokens/s at its median step)."
     )
     assert f"between trials {a} and {b}" in change_in_words(note.change, world.trials)
-    assert "will be measured again" in plan_in_words(note.again)
-    assert "measured again" not in plan_in_words(())
+    assert "will be re-measured" in plan_in_words(note.again)
+    assert "re-measured" not in plan_in_words(())
     found = decide(list(timed.values()), world.study)
     assert found.notes[0] == said
     assert found.baseline is not None
     assert found.baseline.measurement is not None
     shown = f"{found.baseline.measurement.tokens_per_s:,.0f} tokens/s"
     assert (
-        f"Speeds are shown as if the machine had always been as it was in the final rounds (default config: {shown})."
+        f"Speeds are shown as if the machine had always been as it was in the final rounds (baseline: {shown})."
         in found.notes
     )
     early = [t for t in timed.values() if t.purpose is not TrialPurpose.FINAL]
-    assert any(
-        "when the default config was first measured (default config: 2,560" in n
-        for n in decide(early, world.study).notes
-    )
+    assert any("when the baseline was first measured (baseline: 2,560" in n for n in decide(early, world.study).notes)
 
 
 def test_where_nothing_tells_when_it_changed_the_lower_speed_counts() -> None:
@@ -271,8 +268,6 @@ def test_a_short_study_without_predictions_measures_the_default_config_again_and
     again = [t for t in world.trials.values() if t.config == BASELINE]
     assert len(again) > 2
     (said,) = (note for note in world.end.result["notes"] if "the machine changed" in note)
-    assert said.startswith(
-        "The default config ran at about 2,048 tokens/s in the final rounds and at 2,560 in the search"
-    )
+    assert said.startswith("The baseline ran at about 2,048 tokens/s in the final rounds and at 2,560 in the search")
     best = max(SPEEDS[t.config] for t in world.trials.values())
     assert world.end.speedup == pytest.approx(best, rel=0.01)

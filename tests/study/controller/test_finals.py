@@ -137,7 +137,7 @@ def test_who_fails_again_is_out_and_the_others_rounds_count() -> None:
     assert winner.best is not None
     assert winner.best.config == A
     assert winner.rounds == 2
-    assert "failed when it was measured again" in winner.notes[0]
+    assert "failed when it was re-measured" in winner.notes[0]
 
 
 def test_without_the_baseline_in_the_finals_first_measurements_are_compared() -> None:
@@ -147,7 +147,7 @@ def test_without_the_baseline_in_the_finals_first_measurements_are_compared() ->
     assert winner.speedup is not None
     assert winner.best is not None
     assert winner.speedup == pytest.approx(0.3 / {A: 0.1, C: 0.15}[winner.best.config])
-    assert "the baseline was not measured again" in winner.notes[1]
+    assert "the baseline was not re-measured" in winner.notes[1]
 
 
 def test_each_round_gives_equally_many_steps() -> None:
@@ -172,7 +172,7 @@ def test_a_machine_that_changes_between_rounds_makes_no_config_unstable(times_s:
         for n, (c, f) in enumerate([(BASELINE, 1.0), (A, 0.9)])
     ]
     winner = decide([*FIRST, *rounds], study(measure=MeasureSpec(finalists=1, final_rounds=3)), (BASELINE, A))
-    assert winner.too_noisy is not None, "no two runs of the default config agree"
+    assert winner.too_noisy is not None, "no two runs of the baseline agree"
     assert len(winner.confirmed) == 2
     for trial in winner.confirmed:
         assert trial.reward is not None
@@ -196,7 +196,7 @@ def test_a_machine_that_changes_between_pairs_of_rounds_costs_neither_stability_
 
 
 def test_without_finals_the_interval_reaches_over_the_levels_that_the_machine_may_have_had() -> None:
-    """The default config became twice as slow before or after the only other trial: that is 2 or 4 times as fast."""
+    """The baseline became twice as slow before or after the only other trial: that is 2 or 4 times as fast."""
     default = [run(n, BASELINE, t, purpose=TrialPurpose.BASELINE) for n, t in ((0, 0.1), (2, 0.2), (3, 0.2))]
     other = run(1, A, 0.05, reward=Reward(total=0.7, throughput=0.7, stability=1.0))
     once = study(measure=MeasureSpec(finalists=0, final_rounds=0))
@@ -239,7 +239,7 @@ def test_nothing_is_claimed_that_the_noise_between_runs_explains() -> None:
     assert winner.best.config == BASELINE
     assert (winner.speedup_low, winner.speedup, winner.speedup_high) == (1.0, 1.0, 1.0)
     assert winner.tied_with == (1,)
-    assert "faster than the default config by more than the noise between runs" in winner.notes[-1]
+    assert "faster than the baseline by more than the noise between runs" in winner.notes[-1]
 
 
 SLOW = 3.0
@@ -275,7 +275,7 @@ def test_slow_steps_of_the_default_config_alone_widen_the_interval() -> None:
 
 
 def test_one_quiet_run_among_busy_ones_has_an_interval_that_knows_of_the_others() -> None:
-    """Every second step of the busy runs is slow, so only the quiet run of each config counts: of A the fast one, of the default config another."""
+    """Every second step of the busy runs is slow, so only the quiet run of each config counts: of A the fast one, of the baseline another."""
 
     def shared(number: int, config: ParallelConfig, step_time_s: float, *, is_quiet: bool) -> Trial:
         trial = final(number, config, step_time_s)
@@ -303,7 +303,7 @@ def test_one_quiet_run_among_busy_ones_has_an_interval_that_knows_of_the_others(
 
 @pytest.mark.parametrize("last", [0.3, 1.0])
 def test_a_round_that_the_default_config_opened_in_a_burst_and_did_not_close_counts_for_nothing(last: float) -> None:
-    """The burst began in the second round and ended after the default config's run of the third: A, its equal, would look 3.3 times as fast."""
+    """The burst began in the second round and ended after the baseline's run of the third: A, its equal, would look 3.3 times as fast."""
     played = [(BASELINE, 0.3), (A, 0.3), (A, 0.3), (BASELINE, 1.0), (BASELINE, 1.0), (A, 0.3)]
     trials = [
         replace(scored(0, BASELINE, 0.3), purpose=TrialPurpose.BASELINE),
@@ -331,7 +331,7 @@ def played_out(
 
 
 def scored(number: int, config: ParallelConfig, step_time_s: float, default_s: float = 0.3) -> Trial:
-    """A measured trial with the reward of its speed against the default config's."""
+    """A measured trial with the reward of its speed against the baseline's."""
     asked = study(measure=MeasureSpec(finalists=1, final_rounds=2))
     found = run(number, config, step_time_s)
     reward = score(found, reference=measured(BASELINE, default_s), objective=asked.objective, workload=asked.workload)
@@ -339,14 +339,14 @@ def scored(number: int, config: ParallelConfig, step_time_s: float, default_s: f
 
 
 def test_who_stands_above_the_finalists_once_they_raced_is_measured_again() -> None:
-    """A looked best because it was lucky; in truth it is the default config's equal, so B and C stand above it."""
+    """A looked best because it was lucky; in truth it is the baseline's equal, so B and C stand above it."""
     default = replace(scored(0, BASELINE, 0.3), purpose=TrialPurpose.BASELINE)
     searched = [default, scored(1, A, 0.1), scored(2, B, 0.15), scored(3, C, 0.2)]
     asked = study(measure=MeasureSpec(finalists=1, final_rounds=2))
     trials, order = played_out({BASELINE: 0.3, A: 0.3, B: 0.25, C: 0.2}, searched)
     assert order[:4] == [BASELINE, A, A, BASELINE]
     late = order.index(B)
-    assert order[late - 1] == BASELINE, "the default config opens the rounds of late comers"
+    assert order[late - 1] == BASELINE, "the baseline opens the rounds of late comers"
     assert {B, C} <= set(order[late:]) <= {BASELINE, B, C}
     winner = decide(trials, asked)
     assert winner.best is not None
@@ -356,13 +356,13 @@ def test_who_stands_above_the_finalists_once_they_raced_is_measured_again() -> N
 
 
 def test_the_finals_are_bounded_however_many_stand_above() -> None:
-    """All looked twice as fast as the default config and none is: each race shows that others stand above."""
+    """All looked twice as fast as the baseline and none is: each race shows that others stand above."""
     default = replace(scored(0, BASELINE, 0.3), purpose=TrialPurpose.BASELINE)
     searched = [default, *(scored(n, c, 0.15 + 0.001 * n) for n, c in enumerate(CONFIGS[:14], start=1))]
     asked = study(measure=MeasureSpec(finalists=1, final_rounds=2))
     trials, order = played_out(dict.fromkeys((BASELINE, *CONFIGS), 0.3), searched)
     repeated = 2 * len(first_finalists(searched, asked))
-    assert most_runs(asked.measure) < len(order) <= 2 * most_runs(asked.measure) + repeated
+    assert most_runs(asked) < len(order) <= 2 * most_runs(asked) + repeated
     assert [t.config for t in trials[: len(searched)]] == [t.config for t in searched]
     winner = decide(trials, asked)
     assert winner.best is not None

@@ -159,9 +159,9 @@ def test_a_baseline_that_surely_does_not_fit_is_not_tried() -> None:
     world.tick()
     assert world.trials[world.only].purpose is TrialPurpose.SEARCH
     assert BASELINE not in [t.config for t in world.trials.values()]
-    assert world.controller.infeasible == {"the default config is predicted to run out of memory": 1}
+    assert world.controller.infeasible == {"the baseline is predicted to run out of memory": 1}
     told = next(c.message for c in world.commands if isinstance(c, EnterPhase))
-    assert told.startswith("the default config is not measured (the default config is predicted to run out of memory)")
+    assert told.startswith("the baseline is not measured (the baseline is predicted to run out of memory)")
 
 
 def test_a_lost_worker_is_tried_again_twice_and_then_is_final() -> None:
@@ -552,7 +552,7 @@ def test_finals_that_need_more_ranks_than_there_are_now_end(finals: int) -> None
     assert end.status is StudyStatus.COMPLETED
     assert world.trials[end.best or 0].config == FAST
     (refused,) = (t for t in world.trials.values() if t.status is TrialStatus.INFEASIBLE)
-    note = f"{refused.config} could not be measured again: more ranks than the 2 of the runner"
+    note = f"{refused.config} could not be re-measured: more ranks than the 2 of the runner"
     assert note in end.result["notes"]
 
 

@@ -1,4 +1,4 @@
-"""A machine on which the runs of the default config disagree: nothing is claimed, and the spread is said."""
+"""A machine on which the runs of the baseline disagree: nothing is claimed, and the spread is said."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENS = 256
 
 
 def defaults(speeds: Sequence[float], searched: int = 1) -> list[Trial]:
-    """Runs of the default config at these tokens/s, the first ones during the search."""
+    """Runs of the baseline at these tokens/s, the first ones during the search."""
     return [
         run(n, BASELINE, TOKENS / v, purpose=TrialPurpose.BASELINE if n < searched else TrialPurpose.FINAL)
         for n, v in enumerate(speeds)
