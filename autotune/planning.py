@@ -84,6 +84,8 @@ class Plan:
     """set when nothing is feasible"""
     source: str = ""
     """where the cost model's constants come from"""
+    baseline: RankedConfig | None = None
+    """what the best is compared with, with rank 0; None where it is predicted not to fit or nothing is feasible"""
     not_modelled: tuple[str, ...] = ()
     """the study's own knobs: the cost model is neutral to them, so the rows show each at its default"""
     post_training: Mapping[str, Any] = field(default_factory=dict)
@@ -97,6 +99,7 @@ class Plan:
             "infeasible": dict(self.infeasible),
             "nearest_miss": self.nearest_miss.to_dict() if self.nearest_miss else None,
             "source": self.source,
+            "baseline": None if self.baseline is None else self.baseline.to_dict(),
             "not_modelled": list(self.not_modelled),
             **({"post_training": dict(self.post_training)} if self.post_training else {}),
         }

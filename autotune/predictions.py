@@ -16,13 +16,13 @@ from autotune.cluster_comparison import ClusterChoice, clusters_of, compare_clus
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.cost.uncertainty import Z90
 from autotune.errors import InfeasibleError
-from autotune.planning import Plan, WhatIf, plan, what_if
+from autotune.planning import Plan, RankedConfig, WhatIf, plan, what_if
 from autotune.ports import KnowledgeStore
 from autotune.profiling import OnRun, ensure_profile, spread_of
 from autotune.registry import RUNNERS, find
 from autotune.results.calibrations import known_constants, program_of, stored_calibration
 from autotune.rl_split import post_training_findings
-from autotune.space import Launchable, SearchSpace
+from autotune.space import Launchable, SearchSpace, default_config, why_not
 from autotune.space.proxy import Proxy
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study
 from autotune.study import preflight
@@ -55,7 +55,17 @@ def plan_of(
     beside = post_training_findings(
         study.workload, study.space, calibration=calibration, launchable=Launchable.of(study)
     )
-    return replace(found, source=_sources(study, store, problem, calibration, space), post_training=beside)
+    source = _sources(study, store, problem, calibration, space)
+    baseline = _baseline(study, space, found, calibration)
+    return replace(found, source=source, post_training=beside, baseline=baseline)
+
+
+def _baseline(study: Study, space: SearchSpace, found: Plan, calibration: Calibration | None) -> RankedConfig | None:
+    """What the configs of a plan are compared with; None for a study of proxies, where nothing fits, or where it cannot be run."""
+    config = study.baseline or default_config(space)
+    if not found.rows or study.at_hand is not None or why_not(study.workload, config):
+        return None
+    return RankedConfig(rank=0, config=config, estimate=estimate(study.workload, config, calibration=calibration))
 
 
 def cannot_run_here(study: Study) -> str:

@@ -54,7 +54,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "doctor": ("doctor",),
 }
 """modules, with the commands of each"""
-SUMMARY = """Finds the fastest stable configuration to train a model on a cluster, in about ten short real trials.
+SUMMARY = """Find the fastest stable configuration to train a model on a cluster, in about ten short real trials.
 
 Start with `autotune init train.py -o SPEC` (a spec of your script), then `autotune plan SPEC` (needs no hardware), `autotune check SPEC` (five steps) and `autotune tune SPEC`. `autotune doctor` checks the machine."""
 

@@ -13,9 +13,9 @@ def register(app: typer.Typer) -> None:
 
 
 def mcp(store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Serves tools for agents (Model Context Protocol) over stdin and stdout.
+    """Serve tools for agents (Model Context Protocol) over stdin and stdout.
 
-    Agents ask what is legal, what fits and what is predicted, and read results. With --url or AUTOTUNE_URL they also submit studies to that service, as
+    Agents ask what is valid, what fits and what is predicted, and read results. With --url or AUTOTUNE_URL they also submit studies to that service, as
     far as the token in AUTOTUNE_TOKEN allows. --json matters only for errors before the server starts.
     """
     from autotune.cli.source import LocalSource, open_source

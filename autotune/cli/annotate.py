@@ -26,7 +26,7 @@ def note(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Writes a note on a study, shows its notes, or removes one."""
+    """Write a note on a study, show its notes, or remove one."""
     from autotune.cli.named_study import source_of
     from autotune.errors import SpecError
 
@@ -63,7 +63,7 @@ def tag(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Adds, removes or shows the tags of a study."""
+    """Add, remove or show the tags of a study."""
     from autotune.cli.named_study import source_of
 
     with source_of(study, store, url) as source:
@@ -83,7 +83,7 @@ def delete(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Deletes a study that has ended, with its trials and history, for good; asks first."""
+    """Delete an ended study with its trials and history, for good; asks first."""
     from autotune.cli.named_study import to_delete
     from autotune.cli.source import open_source
     from autotune.report.deletion_notice import deletion_lines

@@ -104,7 +104,7 @@ def best(
     folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Shows the best configs of a study or of all studies.
+    """Show the best configs of a study or of all studies.
 
     If nothing was measured for --model and --cluster, it shows the configs of the nearest known workload, otherwise the cost model's ranking.
     """
@@ -247,7 +247,7 @@ def explain(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Explains why a trial won or lost.
+    """Explain why a trial won or lost.
 
     It shows the parts of the trial's reward, compared with the baseline and the runner-up.
     """

@@ -20,7 +20,7 @@ def calibrate(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measures this cluster for the cost model, in about a minute.
+    """Measure this cluster for the cost model, in about a minute.
 
     It measures matmul rates, memory bandwidth and collectives, and stores them. plan, estimate and tune then use them.
     """

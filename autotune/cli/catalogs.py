@@ -25,7 +25,7 @@ WIDE_NUMBERS = ("ffn", "vocab", "kv_heads", "experts")
 
 
 def knobs(json: JsonOption = False) -> None:
-    """Lists the knobs of a config, with their values and effect."""
+    """List the knobs of a config, with their values and effect."""
     from autotune.spec import KNOBS
 
     rows = [
@@ -63,7 +63,7 @@ def knobs(json: JsonOption = False) -> None:
 
 
 def searchers(json: JsonOption = False) -> None:
-    """Lists the searchers, which propose trials.
+    """List the searchers, which propose trials.
 
     Each comes with the package that provides it.
     """
@@ -77,7 +77,7 @@ def searchers(json: JsonOption = False) -> None:
 
 
 def models(json: JsonOption = False) -> None:
-    """Lists the models of the catalog, with their shapes."""
+    """List the models of the catalog, with their shapes."""
     from autotune.report.terminal import format_count
     from autotune.spec import catalog
 
@@ -110,7 +110,7 @@ def models(json: JsonOption = False) -> None:
 
 
 def clusters(json: JsonOption = False) -> None:
-    """Lists common clusters.
+    """List common clusters.
 
     A spec may also name any other size, as GPU-NODESxGPUS (e.g. a100-80gb-16x8), or `local` for this machine.
     """
@@ -156,7 +156,7 @@ def _tflops(flops_per_s: float | None) -> float | None:
 
 
 def spaces(json: JsonOption = False) -> None:
-    """Lists the ready-made search spaces, with their knobs."""
+    """List the ready-made search spaces, with their knobs."""
     from autotune import assets
     from autotune.schema.reading import read_document
 
@@ -186,7 +186,7 @@ def _values(values: Any) -> str:
 
 
 def trainers(json: JsonOption = False) -> None:
-    """Lists the trainers that can run a config.
+    """List the trainers that can run a config.
 
     Each comes with the releases of the training library that it was checked against, and with the package that provides it.
     """
@@ -204,7 +204,7 @@ def trainers(json: JsonOption = False) -> None:
 
 
 def runners(json: JsonOption = False) -> None:
-    """Lists the runners, which run trials.
+    """List the runners, which run trials.
 
     Each comes with the package that provides it.
     """

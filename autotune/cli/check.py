@@ -38,7 +38,7 @@ def check(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Tries a spec before it is tuned: five real training steps, of two configs.
+    """Try a spec before tuning: five real training steps of two configs.
 
     The first is the baseline. Shows the rendered launch, what the spec says beside what was seen, and which lines of the program's log are understood. Where no step is seen or
     understood it proposes patterns.

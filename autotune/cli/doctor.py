@@ -41,9 +41,9 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
-    """Checks this machine and says how to fix what it finds.
+    """Check this machine and say how to fix what is missing.
 
-    It checks Python, torch, Ray, GPUs, NCCL, the results database, disk, ports and limits.
+    Looks at Python, torch, Ray, GPUs, NCCL, the results database, disk, ports and limits.
     """
     looks: tuple[Callable[[], Check], ...] = (
         _python,

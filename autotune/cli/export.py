@@ -64,7 +64,7 @@ def export(
     folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Writes the best config as a launch of a trainer.
+    """Write the best config as a launch of a trainer.
 
     A launch is a command, its environment and its configuration files. `launch.sh` is the command of one node; with --on, a job of the
     cluster's scheduler starts it on all of them. The files begin with what was tuned and how it was measured.
@@ -147,7 +147,7 @@ def report(
     folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Writes a study's report as one HTML page, or as Markdown for a pull request.
+    """Write a study's report as one HTML page, or as Markdown for a pull request.
 
     It shows the trials, the winner, why it won and what failed. The page is self-contained, with figures; in Markdown the figures are tables with bars.
     """
@@ -187,7 +187,7 @@ def compare(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Shows two studies side by side."""
+    """Show two studies side by side."""
     from autotune.cli.source import open_source, study_with_trials
     from autotune.report import compare as compare_studies
     from autotune.report.comparison import differing_versions

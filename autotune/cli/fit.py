@@ -81,7 +81,7 @@ def fit(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Says whether the model fits into memory; needs no GPU.
+    """Check whether the model fits in memory; needs no GPU.
 
     It runs two optimizer steps of the model's own code without data, as one rank of the whole job, and says how much memory is allocated, when and by
     what, with FLOPs and communication. A model of your own (model: {module: ...}) is built in a process of its own on this machine.

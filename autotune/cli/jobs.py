@@ -45,7 +45,7 @@ def submit(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Submits a study; a running `autotune serve` runs it."""
+    """Submit a study to a running `autotune serve`."""
     from autotune.cli.source import LocalSource, open_source
     from autotune.schema import places_in, read_spec
 
@@ -98,7 +98,7 @@ def list_studies(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Lists studies, or with --observed the runs that people started themselves, newest first."""
+    """List studies, newest first; with --observed, the runs that people started themselves."""
     from autotune.cli.named_study import interval_of
     from autotune.cli.observe import print_runs
     from autotune.cli.source import open_source
@@ -150,7 +150,7 @@ def status(
     verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Shows a study: its status, trials and best config."""
+    """Show a study: its status, trials and best config."""
     from autotune.cli.named_study import source_of
     from autotune.cli.source import in_folder, shown_trials
 
@@ -175,7 +175,7 @@ def watch(
     folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Follows a study until it ends; Ctrl-C leaves it running."""
+    """Follow a study until it ends; Ctrl-C leaves it running."""
     from autotune.cli.named_study import source_of
     from autotune.cli.source import in_folder
 
@@ -293,7 +293,7 @@ def pause(
     folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Pauses a study: running trials finish, no new ones start."""
+    """Pause a study: running trials finish, no new ones start."""
     _act("pause", study, store, url, folder, json)
 
 
@@ -304,7 +304,7 @@ def resume(
     folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Resumes a paused study."""
+    """Resume a paused study."""
     _act("resume", study, store, url, folder, json)
 
 
@@ -315,7 +315,7 @@ def stop(
     folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Stops a study: running trials finish, then the best is named."""
+    """Stop a study: running trials finish, then the best is named."""
     _act("stop", study, store, url, folder, json)
 
 
@@ -326,5 +326,5 @@ def cancel(
     folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Cancels a study: running trials are killed at once."""
+    """Cancel a study: running trials are killed at once."""
     _act("cancel", study, store, url, folder, json)

@@ -45,7 +45,7 @@ def run(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Runs a command as it is, reviews it before, and keeps what was measured.
+    """Run a command unchanged: review it first, keep what was measured.
 
     Output, signals, stdin, environment and exit code are the command's own. autotune's lines go to stderr. Of the processes of a job the first one speaks.
     """

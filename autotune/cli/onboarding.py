@@ -66,7 +66,7 @@ def init(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Makes a first spec from a script, a launch script, a command or a configuration file.
+    """Write a first spec from a script, a launch script, a command or a configuration file.
 
     A script is read, not run. Comments in the spec say in which line each value was found, and what to fill in. With --run the launch is started under the probe, and what it is seen to
     train stands in the spec: ranks, batch, accumulation, sequence length, precision, optimizer, sharding, recomputation and weights.
@@ -177,7 +177,7 @@ def import_(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Makes a spec from a trainer's present configuration.
+    """Write a spec from a trainer's current configuration.
 
     That configuration is the baseline: the config to beat. Its keys that are no knobs are kept, and every export writes them again.
     """

@@ -61,15 +61,13 @@ SpecArgument = Annotated[
 ]
 NoCheckOption = Annotated[
     bool,
-    typer.Option(
-        "--no-check", help="Skip the check of five steps, which a program that the store has never seen gets first."
-    ),
+    typer.Option("--no-check", help="Skip the five-step check that a new program gets first."),
 ]
 NoProfileOption = Annotated[
     bool,
     typer.Option(
         "--no-profile",
-        help="Make no dry runs of a model of your own; its memory then comes from those that are kept, or from the formulas of a decoder.",
+        help="Skip dry runs of your own model; memory then comes from earlier dry runs or from formulas.",
     ),
 ]
 VerboseOption = Annotated[

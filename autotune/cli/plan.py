@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 from contextlib import closing
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from autotune.cli.onboarding import BatchOption, ClusterOption, ModelOption, SequenceOption
 from autotune.cli.output import (
     JsonOption,
     NoProfileOption,
@@ -30,7 +32,20 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
-    spec: SpecArgument,
+    spec: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SPEC]",
+            help="Study spec: a YAML or JSON file, - for standard input, or the name of one that ships. Without it: --model, --cluster, --seq-len and --batch.",
+        ),
+    ] = None,
+    model: ModelOption = None,
+    cluster: ClusterOption = None,
+    seq_len: SequenceOption = None,
+    batch: BatchOption = None,
+    trainer: Annotated[
+        str | None, typer.Option("--trainer", help="Trainer whose overheads count, with --model. Default: native.")
+    ] = None,
     top: Annotated[int, typer.Option("--top", min=1, max=100_000, help="Number of configs to show.")] = 10,
     gpus: Annotated[
         str | None,
@@ -54,10 +69,14 @@ def plan(
         ),
     ] = None,
     no_profile: NoProfileOption = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Also count excluded combinations by reason, and say what this machine lacks."),
+    ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Ranks all feasible configs by predicted speed; needs no GPU."""
+    """Rank all valid configs by predicted speed; needs no GPU."""
     from autotune import api
     from autotune.errors import SpecError
     from autotune.results.hidden import secrets_note
@@ -69,8 +88,16 @@ def plan(
             remedy="add e.g. --gpus 64,128 or --clusters h100-sxm,h200-sxm",
             field="--tokens",
         )
-    study = api.load_study(spec)
-    note_stand_ins(spec)
+    source = spec if spec is not None else _asked_document(model, cluster, seq_len, batch, trainer)
+    if spec is not None and (model or cluster or seq_len or batch or trainer):
+        raise SpecError(
+            "--model, --cluster, --seq-len, --batch and --trainer stand in for a spec, but one is named too",
+            remedy="leave the spec or these options out; `--clusters` compares other clusters",
+            field="SPEC",
+        )
+    study = api.load_study(source, base=Path.cwd()) if spec is None else api.load_study(spec)
+    if spec is not None:
+        note_stand_ins(spec)
     if secrets := secrets_note(study):
         note(secrets)
     with closing(api.open_store(store)) as database:
@@ -90,14 +117,16 @@ def plan(
     if json:
         emit(document)
     else:
-        _print_plan(study, found, sizes)
+        _print_plan(study, found, sizes, verbose=verbose)
         _print_post_training(found)
         _print_proxies(study, found, proxied["proxies"], proxied["target"])
         _print_clusters(compared)
         _print_source(found.source)
-        if not_here:
-            note(f"`autotune tune` would refuse this spec on this machine: {not_here}")
-        elif found.rows and spec != "-":
+        if not_here and verbose:
+            note(f"cannot run on this machine: {not_here}")
+        elif not_here:
+            note("this machine cannot run it (--verbose says why)")
+        elif found.rows and spec not in (None, "-"):
             note(f"next: autotune {'tune' if study.runner == SIMULATED else 'check'} {shlex.quote(spec)}")
     if not found.rows and not any(choice.config for choice in compared):
         raise typer.Exit(1)
@@ -121,7 +150,31 @@ def _counts(text: str) -> list[int]:
         raise SpecError(f"--gpus must be whole numbers, but is {text!r}", remedy="e.g. --gpus 64,128,256") from None
 
 
-def _print_plan(study: Any, found: Any, sizes: Any) -> None:
+def _asked_document(
+    model: str | None, cluster: str | None, seq_len: int | None, batch: int | None, trainer: str | None
+) -> dict[str, Any]:
+    """The spec that the options ask for. Its space is the one that ships for such a model and cluster. Raises `SpecError` for those that are missing."""
+    from autotune.errors import SpecError
+    from autotune.schema.usual_space import usual_space
+
+    asked = {"--model": model, "--cluster": cluster, "--seq-len": seq_len, "--batch": batch}
+    if missing := [name for name, value in asked.items() if value is None]:
+        raise SpecError(
+            f"a plan needs a spec, or --model, --cluster, --seq-len and --batch, but these are missing: {', '.join(missing)}",
+            remedy="e.g. autotune plan --model qwen3-8b --cluster h200-sxm-4x8 --seq-len 8192 --batch 512",
+            field=missing[0] if len(missing) < len(asked) else "SPEC",
+        )
+    document = {
+        "model": model,
+        "cluster": cluster,
+        "workload": {"seq_len": seq_len, "global_batch_size": batch},
+        **({"trainer": trainer} if trainer else {}),
+    }
+    return document | {"space": usual_space(document, base=Path.cwd())}
+
+
+def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
+    from autotune.report.cluster_table import format_usd
     from autotune.report.terminal import format_bytes, format_count, plan_table
     from autotune.space.exclusion import in_words
     from autotune.spec import config_label
@@ -135,13 +188,14 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
     )
     for line in workload.model.assumptions:
         out.print(f"assumed: {line}")
-    why = ", for these reasons (`autotune estimate SPEC --config ...` gives the reason for one config):"
-    out.print(f"{found.feasible:,} feasible configs, {excluded:,} combinations excluded{why if excluded else ''}")
-    for reason, count in in_words(found.infeasible).items():
-        out.print(f"  {count:>12,}  {reason}")
+    hint = "" if verbose or not excluded else " (--verbose says why)"
+    out.print(f"{found.feasible:,} valid configs that fit; {excluded:,} combinations excluded{hint}")
+    if verbose or not found.rows:
+        for reason, count in in_words(found.infeasible).items():
+            out.print(f"  {count:>12,}  {reason}")
     if found.rows:
         out.print(plan_table(found, palette=palette_of(out)))
-        out.print("ranked by predicted speed times the probability that the config fits into memory")
+        out.print("ranked by predicted speed times the probability that the config fits in memory")
         if found.not_modelled:
             out.print(f"not in the cost model, each shown at its first value: {', '.join(found.not_modelled)}")
     elif found.nearest_miss:
@@ -159,7 +213,7 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
             if row.estimate is None:
                 rows.append([f"{row.num_gpus:,}", row.reason])
                 continue
-            cost = "" if row.cost_usd is None else f"${row.cost_usd:,.0f}"
+            cost = format_usd(row.cost_usd)
             days = "" if row.days is None else f"{row.days:,.1f}"
             rate, mfu = format_count(float(row.estimate.tokens_per_s)), f"{float(row.estimate.mfu):.1%}"
             spent = (days, cost) if budgeted else ()
@@ -251,7 +305,7 @@ def _print_clusters(compared: Any) -> None:
 def _print_source(source: str) -> None:
     from autotune.report.cluster_table import source_words
 
-    note(f"constants of the cost model: {source_words(source)}")
+    note(f"cost model: {source_words(source)}")
 
 
 def estimate(
@@ -268,9 +322,9 @@ def estimate(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Predicts the time and memory of one config.
+    """Predict step time and memory of one config, by parts.
 
-    It shows both by their parts. For an illegal config it gives the reason instead.
+    For an invalid config it prints the reason instead.
     """
     from autotune import api
     from autotune.cli.exit_codes import BAD_INPUT

@@ -80,7 +80,7 @@ def review(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Says of a launch whether it fits, how fast it should be, and which edits make it faster. Nothing is run."""
+    """Review a launch: does it fit, how fast should it be, which edits make it faster. Nothing is run."""
     from autotune.errors import SpecError
     from autotune.reviews import MOST, lines_of
     from autotune.reviews import review as review_launch

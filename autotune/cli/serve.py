@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
     app.command()(serve)
     tokens = typer.Typer(
         cls=GroupedCommands,
-        help="Makes, lists and revokes access tokens of the service.",
+        help="Create, list and revoke access tokens of the service.",
         no_args_is_help=True,
         rich_markup_mode=None,
     )
@@ -83,7 +83,7 @@ def serve(
         str,
         typer.Option(
             "--program-user",
-            help="User as whom trainers' programs run; needs root. Implies --require-token. Default: the service's own user.",
+            help="Run training programs as this user (requires root). Implies --require-token. Default: the service's own user.",
         ),
     ] = "",
     program_env: Annotated[
@@ -98,7 +98,7 @@ def serve(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Runs the service: API, web page and submitted studies.
+    """Run the service: API, web pages and submitted studies.
 
     It runs until Ctrl-C. Callers from other machines need a token (`autotune token create`).
     """
@@ -167,7 +167,7 @@ def create(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Makes a token and prints it, this one time."""
+    """Create a token and print it, this one time."""
     import getpass
 
     from autotune.cli.time_span import time_span_s
@@ -186,7 +186,7 @@ def create(
 
 
 def list_tokens(store: StoreOption = None, json: JsonOption = False) -> None:
-    """Lists tokens, without their secrets."""
+    """List tokens, without their secrets."""
     from autotune.store import open_store
 
     with closing(open_store(store)) as database:
@@ -207,7 +207,7 @@ def revoke(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Revokes a token; from then on it is refused."""
+    """Revoke a token; it is refused from then on."""
     from autotune.store import open_store
 
     with closing(open_store(store)) as database:
@@ -228,7 +228,7 @@ def audit(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Lists who did what, and which requests were refused.
+    """List who did what, and which requests were refused.
 
     The newest lines are shown, the oldest of them first.
     """

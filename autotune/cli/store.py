@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
     """Adds the group."""
     group = typer.Typer(
         cls=GroupedCommands,
-        help="Checks, backs up, restores, upgrades, exports and compacts the results database.",
+        help="Check, back up, restore, upgrade, export and compact the results database.",
         no_args_is_help=True,
         rich_markup_mode=None,
     )
@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 
 def check(store: StoreOption = None, json: JsonOption = False) -> None:
-    """Checks the database for damage and contradictions.
+    """Check the database for damage and contradictions.
 
     It checks the integrity of the file, the checksums of events, trials and attempts, and the laws of each study's history (nothing is lost, nothing
     happened twice, and no terminal state changed). It says what it did not check.
@@ -71,7 +71,7 @@ def backup(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Copies the database; it may be in use."""
+    """Copy the database, even while it is in use."""
     from autotune.store import maintenance
 
     with closing(_existing_store(store)) as database:
@@ -86,7 +86,7 @@ def restore(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Puts a backup in the place of the database.
+    """Restore the database from a backup.
 
     The backup is checked first. Nobody may have the database open. What was there is kept under another name. SQLite only.
     """
@@ -111,7 +111,7 @@ def migrate(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Upgrades the database to the version of this release.
+    """Upgrade the database to the version of this release.
 
     Every command does so when it opens an older database, after a backup beside an SQLite file. This one does nothing else.
     """
@@ -139,7 +139,7 @@ def export(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Writes the results as CSV or Parquet files.
+    """Write the results as CSV or Parquet files.
 
     It writes four files: studies, trials, steps and events.
     """
@@ -154,7 +154,7 @@ def export(
 
 
 def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
-    """Returns unused space to the disk."""
+    """Return unused space to the disk."""
     from autotune.store import maintenance
 
     with closing(_existing_store(store)) as database:

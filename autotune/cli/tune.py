@@ -84,7 +84,7 @@ def tune(
     verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Runs a study until it ends: on this machine, or in an allocation of Slurm on its nodes.
+    """Run a study until it ends: on this machine, or in an allocation of Slurm on its nodes.
 
     Ctrl-C stops it cleanly and keeps all results. The same command then continues the study.
     """

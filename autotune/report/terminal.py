@@ -287,39 +287,45 @@ def trials_table(
 
 
 def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) -> FittedTable:
-    """The ranked rows of a plan: anything with `rows` of `rank`, `config` and `estimate`, or the rows themselves.
+    """The ranked rows of a plan: anything with `rows` of `rank`, `config` and `estimate`, or the rows themselves; last its baseline, if it has one.
 
-    A narrow terminal shows no parts, then no MFU, then no risk; a config that is still too long is wrapped between its words.
+    A narrow terminal shows no parts, then no step times; then configs are wrapped between their words. Gain, memory, risk and MFU stay.
     """
     from rich.text import Text
 
     rows = getattr(plan, "rows", plan)
+    baseline = getattr(plan, "baseline", None)
     shown = list(rows)[:top]
+    base = (
+        None if baseline is None or float(baseline.estimate.oom_probability) > 0.5 else baseline.estimate.tokens_per_s
+    )
+    without = frozenset() if base else frozenset({"gain"})
     table = FittedTable(
         empty=lambda: plain_table(palette),
         columns=(
             Column(key="rank", right=True),
             Column(key="config", least=MIN_CONFIG, cut=False),
-            *(Column(key=name, right=True) for name in ("tokens/s", "step", "MFU", "memory", "OOM risk")),
+            *(Column(key=name, right=True) for name in ("tokens/s", "gain", "step", "MFU", "memory", "OOM risk")),
             Column(key="step by parts"),
         ),
         stages=(
-            Shortening(),
-            Shortening(without=frozenset({"step by parts"})),
-            Shortening(without=frozenset({"step by parts", "MFU"})),
-            Shortening(without=frozenset({"step by parts", "MFU", "OOM risk"}), shorten=("config",)),
+            Shortening(without=without),
+            Shortening(without=without | {"step by parts"}),
+            Shortening(without=without | {"step by parts", "step"}),
+            Shortening(without=without | {"step by parts", "step"}, shorten=("config",)),
         ),
         ellipsis=palette.unicode,
         caption=Text.from_markup(time_legend(_shown_parts(shown[0].estimate), palette=palette), style="table.caption")
         if shown
         else None,
     )
-    for row in shown:
+    for row in (*shown, *((baseline,) if baseline is not None else ())):
         estimate = row.estimate
         table.add_row(
-            str(row.rank),
-            config_label(row.config),
+            str(row.rank) if row is not baseline else "",
+            config_label(row.config) + (" (baseline)" if row is baseline else ""),
             format_count(float(estimate.tokens_per_s)),
+            f"{float(estimate.tokens_per_s / base):.2f}x" if base else palette.nothing,
             format_duration(float(estimate.step_time_s)),
             f"{float(estimate.mfu):.1%}",
             format_bytes(float(estimate.peak_memory_bytes)),

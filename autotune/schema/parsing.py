@@ -39,6 +39,7 @@ from autotune.schema.rl_documents import fine_tuning_of, post_training_of
 from autotune.schema.source_text import ReadDocument
 from autotune.schema.space_models import SpaceDocument, ValueRule
 from autotune.schema.spec_models import KindDocument, SlurmDocument, StudyDocument
+from autotune.schema.unknown_names import checked_names, in_own_keys, unknown_names, with_others
 from autotune.search import check_searcher
 from autotune.space import Launchable, complete, why_not
 from autotune.space.completion import filled_in as filled_words
@@ -97,7 +98,12 @@ def parse_study(
     inspect: Inspect | None = None,
 ) -> Study:
     """The study that the document asks for. Raises `SpecError` (or `CatalogError` for an unknown name), with the field."""
-    asked = _checked(StudyDocument, document)
+    document = in_own_keys(document)
+    try:
+        asked = _checked(StudyDocument, document)
+    except SpecError as error:
+        raise with_others(error, unknown_names(document)) from None
+    checked_names(document)
     in_job = None if slurm_cluster is None else partial(slurm_cluster, asked.slurm or SlurmDocument())
     job = asked_job(asked, asked_cluster(asked.cluster, local_cluster, in_job))
     trainer_name, trainer_options = _kind(asked.trainer)

@@ -74,7 +74,7 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
         holds=lambda target, config, held: target.cluster.gpu.name == held.gpu.name,
         reason=lambda target, config, held: (
             "a proxy runs on the GPUs that are meant, because the constants of the cost model are those of a GPU type, "
-            f"but the target has {target.cluster.gpu.name} the cluster you have has {held.gpu.name}"
+            f"but the target has {target.cluster.gpu.name} and your cluster has {held.gpu.name}"
         ),
         remedy=lambda target, config, held: f"run proxies on {target.cluster.gpu.name}",
         field="cluster",

@@ -6,7 +6,7 @@ import math
 
 
 def format_duration(seconds: float | None) -> str:
-    """`850 us`, `12.3 ms`, `4.21 s`, `3 min 05 s`, `2 h 10 min`; `-` when unknown."""
+    """`850 us`, `12.3 ms`, `4.21 s`, `3m 05s`, `2h 10m`; `-` when unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
     if seconds < 0:
@@ -21,6 +21,6 @@ def format_duration(seconds: float | None) -> str:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
+        return f"{minutes}m {rest:02d}s"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
+    return f"{hours}h {minutes:02d}m"

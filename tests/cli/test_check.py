@@ -44,7 +44,7 @@ def test_a_program_that_is_understood_is_ready(run, write_program, tmp_path):
     ):
         assert line in done.out.splitlines(), line
     assert ".".join(map(str, sys.version_info[:3])) in done.out
-    assert done.out.splitlines()[-1].startswith("ready: 5 steps were read, 10 ms each by its log, with losses")
+    assert done.out.splitlines()[-1].startswith("ready: read 5 steps, 10 ms each by its log, with losses")
     assert run("list", "--json").document["studies"] == [], "it is no study"
 
 

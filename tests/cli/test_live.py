@@ -65,7 +65,7 @@ def test_a_study_that_continues_has_been_running_as_long_as_before() -> None:
     console = terminal(80, 24)
     view = LiveView(record().study, console=console)
     view.on_event(StudyOpened(record=replace(record(), elapsed_s=600.0), past=tuple(trials())))
-    assert view._summary().endswith("10 min 00 s elapsed, at most 50 min 00 s left")
+    assert view._summary().endswith("10m 00s elapsed, at most 50m 00s left")
 
 
 def test_nothing_of_the_view_is_left_in_the_scrollback() -> None:

@@ -76,7 +76,7 @@ def test_a_mistake_in_a_spec(run, tmp_path, old: str, new: str, place: str, word
         ("pln study.yaml", ["No such command 'pln'", "'plan'", "`autotune --help`"]),
         ("best --days inf", ["'--days'", "must be less than or equal to 36500"]),
         ("best --num-gpus 0", ["'--num-gpus': must be greater than or equal to 1"]),
-        ("plan", ["Missing argument 'SPEC'", "`autotune plan --help`"]),
+        ("plan", ["needs a spec, or --model, --cluster", "e.g. autotune plan --model"]),
         ("status nothing", ["no study has the id or name 'nothing'", "`autotune list`"]),
         ("list --store /no/where.db", ["the folder /no of the store", "make it, or name another store"]),
         ("list --store mysql://x/y", ["must be SQLite or PostgreSQL", "but is mysql"]),

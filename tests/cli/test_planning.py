@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -10,7 +11,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
+from autotune.api import load_study
+from autotune.errors import AutotuneError, SpecError
+from autotune.predictions import plan_of
+from autotune.report.cluster_table import format_usd
+from autotune.report.terminal import plan_table
+from autotune.schema.usual_space import usual_space
 from tests.cli.conftest import SPEC
 
 
@@ -27,7 +35,7 @@ def test_plan_ranks_feasible_configs(run, write):
 def test_plan_shows_a_table_and_other_sizes(run, write):
     done = run("plan", write(), "--gpus", "8,16,12", "--tokens", "1e9")
     assert done.code == 0, done.err
-    assert "feasible configs" in done.out
+    assert "valid configs that fit" in done.out
     assert "whole number of nodes" in done.out
     document = run("plan", write(), "--gpus", "8,16", "--tokens", "1e9", "--json").document
     assert [row["num_gpus"] for row in document["what_if"]] == [8, 16]
@@ -72,7 +80,7 @@ def test_estimate_by_parts_with_derived_degrees(run, write):
     done = run("estimate", write(), "--config", "tp=2")
     assert "compute" in done.out
     assert "idle" not in done.out
-    assert f"constants of the cost model: {document['source']}" in done.err
+    assert f"cost model: {document['source']}" in done.err
     assert "GPUs stay idle" in run("estimate", write(), "--config", "tp=2,pp=1,dp=1").out
 
 
@@ -200,12 +208,13 @@ def test_looking_after_the_store(run, write, tmp_path):
 def test_a_plan_for_another_cluster_says_what_this_machine_cannot_run(run, write, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    done = run("plan", write(runner="ray"))
+    done = run("plan", write(runner="ray"), "--verbose")
     assert done.code == 0
-    assert "would refuse this spec on this machine: runner: the cluster a100-40gb-1x8 has GPUs" in done.err
+    assert "cannot run on this machine: runner: the cluster a100-40gb-1x8 has GPUs" in done.err
     assert "no GPU is visible" in run("plan", write(runner="local"), "--json").document["cannot_run_here"]
     assert run("plan", write(), "--json").document["cannot_run_here"] == ""
-    assert done.err.splitlines()[-1].startswith("`autotune tune` would refuse"), "no next step that would fail"
+    assert done.err.splitlines()[-1].startswith("cannot run on this machine: "), "no next step that would fail"
+    assert run("plan", write(runner="ray")).err.splitlines()[-1].endswith("(--verbose says why)")
 
 
 @pytest.mark.thorough
@@ -256,3 +265,111 @@ sys.exit(cli.run(["plan", "large.yaml", "--no-profile"]))
     assert done.returncode not in (0, -6, -9, -11)
     assert "autotune ran out of memory" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+MODEL = ("--model", "qwen3-8b", "--cluster", "h200-sxm-4x8", "--seq-len", "8192", "--batch", "512")
+
+
+def test_plan_needs_no_file(run):
+    document = run("plan", *MODEL, "--json", "--top", 2).document
+    assert [row["rank"] for row in document["configs"]] == [1, 2]
+    assert document["baseline"]["rank"] == 0
+    assert {row["config"]["tp"] * row["config"]["pp"] * row["config"]["dp"] for row in document["configs"]} == {32}
+    lacks = run("plan", "--model", "qwen3-8b", "--seq-len", "8192")
+    assert lacks.code == 2
+    assert "--cluster, --batch" in lacks.err
+    both = run("plan", "laptop", *MODEL)
+    assert both.code == 2
+    assert "stand in for a spec" in both.err
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "space"),
+    [
+        ("llama-8b", "h100-sxm-1x1", "single-gpu"),
+        ("llama-8b", "h100-sxm-1x8", "dense-single-node"),
+        ("llama-8b", "h100-sxm-2x8", "dense-multi-node"),
+        ("mixtral-8x7b", "h100-sxm-2x8", "moe-multi-node"),
+    ],
+)
+def test_the_space_of_a_plan_without_a_file_suits_model_and_cluster(model, cluster, space):
+    assert usual_space({"model": model, "cluster": cluster}) == space
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_narrow_plan_keeps_risk_and_mfu_and_has_a_row_of_the_baseline(width):
+    study = load_study(SPEC_THAT_FITS)
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(plan_table(plan_of(study, top=3)))
+    text = console.file.getvalue()
+    lines = text.splitlines()
+    assert all(len(line) <= width for line in lines)
+    head = next(line for line in lines if "rank" in line)
+    assert {"gain", "MFU", "memory", "OOM", "tokens/s"} <= set(head.split())
+    assert "(baseline)" in text
+    assert "1.00x" in text
+
+
+SPEC_THAT_FITS = {
+    "model": "gpt2-medium",
+    "cluster": "h100-sxm-1x8",
+    "space": "dense-single-node",
+    "workload": {"seq_len": 1024, "global_batch_size": 512},
+}
+
+
+def test_excluded_combinations_are_counted_by_reason_when_asked(run):
+    short = run("plan", "laptop").out
+    assert "--verbose says why" in short
+    long = run("plan", "laptop", "--verbose").out
+    assert len(long.splitlines()) > len(short.splitlines())
+
+
+HF = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
+
+
+def test_an_inline_model_takes_the_keys_of_a_config_json():
+    own = {"hidden_size": 4096, "ffn_hidden_size": 14336, "num_layers": 32, "num_attention_heads": 32, "num_kv_heads": 8, "vocab_size": 128256, "gated_mlp": True}  # fmt: skip
+    as_asked = load_study(SPEC_THAT_FITS | {"model": own}).workload.model
+    for keys in ({"model_type": "llama", "tie_word_embeddings": False}, {"hidden_act": "silu"}, {"gated_mlp": True}):
+        model = load_study(SPEC_THAT_FITS | {"model": HF | keys}).workload.model
+        assert model.num_parameters == as_asked.num_parameters
+    with pytest.raises(SpecError, match="model_type"):
+        load_study(SPEC_THAT_FITS | {"model": HF})
+    named = load_study(SPEC_THAT_FITS | {"model": HF | {"model_type": "llama", "name": "mine"}}).workload.model
+    assert named.name == "mine"
+
+
+def test_all_mistakes_of_a_spec_are_told_at_once():
+    wrong = {
+        "model": "gpt2-mediun",
+        "cluster": "h200-sxmm-4x8",
+        "space": "dense-multi-nod",
+        "workload": {"seq_len": 8192, "global_batch_size": "x"},
+        "trainer": "torchtitann",
+        "searcher": "bayes",
+        "runner": "rai",
+        "budgett": {},
+    }
+    with pytest.raises(SpecError) as raised:
+        load_study(wrong)
+    found = {error.field for error in (raised.value, *raised.value.others)}
+    assert found == {
+        "model",
+        "cluster",
+        "space",
+        "workload.global_batch_size",
+        "trainer",
+        "searcher",
+        "runner",
+        "budgett",
+    }
+    names = {k: v for k, v in wrong.items() if k != "budgett"} | {"workload": SPEC_THAT_FITS["workload"]}
+    with pytest.raises(AutotuneError) as raised:
+        load_study(names)
+    assert {e.field for e in (raised.value, *raised.value.others)} == {"model", "cluster", "space", "trainer", "searcher", "runner"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("usd", "said"), [(0.5, "$0.50"), (95.4, "$95"), (1234, "$1,200"), (45123, "$45k"), (2259101, "$2.3M"), (9.6e9, "$9.6B"), (None, "-")])  # fmt: skip
+def test_money_has_two_digits(usd, said):
+    assert format_usd(usd) == said

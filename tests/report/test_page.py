@@ -133,7 +133,7 @@ def test_words_and_figures_are_those_of_the_finals() -> None:
     listed = {"finals": [{"config": t.config.to_dict()} for t in (slow, fast)]}
     found = result_from(record(best=1, speedup=2.0, result=listed), [slow, fast, *finals])
     assert "32.8k against 16.4k tokens per second: 2.00 times (95% CI " in why(found)[0]
-    assert why(replace(found, tied_with=(4, 6, 7)))[1] == "The measurements do not tell trial 1 from trials 4, 6 and 7."
+    assert why(replace(found, tied_with=(4, 6, 7)))[1] == "Trial 1 is statistically tied with trials 4, 6 and 7."
 
 
 def test_a_study_on_a_machine_that_is_too_noisy_claims_nothing() -> None:

@@ -319,7 +319,7 @@ def test_a_training_about_which_nothing_is_said_counts_as_long_as_200_trials(gai
     world.finish(1)
     assert (world.trials[2].purpose is TrialPurpose.FINAL) == ends
     assert world.controller.stop_reason == (
-        "the next trial would take about 500 ms and is expected to save 498 ms of a training of 1 min 40 s, as long as 200 trials: "
+        "the next trial would take about 500 ms and is expected to save 498 ms of a training of 1m 40s, as long as 200 trials: "
         "say how long yours is with budget.train_tokens"
         if ends
         else ""

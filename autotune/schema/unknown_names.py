@@ -1,0 +1,104 @@
+"""Names of a spec that nobody knows, all at once: whoever wrote six of them wrong is told of six, not of one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from autotune.errors import AutotuneError, SpecError
+from autotune.schema.clusters import LOCAL
+from autotune.schema.files import is_model_file, is_space_file
+from autotune.schema.located import located
+
+
+def unknown_names(document: Mapping[str, Any]) -> list[AutotuneError]:
+    """Mistakes in the names of model, cluster, trainer, searcher, runner, space and GPU, each with its field. Nothing is read but the catalogs."""
+    found = []
+    for field, look_up in _look_ups(document):
+        try:
+            located(field, look_up)
+        except AutotuneError as error:
+            found.append(error)
+    return found
+
+
+def with_others(first: AutotuneError, more: list[AutotuneError]) -> AutotuneError:
+    """The error with what else is wrong; a field is told of once."""
+    known = {error.field for error in (first, *first.others)}
+    first.others = (*first.others, *(error for error in more if error.field not in known))
+    return first
+
+
+def _look_ups(document: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    from autotune.assets import space_file
+    from autotune.registry import RUNNERS, find
+    from autotune.search import check_searcher
+    from autotune.spec import catalog
+    from autotune.trainers import trainer
+
+    def named(key: str, inner: str = "kind") -> str:
+        value = document.get(key)
+        value = value.get(inner) if isinstance(value, Mapping) else value
+        return value if isinstance(value, str) else ""
+
+    model, cluster, space = (document.get(key) for key in ("model", "cluster", "space"))
+    if isinstance(model, str) and not is_model_file(model):
+        yield "model", lambda: catalog.model(model)
+    if isinstance(cluster, str) and cluster != LOCAL:
+        yield "cluster", lambda: catalog.cluster(cluster)
+    elif gpu := named("cluster", "gpu"):
+        yield "cluster.gpu", lambda: catalog.gpu(gpu)
+    if isinstance(space, str) and not is_space_file(space):
+        yield "space", lambda: space_file(space)
+    if kind := named("trainer"):
+        yield "trainer", lambda: trainer(kind)
+    if searcher := named("searcher"):
+        yield "searcher", lambda: check_searcher(searcher)
+    if runner := named("runner"):
+        yield "runner", lambda: find(RUNNERS, runner)
+
+
+def checked_names(document: Mapping[str, Any]) -> None:
+    """Raises the first of `unknown_names`, with the others; of one alone the parts of the spec say more themselves."""
+    if len(mistakes := unknown_names(document)) > 1:
+        raise with_others(mistakes[0], mistakes[1:])
+
+
+HUGGING_FACE = {
+    "num_hidden_layers": "num_layers",
+    "intermediate_size": "ffn_hidden_size",
+    "num_key_value_heads": "num_kv_heads",
+    "tie_word_embeddings": "tied_embeddings",
+    "head_dim": "attention_head_dim",
+    "num_local_experts": "num_experts",
+    "num_experts_per_tok": "experts_per_token",
+}
+"""keys of a config.json, and what they are called here"""
+
+
+def in_own_keys(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The document with an inline model that is written in Hugging Face's keys in those of this package.
+
+    With `model_type` it is read as a config.json is, by its family. Without, `hidden_act: silu` or `gated_mlp` says whether the MLP is gated: nothing else tells.
+    Raises `SpecError` where that is missing.
+    """
+    from autotune.spec import ModelSpec
+
+    model = document.get("model")
+    if not isinstance(model, Mapping) or not ({"model_type", *HUGGING_FACE} & model.keys()) or "hf" in model:
+        return document
+    if "model_type" in model:
+        read = located("model", lambda: ModelSpec.from_hf({k: v for k, v in model.items() if k != "name"}))
+        fields = {k: v for k, v in asdict(read).items() if k not in ("code", "name")}
+        return {**document, "model": fields | {k: v for k, v in model.items() if k == "name"}}
+    own = {HUGGING_FACE.get(key, key): value for key, value in model.items() if key != "hidden_act"}
+    if "gated_mlp" not in own:
+        if model.get("hidden_act") != "silu":
+            raise SpecError(
+                "keys of a Hugging Face config.json need `model_type`, which says whether the MLP is gated, but it is missing",
+                remedy="add e.g. `model_type: llama`, or `gated_mlp: true` or `false`",
+                field="model",
+            )
+        own["gated_mlp"] = True
+    return {**document, "model": own}
