@@ -17,7 +17,7 @@ RESULTS = (ROOT / "tests" / "benchmarks" / "RESULTS.md").read_text(encoding="utf
 
 
 def test_it_is_short() -> None:
-    assert len(README.splitlines()) <= 120
+    assert len(README.splitlines()) <= 90
 
 
 def test_links_and_pictures_lead_somewhere() -> None:
