@@ -136,7 +136,7 @@ def _choice(
     except InfeasibleError as error:
         return replace(nothing, reason=error.message)
     if not best.rows:
-        reason = "no legal config is expected to fit into memory"
+        reason = "no valid config is expected to fit into memory"
         return replace(nothing, reason=reason, nearest_miss=best.nearest_miss, source=best.source)
     row = best.rows[0]
     bill = None if tokens is None else Bill.of(cluster, float(row.estimate.tokens_per_s), tokens)

@@ -258,7 +258,7 @@ def _on(
     except InfeasibleError as error:
         return WhatIf(num_gpus=count, reason=str(error))
     if not best.rows:
-        return WhatIf(num_gpus=count, reason="no legal config is expected to fit into memory")
+        return WhatIf(num_gpus=count, reason="no valid config is expected to fit into memory")
     row = best.rows[0]
     found = WhatIf(num_gpus=count, config=row.config, estimate=row.estimate)
     if tokens is None:

@@ -230,7 +230,7 @@ def _print_evidence(document: dict[str, Any]) -> None:
     if left := document.get("untried"):
         first = config_label(ParallelConfig.from_dict(left["best"]["config"])) if left["best"] else ""
         print(
-            f"measured: {left['measured']} of {left['legal']:,} legal configs"
+            f"measured: {left['measured']} of {left['legal']:,} valid configs"
             + (f"; of the others the cost model predicts most for {first}" if first else "")
         )
     if "source" in document:

@@ -121,7 +121,7 @@ def _print_launch(prepared: PreparedCheck) -> None:
             "study",
             f"{study.name}: {study.workload.model.name} on {study.workload.cluster.name}, trainer {study.trainer}, runner {study.runner}",
         ),
-        ("space", f"{prepared.legal:,} legal configs"),
+        ("space", f"{prepared.legal:,} valid configs"),
         ("config", f"{config_label(prepared.config)} ({prepared.why_config})"),
     ]
     if launch is None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from autotune.cli.source import Source
 
 INSTRUCTIONS = """autotune finds the fastest stable configuration (tp, pp, dp, micro-batch, precision, recomputation, ...) to train a model on a cluster.
-Predictions need no hardware: `catalog` names what a spec may use, `legal_configs` says what is legal, `plan` ranks what fits, `check_config` explains one config. `review` reads a launch as it is, without a spec.
+Predictions need no hardware: `catalog` names what a spec may use, `legal_configs` says what is valid, `plan` ranks what fits, `check_config` explains one config. `review` reads a launch as it is, without a spec.
 `best_known` says what was measured before. `study_result` and `study_trials` read studies. Times are seconds, sizes bytes."""
 MAY_SUBMIT = "`submit_study` runs real trials on the service, as far as its token allows; `steer_study` pauses, resumes, stops or cancels one."
 READ_ONLY = (

@@ -82,7 +82,7 @@ def _head(found: Result, page: str) -> str:
 
 def _answer(found: Result, page: str) -> str:
     """Winner, baseline and those that were re-measured; then why it won."""
-    named = [("**best**", found.best), ("default", found.baseline)]
+    named = [("**best**", found.best), ("baseline", found.baseline)]
     known = {trial.number for _, trial in named if trial is not None}
     named += [("", trial) for trial in found.confirmed[:MOST_CONFIGS] if trial.number not in known]
     measured = [(word, trial) for word, trial in named if trial is not None and trial.measurement]

@@ -37,7 +37,7 @@ class NotebookView:
             heading += f", {escape(format_speedup(*speedup, over=' over the baseline', is_open=is_open))}"
         rows = [
             _row(label, trial)
-            for label, trial in (("best", result.best), ("default", result.baseline))
+            for label, trial in (("best", result.best), ("baseline", result.baseline))
             if trial is not None
         ]
         heads = "".join(f"<th>{name}</th>" for name in ("", "trial", "config", "tokens/s", "step time", "peak memory"))

@@ -83,7 +83,7 @@ def _answer(found: Result) -> str:
     best = found.best
     speed, step, memory, mfu = speed_row(best) if best else ["–"] * 4
     cards = [
-        ("speedup over the default", speedup_word(found)),
+        ("speedup over the baseline", speedup_word(found)),
         ("tokens per second", speed),
         ("step time", step),
         ("peak memory", memory),

@@ -442,7 +442,7 @@ class StudyDocument(Document, defer_build=True):
     )
     baseline: Config | None = Field(
         default=None,
-        description="the config to beat; data parallel only when left out. dp and accumulation_steps follow from the others",
+        description="what every trial is compared with; data parallel only when left out. dp and accumulation_steps follow from the others",
     )
     enqueue: Annotated[list[Config], Field(max_length=1000)] = Field(
         default_factory=list,

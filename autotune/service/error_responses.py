@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from autotune.errors import (
     AutotuneError,
@@ -120,10 +120,22 @@ def of_autotune(request: Request, error: Exception) -> JSONResponse:
     return StrictJSONResponse({"error": error.document()}, status_code=status, headers=headers)
 
 
-def of_http(request: Request, error: Exception) -> JSONResponse:
+def _is_browser(request: Request) -> bool:
+    """Whether somebody looks at a page: programs ask below /api, or do not ask for HTML."""
+    return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
+
+
+def of_http(request: Request, error: Exception) -> Response:
     """Handler of the framework's errors: no such address, no such method."""
     assert isinstance(error, HTTPException)
     kind, message = _WORDS.get(error.status_code, ("http", str(error.detail)))
+    if error.status_code == 404 and _is_browser(request):
+        from autotune.service.pages.rendering import render
+
+        missing = AutotuneError(
+            f"there is no page at {request.url.path[:200]}", remedy="begin with the list of studies"
+        )
+        return render("error.html", status=404, error=missing)
     remedy = "/openapi.json lists all addresses" if error.status_code in (404, 405) else ""
     return error_response(error.status_code, kind, message, remedy=remedy, headers=dict(error.headers or {}))
 

@@ -259,7 +259,7 @@ class BestAcross(Answer):
         description="measurements behind the response: trials, configs, studies, last_at, age_s, spread"
     )
     untried: Plain | None = Field(
-        description="number of legal and of measured configs of the space; the best untried config by the cost model"
+        description="number of valid and of measured configs of the space; the best untried config by the cost model"
     )
     nearest: Plain | None = Field(
         description="the workload that these configs were measured for, its distance in doublings, and the cost model's estimate for the workload asked about"

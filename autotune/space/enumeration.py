@@ -254,7 +254,7 @@ def _too_many(choices: Mapping[str, NDArray[np.int64]]) -> SpecError:
     total = math.prod(len(values) for values in choices.values())
     widest = sorted(choices, key=lambda name: -len(choices[name]))[:4]
     return SpecError(
-        f"a space may hold {MAX_CONFIGS:,} legal configs, but this one has more, among {total:,} combinations",
+        f"a space may hold {MAX_CONFIGS:,} valid configs, but this one has more, among {total:,} combinations",
         remedy="narrow "
         + ", ".join(f"{name} ({len(choices[name])} values)" for name in widest if len(choices[name]) > 1),
         field="space",

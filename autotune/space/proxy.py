@@ -113,7 +113,7 @@ def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec) -> Pro
     broken = why_not(target, config)
     if broken:
         raise ConfigError(
-            f"a proxy stands for a legal config of {target.model.name} on {target.cluster.name}: {broken}"
+            f"a proxy stands for a valid config of {target.model.name} on {target.cluster.name}: {broken}"
         )
     for law in PROXY_LAWS:
         if not law.holds(target, config, held):
@@ -130,7 +130,7 @@ def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec) -> Pro
     if isinstance(found, Proxy):
         return found
     raise ConfigError(
-        f"a proxy must be legal on {held.name}, but no number of data-parallel ranks makes it so with tp={config.tp}, cp={config.cp}, ep={config.ep}"
+        f"a proxy must be valid on {held.name}, but no number of data-parallel ranks makes it so with tp={config.tp}, cp={config.cp}, ep={config.ep}"
         + (f": {found}" if found else ""),
         remedy="hold more GPUs",
         field="cluster",

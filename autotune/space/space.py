@@ -194,7 +194,7 @@ def _nothing_launchable(
 ) -> InfeasibleError:
     counts = ", ".join(f"{name} {count:,}" for name, count in sorted(cut.items(), key=lambda item: -item[1]))
     return InfeasibleError(
-        f"the trainer {launchable.trainer.name} can launch none of the {len(table):,} legal configs of the space {space.name!r} for "
+        f"the trainer {launchable.trainer.name} can launch none of the {len(table):,} valid configs of the space {space.name!r} for "
         f"{workload.model.name} ({counts}); for example {table[0]}: {launchable.why_not(workload, table[0])}",
         remedy="widen the space by what the trainer can do, or choose another trainer",
         field="trainer",

@@ -49,7 +49,7 @@ RUNNING = Picture(name="study-running", path="/studies/{study}", at="Running now
 ENDED = (
     Picture(name="study", path="/studies/{study}"),
     Picture(name="study-dark", path="/studies/{study}", scheme="dark"),
-    Picture(name="study-map", path="/studies/{study}", at="Budget spent and left"),
+    Picture(name="study-map", path="/studies/{study}", at="Figures"),
     Picture(name="study-trials", path="/studies/{study}", at="Trials"),
     Picture(name="study-phone", path="/studies/{study}", window=PHONE),
     Picture(name="trial", path="/studies/{study}/trials/{best}"),

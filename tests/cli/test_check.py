@@ -33,7 +33,7 @@ def test_a_program_that_is_understood_is_ready(run, write_program, tmp_path):
     command = f"{sys.executable} {tmp_path}/train.py --steps=32 --batch=1 --accum=4"
     assert f"command   {command}" in done.out.splitlines()
     for line in (
-        "space     2 legal configs",
+        "space     2 valid configs",
         "config    tp1 pp1 dp1 mb1 acc4 fp32 (the baseline)",
         f"program   {sys.executable}",
         "variable  CONFIG=FILES/train.json",

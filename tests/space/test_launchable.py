@@ -129,7 +129,7 @@ def test_a_search_asks_for_nothing_that_the_trainer_refuses() -> None:
 
 def test_a_space_of_which_nothing_can_be_launched_says_why() -> None:
     with pytest.raises(
-        InfeasibleError, match=r"deepspeed can launch none of the .* legal configs .*deepspeed_cp .*Ulysses"
+        InfeasibleError, match=r"deepspeed can launch none of the .* valid configs .*deepspeed_cp .*Ulysses"
     ):
         api.plan_of(study(trainer="deepspeed", space={"cp": [2], "micro_batch_size": [1]}))
 

@@ -10,6 +10,8 @@ from autotune.report.figures.missing import MISSING, why_missing
 from autotune.report.page_frame import html_table
 from autotune.results.figure import Figure
 
+FOREMOST = ("best_so_far", "predicted_measured", "step_parts", "memory_parts")
+"""figures that are shown open: speed over trials, predicted against measured, parts of the step and of the memory"""
 MOST_ROWS = 20
 """rows of data that the HTML shows; the CSV holds all"""
 
@@ -18,13 +20,17 @@ def figures_html(figures: Sequence[Figure], *, is_open: bool, at: str = "") -> s
     """All figures of a study, and what those that cannot be drawn need. `is_open`: the study goes on; `at`: the address below which their files are."""
     drawn = {figure.name for figure in figures}
     missing = [name for name in MISSING if name not in drawn]
-    shown = "".join(
-        figure_html(f, csv=f"{at}/{f.name}.csv" if at else "", svg=f"{at}/{f.name}.svg" if at else "") for f in figures
-    )
+    drawings = {
+        f.name: figure_html(f, csv=f"{at}/{f.name}.csv" if at else "", svg=f"{at}/{f.name}.svg" if at else "")
+        for f in figures
+    }
     reasons = "".join(f"<li>{escape(why_missing(name))}</li>" for name in missing)
     said = "Not drawn yet" if is_open else "Not drawn"
     absent = f'<div class="missing"><p>{said}:</p><ul>{reasons}</ul></div>' if missing else ""
-    return f'<div class="figures">{shown}</div>{absent}'
+    first = "".join(drawings[name] for name in FOREMOST if name in drawings)
+    rest = "".join(text for name, text in drawings.items() if name not in FOREMOST)
+    more = f'<details class="more"><summary>More figures</summary><div class="figures">{rest}</div>{absent}</details>'
+    return f'<div class="figures">{first}</div>{more if rest or absent else ""}'
 
 
 def figure_html(figure: Figure, *, csv: str = "", svg: str = "") -> str:

@@ -33,7 +33,7 @@ def compared_trials(source: FigureSource) -> list[tuple[str, Trial]]:
     is_default = default is not None and default.config == best.config
     found = [("winner, default" if is_default else "winner", best)]
     found += [("runner-up", runner_up)] if runner_up is not None else []
-    return found if default is None or is_default else [*found, ("default", default)]
+    return found if default is None or is_default else [*found, ("baseline", default)]
 
 
 def step_parts(source: FigureSource) -> Figure | None:

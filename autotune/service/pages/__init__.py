@@ -3,6 +3,7 @@
     study_list.py   studies with filters          study_page.py   one study, its report and its buttons
     best_page.py    the best across all history   login.py        login and logout
     study_actions.py notes, tags, deleting        study_tools.py  what these need on the study's page
+    plan_page.py    a plan of a model and a cluster
     submit_page.py  a new study                   export_page.py  a launch of a trainer
     ranking_page.py another order of the configs  flash.py        what an action did
     compare_page.py studies or trials side by side
@@ -23,6 +24,7 @@ from autotune.service.pages import (
     compare_page,
     export_page,
     login,
+    plan_page,
     ranking_page,
     static_files,
     study_actions,
@@ -37,6 +39,7 @@ for module in (
     static_files,
     study_list,
     submit_page,
+    plan_page,
     study_page,
     trial_page,
     study_actions,

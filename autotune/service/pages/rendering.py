@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ from autotune import assets
 from autotune.report.notes import infeasible_line
 from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.service.access import LOOPBACK
-from autotune.spec import ParallelConfig, config_label
+from autotune.spec import ParallelConfig, config_changes, config_label
 from autotune.spec.speedup import format_speedup
 from autotune.spec.trial import trial_numbers
 
@@ -50,6 +52,7 @@ def environment() -> Environment:
         "infeasible": infeasible_line,
         "trials": trial_numbers,
         "config": lambda config: config_label(ParallelConfig.from_dict(config)),
+        "changes": _changes,
         "label": config_label,
         "sentence": _sentence,
         "moment": lambda text: str(text or "")[:19].replace("T", " "),
@@ -60,8 +63,12 @@ def environment() -> Environment:
         "script_mark": _mark("live.js"),
         "submit_mark": _mark("submit.js"),
     }
-    made.globals["loopback"] = LOOPBACK
+    made.globals |= {"loopback": LOOPBACK, "user": _user()}
     return made
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    return config_changes(ParallelConfig.from_dict(before), ParallelConfig.from_dict(after)).replace("->", "→")
 
 
 def _sentence(text: str) -> Markup:
@@ -71,6 +78,14 @@ def _sentence(text: str) -> Markup:
 
 
 _CODE = re.compile("`([^`]+)`")
+
+
+def _user() -> str:
+    """Who runs the service, which without tokens everybody on this machine is."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in containers
+        return "this machine"
 
 
 def _mark(name: str) -> str:

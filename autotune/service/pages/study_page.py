@@ -16,6 +16,7 @@ from autotune.report.figures.running_steps import running_steps, steps_left
 from autotune.report.notes import infeasible_line
 from autotune.report.placement_text import placed_lines
 from autotune.report.target_text import HEADS, target_rows, target_sentences
+from autotune.report.terminal import format_count
 from autotune.results.result import Result
 from autotune.service.pages.flash import done, said
 from autotune.service.pages.rendering import render
@@ -24,7 +25,7 @@ from autotune.service.pages.trial_table import TrialQuery, trial_table
 from autotune.service.pages.visits import REFRESH_S, changing, page, visitor
 from autotune.service.resources.studies import Action, acted
 from autotune.service.service_state import ServiceState
-from autotune.spec import StudyStatus, Wanted
+from autotune.spec import ModelSpec, StudyStatus, Wanted
 from autotune.spec.checks import one_of
 
 router = APIRouter()
@@ -62,6 +63,7 @@ async def study(request: Request) -> Response:
         return {
             "tools": tools,
             "study": document,
+            "shape": _shape(record.study.workload.model),
             "trials": sum(record.trial_counts.values()),
             "late": f"/studies/{record.id}/results{query.address(page=query.page)}".partition("#")[0]
             if is_late
@@ -144,6 +146,11 @@ async def act(request: Request) -> Response:
     action = one_of("action", form.get("action", ""), [str(a) for a in Action])
     record = await run_in_threadpool(acted, service, caller, request.path_params["study_id"], action)
     return done(f"/studies/{record.id}", action)
+
+
+def _shape(model: ModelSpec) -> str:
+    """The model by name and size: `llama-8b (8.03G parameters, 32 layers)`."""
+    return f"{model.name} ({format_count(model.num_parameters)} parameters, {model.num_layers} layers)"
 
 
 def _figures_at(result: Result) -> str:

@@ -103,8 +103,8 @@ async def review(request: Request) -> Response:
             {name_for(launch["launch"]): launch["launch"]},
             model=launch["model"] or None,
             cluster=launch["cluster"] or None,
-            seq_len=_count(launch["seq_len"], "tokens of a sequence"),
-            batch=_count(launch["batch"], "sequences of a step"),
+            seq_len=count_of(launch["seq_len"], "tokens of a sequence"),
+            batch=count_of(launch["batch"], "sequences of a step"),
             precision=launch["precision"] or None,
             config=launch["config"] or None,
             store=service.store,
@@ -195,7 +195,7 @@ def _blank(text: str, number: str = "") -> dict[str, Any]:
     }
 
 
-def _count(text: str, what: str) -> int | None:
+def count_of(text: str, what: str) -> int | None:
     """A whole number that was typed; None for nothing. Raises `SpecError`."""
     if not text:
         return None

@@ -1,0 +1,90 @@
+"""The plan of a model on a cluster: a form of four fields, the ranked configs and the map of the feasible set. Nothing is stored, nothing is run."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Request
+from markupsafe import Markup
+from starlette.responses import Response
+
+from autotune.errors import AutotuneError, SpecError
+from autotune.ports import StudyRecord
+from autotune.service.pages.rendering import render
+from autotune.service.pages.submit_page import count_of, problems_of
+from autotune.service.pages.visits import page
+from autotune.service.service_state import service_state_of
+from autotune.service.specs import confined
+from autotune.spec import Study, StudyStatus
+
+router = APIRouter()
+
+ASKED = ("model", "cluster", "seq_len", "batch", "trainer")
+EXAMPLE = {"model": "llama-8b", "cluster": "h100-sxm-4x8", "seq_len": "8192", "batch": "512", "trainer": "torchtitan"}
+SHOWN = 10
+"""configs of the table"""
+
+
+@router.get("/plan")
+@page
+async def plan(request: Request) -> Response:
+    """The form with an example, or the plan that its fields ask for."""
+    service = service_state_of(request)
+    asks = any(name in request.query_params for name in ASKED)
+    caller = await service.gate.admit(request, "read", changes=asks)
+    asked = {name: request.query_params.get(name, "").strip()[:200] for name in ASKED} if asks else EXAMPLE
+    if not asks:
+        return render("plan.html", caller=caller, asked=asked, plan=None, problems=[], map="")
+
+    def work() -> dict[str, Any]:
+        from autotune import api
+
+        study = confined(document_of(asked), service.options, may_run=False)
+        found = api.plan_of(study, top=SHOWN, store=service.store, profile=False)
+        base = found.baseline
+        fits = base is not None and float(base.estimate.oom_probability) <= 0.5
+        return {
+            "plan": found.to_dict(),
+            "model": study.workload.model,
+            "base": float(base.estimate.tokens_per_s) if base is not None and fits else None,
+            "map": Markup(_map(study)),
+        }
+
+    try:
+        shown: dict[str, Any] = {"problems": [], **(await service.plan(caller, work))}
+    except AutotuneError as error:
+        shown = {"problems": problems_of(error), "plan": None, "map": ""}
+    return render("plan.html", caller=caller, asked=asked, **shown)
+
+
+def document_of(asked: dict[str, str]) -> dict[str, Any]:
+    """The spec that the fields ask for. Raises `SpecError` for what is missing or no number."""
+    from autotune.schema.usual_space import usual_space
+
+    if missing := [name for name in ("model", "cluster", "seq_len", "batch") if not asked[name]]:
+        raise SpecError(f"a plan needs model, cluster, seq_len and batch, but these are missing: {', '.join(missing)}", field=missing[0])  # fmt: skip
+    document = {
+        "model": asked["model"],
+        "cluster": asked["cluster"],
+        "workload": {
+            "seq_len": count_of(asked["seq_len"], "tokens of a sequence"),
+            "global_batch_size": count_of(asked["batch"], "sequences of a step"),
+        },
+        "runner": "simulated",
+        **({"trainer": asked["trainer"]} if asked["trainer"] else {}),
+    }
+    return document | {"space": usual_space(document)}
+
+
+def _map(study: Study) -> str:
+    """The map of the feasible set, of a study without trials; empty where it cannot be drawn."""
+    from autotune.report.figures import FIGURES
+    from autotune.report.figures.figure_html import figure_html
+    from autotune.report.figures.source import FigureSource
+    from autotune.results.answers import result_from
+
+    now = datetime.now(UTC)
+    record = StudyRecord(id="plan", study=study, spec={}, status=StudyStatus.QUEUED, created_at=now, updated_at=now)
+    figure = FIGURES["feasible_map"](FigureSource(result=result_from(record, ())))
+    return "" if figure is None else figure_html(figure)
