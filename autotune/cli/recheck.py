@@ -1,4 +1,4 @@
-"""The command recheck: an old study's winner, runner-up and default config measured again."""
+"""The command recheck: an old study's winner, runner-up and baseline re-measured."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def recheck(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measures a study's winner, runner-up and default config again, in turn, and says what changed: speed, versions, and whether their order holds.
+    """Re-measure a study's winner, runner-up and baseline side by side, and say what changed: speed, versions, and whether their order holds.
 
     A new study is proposed only where the order does not hold, or where they are slower.
     """

@@ -1,4 +1,4 @@
-"""An old study's configs measured again: the winner, the runner-up and the default config, in turn, in two rounds. Are they as fast as they were?
+"""An old study's configs re-measured: the winner, the runner-up and the baseline, in turn, in two rounds. Are they as fast as they were?
 
     y_cr     ln tokens/s of config c in run r, by its median step       d_c = mean of the new y_c - mean of the old ones
     sigma    standard deviation between runs of one config, from all its runs and the prior of `autotune.reward.run_noise`
@@ -219,7 +219,7 @@ def chosen(
         if seen:
             found.append(Rechecked(role=role, config=config, before=seen))
     if not found:
-        raise NotFoundError("the study has no measured config that could be measured again", remedy="tune it first")
+        raise NotFoundError("the study has no measured config to measure again", remedy="tune it first")
     return tuple(sorted(found, key=lambda c: ROLES.index(c.role)))
 
 
