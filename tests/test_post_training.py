@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from autotune import api
 from autotune.errors import SpecError
 from autotune.schema import parse_study
+from autotune.spec.plain import study_from_dict, study_to_dict
 from tests.trainers.test_verl import LINE
 
 SPEC: dict[str, Any] = {
@@ -50,6 +52,12 @@ def test_a_step_becomes_an_optimizer_step_of_its_mini_batch() -> None:
     assert rl.rollout is not None
     assert dict(rl.rollout.tokens_per_s_per_gpu) == {1: 6000.0, 2: 5000.0}
     assert parse_study(spec("rl.algorithm", "ppo")).workload.rl.critic == study.workload.model  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_store_gives_back_what_was_asked(algorithm: str) -> None:
+    study = parse_study(spec("rl.algorithm", algorithm))
+    assert study_from_dict(json.loads(json.dumps(study_to_dict(study)))) == study
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.layout import layout_of
+from autotune.cost.rl.step import estimate_step
 from autotune.cost.stages import stages_of
 from autotune.cost.stalls import with_stalls
 from autotune.cost.step_time import time_parts
@@ -75,6 +76,8 @@ class Sensitivity:
 
 def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration], TimeParts]:
     """The time parts of the configs by constants; what no constant changes is computed once."""
+    if workload.rl is not None:
+        return lambda constants: estimate_step(workload, table, constants).time_parts_s
     traits = traits_of(workload.trainer)
     layout, stages = layout_of(workload, table), stages_of(workload.model, table, traits.split)
 

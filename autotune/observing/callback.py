@@ -137,7 +137,7 @@ class AutotuneCallback:
             gpu = study.workload.cluster.gpu
             seen = replace(
                 seen,
-                tokens_per_step=config.global_batch_size * study.workload.seq_len,
+                tokens_per_step=round(config.global_batch_size * study.workload.tokens_per_sequence),
                 num_ranks=config.world_size,
                 memory_capacity_bytes=gpu.memory_bytes,
                 peak_flops_per_s=gpu.peak_flops_per_s.get(config.precision),

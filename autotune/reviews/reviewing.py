@@ -313,7 +313,7 @@ def _is_assumed(comment: str) -> bool:
 
 def _whole(study: Study, config: ParallelConfig) -> str:
     workload = study.workload
-    tokens = config.global_batch_size * workload.seq_len
+    tokens = config.global_batch_size * workload.tokens_per_sequence
     return (
         f"{'a model' if workload.model.name == 'imported' else workload.model.name} ({format_count(workload.model.num_parameters)}) on {workload.cluster.num_gpus} x {workload.cluster.gpu.name}, "
         f"{config.global_batch_size} x {workload.seq_len} = {format_count(tokens)} tokens a step, {config_label(config)}, trainer {study.trainer}"

@@ -46,7 +46,7 @@ def reward(
     terms = {"tokens_per_s_ratio": ratio}
     if objective.metric == "goodput":
         phi = study_noise_scale(measurement, baseline)
-        gained = efficiency(config.global_batch_size, reference.tokens_per_step / workload.seq_len, phi)
+        gained = efficiency(config.global_batch_size, reference.tokens_per_step / workload.tokens_per_sequence, phi)
         terms |= {"efficiency": gained} | ({"noise_scale": phi} if phi is not None and math.isfinite(phi) else {})
         throughput = math.log(ratio * gained)
     elif objective.metric == "cost":

@@ -133,7 +133,7 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
         fixed = {name: values[0] for name, values in self._space.knobs.items()}
         config = ParallelConfig.of_values({**fixed, **{name: knobs[name] for name in names}})
         if frozen.state is TrialState.COMPLETE and frozen.value and frozen.value > 0:
-            tokens = config.global_batch_size * self._space.workload.seq_len
+            tokens = round(config.global_batch_size * self._space.workload.tokens_per_sequence)
             measurement = Measurement(
                 step_times_s=(tokens / frozen.value,),
                 peak_memory_bytes=frozen.user_attrs.get("peak_memory_bytes"),

@@ -68,7 +68,7 @@ class Lengths:
         most = float(seen[-1]) if len(seen) else 0.0
         if len(seen) > POINTS:
             seen = np.quantile(seen, (np.arange(POINTS) + 0.5) / POINTS)
-        return cls(values=tuple(seen.tolist()), most=most)
+        return cls(values=tuple(np.round(seen, 1).tolist()), most=most)
 
     @classmethod
     def of_histogram(cls, counts: Mapping[float, float]) -> Lengths:
@@ -133,7 +133,7 @@ class Lengths:
             for _ in range(60):
                 exponent = math.sqrt(above * below)
                 above, below = (exponent, below) if float(drawn(exponent).mean()) > mean else (above, exponent)
-        return cls(values=tuple(np.sort(drawn(exponent)).tolist()), most=knots[-1][1], assumed=assumed)
+        return cls(values=tuple(np.round(np.sort(drawn(exponent)), 1).tolist()), most=knots[-1][1], assumed=assumed)
 
     def to_dict(self) -> dict[str, Any]:
         """Mean and percentiles, as a spec takes them."""
@@ -156,7 +156,7 @@ def _of_mean(mean: float, longest: float | None) -> Lengths:
         low, high = (low, scale) if float(np.minimum(scale * shape, most).mean()) > mean else (scale, high)
     values = np.minimum(0.5 * (low + high) * shape, most)
     said = f"lengths are log-normal with a deviation of {USUAL_SPREAD:.0%} of their mean (only the mean was told)"
-    return Lengths(values=tuple(values.tolist()), most=longest or 0.0, assumed=said)
+    return Lengths(values=tuple(np.round(values, 1).tolist()), most=longest or 0.0, assumed=said)
 
 
 def _spread(knots: Sequence[tuple[float, float]]) -> float:

@@ -25,8 +25,10 @@ from autotune.spec.dry_run import (
     ModuleCost,
     Moment,
 )
+from autotune.spec.lengths import Lengths
 from autotune.spec.model import ModelSpec
 from autotune.spec.model_code import ModelCode
+from autotune.spec.post_training import PostTraining, Rollout
 from autotune.spec.study import Budget, MeasureSpec, Objective, SpaceSpec, Study
 from autotune.spec.workload import Peft, Workload
 
@@ -92,6 +94,25 @@ def workload_from_dict(values: Mapping[str, Any]) -> Workload:
             "cluster": cluster_from_dict(plain["cluster"]),
             "global_batch_size": tuple(sizes) if isinstance(sizes, list) else sizes,
             **({"peft": _build(Peft, plain["peft"])} if plain.get("peft") else {}),
+            **({"rl": _post_training(plain["rl"])} if plain.get("rl") else {}),
+        },
+    )
+
+
+def _post_training(values: Mapping[str, Any]) -> PostTraining:
+    lengths = {
+        name: _build(Lengths, {**values[name], "values": tuple(values[name]["values"])})
+        for name in ("prompt_lengths", "response_lengths")
+    }
+    rollout, critic = values.get("rollout"), values.get("critic")
+    rates = tuple((int(tp), float(rate)) for tp, rate in rollout["tokens_per_s_per_gpu"]) if rollout else ()
+    return _build(
+        PostTraining,
+        {
+            **values,
+            **lengths,
+            "rollout": _build(Rollout, {**rollout, "tokens_per_s_per_gpu": rates}) if rollout else None,
+            "critic": model_from_dict(critic) if critic else None,
         },
     )
 

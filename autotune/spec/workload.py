@@ -109,3 +109,9 @@ class Workload:
     def global_batch_sizes(self) -> tuple[int, ...]:
         """All allowed global batch sizes, in rising order."""
         return self.global_batch_size if isinstance(self.global_batch_size, tuple) else (self.global_batch_size,)
+
+    @property
+    def tokens_per_sequence(self) -> float:
+        """Tokens that a step trains on for each sequence of the global batch: all of its length, or of post-training the mean of prompts and responses, times the
+        mini-batches of a step."""
+        return float(self.seq_len) if self.rl is None else self.rl.tokens / self.rl.mini_batch

@@ -146,11 +146,9 @@ class PostTrainer(Trainer):
             commands, key=lambda words: (any(word in self.recognized_by for word in words), len(words)), default=()
         )
 
-    step_marks: ClassVar[tuple[str, ...]] = ("step:", "Global step", "'step_time'")
-
     def parse_line(self, line: str) -> StepMetrics | None:
         """The lines that say all of a step."""
-        return step_metrics_of(line)
+        return step_metrics_of(line) if any(mark in line for mark in self.step_marks) else None
 
 
 def nested(document: Mapping[str, Any]) -> dict[str, Any]:

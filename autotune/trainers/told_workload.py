@@ -37,7 +37,7 @@ def workload_limits(trainer: Trainer, workload: Workload) -> Iterator[Limit]:
     if workload.rl is not None and not trainer.trains_rl:
         what = "sequences of unequal length" if workload.rl.algorithm == "sft" else "a step of post-training"
         message = f"the trainer {trainer.name} cannot be told {what}"
-        remedy = "trainers that can: verl, nemo_rl, openrlhf, trl, native for trials of the trainer's phases alone, and command with a program of yours"
+        remedy = "trainers that can: verl, nemo_rl, openrlhf, trl, and command with a program of yours"
         yield Limit(knob="workload.rl", value=workload.rl.algorithm, message=message, remedy=remedy)
     if workload.pure_bf16 and not trainer.trains_pure_bf16:
         message = f"launches of the trainer {trainer.name} keep weights or moments in fp32"

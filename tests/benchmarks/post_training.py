@@ -10,6 +10,8 @@ printed throughput (tokens of prompts and responses per second and GPU), that of
     phase      printed / predicted after one trial: the level of each phase is that of one row of the sweep, and every row is the trial once; median of |error| over all others
     regret     step of the first pick over the best step less 1. A pick ranks configs by printed generation and what the model says of everything else
     memory     rows that ran out of memory and are called, rows that ran and are called
+    staleness  verl's fully asynchronous trainer on 64 + 64 GPUs (its docs): the step at two stalenesses from the rows at 0, which tells generation with its tail, and at 0.5, which
+               tells generation without it; the update is as printed
 """
 
 from __future__ import annotations
@@ -172,6 +174,23 @@ def judge(found: Sequence[Row], *, show: bool = False) -> dict[str, Any]:
     return figures
 
 
+def stale_steps() -> list[tuple[float, float, float]]:
+    """(staleness, printed step, predicted step) of the rows that the law of staleness has not seen."""
+    with DATA.open(encoding="utf-8") as file:
+        found = [
+            (m, row)
+            for row in csv.DictReader(file)
+            if (m := re.search(r"gen=([0-9.]+).*update_actor=([0-9.]+); staleness threshold ([0-9.]+)", row["notes"]))
+        ]
+    printed = {float(m[3]): (float(m[1]), float(m[2]), float(row["step_time_s"])) for m, row in found}
+    bulk = printed[0.5][0] / 0.5
+    return [
+        (stale, step, update + (1.0 - stale) * bulk)
+        for stale, (_, update, step) in printed.items()
+        if stale not in (0.0, 0.5)
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print every sweep's figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -180,6 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     everything = rows()
     for sweep in SWEEPS:
         print(sweep, judge([row for row in everything if row.sweep == sweep], show=options.rows))
+    for stale, printed, found in stale_steps():
+        print(f"staleness {stale:g}: {found:.0f} s, printed {printed:.0f} s ({found / printed - 1.0:+.1%})")
     return 0
 
 

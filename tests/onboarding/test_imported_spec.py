@@ -31,7 +31,12 @@ NEEDS: dict[str, dict[str, Any]] = {
     "torchtitan": {"hf_assets_path": "assets"},
     "nanotron": {"entrypoint": "run_train.py"},
 }
-TRAINERS = tuple(name for name in importing_trainers() if type(trainer(name)).__module__.startswith("autotune."))
+TRAINERS = tuple(
+    name
+    for name in importing_trainers()
+    if type(trainer(name)).__module__.startswith("autotune.")
+    and not trainer(name).trains_rl  # those are in test_post_trainers.py
+)
 
 
 def drafted(path: Path, name: str, **known: Any) -> Draft:

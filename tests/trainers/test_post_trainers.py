@@ -10,8 +10,12 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
-from autotune.spec import ParallelConfig
-from autotune.trainers import StepMetrics, trainer
+from autotune.onboarding.configuration_files import read_present, recognized
+from autotune.onboarding.imported_spec import import_draft
+from autotune.schema import parse_study
+from autotune.spec import ParallelConfig, Workload
+from autotune.trainers import StepMetrics, trainer, write_launch
+from autotune.trainers.effective import effective
 from autotune.trainers.nested_documents import dotted
 from autotune.trainers.present_configuration import PresentConfiguration
 from autotune.trainers.rl_logs import read_phases
@@ -55,7 +59,7 @@ class TestNemoRl(PostTrainerContract):
     workload = NEMO
     sharded: ClassVar = {"dp": 8, "zero_stage": 3, "recompute": "full"}
     settings_of_a_knob: ClassVar = {"policy": {"train_micro_batch_size": 4}}
-    log_lines: ClassVar = {"  • Avg Reward: 0.5": None}
+    log_lines: ClassVar = {"  • Avg Reward: 0.5": None, "  • Total step time: 40.00s": StepMetrics(step_time_s=40.0)}
 
 
 class TestNemoRlWithMegatron(PostTrainerContract):
@@ -66,7 +70,7 @@ class TestNemoRlWithMegatron(PostTrainerContract):
     workload = NEMO_MEGATRON
     sharded: ClassVar = {"tp": 2, "pp": 2, "dp": 2, "zero_stage": 1}
     settings_of_a_knob: ClassVar = {"policy": {"megatron_cfg": {"enabled": False}}}
-    log_lines: ClassVar = {"  • Avg Reward: 0.5": None}
+    log_lines: ClassVar = {"  • Avg Reward: 0.5": None, "  • Total step time: 40.00s": StepMetrics(step_time_s=40.0)}
 
 
 class TestOpenRlhf(PostTrainerContract):
@@ -147,6 +151,28 @@ def test_a_script_of_openrlhf_is_read() -> None:
     assert found.rl["mini_batches"] == 8
     assert found.rl["prompt_lengths"] == 1024
     assert "placement" not in found.rl
+
+
+@pytest.mark.parametrize(
+    ("workload", "knobs"),
+    [(WORKLOAD, {"dp": 16, "zero_stage": 3}), (TRL, {"dp": 16, "zero_stage": 3}), (NEMO, {"dp": 16, "zero_stage": 3}), (OPENRLHF, {"dp": 16, "zero_stage": 3})],
+    ids=lambda value: getattr(value, "trainer", ""),
+)  # fmt: skip
+def test_an_exported_folder_becomes_a_spec_that_asks_for_lengths_and_speed(
+    workload: Workload, knobs: dict[str, Any], tmp_path: Path
+) -> None:
+    name, launched = workload.trainer, config(**knobs, recompute="full")
+    write_launch(trainer(name).launch(workload, launched, OPTIONS), tmp_path / "launch")
+    present = read_present(tmp_path / "launch")
+    assert recognized(present) == name
+    draft = import_draft(present, name, tmp_path / "launch", folder=tmp_path, cluster="h100-sxm-2x8", model="llama-1b")
+    assert {"rl.prompt_lengths", "rl.response_lengths", "rollout.tokens_per_s_per_gpu"} <= set(draft.fill_in)
+    assert yaml.safe_load(draft.text) == draft.document
+    study = parse_study({**draft.document, "workload": {"seq_len": 1 << 16}}, base=tmp_path)
+    assert study.baseline is not None
+    assert effective(study.baseline) == effective(launched)
+    assert study.workload.rl is not None
+    assert (study.workload.rl.responses, study.workload.rl.mini_batch) == (8, 64)
 
 
 @pytest.mark.parametrize("name", ["verl", "trl", "nemo_rl", "openrlhf"])

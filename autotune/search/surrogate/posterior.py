@@ -47,7 +47,7 @@ class Posterior:
         self._own = sum(len(knob.values) > 1 for knob in self._table.own)
         self._time_rows = training_data.time_rows(self._estimate, self._surrogate_points(self._points))
         self._memory_rows = training_data.memory_rows(self._estimate, self._surrogate_points(self._points))
-        self._log_tokens = np.log(self._table.global_batch_size * float(problem.space.workload.seq_len))
+        self._log_tokens = np.log(self._table.global_batch_size * problem.space.workload.tokens_per_sequence)
         self._log_cost = log_cost(problem.objective, self._table)
         self._log_limits = training_data.log_limits(self._estimate, problem.space.workload.cluster.gpu.memory_bytes)
         self._history, past = _nearest_history(problem)

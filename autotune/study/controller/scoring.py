@@ -156,7 +156,7 @@ class Scorer:
             return None
         least_speed = self.reference.tokens_per_s * math.exp((best.reward.total - w) / (1 - w))
         margin = math.exp(noise_between_two_runs(best) - level)
-        return margin * trial.config.global_batch_size * self.study.workload.seq_len / least_speed
+        return margin * trial.config.global_batch_size * self.study.workload.tokens_per_sequence / least_speed
 
     def tally(self) -> str:
         """The failures so far by kind, in words."""

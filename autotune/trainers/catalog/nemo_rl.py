@@ -9,6 +9,7 @@ Names are those of NVIDIA-NeMo/RL at commit 7ea279a (examples/configs/grpo_math_
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ from autotune.trainers.own_program import CWD
 from autotune.trainers.post_trainer import OPTIONS, PostTrainer, grid, rl_value
 from autotune.trainers.present_configuration import Reading
 from autotune.trainers.readers.batch_law import completed
+from autotune.trainers.step_metrics import MAX_LINE, StepMetrics
 from autotune.trainers.trainer_option import Option, Reach
 
 BASE = Option(
@@ -39,6 +41,7 @@ DEGREES = {
     "fsdp": {"tp": "tensor_parallel_size", "cp": "context_parallel_size"},
     "megatron": {"tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size", "ep": "expert_model_parallel_size"},
 }  # fmt: skip
+_STEP_TIME = re.compile(r"Total step time: ([0-9]{1,9}(?:\.[0-9]{1,9})?)s")
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
 
 
@@ -47,7 +50,7 @@ class NemoRl(PostTrainer):
 
     name = "nemo_rl"
     summary = "NeMo-RL, nemo_rl.yaml for run_grpo.py with DTensor or Megatron and vLLM"
-    checked_against = "NVIDIA-NeMo/RL at commit 7ea279a"
+    checked_against = "NeMo-RL 0.6.0 at commit 7ea279a"
     engines = frozenset({"fsdp", "megatron"})
     carried = frozenset(
         {"rollout_tp", "rollout_gpus", "micro_batch_tokens", "log_prob_micro_batch_tokens", "staleness"}
@@ -74,6 +77,7 @@ class NemoRl(PostTrainer):
         "pp_schedule": "its pipelines run 1F1B",
     }
     recognized_by = ("grpo.num_prompts_per_step",)
+    step_marks = ("Total step time",)
     settings_file = "nemo_rl.yaml"
     options = (*OPTIONS, CWD, BASE)
 
@@ -247,6 +251,11 @@ class NemoRl(PostTrainer):
             rl={name: value for name, value in rl.items() if value is not None},
             rollout={name: value for name, value in rollout.items() if value is not None},
         )
+
+    def parse_line(self, line: str) -> StepMetrics | None:
+        """`Total step time: 40.00s`; what else it prints of a step stands on lines of its own (`rl_logs`)."""
+        found = _STEP_TIME.search(line[:MAX_LINE])
+        return StepMetrics(step_time_s=float(found[1])) if found else None
 
 
 TRAINER = NemoRl()

@@ -65,6 +65,7 @@ class OpenRlhf(PostTrainer):
         "sequence_parallel": "DeepSpeed's AutoTP has none",
     }
     recognized_by = (PROGRAM,)
+    step_marks = ("Global step",)
     settings_file = "flags.yaml"
 
     def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> list[Limit]:

@@ -206,7 +206,7 @@ class Trl(PostTrainer):
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """The dictionary of a logged step: its `step_time`, which is that of all micro-batches; else as of any trainer of transformers."""
-        return step_metrics_of(line) or parse_loss_dictionary(line)
+        return (step_metrics_of(line) if "'step_time'" in line else None) or parse_loss_dictionary(line)
 
 
 TRAINER = Trl()

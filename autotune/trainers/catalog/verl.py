@@ -52,6 +52,7 @@ class Verl(PostTrainer):
         "pp_schedule=interleaved_zero_bubble": "Megatron-Core runs 1F1B, or interleaves stages",
     }
     recognized_by = ("actor_rollout_ref", "actor_rollout_ref.actor", "verl.trainer.main_ppo")
+    step_marks = ("step:",)
     settings_file = "verl.yaml"
 
     def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> list[Limit]:

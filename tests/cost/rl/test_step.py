@@ -143,6 +143,13 @@ def test_published_runs_out_of_memory_are_called_and_others_are_not(published: d
     assert [sweep["false"] for sweep in published.values()] == [(0, 17), (0, 9)]
 
 
+def test_published_stalenesses_follow_the_law() -> None:
+    found = post_training.stale_steps()
+    assert [stale for stale, _, _ in found] == [0.1, 0.3]
+    for _, printed, predicted in found:
+        assert predicted == pytest.approx(printed, rel=0.05)
+
+
 def test_a_config_whose_speed_was_not_told_is_no_number() -> None:
     found = estimate(workload(step()), extra(rollout_tp=4))
     assert np.isnan(float(found.step_time_s))

@@ -159,7 +159,7 @@ class ObservedProgram:
         gpu = self._workload.cluster.gpu
         return replace(
             found,
-            tokens_per_step=self._config.global_batch_size * self._workload.seq_len,
+            tokens_per_step=round(self._config.global_batch_size * self._workload.tokens_per_sequence),
             num_ranks=self._config.world_size,
             flops_per_token=training_flops_per_token(self._workload),
             peak_flops_per_s=gpu.peak_flops_per_s.get(self._config.precision),

@@ -51,7 +51,7 @@ class ProgramLog:
         """`read`: the trainer's reader of log lines."""
         config = request.config
         self._sequences, self._ranks = config.global_batch_size, config.world_size
-        self._tokens = config.global_batch_size * request.workload.seq_len
+        self._tokens = round(config.global_batch_size * request.workload.tokens_per_sequence)
         asked = request.trainer_options.get("counts", "unknown")
         self._accumulates = config.accumulation_steps
         self._counts = "" if asked == "unknown" else str(asked)

@@ -245,7 +245,7 @@ class SimulatedRunner:
             peak_memory_bytes=truth.peak_bytes,
             rank_peak_memory_bytes=(truth.peak_bytes,) * min(config.world_size, 64),
             step_peak_memory_bytes=(truth.peak_bytes,) * counted,
-            tokens_per_step=config.global_batch_size * workload.seq_len,
+            tokens_per_step=round(config.global_batch_size * workload.tokens_per_sequence),
             num_ranks=config.world_size,
             skipped_steps=skipped,
             gradient_noise_scale=self._gradient_noise,

@@ -256,7 +256,7 @@ class _Attempt:
         peaks = [s.peak_memory_bytes for s in counted if s.peak_memory_bytes is not None]
         measured = Measurement(
             step_times_s=tuple(s.time_s for s in counted),
-            tokens_per_step=config.global_batch_size * workload.seq_len,
+            tokens_per_step=round(config.global_batch_size * workload.tokens_per_sequence),
             num_ranks=config.world_size,
             losses=tuple(s.loss for s in counted),
             grad_norms=tuple(s.grad_norm for s in counted),
