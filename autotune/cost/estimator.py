@@ -105,10 +105,12 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     by_runs = corrected_memory(workload, table, constants, by_formulas)
     memory = by_runs.memory if by_runs else by_formulas(table)
     spread = by_runs.sigma if by_runs else memory_sigma(memory.parts, constants, workload.model)
-    step, peak = times.total, memory.parts.total
+    gpu = workload.cluster.gpu
+    usable = gpu.memory_bytes * constants.usable_fraction
+    parts = memory.on_gpu(usable)
+    step, peak = times.total, parts.total
     tokens = layout.micro_batch * layout.accumulation * layout.dp * float(workload.seq_len)
     per_gpu = tokens / step / layout.world
-    gpu = workload.cluster.gpu
     reference = peak_flops_per_s(workload, table)
     level_sigma = np.full_like(step, constants.level_sigma)
     sigma = np.hypot(time_sigma(times, constants, workload.model), level_sigma)
@@ -127,8 +129,8 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
         peak_memory_bytes=peak,
         peak_memory_low_bytes=memory_low,
         peak_memory_high_bytes=memory_high,
-        memory_parts_bytes=memory.parts,
-        oom_probability=exceeds(memory.needed, gpu.memory_bytes * constants.usable_fraction, spread),
+        memory_parts_bytes=parts,
+        oom_probability=exceeds(memory.needed, usable, spread),
         mfu_peak_flops_per_s=reference,
         level=np.ones_like(step),
         level_sigma=level_sigma,

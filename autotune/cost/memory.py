@@ -51,6 +51,13 @@ class RankMemory:
         """Bytes that must fit at once."""
         return np.asarray(self.parts.total - self.spare)
 
+    def on_gpu(self, usable: float) -> MemoryParts:
+        """The parts of a peak that is shown. Where all that is needed fits into `usable` bytes, nobody sees a larger peak: what may be spared is not there, and
+        every part is smaller by the same factor, for it is not known which of them the program does without."""
+        total = np.asarray(self.parts.total)
+        factor = np.where((total > usable) & (self.needed <= usable), usable / total, 1.0)
+        return MemoryParts(**{f.name: getattr(self.parts, f.name) * factor for f in fields(MemoryParts)})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
