@@ -52,7 +52,7 @@ def test_a_grpo_loop_is_tuned_as_it_is(
     document["trainer"]["python"] = sys.prefix
     document["budget"] = {"max_trials": 2, "max_wall_s": 3000}
     document["measure"] = {
-        "warmup_steps": 1, "min_steps": 3, "max_steps": 4, "finalists": 1, "final_rounds": 1, "start_timeout_s": 900, "trial_timeout_s": 1800, "step_timeout_s": 600,
+        "warmup_steps": 1, "min_steps": 3, "max_steps": 5, "finalists": 1, "final_rounds": 1, "start_timeout_s": 900, "trial_timeout_s": 1800, "step_timeout_s": 600,
     }  # fmt: skip
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     said = command(capsys, "tune", "spec.yaml")

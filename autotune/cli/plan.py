@@ -184,7 +184,7 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
     excluded = sum(found.infeasible.values())
     out.print(
         f"{workload.model.name} ({format_count(workload.model.num_parameters)} parameters) on {workload.cluster.name}, "
-        f"{workload.seq_len} token{'s' if workload.seq_len > 1 else ''} x {', '.join(map(str, workload.global_batch_sizes))} sequences, trainer {study.trainer}"
+        f"{_batch_words(workload)}, trainer {study.trainer}"
     )
     for line in workload.model.assumptions:
         out.print(f"assumed: {line}")
@@ -220,6 +220,16 @@ def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
             rows.append([f"{row.num_gpus:,}", config_label(row.config), rate, mfu, *spent])
         numbers = ("tokens/s", "MFU", *(("days", "cost") if budgeted else ()))
         print_table(("GPUs", "config", *numbers), rows, numbers=("GPUs", *numbers))
+
+
+def _batch_words(workload: Any) -> str:
+    """What a step trains on."""
+    if workload.rl is None:
+        batch = ", ".join(map(str, workload.global_batch_sizes))
+        return f"{workload.seq_len} token{'s' if workload.seq_len > 1 else ''} x {batch} sequences"
+    rl = workload.rl
+    of = f"{rl.prompts} prompts x {rl.responses} responses" if rl.generates else f"{rl.sequences} sequences"
+    return f"{rl.algorithm}, {of} of {rl.tokens / rl.sequences:,.0f} tokens, {rl.steps} optimizer step{'s' if rl.steps > 1 else ''}"
 
 
 def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:

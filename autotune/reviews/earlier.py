@@ -113,6 +113,8 @@ def _published(workload: Workload, config: ParallelConfig) -> Iterator[Earlier]:
     """What ships."""
     model, gpu = workload.model, workload.cluster.gpu.name
     ours = (str(model.num_layers), str(model.hidden_size), gpu, str(config.world_size))
+    if workload.rl is not None:
+        return  # published runs are plain trainings
     for row in _published_rows().get(ours, ()):
         there = ParallelConfig.parse(row["config"])
         seq_len, step_time_s = int(row["seq_len"]), float(row["step_time_s"])

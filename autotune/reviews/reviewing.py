@@ -23,7 +23,7 @@ from autotune.schema import parse_study
 from autotune.schema.files import is_model_file, with_program_files
 from autotune.space import SearchSpace, complete
 from autotune.space.baseline import default_config
-from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study, catalog, config_label
+from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study, Workload, catalog, config_label
 from autotune.spec.count import format_count
 from autotune.trainers import trainer
 
@@ -311,12 +311,18 @@ def _is_assumed(comment: str) -> bool:
     return any(word in comment for word in _ASSUMED) and "fill in" not in comment
 
 
+def _batch_words(workload: Workload, config: ParallelConfig) -> str:
+    if workload.rl is None:
+        return f"{config.global_batch_size} x {workload.seq_len}"
+    return f"{workload.rl.prompts} x {workload.rl.responses} sequences of {workload.rl.tokens / workload.rl.sequences:,.0f}"
+
+
 def _whole(study: Study, config: ParallelConfig) -> str:
     workload = study.workload
     tokens = config.global_batch_size * workload.tokens_per_sequence
     return (
         f"{'a model' if workload.model.name == 'imported' else workload.model.name} ({format_count(workload.model.num_parameters)}) on {workload.cluster.num_gpus} x {workload.cluster.gpu.name}, "
-        f"{config.global_batch_size} x {workload.seq_len} = {format_count(tokens)} tokens a step, {config_label(config)}, trainer {study.trainer}"
+        f"{_batch_words(workload, config)} = {format_count(tokens)} tokens a step, {config_label(config)}, trainer {study.trainer}"
     )
 
 

@@ -138,6 +138,16 @@ RL_LAWS: tuple[Law, ...] = (
             "use a larger rollout_tp or memory_fraction"
         ),
     ),
+    Law(
+        name="rl_micro_batch",
+        broken="micro_batch_size beside micro-batches that are packed by tokens",
+        fields=("micro_batch_tokens", "micro_batch_size"),
+        check=lambda w, t: np.asarray((_values(w, t, "micro_batch_tokens") == 0) | (t.micro_batch_size == 1)),
+        reason=lambda w, c: (
+            f"micro-batches are packed up to micro_batch_tokens={_value(w, c, 'micro_batch_tokens')}, so their number of sequences is none of the config's, but "
+            f"micro_batch_size={c.micro_batch_size}; use micro_batch_size=1, or micro_batch_tokens=0"
+        ),
+    ),
     _longest_law("micro_batch_tokens"),
     _longest_law("log_prob_micro_batch_tokens"),
 )

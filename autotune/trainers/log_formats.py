@@ -30,6 +30,7 @@ SCALES: Mapping[str, tuple[str, float]] = {
 _TIMES = frozenset({"step_time_s", "steps_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "samples_per_s"})
 _LOSS = re.compile(r"\{'loss': '?([-+0-9.eEnaif]+)'?")
 _NORM = re.compile(r"'grad_norm': '?([-+0-9.eEnaif]+)'?")
+_STEP_TIME = re.compile(r"'step_time': '?([0-9]{1,9}(?:\.[0-9]{1,9})?)")
 _SPEED = re.compile(r"'train_samples_per_second': '?([0-9.eE+]+)'?")
 _BAR = re.compile(r"^([^|%]{0,60}?)[ :]*\d{1,3}%\|[^|]{0,300}\| *(\d{1,12})/(\d{1,12}) \[[^\]]{0,80}?(?:it/s|s/it)")
 _ANY_BAR = re.compile(r"^([^|%]{0,60}?)[ :]*\d{1,3}%\|[^|]{0,300}\| *\d{1,12}/\d{1,12} \[([^\]]{0,80})")
@@ -40,11 +41,16 @@ _TRAINING = re.compile(r"(train|step|iter|epoch)|$", re.IGNORECASE)
 
 def parse_loss_dictionary(line: str) -> StepMetrics | None:
     """The dictionaries of Hugging Face's Trainer: `{'loss': 2.31, 'grad_norm': 0.8, ...}` (quoted numbers from release 5 on) and, at the
-    end, the speed of the whole run."""
+    end, the speed of the whole run. TRL's trainers that generate print the seconds of the step, generation included, beside what they completed."""
     text = clean(line)
     if loss := _LOSS.search(text):
         norm = _NORM.search(text)
-        return StepMetrics(loss=number(loss[1]), grad_norm=number(norm[1]) if norm else None)
+        seconds = _STEP_TIME.search(text) if "'completions/" in text else None
+        return StepMetrics(
+            loss=number(loss[1]),
+            grad_norm=number(norm[1]) if norm else None,
+            step_time_s=number(seconds[1]) if seconds else None,
+        )
     if speed := _SPEED.search(text):
         return StepMetrics(samples_per_s=number(speed[1]))
     return None

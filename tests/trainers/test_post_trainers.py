@@ -16,6 +16,7 @@ from autotune.schema import parse_study
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers import StepMetrics, trainer, write_launch
 from autotune.trainers.effective import effective
+from autotune.trainers.log_formats import parse_loss_dictionary
 from autotune.trainers.nested_documents import dotted
 from autotune.trainers.present_configuration import PresentConfiguration
 from autotune.trainers.rl_logs import read_phases
@@ -137,6 +138,15 @@ def test_logs_are_read_by_phase() -> None:
     trl = read_phases([TRL_LINE, TRL_LINE.replace("64", "80")])
     assert (trl.median("step"), trl.largest("response_max")) == (12.25, 80.0)
     assert read_phases(["step 3 of 10", "{'loss': 2.0}"]).steps == ()
+
+
+def test_any_program_of_trl_that_generates_tells_the_seconds_of_its_steps() -> None:
+    found = parse_loss_dictionary(TRL_LINE)
+    assert found is not None
+    assert found.step_time_s == 12.25
+    plain = parse_loss_dictionary("{'loss': '0.5', 'step_time': '12.25'}")
+    assert plain is not None
+    assert plain.step_time_s is None  # another program's word may mean another thing
 
 
 def test_the_first_step_is_left_out_of_medians() -> None:

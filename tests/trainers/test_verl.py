@@ -161,7 +161,7 @@ def test_a_command_of_a_script_is_read() -> None:
         "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4", "actor_rollout_ref.actor.megatron.param_offload=True",
         "+actor_rollout_ref.actor.megatron.override_transformer_config.apply_rope_fusion=True", "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B",
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.8", "actor_rollout_ref.rollout.tensor_model_parallel_size=1", "trainer.n_gpus_per_node=8", "trainer.nnodes=1",
-        "data.train_files=train.parquet",
+        "data.train_files=train.parquet", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
     )  # fmt: skip
     found = trainer("verl").read_config(PresentConfiguration(argv=argv))
     assert found.knobs["tp"] == 4
@@ -171,6 +171,9 @@ def test_a_command_of_a_script_is_read() -> None:
     assert found.rl["responses"] == 16
     assert found.rl["mini_batch_prompts"] == 32
     assert found.rl["micro_batch_tokens"] == 20480
+    assert (
+        found.knobs["micro_batch_size"] == 1
+    )  # ppo_micro_batch_size_per_gpu means nothing beside dynamic micro-batches
     assert found.rl["phase_offload"] == "all"
     assert found.rl["engine"] == "megatron"
     assert found.rl["fused_rope"] is True

@@ -187,7 +187,7 @@ class NemoRl(PostTrainer):
 
     def read_keys(self, keys: KeyReader) -> Reading:
         """Both engines."""
-        keys.drop("defaults", "grpo.max_num_steps", "policy.dynamic_batching.enabled", "policy.logprob_batch_size")
+        keys.drop("defaults", "grpo.max_num_steps", "policy.dynamic_batching.enabled")
         is_megatron = bool(keys.flag(f"{MEGATRON}.enabled"))
         keys.flag(f"{DTENSOR}.enabled")
         engine, where = ("megatron", MEGATRON) if is_megatron else ("fsdp", DTENSOR)
@@ -200,27 +200,29 @@ class NemoRl(PostTrainer):
         ranks = None if per_node is None else nodes * per_node - generating
         degrees = {knob: keys.count(f"{where}.{path}") or 1 for knob, path in DEGREES[engine].items()}
         recompute, sequence = keys.flag(f"{where}.activation_checkpointing"), keys.flag(f"{where}.sequence_parallel")
+        micro, length = keys.count("policy.train_micro_batch_size") or 1, keys.count("policy.max_total_sequence_length")
+        sizes = {"train": micro, "logprob": keys.count("policy.logprob_batch_size") or micro}
+        packs = keys.flag(f"{PACKING}.enabled")
+        tokens, before = (
+            _tokens(keys, f"{PACKING}.{name}_mb_tokens", length, size) if packs else None
+            for name, size in sizes.items()
+        )
         knobs: dict[str, Any] = {
             **degrees,
             "precision": keys.word("policy.precision", {v: k for k, v in PRECISIONS.items()}) or "bf16",
-            "micro_batch_size": keys.count("policy.train_micro_batch_size") or 1,
+            "micro_batch_size": 1 if tokens else micro,
             "recompute": "full" if recompute else "none",
             "zero_stage": 1 if is_megatron else 3,
             "sequence_parallel": bool(sequence) and degrees["tp"] > 1,
         }
         batch = keys.count("policy.train_global_batch_size")
         knobs = completed(knobs, ranks=ranks)
+        if ranks == 1:
+            knobs["zero_stage"] = 0  # there is nothing to shard
         if batch and "dp" in knobs and batch % (knobs["dp"] * knobs["micro_batch_size"]) == 0:
             knobs["accumulation_steps"] = batch // (knobs["dp"] * knobs["micro_batch_size"])
         prompts, responses = keys.count("grpo.num_prompts_per_step"), keys.count("grpo.num_generations_per_prompt") or 1
-        packs = keys.flag(f"{PACKING}.enabled")
-        tokens, before = (keys.find(f"{PACKING}.{name}_mb_tokens") for name in ("train", "logprob"))
-        if isinstance(tokens, int):
-            keys.drop(f"{PACKING}.train_mb_tokens", f"{PACKING}.logprob_mb_tokens")
-        penalty, length = (
-            keys.number("loss_fn.reference_policy_kl_penalty"),
-            keys.count("policy.max_total_sequence_length"),
-        )
+        penalty = keys.number("loss_fn.reference_policy_kl_penalty")
         stale, overlaps = keys.count("grpo.async_grpo.max_trajectory_age_steps"), keys.flag("grpo.async_grpo.enabled")
         placement = None
         if apart and ranks:
@@ -231,8 +233,8 @@ class NemoRl(PostTrainer):
             "algorithm": "grpo", "prompts": prompts, "responses": responses, "engine": engine, "placement": placement,
             "mini_batches": prompts * responses // batch if prompts and batch and prompts * responses % batch == 0 else None,
             "reference": None if penalty is None else penalty > 0,
-            "micro_batch_tokens": tokens if packs and isinstance(tokens, int) else None,
-            "log_prob_micro_batch_tokens": before if packs and isinstance(before, int) else None,
+            "micro_batch_tokens": tokens,
+            "log_prob_micro_batch_tokens": before,
             "response_lengths": length,
         }  # fmt: skip
         rollout = {
@@ -256,6 +258,17 @@ class NemoRl(PostTrainer):
         """`Total step time: 40.00s`; what else it prints of a step stands on lines of its own (`rl_logs`)."""
         found = _STEP_TIME.search(line[:MAX_LINE])
         return StepMetrics(step_time_s=float(found[1])) if found else None
+
+
+def _tokens(keys: KeyReader, path: str, length: int | None, sequences: int) -> int | None:
+    """Tokens of a packed micro-batch: a number, or as its examples write it, the longest sequence times the micro-batch."""
+    found = keys.find(path)
+    if isinstance(found, str) and found.startswith("${mul:") and length:
+        found = length * sequences
+    if not isinstance(found, int):
+        return None
+    keys.drop(path)
+    return found
 
 
 TRAINER = NemoRl()

@@ -188,8 +188,9 @@ class OpenRlhf(PostTrainer):
         engines, degree = keys.count("vllm.num_engines") or 0, keys.count("vllm.tensor_parallel_size") or 1
         cp = keys.count("ds.ring_attn_size") or 1
         stage = keys.count("ds.zero_stage")
+        dynamic, sequences = keys.flag("train.dynamic_batch_enable"), keys.count("train.micro_batch_size") or 1
         knobs: dict[str, Any] = {
-            "tp": keys.count("ds.tensor_parallel_size") or 1, "cp": cp, "zero_stage": 2 if stage is None else stage, "micro_batch_size": keys.count("train.micro_batch_size") or 1,
+            "tp": keys.count("ds.tensor_parallel_size") or 1, "cp": cp, "zero_stage": 2 if stage is None else stage, "micro_batch_size": 1 if dynamic else sequences,
             "precision": keys.text("ds.param_dtype") or "bf16", "recompute": "full" if keys.flag("actor.gradient_checkpointing_enable") else "none",
             "offload": "optimizer" if keys.flag("ds.adam_offload") else "none",
         }  # fmt: skip
@@ -198,7 +199,6 @@ class OpenRlhf(PostTrainer):
         if batch and "dp" in knobs and batch % (knobs["dp"] * knobs["micro_batch_size"]) == 0:
             knobs["accumulation_steps"] = batch // (knobs["dp"] * knobs["micro_batch_size"])
         prompts, responses = keys.count("rollout.batch_size"), keys.count("rollout.n_samples_per_prompt") or 1
-        dynamic = keys.flag("train.dynamic_batch_enable")
         tokens, before = keys.count("train.max_tokens_per_gpu"), keys.count("rollout.max_tokens_per_gpu")
         stale, overlaps = keys.count("train.async_queue_size"), keys.flag("train.async_enable")
         placement = None

@@ -203,19 +203,24 @@ class Verl(PostTrainer):
         nodes, per_node = keys.count("trainer.nnodes"), keys.count("trainer.n_gpus_per_node")
         ranks = None if per_node is None else per_node * (nodes or 1)
         knobs = _read_megatron(keys) if is_megatron else _read_fsdp(keys)
-        knobs |= {"precision": "bf16", "micro_batch_size": keys.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu") or 1}
+        is_dynamic, sequences = (
+            keys.flag(f"{ACTOR}.use_dynamic_bsz"),
+            keys.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
+        )
+        knobs |= {"precision": "bf16", "micro_batch_size": 1 if is_dynamic else sequences or 1}
         prompts, responses = keys.count("data.train_batch_size"), keys.count(f"{ROLLOUT}.n") or 1
         mini = keys.count(f"{ACTOR}.ppo_mini_batch_size")
         keys.drop("trainer.v1.trainer_mode", "trainer.v1.separate_async.parameter_sync_step")
         batch = None if mini is None else mini * responses
         knobs = completed(knobs, ranks=ranks)
+        if ranks == 1:
+            knobs["zero_stage"] = 0  # there is nothing to shard
         shards = keys.find(f"{ACTOR}.fsdp_config.fsdp_size")
         keys.drop(f"{ACTOR}.fsdp_config.fsdp_size")
         if ranks and isinstance(shards, int) and 0 < shards < ranks and ranks % shards == 0:
             knobs["dp_replicas"] = ranks // shards
         if batch and "dp" in knobs and batch % (knobs["dp"] * knobs["micro_batch_size"]) == 0:
             knobs["accumulation_steps"] = batch // (knobs["dp"] * knobs["micro_batch_size"])
-        is_dynamic = keys.flag(f"{ACTOR}.use_dynamic_bsz")
         tokens, before = (
             keys.count(f"{ACTOR}.ppo_max_token_len_per_gpu"),
             keys.count(f"{ROLLOUT}.log_prob_max_token_len_per_gpu"),
