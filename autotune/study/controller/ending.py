@@ -8,6 +8,8 @@ from typing import Any
 from autotune.space.exclusion import in_words
 from autotune.spec import Study, StudyStatus, Trial
 from autotune.study.controller.commands import STOPPED_ON_REQUEST, EndStudy, StudyPhase
+from autotune.study.controller.final_rounds import ended_finals, measured_finals
+from autotune.study.controller.finals import failed_in_finals, first_finalists
 from autotune.study.controller.infeasible import InfeasibleConfigs
 from autotune.study.controller.repeated_failure import repeated_failure
 from autotune.study.controller.scoring import Scorer
@@ -20,6 +22,15 @@ class Ending:
 
     def __init__(self, study: Study, index: TrialIndex, scorer: Scorer, infeasible: InfeasibleConfigs) -> None:
         self._study, self._index, self._scorer, self._infeasible = study, index, scorer, infeasible
+
+    @property
+    def has_final_rounds(self) -> bool:
+        """Whether every first finalist has had as many final rounds as the study asks for at least."""
+        trials = self._index.listed()
+        finals = ended_finals(trials)
+        who = set(first_finalists(trials, self._study)) - set(failed_in_finals(finals))
+        least = self._study.measure.final_rounds
+        return all(len(measured_finals(config, finals)) >= least for config in who)
 
     def paused(self, phase: StudyPhase, stop_reason: str, why: str) -> EndStudy:
         """The pause of a study that can go on later."""

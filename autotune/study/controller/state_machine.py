@@ -291,6 +291,14 @@ class Controller:
         """Whether the job ends before a trial that begins now."""
         return self._left_s is not None and self._left_s <= self.index.usual_s
 
+    def _rest_in_time(self) -> None:
+        """Before the job ends: with a winner where the finals have had their rounds, further ones aside that a tie asks for; else paused."""
+        if self.phase is StudyPhase.FINALS and not self._goes_on and self._ending.has_final_rounds:
+            self._finish("")
+            return
+        self._pause_in_time()
+        self._come_to_rest()
+
     def _pause_in_time(self) -> None:
         if self._rest.ask(StudyStatus.PAUSED, TIME_IS_OVER):
             self._note_rest()
@@ -302,8 +310,7 @@ class Controller:
         while self.phase is not StudyPhase.ENDED:
             if self._lacks_time:
                 if not self.attempts.live:
-                    self._pause_in_time()
-                    self._come_to_rest()
+                    self._rest_in_time()
                 return
             while self._waiting and self._may_start(self.trials[self._waiting[0]]):
                 self._start(self._waiting.pop(0))
