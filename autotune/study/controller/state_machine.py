@@ -125,6 +125,8 @@ class Controller:
         self._rest = RestRequest()
         self._goes_on = goes_on
         self._left_s: float | None = None
+        self._longest_s = 0.0
+        """of the attempts that ended with a measurement, from their launch on"""
         self._out: list[Command] = []
         self._restore(past)
         self._accounts = Accounts(self.index, self.attempts, self._infeasible, elapsed_s=elapsed_s, gpu_s=gpu_s)
@@ -219,6 +221,8 @@ class Controller:
             self._out.append(KeepLate(event=event))
             return
         trial = self.trials[attempt.number]
+        if event.measurement is not None:
+            self._longest_s = max(self._longest_s, self._accounts.now_s - attempt.since_s)
         if attempt.cancelled and (event.cancelled or attempt.overdue):
             self._end_trial(attempt.end_of(trial))
         elif event.cancelled:
@@ -289,7 +293,7 @@ class Controller:
     @property
     def _lacks_time(self) -> bool:
         """Whether the job ends before a trial that begins now."""
-        return self._left_s is not None and self._left_s <= self.index.usual_s
+        return self._left_s is not None and self._left_s <= max(self.index.usual_s, self._longest_s)
 
     def _rest_in_time(self) -> None:
         """Before the job ends: with a winner where the finals have had their rounds, further ones aside that a tie asks for; else paused."""
