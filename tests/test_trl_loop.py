@@ -5,6 +5,7 @@ TRL is no dependency of this package: the test runs where the tests' own Python 
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def command(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     code = cli.run(list(words))
     captured = capsys.readouterr()
     assert code == 0, captured.err
-    return captured.out + captured.err
+    return captured.out if "--json" in words else captured.out + captured.err
 
 
 @pytest.mark.slow
@@ -55,9 +56,14 @@ def test_a_grpo_loop_is_tuned_as_it_is(
         "warmup_steps": 1, "min_steps": 3, "max_steps": 5, "finalists": 1, "final_rounds": 1, "start_timeout_s": 900, "trial_timeout_s": 1800, "step_timeout_s": 600,
     }  # fmt: skip
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
-    said = command(capsys, "tune", "spec.yaml")
-    assert "the default config, which everything is compared with" in said
-    assert said.count("completed") >= 3
+    found = json.loads(command(capsys, "tune", "spec.yaml", "--json"))
+    assert found["study"]["status"] == "COMPLETED"
+    assert found["baseline"]["config"]["recompute"] == "full"
+    assert found["baseline"]["measurement"]["step_times_s"]
+    assert found["best"]["measurement"]["losses"]
+    assert (
+        found["study"]["trials"]["COMPLETED"] + found["study"]["trials"].get("STOPPED", 0) >= 3
+    )  # the default and two that were searched
     command(capsys, "export", "run", "--to", "command", "-o", "launch")
     launch = (tmp_path / "launch" / "launch.sh").read_text(encoding="utf-8")
     assert "grpo_tiny.py" in launch

@@ -114,6 +114,11 @@ def plan(
     document |= proxied if study.at_hand is not None else {}
     document |= {"what_if": [row.to_dict() for row in sizes]} if gpus else {}
     document |= {"clusters": [choice.to_dict() for choice in compared]} if clusters is not None else {}
+    rl = study.workload.rl
+    if clusters is not None and rl is not None and rl.generates:
+        told = f"responses are generated as fast on every cluster as was told for {study.workload.cluster.gpu.name}"
+        document["assumed"] = [*document["assumed"], told]
+        note(f"assumed: {told}")
     if json:
         emit(document)
     else:

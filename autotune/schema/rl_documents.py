@@ -171,6 +171,8 @@ USUAL = {
     "trl": ("fsdp", "none", True),
 }
 """(engine, balance, padded) that trainers have unless told"""
+ANY = ("fsdp", "none", True)
+"""the same of programs of one's own"""
 
 
 def post_training_of(
@@ -184,7 +186,7 @@ def post_training_of(
     base: Path | None,
 ) -> PostTraining:
     """The post-training that a spec asks for. `critic` looks up its model by name. Raises `SpecError` with the field."""
-    engine, balance, padded = USUAL.get(trainer, ("fsdp", "none", False))
+    engine, balance, padded = USUAL.get(trainer, ANY)
     placement, gpus, staleness = _placement(asked, cluster)
     prompts = lengths_of(asked.prompt_lengths, "rl.prompt_lengths", base, "prompt")
     responses = lengths_of(asked.response_lengths, "rl.response_lengths", base, "response")
@@ -242,7 +244,7 @@ def post_training_of(
 
 def fine_tuning_of(lengths: Any, batch: int, *, trainer: str, base: Path | None) -> PostTraining:
     """Fine-tuning on told sequences of unequal length: a step of so many sequences, without generation and log-probabilities."""
-    _, balance, _ = USUAL.get(trainer, ("fsdp", "none", True))
+    _, balance, _ = USUAL.get(trainer, ANY)
     return PostTraining(
         algorithm="sft",
         prompts=batch,

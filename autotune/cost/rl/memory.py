@@ -38,8 +38,8 @@ def phases_memory(
     updates: Sequence[RankMemory],
     forward: Pass,
     is_split: NDArray[np.bool_],
-) -> tuple[MemoryParts, MemoryParts, Column]:
-    """(the trainer's states between phases, the peak by cause, bytes that must fit at once). `updates`: peaks of policy and critic, each alone."""
+) -> tuple[MemoryParts, RankMemory]:
+    """(the trainer's states between phases, the peak). `updates`: peaks of policy and critic, each alone."""
     asked, traits, constants = asked_of(workload), loop_traits(workload), forward.constants
     nothing = np.zeros(len(table))
     states = [
@@ -95,7 +95,7 @@ def phases_memory(
         for name in NAMES
     }
     between = MemoryParts(**{**bare, **resident})
-    return between, MemoryParts(**peak), needs.max(axis=0)
+    return between, RankMemory(parts=MemoryParts(**peak), spare=totals.max(axis=0) - needs.max(axis=0))
 
 
 def _reference_bytes(workload: Workload, table: ConfigTable) -> Column:

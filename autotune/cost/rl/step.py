@@ -124,7 +124,7 @@ def _alike_estimate(
         parts = {name: part + asked.steps * np.asarray(getattr(critic, name)) for name, part in parts.items()}
         memories.append(judged.memory())
     is_split = np.asarray(knobs["rollout_gpus"] > 0) if asked.generates else nothing > 0
-    plain, peak, needed = phases_memory(workload, table, knobs, memories, before, is_split)
+    plain, memory = phases_memory(workload, table, knobs, memories, before, is_split)
     phases = {
         "generation": nothing, "reward": nothing + asked.reward_s,
         "log_prob": nothing if asked.algorithm == "dpo" else forward,
@@ -156,7 +156,9 @@ def _alike_estimate(
     share = np.asarray(of_training.total) / step
     sigma = share * np.hypot(time_sigma(of_training, constants, workload.model), level_sigma)
     low, high = interval(step, sigma)
-    spread = memory_sigma(peak, constants, workload.model)
+    spread = memory_sigma(memory.parts, constants, workload.model)
+    usable = gpu.memory_bytes * constants.usable_fraction
+    peak = memory.on_gpu(usable)
     memory_low, memory_high = interval(peak.total, spread)
     tokens = nothing + asked.tokens
     world = np.asarray(table.world_size, dtype=np.float64) + (knobs["rollout_gpus"] if asked.generates else 0.0)
@@ -174,7 +176,7 @@ def _alike_estimate(
         peak_memory_low_bytes=memory_low,
         peak_memory_high_bytes=memory_high,
         memory_parts_bytes=peak,
-        oom_probability=exceeds(needed, gpu.memory_bytes * constants.usable_fraction, spread),
+        oom_probability=exceeds(memory.needed, usable, spread),
         mfu_peak_flops_per_s=reference,
         level=np.ones_like(step),
         level_sigma=level_sigma,
