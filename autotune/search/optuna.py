@@ -11,7 +11,8 @@ state with every suggestion, which would break the replay.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -40,12 +41,24 @@ class OptunaSearcher(Searcher):
         "qmc": "Optuna: quasi-Monte Carlo.",
     }
 
-    def __init__(self, problem: Problem, *, variant: str) -> None:
-        """Raises `MissingExtraError` when Optuna is not installed."""
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        variant: str = "",
+        sampler: Callable[[int], optuna.samplers.BaseSampler] | None = None,
+        stateful: bool = False,
+    ) -> None:
+        """A sampler by name (`variant`), or one that `sampler` makes of a seed. `stateful`: whether that one stores state in the trials that it suggests.
+
+        Raises `MissingExtraError` when Optuna is not installed.
+        """
         for extra in EXTRAS.get(variant, ("optuna",)):
-            require_extra(extra, f"the searcher 'optuna:{variant}'")
+            require_extra(extra, f"the searcher 'optuna:{variant}'" if variant else "a sampler of Optuna")
         super().__init__(problem)
-        self._sampler = variant
+        self._make = sampler or partial(make_sampler, variant)
+        self._stateful = stateful or variant in STATEFUL
+        self._label = f"{variant} sampler" if sampler is None else "sampler"
         knobs = {name: values for name, values in problem.space.knobs.items() if len(values) > 1}
         self._sizes = {name: len(values) for name, values in knobs.items()}
         columns = [np.unique(problem.space.table.column(name), return_inverse=True)[1] for name in knobs]
@@ -62,7 +75,7 @@ class OptunaSearcher(Searcher):
         distance = (np.abs(self._ranks[candidates] - suggested) / ranges).sum(axis=1)
         index = int(candidates[np.argmin(distance)])
         nearest = "" if distance.min() == 0 else " (the nearest eligible candidate)"
-        return index, f"suggested by Optuna's {self._sampler} sampler{nearest}"
+        return index, f"suggested by Optuna's {self._label}{nearest}"
 
     def _suggest(self) -> NDArray[np.int64]:
         """The sampler's next point as ranks of knob values, shape (knobs,)."""
@@ -73,7 +86,7 @@ class OptunaSearcher(Searcher):
         }
         observed = [(index, trial) for index, trial in self.trials if index is not None]
         pending = self.pending().tolist()
-        study = _quiet_study(make_sampler(self._sampler, self.problem.seed + len(observed) + len(pending)))
+        study = _quiet_study(self._make(self.problem.seed + len(observed) + len(pending)))
         for index, trial in observed:
             self._add(study, space, index, score(trial) if trial.is_measured else None)
         for index in pending:
@@ -89,7 +102,7 @@ class OptunaSearcher(Searcher):
 
         params = dict(zip(space, self._ranks[index].tolist(), strict=True))
         state = TrialState.RUNNING if running else TrialState.FAIL if value is None else TrialState.COMPLETE
-        if self._sampler not in STATEFUL:
+        if not self._stateful:
             study.add_trial(create_trial(state=state, params=params, distributions=space, value=value))
             return
         study.enqueue_trial(params)

@@ -65,7 +65,7 @@ def test_a_spec_that_is_true_is_ready_and_its_files_may_be_replaced_where_it_say
     spec.write_text(yaml.safe_dump({**document, "outputs": "keep"}))
     done = run("check", spec)
     assert done.code == 0, done.out + done.err
-    assert "5 steps were read" in done.out
+    assert "read 5 steps" in done.out
     assert "each by the probe" in done.out
     assert (spec.parent / "mine.pt").read_bytes()[:2] == b"PK"
 

@@ -39,7 +39,7 @@ def test_notes_that_differ_after_their_gist_share_a_line_that_shows_one_of_them(
         out_of_memory(5),
         replace(out_of_memory(7), failure=replace(out_of_memory(7).failure, message="rank 1 too")),
     ]  # type: ignore[type-var]
-    assert notes_of(found).shared == ("OUT_OF_MEMORY (3 trials, such as 2): rank 3 ran out of memory",)
+    assert notes_of(found).shared == ("OUT_OF_MEMORY (3 trials, e.g. 2): rank 3 ran out of memory",)
 
 
 def test_a_long_note_without_a_gist_is_replaced_by_a_number() -> None:
@@ -91,7 +91,7 @@ def test_errors_of_different_causes_are_all_seen() -> None:
     other = [failed(9, "KeyError: 'tokens'")]
     notes = notes_of([*data, *shape, *other])
     assert notes.shared == (
-        "ERROR (4 trials, such as 0): FileNotFoundError: shard 0 (rank 3)",
+        "ERROR (4 trials, e.g. 0): FileNotFoundError: shard 0 (rank 3)",
         "ERROR (1) (3 trials): ValueError: 7 heads (rank 3)",
     )
     assert (notes.cells[0], notes.cells[4]) == ("ERROR", "ERROR (1)")

@@ -121,7 +121,7 @@ def test_a_log_that_is_understood_is_ready_and_says_what_was_read() -> None:
     assert not found.proposal
     verdict = verdict_of(found)
     assert verdict.ready
-    assert verdict.message == "ready: 5 steps were read, 100 ms each by its log, with losses, peak memory 1 GiB"
+    assert verdict.message == "ready: read 5 steps, 100 ms each by its log, with losses, peak memory 1 GiB"
     silent = verdict_of(check(PlayedLog(steps(5, math.nan), ended(time_from="arrival"))))
     assert "by when its lines arrive, without losses, so stability is judged by time and memory alone" in silent.message
 

@@ -1,0 +1,86 @@
+"""The site's search finds the page that answers a question among its first three pages.
+
+Sections are indexed as mkdocs does it and asked as the theme's search asks: lunr, with titles far ahead of texts and the last word also as
+a beginning. Of a page its best section counts; those that have all words, and the beginnings of pages, count more.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.docs.pages import ROOT
+
+lunr = pytest.importorskip("lunr", reason="lunr is not installed; install the dev extra")
+
+QUESTIONS = {
+    "micro-batch recompute accelerate script": "how-to/accelerate-script.md",
+    "gradient checkpointing my accelerate script": "how-to/accelerate-script.md",
+    "tune on slurm": "how-to/slurm.md",
+    "sbatch": "how-to/slurm.md",
+    "two nodes": "how-to/slurm.md",
+    "ray start": "how-to/slurm.md",
+    "what does a study cost": "how-to/cost.md",
+    "GPU-hours": "how-to/cost.md",
+    "how many minutes does tuning take": "how-to/cost.md",
+    "optuna sampler object": "how-to/optuna.md",
+    "own sampler": "how-to/optuna.md",
+    "tied": "concepts/measurement.md",
+    "own knob": "how-to/knobs.md",
+    "token": "operations.md",
+    "node dies": "how-to/ray.md",
+    "stability": "concepts/reward.md",
+    "install": "how-to/install.md",
+    "will my model fit": "how-to/fit.md",
+    "plan without hardware": "how-to/plan.md",
+    "review my launch script": "how-to/review.md",
+    "resume after a crash": "how-to/resume.md",
+    "backup": "operations.md",
+    "prometheus": "how-to/monitor.md",
+    "kubernetes": "how-to/deploy.md",
+    "megatron": "trainers/megatron.md",
+    "deepspeed": "trainers/deepspeed.md",
+    "release": "releasing.md",
+    "style of texts": "style.md",
+    "agent mcp": "how-to/agents.md",
+    "calibrate": "how-to/calibrate.md",
+    "too noisy": "concepts/measurement.md",
+    "web pages": "how-to/web.md",
+}
+
+
+def sections() -> list[dict[str, str]]:
+    """One document per heading of each page: its address, title and text."""
+    found = []
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        name = path.relative_to(ROOT / "docs").as_posix()
+        text = re.sub(r"<!--.*?-->|^```\w* ?.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for number, part in enumerate(re.split(r"^#{1,3} ", text, flags=re.MULTILINE)[1:]):
+            title, _, body = part.partition("\n")
+            found.append({"location": f"{name}#{number}", "title": title, "text": body})
+    return found
+
+
+@pytest.fixture(scope="module")
+def index():
+    fields = [{"field_name": "title", "boost": 1000}, "text"]
+    return lunr.lunr(ref="location", fields=fields, documents=sections())
+
+
+def test_there_are_thirty_questions() -> None:
+    assert len(QUESTIONS) >= 30
+
+
+@pytest.mark.parametrize(("question", "page"), QUESTIONS.items())
+def test_the_search_answers_among_its_first_three_pages(index, question: str, page: str) -> None:
+    words = re.sub(r"[-:^~+]", " ", question).lower().split()
+    *_, last = words
+    hits = index.search(f"{' '.join(words)} {last}*")
+    best: dict[str, float] = {}
+    for hit in hits:
+        name, _, number = hit["ref"].partition("#")
+        found = {term for term in hit["match_data"].metadata}
+        is_whole = len(found) >= len(set(words))
+        best[name] = max(best.get(name, 0.0), hit["score"] * (1 + (number == "0") + is_whole))
+    assert page in sorted(best, key=lambda name: -best[name])[:3]
