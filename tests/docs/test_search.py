@@ -80,7 +80,7 @@ def test_the_search_answers_among_its_first_three_pages(index, question: str, pa
     best: dict[str, float] = {}
     for hit in hits:
         name, _, number = hit["ref"].partition("#")
-        found = {term for term in hit["match_data"].metadata}
+        found = set(hit["match_data"].metadata)
         is_whole = len(found) >= len(set(words))
         best[name] = max(best.get(name, 0.0), hit["score"] * (1 + (number == "0") + is_whole))
     assert page in sorted(best, key=lambda name: -best[name])[:3]
