@@ -29,7 +29,7 @@ def measure(folder: Path) -> dict[str, float]:
     assert state == "COMPLETED", login.said("spread")
     with opened_copy(folder / "spread") as store:
         events = list(store.events(store.studies(limit=1)[0].id, limit=1000))
-    started = next(event.at for event in events if event.kind == "attempt.started")
+    started = next(event.at for event in events if event.kind == "trial.started")
     ended = [event.at for event in events if event.kind == "trial.ended"][-1]
     began, over = (datetime.fromisoformat(known[key]).timestamp() for key in ("StartTime", "EndTime"))
     return {
