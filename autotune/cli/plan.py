@@ -112,6 +112,8 @@ def plan(
         )
     document = found.to_dict() | {"cannot_run_here": not_here, "assumed": list(study.workload.model.assumptions)}
     document |= proxied if study.at_hand is not None else {}
+    policy = _policy(study, found)
+    document |= {"checkpoints": policy.to_dict()} if policy is not None else {}
     document |= {"what_if": [row.to_dict() for row in sizes]} if gpus else {}
     document |= {"clusters": [choice.to_dict() for choice in compared]} if clusters is not None else {}
     rl = study.workload.rl
@@ -126,6 +128,8 @@ def plan(
         _print_post_training(found)
         _print_proxies(study, found, proxied["proxies"], proxied["target"])
         _print_clusters(compared)
+        if policy is not None:
+            consoles()[0].print(f"{policy.text}; {study.objective.failures.text}")
         _print_source(found.source)
         if not_here and verbose:
             note(f"cannot run on this machine: {not_here}")
@@ -176,6 +180,14 @@ def _asked_document(
         **({"trainer": trainer} if trainer else {}),
     }
     return document | {"space": usual_space(document, base=Path.cwd())}
+
+
+def _policy(study: Any, found: Any) -> Any:
+    """How often the best config should save; None where the spec does not say how the cluster fails."""
+    from autotune.spec.failures import policy_for
+
+    best = found.rows[0] if found.rows else None
+    return policy_for(study, best.config, float(best.estimate.step_time_s)) if best is not None else None
 
 
 def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from autotune.planning import FITS
 from autotune.reviews.earlier import Earlier
 from autotune.spec import Estimate, ParallelConfig, Study, config_label
+from autotune.spec.failures import CheckpointPolicy, policy_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +206,13 @@ class Review:
         fits = float(self.estimate.oom_probability) <= FITS
         return None if self.is_upper_bound and not fits else fits
 
+    @property
+    def checkpoints(self) -> CheckpointPolicy | None:
+        """How often to save, and what is lost all the same; None where the spec does not say how the cluster fails."""
+        if self.study is None or self.config is None or self.estimate is None:
+            return None
+        return policy_for(self.study, self.config, float(self.estimate.step_time_s))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
@@ -216,6 +224,7 @@ class Review:
             "label": config_label(self.config) if self.config else None,
             "fits": self.fits,
             "estimate": self.estimate.to_dict() if self.estimate else None,
+            "checkpoints": self.checkpoints.to_dict() if self.checkpoints else None,
             "observed": self.observed.to_dict() if self.observed else None,
             "earlier": self.earlier.to_dict() if self.earlier else None,
             "edits": [edit.to_dict() for edit in self.edits],

@@ -100,6 +100,12 @@ def short_lines(review: Review) -> list[str]:
 
 
 def _verdict(review: Review, tokens: float | None) -> Iterator[str]:
+    yield from _of_config(review, tokens)
+    if (policy := review.checkpoints) is not None:
+        yield policy.text
+
+
+def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
     estimate = review.estimate
     if estimate is None or review.study is None or review.config is None:
         if review.missing:

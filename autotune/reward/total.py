@@ -47,6 +47,10 @@ def reward(
     if objective.metric == "goodput":
         phi = study_noise_scale(measurement, baseline)
         gained = efficiency(config.global_batch_size, reference.tokens_per_step / workload.tokens_per_sequence, phi)
+        per_node = workload.cluster.gpus_per_node
+        kept = objective.kept_share(config.world_size, per_node) / objective.kept_share(reference.num_ranks, per_node)
+        gained *= kept
+        terms |= {"kept_share_ratio": kept} if objective.failures is not None else {}
         terms |= {"efficiency": gained} | ({"noise_scale": phi} if phi is not None and math.isfinite(phi) else {})
         throughput = math.log(ratio * gained)
     elif objective.metric == "cost":

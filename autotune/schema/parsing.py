@@ -58,6 +58,7 @@ from autotune.spec import (
     Workload,
     catalog,
 )
+from autotune.spec.failures import Failures
 from autotune.spec.model_figures import check_source
 from autotune.spec.plain import identity
 from autotune.spec.post_training import RL_KNOBS, PostTraining, check_rl_knob
@@ -160,7 +161,9 @@ def parse_study(
         name=asked.name or f"{workload.model.name}-{job.name}",
         workload=workload,
         space=space,
-        objective=Objective(**asked.objective.model_dump()),
+        objective=Objective(
+            **asked.objective.model_dump(), failures=Failures(**asked.failures.model_dump()) if asked.failures else None
+        ),
         budget=Budget(**asked.budget.model_dump()),
         measure=MeasureSpec(**asked.measure.model_dump()),
         searcher=asked.searcher,

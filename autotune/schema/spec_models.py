@@ -41,6 +41,7 @@ from autotune.schema.document import (
     Text,
     Tokens,
     either,
+    written,
 )
 from autotune.schema.model_documents import AskedModel
 from autotune.schema.rl_documents import AskedLengths, PostTrainingDocument, RolloutDocument
@@ -199,6 +200,28 @@ class ObjectiveDocument(Document, defer_build=True):
 
     metric: Literal["throughput", "goodput", "cost"] = "throughput"
     stability_weight: Fraction = _OBJECTIVE.stability_weight
+
+
+_MTBF = Field(gt=0, le=100 * 366 * 86400)
+
+
+class FailuresDocument(Document, defer_build=True):
+    """How the cluster fails, and what a checkpoint costs: from these follow how often to save, and what is lost."""
+
+    node_mtbf_s: Annotated[Number, _MTBF, written(TIME, _MTBF)] = Field(
+        description="mean time between failures of one node, e.g. 30 d"
+    )
+    restart_s: Seconds = Field(description="time from a failure to training again")
+    checkpoint_s: Seconds | None = Field(default=None, description="time that a checkpoint holds the training up")
+    checkpoint_bytes: Bytes | None = Field(
+        default=None, description="size of a checkpoint, where its time is not known"
+    )
+    write_bytes_per_s: BytesPerSecond | None = Field(
+        default=None, description="bandwidth of the storage for the whole job"
+    )
+    replicas: Annotated[StrictInt, Field(ge=1, le=4096)] = Field(
+        default=1, description="groups that hold the same weights and can go on without each other (torchft, HSDP)"
+    )
 
 
 class BudgetDocument(Document, defer_build=True):
@@ -411,6 +434,9 @@ class StudyDocument(Document, defer_build=True):
         description="the study's own knobs with their values, the default first: {num_workers: [0, 2, 4], flash: [false, true]}",
     )
     objective: ObjectiveDocument = ObjectiveDocument.model_construct()
+    failures: FailuresDocument | None = Field(
+        default=None, description="how the cluster fails and what a checkpoint costs; the metric goodput counts it"
+    )
     budget: BudgetDocument = BudgetDocument.model_construct()
     measure: MeasureDocument = MeasureDocument.model_construct()
     searcher: Name = "bayesian"

@@ -28,7 +28,14 @@ def predicted_objective(problem: Problem, estimate: Estimate, trials: Sequence[T
     log_tokens = np.log(np.atleast_1d(np.asarray(estimate.tokens_per_s, dtype=np.float64)))
     table = problem.space.table
     gained = log_efficiency(problem.objective, table.global_batch_size, trials)
-    return np.asarray(log_tokens + gained - log_cost(problem.objective, table))
+    return np.asarray(log_tokens + gained - log_cost(problem.objective, table) + log_kept(problem, table))
+
+
+def log_kept(problem: Problem, table: ConfigTable) -> NDArray[np.float64]:
+    """Log of the share of the time that failures leave each config, shape (N,); zero unless the objective counts them."""
+    objective, per_node = problem.objective, problem.workload.cluster.gpus_per_node
+    sizes, places = np.unique(table.world_size, return_inverse=True)
+    return np.asarray(np.log([objective.kept_share(int(size), per_node) for size in sizes])[places])
 
 
 def log_cost(objective: Objective, table: ConfigTable) -> NDArray[np.float64]:

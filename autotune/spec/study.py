@@ -10,6 +10,7 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.spec.cluster import ClusterSpec
 from autotune.spec.config import ParallelConfig
+from autotune.spec.failures import Failures
 from autotune.spec.knob import Knob
 from autotune.spec.workload import Workload
 
@@ -77,6 +78,18 @@ class Objective:
     """throughput, goodput (throughput times statistical efficiency) or cost (tokens per unit of money or energy)"""
     stability_weight: float = 0.2
     """w in (1 - w) * throughput + w * stability, 0 to 1"""
+    failures: Failures | None = None
+    """how the cluster fails and what a checkpoint costs; with the metric goodput what they cost counts"""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.failures, Mapping):
+            object.__setattr__(self, "failures", Failures(**self.failures))
+
+    def kept_share(self, ranks: int, gpus_per_node: int) -> float:
+        """Share of the time that failures leave a training on so many ranks; 1 unless goodput counts them."""
+        if self.metric != "goodput" or self.failures is None:
+            return 1.0
+        return max(1e-6, 1.0 - self.failures.policy(-(-ranks // gpus_per_node)).lost_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

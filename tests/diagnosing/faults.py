@@ -2,7 +2,8 @@
 
     python -m tests.diagnosing.faults [NAME ...]      runs them all, or those of these names, and prints a table
 
-Ranks are found by the RANK in their environment. A foreign process that is found beside a fault which is another one is set aside where this harness itself saw
+Trainings of `train.py` on one node are forked from this process, which has torch already, with the probe in them: that takes a tenth of the time of a start by
+`autotune run --diagnose -- torchrun`, which the others have, and all with `--launched`. Ranks are found by the RANK in their environment. A foreign process that is found beside a fault which is another one is set aside where this harness itself saw
 that others used the processors meanwhile: on a machine with other work that is so.
 """
 
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,16 @@ class Fault:
 class Started:
     """A run that has been started."""
 
-    process: subprocess.Popen[str]
+    pid: int
     over: threading.Event
+    ranks: dict[int, int] = field(default_factory=dict)
+    """processes of ranks that were forked"""
 
     def rank(self, number: int) -> int | None:
         """The process of a rank; None until it is there."""
-        for pid in _below(self.process.pid):
+        if self.ranks:
+            return self.ranks[number]
+        for pid in _below(self.pid):
             with contextlib.suppress(OSError):
                 variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 if f"RANK={number}".encode() in variables and b"train" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -200,7 +205,7 @@ def command_of(fault: Fault, node: int = 0, address: str = "") -> list[str]:
     ]
 
 
-def run(fault: Fault, folder: Path) -> Seen:
+def run(fault: Fault, folder: Path, *, launched: bool = False) -> Seen:
     """Runs it."""
     variables = {
         **os.environ,
@@ -209,14 +214,16 @@ def run(fault: Fault, folder: Path) -> Seen:
         "TOKENIZERS_PARALLELISM": "false",
     }
     before = _machine()
-    if fault.nodes > 1:
+    if fault.nodes == 1 and fault.program == "train.py" and not fault.of_run and not launched:
+        document, text, ours_s = _forked(fault, folder)
+    elif fault.nodes > 1:
         document, text, ours_s = _on_nodes(fault, folder, variables)
     else:
         with open(folder / "stderr.txt", "w+") as errors:
             process = subprocess.Popen(
                 command_of(fault), stdout=subprocess.PIPE, stderr=errors, text=True, env=variables, cwd=folder
             )
-            started = Started(process=process, over=threading.Event())
+            started = Started(pid=process.pid, over=threading.Event())
             used = threading.Thread(target=_watch, args=(started, spent := [0.0]))
             used.start()
             with (fault.inject or _nothing)(started):
@@ -227,6 +234,70 @@ def run(fault: Fault, folder: Path) -> Seen:
             document, text, ours_s = json.loads(out), errors.read(), spent[0]
     lasted_s = _machine()[0] - before[0]
     return Seen(document=document, foreign=(_machine()[1] - before[1] - ours_s) / lasted_s, text=text)
+
+
+def _forked(fault: Fault, folder: Path) -> tuple[dict[str, Any], str, float]:
+    """Ranks that are forked, each with the probe, and the diagnosis of what they report."""
+    import torch  # noqa: F401 - so that the ranks have it
+
+    from autotune.diagnosis import diagnose, evidence_of
+    from autotune_workers.probe.probe_folder import Reports
+
+    reports = folder / "reports"
+    reports.mkdir()
+    began = os.times()
+    over, ranks = threading.Event(), {}
+    for rank in range(fault.ranks):
+        if (pid := os.fork()) == 0:
+            _be_a_rank(fault, rank, folder, reports)
+        ranks[rank] = pid
+    with (fault.inject or _nothing)(Started(pid=os.getpid(), over=over, ranks=ranks)):
+        codes = [os.waitpid(pid, 0)[1] for pid in ranks.values()]
+        over.set()
+    ended = os.times()
+    reader, told = Reports(reports), []
+    while found := reader.read():
+        told += found
+    evidence = evidence_of(told)
+    text = (folder / "output.txt").read_text()[-2000:]
+    assert not any(codes), text
+    assert evidence is not None, text
+    ours_s = ended.children_user + ended.children_system - began.children_user - began.children_system
+    return diagnose(evidence).to_dict(), text, ours_s
+
+
+def _be_a_rank(fault: Fault, rank: int, folder: Path, reports: Path) -> None:
+    import atexit
+    import runpy
+
+    code = 1
+    atexit._clear()  # what this process would do at its end is not the rank's
+    try:
+        output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(folder)
+        several = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(20000 + os.getppid() % 20000),
+            "WORLD_SIZE": str(fault.ranks),
+        }
+        os.environ.update(
+            several, RANK=str(rank), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", AUTOTUNE_PROBE_ROOT=str(os.getppid())
+        )
+        import torch
+
+        from autotune_workers.probe.injected import channel, training
+
+        training.watch(torch, channel.Channel(str(reports)))
+        sys.argv = [str(PROGRAMS / fault.program), *fault.options.split()]
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as end:
+            code = int(end.code or 0)
+    finally:
+        atexit._run_exitfuncs()
+        os._exit(code)
 
 
 def _on_nodes(fault: Fault, folder: Path, variables: dict[str, str]) -> tuple[dict[str, Any], str, float]:
@@ -263,7 +334,7 @@ def _watch(run: Started, spent: list[float]) -> None:
     """Processor seconds of the run and all below it."""
     known: dict[int, float] = {}
     while not run.over.is_set():
-        for pid in _below(run.process.pid):
+        for pid in _below(run.pid):
             with contextlib.suppress(OSError, IndexError):
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 known[pid] = (int(fields[11]) + int(fields[12])) * _TICK_S
@@ -285,7 +356,7 @@ def _machine() -> tuple[float, float]:
     return time.monotonic(), (sum(ticks) - ticks[3] - ticks[4]) * _TICK_S
 
 
-STEPS = "--steps=30 --width=128"
+STEPS = "--steps=18 --width=128"
 FAULTS: tuple[Fault, ...] = (
     Fault(name="loader of all sleeps, 2 ranks", cause="input", options=f"{STEPS} --loader-sleep=0.02"),
     Fault(name="loader of all sleeps, 3 ranks", cause="input", ranks=3, options=f"{STEPS} --loader-sleep=0.05"),
@@ -300,32 +371,32 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="rank 0 has three times the work", cause="slow_rank", rank=0, options=f"{STEPS} --work=3 --of-rank=0"),
     Fault(name="rank 2 of 3 has four times the work", cause="slow_rank", ranks=3, rank=2, options=f"{STEPS} --work=4 --of-rank=2"),
     Fault(name="rank 3 of 4 has four times the work", cause="slow_rank", ranks=4, rank=3, options=f"{STEPS} --work=4 --of-rank=3"),
-    Fault(name="rank 1 is stopped half the time", cause="slow_rank", rank=1, options="--steps=40", inject=stopped(1)),
-    Fault(name="rank 0 is stopped half the time", cause="slow_rank", rank=0, options="--steps=40", inject=stopped(0)),
-    Fault(name="rank 1 is stopped in short turns", cause="slow_rank", rank=1, options="--steps=40", inject=stopped(1, of=0.6, period_s=0.05)),
-    Fault(name="rank 2 of 3 is stopped", cause="slow_rank", ranks=3, rank=2, options="--steps=30", inject=stopped(2, of=0.7)),
-    Fault(name="a quota holds rank 1 at a quarter", cause="slow_rank", rank=1, options="--steps=30", inject=held(1, cores=0.25)),
-    Fault(name="a quota holds rank 0 at a quarter", cause="slow_rank", rank=0, options="--steps=30", inject=held(0, cores=0.25)),
-    Fault(name="a quota holds rank 2 of 3", cause="slow_rank", ranks=3, rank=2, options="--steps=30", inject=held(2, cores=0.15)),
-    Fault(name="two foreign processes, 2 ranks", cause="foreign_process", options="--steps=40", inject=hogs(2)),
-    Fault(name="three foreign processes, 2 ranks", cause="foreign_process", options="--steps=40", inject=hogs(3)),
-    Fault(name="two foreign processes, one process", cause="foreign_process", ranks=1, options="--steps=40", inject=hogs(2)),
-    Fault(name="four foreign processes, 3 ranks", cause="foreign_process", ranks=3, options="--steps=30", inject=hogs(4)),
-    Fault(name="lengths with a long tail, 2 ranks", cause="unequal_lengths", options="--steps=60 --width=128 --lengths=tail"),
-    Fault(name="lengths with a long tail, 3 ranks", cause="unequal_lengths", ranks=3, options="--steps=50 --width=128 --lengths=tail"),
-    Fault(name="lengths with a long tail, 4 ranks", cause="unequal_lengths", ranks=4, options="--steps=50 --width=128 --lengths=tail"),
-    Fault(name="lengths with a long tail, wide", cause="unequal_lengths", options="--steps=40 --lengths=tail"),
-    Fault(name="evaluation each 10 steps", cause="pauses", options="--steps=50 --width=128 --evaluate-every=10"),
-    Fault(name="evaluation each 5 steps", cause="pauses", options="--steps=40 --width=128 --evaluate-every=5"),
-    Fault(name="evaluation of one process", cause="pauses", ranks=1, options="--steps=50 --width=128 --evaluate-every=10"),
-    Fault(name="checkpoints each 5 steps", cause="pauses", options="--steps=40 --save-every=5"),
-    Fault(name="checkpoints each 10 steps", cause="pauses", ranks=3, options="--steps=40 --save-every=4"),
-    Fault(name="fresh memory in each step", cause="memory", options="--steps=30 --width=128 --churn-mb=400"),
-    Fault(name="fresh memory on rank 1", cause="memory", rank=1, options="--steps=30 --width=128 --churn-mb=600 --of-rank=1", also=("slow_rank",)),
-    Fault(name="fresh memory of one process", cause="memory", ranks=1, options="--steps=30 --width=128 --churn-mb=400"),
+    Fault(name="rank 1 is stopped half the time", cause="slow_rank", rank=1, options="--steps=24", inject=stopped(1)),
+    Fault(name="rank 0 is stopped half the time", cause="slow_rank", rank=0, options="--steps=24", inject=stopped(0)),
+    Fault(name="rank 1 is stopped in short turns", cause="slow_rank", rank=1, options="--steps=24", inject=stopped(1, of=0.6, period_s=0.05)),
+    Fault(name="rank 2 of 3 is stopped", cause="slow_rank", ranks=3, rank=2, options="--steps=18", inject=stopped(2, of=0.7)),
+    Fault(name="a quota holds rank 1 at a quarter", cause="slow_rank", rank=1, options="--steps=18", inject=held(1, cores=0.25)),
+    Fault(name="a quota holds rank 0 at a quarter", cause="slow_rank", rank=0, options="--steps=18", inject=held(0, cores=0.25)),
+    Fault(name="a quota holds rank 2 of 3", cause="slow_rank", ranks=3, rank=2, options="--steps=18", inject=held(2, cores=0.15)),
+    Fault(name="two foreign processes, 2 ranks", cause="foreign_process", options="--steps=24", inject=hogs(2)),
+    Fault(name="three foreign processes, 2 ranks", cause="foreign_process", options="--steps=24", inject=hogs(3)),
+    Fault(name="two foreign processes, one process", cause="foreign_process", ranks=1, options="--steps=24", inject=hogs(2)),
+    Fault(name="four foreign processes, 3 ranks", cause="foreign_process", ranks=3, options="--steps=18", inject=hogs(4)),
+    Fault(name="lengths with a long tail, 2 ranks", cause="unequal_lengths", options="--steps=36 --width=128 --lengths=tail"),
+    Fault(name="lengths with a long tail, 3 ranks", cause="unequal_lengths", ranks=3, options="--steps=30 --width=128 --lengths=tail"),
+    Fault(name="lengths with a long tail, 4 ranks", cause="unequal_lengths", ranks=4, options="--steps=30 --width=128 --lengths=tail"),
+    Fault(name="lengths with a long tail, wide", cause="unequal_lengths", options="--steps=24 --lengths=tail"),
+    Fault(name="evaluation each 10 steps", cause="pauses", options="--steps=30 --width=128 --evaluate-every=10"),
+    Fault(name="evaluation each 5 steps", cause="pauses", options="--steps=24 --width=128 --evaluate-every=5"),
+    Fault(name="evaluation of one process", cause="pauses", ranks=1, options="--steps=30 --width=128 --evaluate-every=10"),
+    Fault(name="checkpoints each 5 steps", cause="pauses", options="--steps=24 --save-every=5"),
+    Fault(name="checkpoints each 10 steps", cause="pauses", ranks=3, options="--steps=24 --save-every=4"),
+    Fault(name="fresh memory in each step", cause="memory", options="--steps=18 --width=128 --churn-mb=400"),
+    Fault(name="fresh memory on rank 1", cause="memory", rank=1, options="--steps=18 --width=128 --churn-mb=600 --of-rank=1", also=("slow_rank",)),
+    Fault(name="fresh memory of one process", cause="memory", ranks=1, options="--steps=18 --width=128 --churn-mb=400"),
     Fault(name="shapes that change under compile", cause="recompilation", options=f"{STEPS} --compile --shapes"),
     Fault(name="shapes that change, one process", cause="recompilation", ranks=1, options=f"{STEPS} --compile --shapes"),
-    Fault(name="shapes that change, wide", cause="recompilation", options="--steps=30 --compile --shapes"),
+    Fault(name="shapes that change, wide", cause="recompilation", options="--steps=18 --compile --shapes"),
     Fault(name="prints in each micro-batch", cause="host", options=f"{STEPS} --print-lines=1500"),
     Fault(name="prints, one process", cause="host", ranks=1, options=f"{STEPS} --print-lines=1500"),
     Fault(name="prints, accumulation", cause="host", options="--steps=12 --width=128 --accumulation=4 --print-lines=1000"),
@@ -345,16 +416,16 @@ FAULTS: tuple[Fault, ...] = (
         name="a prediction of another model",
         cause="prediction",
         ranks=1,
-        options="--steps=30 --width=64",
+        options="--steps=18 --width=64",
         of_run="--model llama-8b --cluster cpu-1x1 --seq-len 64 --batch 8 --precision fp32",
     ),
 )  # fmt: skip
 HEALTHY: tuple[Fault, ...] = (
-    *(Fault(name=f"healthy, {ranks} ranks, width {width}", ranks=ranks, options=f"--steps=30 --width={width}") for ranks in (1, 2, 3, 4) for width in (128, 192, 256)),
+    *(Fault(name=f"healthy, {ranks} ranks, width {width}", ranks=ranks, options=f"--steps=18 --width={width}") for ranks in (1, 2, 3, 4) for width in (128, 192, 256)),
     Fault(name="healthy, accumulation", options="--steps=16 --width=128 --accumulation=4"),
     Fault(name="healthy, batch 16", options="--steps=20 --batch-size=16"),
     Fault(name="healthy, long sequences", options="--steps=20 --width=128 --seq-len=256"),
-    Fault(name="healthy, compiled", options="--steps=30 --width=192 --compile"),
+    Fault(name="healthy, compiled", options="--steps=18 --width=192 --compile"),
     Fault(name="healthy, two nodes", nodes=2, options="--steps=20 --batch-size=16"),
     Fault(name="healthy, Hugging Face", ranks=1, program="train_hf.py"),
     Fault(name="healthy, Hugging Face, 2 ranks", program="train_hf.py"),
@@ -366,6 +437,8 @@ def main(names: list[str]) -> None:
     """Prints a row for each fault."""
     import tempfile
 
+    launched = "--launched" in names
+    names = [name for name in names if not name.startswith("--")]
     wrong: dict[bool, list[str]] = {True: [], False: []}
     count = {True: 0, False: 0}
     for fault in (*FAULTS, *HEALTHY):
@@ -374,7 +447,7 @@ def main(names: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             began_s = time.monotonic()
             try:
-                seen = run(fault, Path(folder))
+                seen = run(fault, Path(folder), launched=launched)
                 problem = seen.problem(fault)
                 alone = [f["class"] for f in seen.document["findings"]]
             except Exception as error:

@@ -32,6 +32,6 @@ torch.set_num_threads(1)
 model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=128, n_layer=4, n_head=4))
 every = {"eval_strategy": "steps", "eval_steps": args.evaluate} if args.evaluate else {}
 settings = TrainingArguments(
-    output_dir="out", per_device_train_batch_size=8, max_steps=30, logging_steps=5, use_cpu=True, report_to=[], save_strategy="no", **every
+    output_dir="out", per_device_train_batch_size=8, max_steps=20, logging_steps=5, use_cpu=True, report_to=[], save_strategy="no", **every
 )  # fmt: skip
 Trainer(model=model, args=settings, train_dataset=Tokens(4000), eval_dataset=Tokens(64)).train()

@@ -1,0 +1,138 @@
+"""What failures and checkpoints cost a training, and how often to save.
+
+    delta   seconds that a checkpoint holds the training up         R    seconds from a failure to training again
+    M       mean seconds between failures of the nodes in use: that of one node / nodes
+    tau     seconds of training between two checkpoints             n    replica groups, each able to train on without the others
+
+    tau = sqrt(2 delta M) (1 + sqrt(delta / 2M) / 3 + (delta / 2M) / 9) - delta   where delta < 2M, else M        Daly 2006, eq. 37
+    share that is left = tau / (M exp(R / M) (exp((tau + delta) / M) - 1))                                       Daly 2006, eq. 20
+
+The first term alone is Young's (1974, eq. 3). Daly: "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3).
+
+With n > 1 groups that hold the same weights (HSDP under torchft) a failure costs its group R seconds, a share R / (n M) of the work, and no work is lost: the others
+go on, and it takes the weights from them. Only when all groups are down within R is the last checkpoint needed: M_all = M / (prod_{k=1}^{n-1} R (n - k) / (n M)).
+
+Neglected: failures that come in clusters, checkpoints that overlap with training (say the seconds that they still hold it up), detection time beyond R.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import SpecError
+from autotune.spec.duration import format_duration
+
+if TYPE_CHECKING:
+    from autotune.spec.config import ParallelConfig
+    from autotune.spec.study import Study
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """How a cluster fails, and what is done about it."""
+
+    node_mtbf_s: float
+    """mean seconds between failures of one node"""
+    checkpoint_s: float | None = None
+    """seconds that a checkpoint holds the training up; None: its size over the bandwidth"""
+    checkpoint_bytes: float | None = None
+    write_bytes_per_s: float | None = None
+    """of the storage, for the whole job"""
+    restart_s: float
+    """seconds from a failure to training again"""
+    replicas: int = 1
+    """groups that hold the same weights and can go on without each other"""
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_s is None and (self.checkpoint_bytes is None or self.write_bytes_per_s is None):
+            raise SpecError(
+                "what a checkpoint costs is not said: neither its seconds, nor its size with the bandwidth of the storage",
+                remedy="say failures.checkpoint_s, e.g. 60 s, or checkpoint_bytes and write_bytes_per_s",
+                field="failures.checkpoint_s",
+            )
+
+    @property
+    def saving_s(self) -> float:
+        """delta."""
+        if self.checkpoint_s is not None:
+            return self.checkpoint_s
+        assert self.checkpoint_bytes is not None
+        assert self.write_bytes_per_s is not None
+        return self.checkpoint_bytes / self.write_bytes_per_s
+
+    def policy(self, nodes: int, step_s: float | None = None) -> CheckpointPolicy:
+        """The cheapest interval on so many nodes, and what is lost by it."""
+        apart_s, delta, lost_by_groups = self.node_mtbf_s / max(1, nodes), self.saving_s, 0.0
+        between_s = apart_s
+        n = self.replicas
+        if n > 1:
+            lost_by_groups = min(1.0, self.restart_s / (n * apart_s))
+            for k in range(1, n):
+                between_s /= min(1.0, self.restart_s * (n - k) / (n * apart_s))
+        ratio = delta / (2 * between_s)
+        tau = (
+            math.sqrt(2 * delta * between_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - delta
+            if ratio < 1
+            else between_s
+        )
+        # expm1 of a huge exponent: a job that fails faster than it saves does not get on
+        exponent, restart = (tau + delta) / between_s, self.restart_s / between_s
+        left = 0.0 if max(exponent, restart) > 500 else tau / (between_s * math.exp(restart) * math.expm1(exponent))
+        return CheckpointPolicy(
+            interval_s=tau,
+            interval_steps=max(1, round(tau / step_s)) if step_s else None,
+            lost_share=1 - left * (1 - lost_by_groups),
+            failures_per_day=86_400 / apart_s,
+            checkpoint_s=delta,
+        )
+
+    @property
+    def text(self) -> str:
+        """The assumption in words."""
+        return f"a node fails every {self.node_mtbf_s / 86_400:.3g} days" + (
+            f", {self.replicas} replica groups" if self.replicas > 1 else ""
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPolicy:
+    """How often to save, and what failures and saving cost all the same."""
+
+    interval_s: float
+    """seconds of training between two checkpoints"""
+    interval_steps: int | None
+    """the same in optimizer steps, where their time is known"""
+    lost_share: float
+    """of the time, 0 to 1: saving, work that is done again, restarts"""
+    failures_per_day: float
+    """of the nodes in use"""
+    checkpoint_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "interval_s": self.interval_s,
+            "interval_steps": self.interval_steps,
+            "lost_share": self.lost_share,
+            "failures_per_day": self.failures_per_day,
+            "checkpoint_s": self.checkpoint_s,
+            "source": "Daly 2006, eq. 37 and 20 (Young 1974, eq. 3, in first order)",
+        }
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        steps = f" ({self.interval_steps:,} steps)" if self.interval_steps else ""
+        return (
+            f"checkpoints: cheapest every {format_duration(self.interval_s)}{steps}; {self.lost_share:.1%} of the time is lost to saving, work done again and "
+            f"restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"
+        )
+
+
+def policy_for(study: Study, config: ParallelConfig, step_s: float | None) -> CheckpointPolicy | None:
+    """That of a config of a study; None where its spec does not say how the cluster fails."""
+    failures = study.objective.failures
+    per_node = study.workload.cluster.gpus_per_node
+    return failures.policy(-(-config.world_size // per_node), step_s) if failures is not None else None

@@ -1,0 +1,124 @@
+"""How often to save, and what failures cost: the figures of the papers, a simulation, and what a study makes of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autotune import load_study
+from autotune.errors import SpecError
+from autotune.reward.total import reward
+from autotune.spec import Measurement, Objective, ParallelConfig
+from autotune.spec.failures import Failures
+from autotune.spec.plain import study_from_dict, study_to_dict
+
+DAY = 86_400.0
+
+
+def failures(**more: float) -> Failures:
+    return Failures(**{"node_mtbf_s": 30 * DAY, "checkpoint_s": 60.0, "restart_s": 600.0, **more})  # type: ignore[arg-type]
+
+
+def simulated(one: Failures, nodes: int, interval_s: float) -> float:
+    """Share of the time that is left for training, by playing failures."""
+    dice, done_s, clock_s = np.random.default_rng(0), 0.0, 0.0
+    apart_s = one.node_mtbf_s / nodes
+    next_s = dice.exponential(apart_s)
+    for _ in range(20_000):
+        end_s = clock_s + interval_s + one.saving_s
+        if next_s >= end_s:
+            done_s, clock_s = done_s + interval_s, end_s
+            continue
+        clock_s = next_s
+        while (gap_s := dice.exponential(apart_s)) < one.restart_s:  # it fails while it restarts
+            clock_s += gap_s
+        clock_s, next_s = clock_s + one.restart_s, clock_s + gap_s
+    return done_s / clock_s
+
+
+@pytest.mark.parametrize("nodes", [16, 256, 2048])
+def test_the_interval_is_the_best_and_its_loss_that_of_a_simulation(nodes: int) -> None:
+    one = failures()
+    policy = one.policy(nodes)
+    left = simulated(one, nodes, policy.interval_s)
+    assert 1 - policy.lost_share == pytest.approx(left, abs=0.02)
+    for factor in (0.3, 3.0):
+        assert simulated(one, nodes, factor * policy.interval_s) < left + 0.005
+
+
+def test_youngs_first_order_where_failures_are_rare() -> None:
+    policy = failures().policy(4)
+    assert policy.interval_s == pytest.approx(math.sqrt(2 * 60 * 30 * DAY / 4), rel=0.02)
+    assert policy.failures_per_day == pytest.approx(4 / 30)
+    assert failures().policy(4, step_s=10.0).interval_steps == round(policy.interval_s / 10)
+
+
+def test_a_size_and_a_bandwidth_are_a_time() -> None:
+    sized = Failures(node_mtbf_s=30 * DAY, restart_s=600.0, checkpoint_bytes=3e12, write_bytes_per_s=5e10)
+    assert sized.saving_s == 60.0
+    with pytest.raises(SpecError, match="what a checkpoint costs is not said"):
+        Failures(node_mtbf_s=DAY, restart_s=1.0, checkpoint_bytes=1e9)
+
+
+def test_groups_that_go_on_lose_less() -> None:
+    alone, grouped = failures().policy(512), failures(replicas=4).policy(512)
+    assert grouped.lost_share < alone.lost_share / 2
+    assert grouped.interval_s > 10 * alone.interval_s
+
+
+def test_a_job_that_fails_faster_than_it_saves_loses_all() -> None:
+    assert failures(checkpoint_s=7200.0).policy(1_000_000).lost_share == pytest.approx(1.0, abs=1e-6)
+
+
+def spec(**more: object) -> dict[str, object]:
+    return {
+        "model": "llama-8b",
+        "cluster": "h100-sxm-64x8",
+        "workload": {"seq_len": 4096, "global_batch_size": 1024},
+        "space": {"tp": [1, 2], "world_sizes": [256, 512]},
+        "failures": {"node_mtbf_s": "10 d", "checkpoint_s": "90 s", "restart_s": "10 min"},
+        **more,
+    }
+
+
+def test_a_spec_says_it_and_a_study_keeps_it() -> None:
+    study = load_study(spec(objective={"metric": "goodput"}))
+    kept = study.objective.failures
+    assert kept is not None
+    assert (kept.node_mtbf_s, kept.checkpoint_s, kept.restart_s) == (10 * DAY, 90.0, 600.0)
+    assert study_from_dict(study_to_dict(study)).objective.failures == kept
+    assert study.objective.kept_share(512, 8) < study.objective.kept_share(256, 8) < 1.0
+    assert replace(study.objective, metric="throughput").kept_share(512, 8) == 1.0
+    assert Objective(metric="goodput").kept_share(512, 8) == 1.0
+
+
+def test_goodput_counts_what_failures_leave() -> None:
+    study = load_study(
+        spec(
+            objective={"metric": "goodput", "stability_weight": 0.0},
+            failures={"node_mtbf_s": "8 h", "checkpoint_s": "5 min", "restart_s": "20 min"},
+        )
+    )
+    small = ParallelConfig(dp=256, micro_batch_size=1, accumulation_steps=4)
+    large = ParallelConfig(dp=512, micro_batch_size=1, accumulation_steps=2)
+
+    def seen(step_s: float, ranks: int) -> Measurement:
+        return Measurement(step_times_s=(step_s,) * 8, tokens_per_step=1024 * 4096, num_ranks=ranks, losses=(1.0,) * 8)
+
+    baseline = seen(2.0, 256)
+    worth = {
+        metric: reward(
+            seen(1.4, 512),
+            baseline=baseline,
+            objective=replace(study.objective, metric=metric),
+            workload=study.workload,
+            config=large,
+        ).throughput
+        for metric in ("throughput", "goodput")
+    }
+    assert worth["throughput"] > 0 > worth["goodput"]
+    same = reward(baseline, baseline=baseline, objective=study.objective, workload=study.workload, config=small)
+    assert same.throughput == pytest.approx(0.0)
