@@ -12,6 +12,7 @@ The command line, the service and the reports come through here. What a study ch
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -284,9 +285,11 @@ def calibrate(
     *,
     store: KnowledgeStore | None = None,
     on_progress: Callable[[str], None] | None = None,
+    on_out_of_line: Callable[[Mapping[str, Any]], None] | None = None,
     trainer: str = "native",
 ) -> Calibration:
-    """Measures this machine in about a minute; kept in `store`, where one is given, for the cost model of later studies.
+    """Measures this machine in about a minute; kept in `store`, where one is given, for the cost model of later studies. Where RAY_ADDRESS names a Ray cluster the
+    ranks of all its nodes are measured. `on_out_of_line` hears of each GPU, node and link that is slower than its likes.
 
     `cluster` is `local`, or the name of another registered calibrator's cluster. Raises `SpecError` for a cluster that is not here and
     `RunnerError` when ranks cannot be run.
@@ -301,7 +304,10 @@ def calibrate(
             field="cluster",
         )
     tell = on_progress or (lambda _: None)
-    measured = calibrator(cluster)(progress=lambda what, done: tell(f"{done:4.0%} {what}"))
+    joined = {"runner": "ray"} if cluster == "local" and os.environ.get("RAY_ADDRESS") else {}
+    measured = calibrator(cluster)(progress=lambda what, done: tell(f"{done:4.0%} {what}"), **joined)
+    for each in measured.get("out_of_line", ()):
+        (on_out_of_line or (lambda stray: tell(str(stray["text"]))))(each)
     here = local_cluster()
     constants = Calibration.from_measurements(measured, cluster=here, trainer=trainer)
     if store is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,11 +27,14 @@ def calibrate(
     from autotune import api
 
     with closing(api.open_store(store)) as results:
-        calibration = api.calibrate(cluster, store=results, on_progress=note)
+        strays: list[Any] = []
+        calibration = api.calibrate(cluster, store=results, on_progress=note, on_out_of_line=strays.append)
     document = calibration.to_dict()
     if json:
-        emit({"calibration": document})
+        emit({"calibration": document, "out_of_line": strays})
         return
+    for stray in strays:
+        print(f"{stray['text']}: mend it, or leave its node out")
     shown = {name: value for name, value in document.items() if isinstance(value, str | int | float)}
     rows = [[name, f"{value:.4g}" if isinstance(value, float) else str(value)] for name, value in shown.items()]
     print_table(("constant", "value"), rows, numbers=("value",))

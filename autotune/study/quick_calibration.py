@@ -73,6 +73,8 @@ def calibrate_quickly(
         failed = f"the cluster could not be calibrated, predictions use the constants that ship: {error}"
         tell(Notice(message="the calibration was interrupted" if interrupted() else failed))
         return None
+    for each in measured.get("out_of_line", ()):
+        tell(Notice(message=f"{each['text']}; leave that node out, or every config waits for it"))
     values = {**constants.to_dict(), "source": MARK + constants.source}
     store.save_calibration(cluster.name, study.trainer, values)
     took_s = time.monotonic() - began_s

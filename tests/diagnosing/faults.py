@@ -433,6 +433,16 @@ HEALTHY: tuple[Fault, ...] = (
 )  # fmt: skip
 
 
+def _in_turn(faults: tuple[Fault, ...]) -> list[Fault]:
+    """One of each class, then the second of each: what is seen early is of all kinds."""
+    seen: dict[str, int] = {}
+    turns = []
+    for fault in faults:
+        turns.append((seen.setdefault(fault.cause, 0), fault))
+        seen[fault.cause] += 1
+    return [fault for _, fault in sorted(turns, key=lambda turn: turn[0])]
+
+
 def main(names: list[str]) -> None:
     """Prints a row for each fault."""
     import tempfile
@@ -441,7 +451,7 @@ def main(names: list[str]) -> None:
     names = [name for name in names if not name.startswith("--")]
     wrong: dict[bool, list[str]] = {True: [], False: []}
     count = {True: 0, False: 0}
-    for fault in (*FAULTS, *HEALTHY):
+    for fault in _in_turn((*FAULTS, *HEALTHY)):
         if names and not any(name in fault.name for name in names):
             continue
         with tempfile.TemporaryDirectory() as folder:

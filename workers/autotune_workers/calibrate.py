@@ -5,6 +5,8 @@
     host_overhead_s      to launch one transformer layer's forward and backward pass, its tensors too small to matter
     collectives          list of {kind, ranks, scope, bytes, time_s}; bytes: the whole tensor (reduced, gathered or scattered)
     concurrency          list of {ranks, flops_per_s}: rate of each rank while so many compute at once (CPU ranks share cores)
+    out_of_line          GPUs, nodes and links that are slower than their likes, where there are several: each rank's matmul and memory, and an exchange of
+                         each pair of nodes (`autotune.diagnosis.out_of_line`)
 
 Each figure is the median of repeated timings, for these machines are disturbed by others. Assumes that the ranks of one node are alike. A quick
 calibration, which a study begins with where nothing was measured, takes fewer timings on fewer numbers of ranks (`QUICK`).
@@ -16,6 +18,7 @@ import datetime
 import math
 import os
 import platform
+import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autotune.diagnosis.out_of_line import OutOfLine, of_readings
 from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, AttemptQueued, TrialRequest
 from autotune.spec import ClusterSpec, GpuSpec, LinkSpec, Measurement, MeasureSpec, ModelSpec, ParallelConfig, Workload
@@ -36,6 +40,8 @@ from autotune_workers.training.run_trial import TrialResult
 
 PROBE = "autotune_workers.calibrate:probe"
 PROBE_TIMEOUT_S = 180.0
+EACH = "each"
+"""the probe of every rank and every pair of nodes"""
 CPU_SIZES = ((128, 128, 128), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (512, 128, 512), (1024, 256, 256))
 GPU_SIZES = (
     (512, 512, 512),
@@ -107,9 +113,13 @@ def calibrate_local(
                     collectives.append(
                         {"kind": name, "ranks": ranks, "scope": "intra", "bytes": int(rest[0]), "time_s": value}
                     )
+        stray: tuple[OutOfLine, ...] = ()
+        if prober.capacity > 1 and (found["on_gpu",] or not isinstance(prober, LocalRunner)):  # cores are no devices
+            stray = find_out_of_line(prober, progress, quick=quick, interrupted=interrupted)
     if progress is not None:
         progress("done", 1.0)
     return {
+        "out_of_line": [each.to_dict() for each in stray],
         "matmul": matmul,
         "memory_bytes_per_s": found["memory",],
         "host_overhead_s": found["host",],
@@ -153,6 +163,19 @@ def _run(
     interrupted: Callable[[], bool],
 ) -> Mapping[str, float]:
     """One probe as a trial on so many ranks; its readings by name."""
+    return _measured(runner, ranks, what, progress, fraction, quick=quick, interrupted=interrupted).utilization
+
+
+def _measured(
+    runner: AnyTrainerRunner,
+    ranks: int,
+    what: str,
+    progress: Progress | None,
+    fraction: float,
+    *,
+    quick: bool,
+    interrupted: Callable[[], bool],
+) -> Measurement:
     if progress is not None:
         progress(f"{what} on {ranks} rank{'s' if ranks > 1 else ''}", fraction)
     request = _request(ranks, what, runner.capacity, quick=quick)
@@ -172,7 +195,7 @@ def _run(
                     raise RunnerError(
                         f"this machine cannot be measured: {reason}", remedy="`autotune doctor` says what is missing"
                     )
-                return event.measurement.utilization
+                return event.measurement
     raise RunnerError(f"this machine cannot be measured: {what} on {ranks} ranks does not end")
 
 
@@ -186,7 +209,7 @@ def _request(ranks: int, what: str, capacity: int, *, quick: bool) -> TrialReque
     model = ModelSpec(name="probe", num_layers=1, hidden_size=64, num_attention_heads=1, vocab_size=2)
     return TrialRequest(
         study="calibration",
-        number=ranks if what == "together" else 0,
+        number={"together": ranks, EACH: -1}.get(what, 0),
         attempt=1,
         workload=Workload(model=model, cluster=cluster, seq_len=1, global_batch_size=ranks),
         config=ParallelConfig(dp=ranks, precision="fp32"),
@@ -200,12 +223,77 @@ def probe(request: TrialRequest, context: RankContext, report: Callable[[Any], b
     began_s = time.perf_counter()
     effort = QUICK if request.trainer_options["quick"] else FULL
     alone = request.trainer_options["probe"] == "alone"
-    readings = _alone(context.device, effort) if alone else _together(context, effort)
+    if request.trainer_options["probe"] == EACH:
+        of_each: list[Any] = [None] * context.world_size
+        dist.all_gather_object(of_each, each_rank(context, effort))
+        readings, evidence = {}, {"readings": of_each}
+    else:
+        readings, evidence = _alone(context.device, effort) if alone else _together(context, effort), {}
     return TrialResult(
         measurement=Measurement(
-            step_times_s=(time.perf_counter() - began_s,), num_ranks=context.world_size, utilization=readings
+            step_times_s=(time.perf_counter() - began_s,),
+            num_ranks=context.world_size,
+            utilization=readings,
+            evidence=evidence,
         )
     )
+
+
+def each_rank(context: RankContext, effort: Effort) -> dict[str, Any]:
+    """What this rank measures of itself while all others do, and, where it is the first of its node, how long it takes to send to the first of each other node.
+    Pairs take turns, so that no two share a link; collective."""
+    device = context.device
+    dist.barrier()
+    side = _side(device)
+    source = torch.ones((1 << 28 if device.type == "cuda" else 1 << 24) // 4, device=device)
+    target = torch.empty_like(source)
+    rates = {"matmul": _matmul_rate(side, side, side, torch.float32, device, effort)}
+    rates["memory"] = (
+        2 * source.numel() * source.element_size() / _seconds(lambda: target.copy_(source), device, effort)
+    )
+    node = socket.gethostname()
+    hosts: list[Any] = [None] * context.world_size
+    dist.all_gather_object(hosts, node)
+    first = {host: hosts.index(host) for host in dict.fromkeys(hosts)}
+    message = torch.zeros(
+        (GPU_MESSAGES_BYTES[-2] if device.type == "cuda" else CPU_MESSAGES_BYTES[-1]) // 4, device=device
+    )
+    exchanges_s: dict[str, float] = {}
+    for sender, of_sender in first.items():
+        for receiver, of_receiver in first.items():
+            dist.barrier()
+            if sender == receiver or context.rank not in (of_sender, of_receiver):
+                continue
+            seconds = _exchange_s(message, context.rank == of_sender, of_sender, of_receiver, device, effort)
+            if context.rank == of_sender:
+                exchanges_s[receiver] = seconds
+    return {"rank": context.rank, "node": node, "rates": rates, "exchanges_s": exchanges_s}
+
+
+def _exchange_s(
+    message: torch.Tensor, sends: bool, sender: int, receiver: int, device: torch.device, effort: Effort
+) -> float:
+    """Median seconds until a message has come and its receipt is back."""
+    receipt, rounds = torch.zeros(1, device=device), []
+    for _ in range(effort.repeats + 1):  # the first one makes the connection
+        began_s = time.perf_counter()
+        if sends:
+            dist.send(message, receiver)
+            dist.recv(receipt, receiver)
+        else:
+            dist.recv(message, sender)
+            dist.send(receipt, sender)
+        _synchronize(device)
+        rounds.append(time.perf_counter() - began_s)
+    return statistics.median(rounds[1:])
+
+
+def find_out_of_line(
+    prober: AnyTrainerRunner, progress: Progress | None, *, quick: bool, interrupted: Callable[[], bool]
+) -> tuple[OutOfLine, ...]:
+    """GPUs, nodes and links of all that the runner has which are slower than their likes."""
+    seen = _measured(prober, prober.capacity, EACH, progress, 0.9, quick=quick, interrupted=interrupted)
+    return of_readings(seen.evidence["readings"])
 
 
 def _alone(device: torch.device, effort: Effort) -> dict[str, float]:
