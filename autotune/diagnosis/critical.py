@@ -7,8 +7,11 @@
     shared_t = min_r wait_rt       even the slowest rank waits so long: that is the collectives' own time
     gain_t(x) = max_r own_rt - max_r (own_rt - x_rt)        what a step gains without x: all ranks wait for the slowest one
 
+The gain of a part that is a phase, such as loading, is counted with the time on the run queue, in T: others' load stretches it as it stretches the step. What is
+compared between ranks is counted without, and is a share of max_r u_rt.
+
 A rank that is stopped from outside is blocked where no collective is: its forward pass, w_f / c_f times as long as its processor time, tells how much longer its
-backward pass takes by itself. Shares are of max_r T_rt. Their intervals are those of the means of up to `BATCHES` batches of steps (Student's t), because what
+backward pass takes by itself. Their intervals are those of the means of up to `BATCHES` batches of steps (Student's t), because what
 happens every tenth step is no noise.
 """
 
@@ -50,6 +53,7 @@ class Steps:
         self.delay: Series = np.sum([values[:, :, 2] for values in spent.values()], axis=0)
         self.free = {name: np.maximum(0.0, values[:, :, 0] - values[:, :, 2]) for name, values in spent.items()}
         """of a phase without the time on the run queue"""
+        self.wall: dict[str, Series] = {name: values[:, :, 0] for name, values in spent.items()}
         self.busy = {name: values[:, :, 1] for name, values in spent.items()}
         self.is_sharded = any(str(name).startswith("FSDP") for name in evidence.facts.get("wrappers", ())) or (
             (evidence.facts.get("zero_stage") or 0) >= 3
@@ -58,6 +62,7 @@ class Steps:
         self.wait = self._waits()
         self.own: Series = np.maximum(0.0, np.sum(list(self.free.values()), axis=0) - self.wait)
         self.slowest = self.time.max(axis=0) if count else np.zeros(0)
+        self.undisturbed = np.maximum(0.0, self.time - self.delay).max(axis=0) if count else np.zeros(0)
 
     @property
     def is_enough(self) -> bool:
@@ -80,10 +85,12 @@ class Steps:
         waits += np.maximum(0.0, backward - longer * self.busy["backward"])
         return waits + self.within("rest", "collective") + self.within("optimizer", "collective")
 
-    def within(self, phase: str, *kinds: str) -> Series:
+    def within(self, phase: str, *kinds: str, wall: bool = False) -> Series:
         """The time in a phase that was spent on these kinds of work, by how often it was seen there."""
         shares = [[share_of(rank, phase, *kinds)] for rank in self.ranks]
-        return np.asarray(self.free[phase] * np.array(shares).reshape(len(self.ranks), 1), dtype=float)
+        return np.asarray(
+            (self.wall if wall else self.free)[phase] * np.array(shares).reshape(len(self.ranks), 1), dtype=float
+        )
 
     @property
     def shared_wait(self) -> Series:
@@ -91,12 +98,22 @@ class Steps:
         return np.asarray(self.wait.min(axis=0) if self.is_together and self.count else np.zeros(self.count))
 
     def gain(self, part: Series) -> Series:
-        """By step: what it would gain if this part (ranks, steps) of the ranks' own time were not there."""
+        """By step: what it would gain if this part (ranks, steps) of the ranks' own time, without the run queue, were not there."""
         return np.asarray(self.own.max(axis=0) - np.maximum(0.0, self.own - part).max(axis=0))
 
-    def share(self, seconds: Series) -> tuple[float, float, float]:
-        """Mean share of a step that these seconds of each step are, with its 95% interval."""
-        whole = float(self.slowest.sum())
+    def share_of_phase(self, part: Series) -> tuple[float, float, float]:
+        """Share of a step that it would gain without this part, which is counted with the time on the run queue."""
+        own = np.maximum(0.0, self.time - self.wait)
+        return self.share(np.asarray(own.max(axis=0) - np.maximum(0.0, own - part).max(axis=0)))
+
+    def share_of_work(self, part: Series) -> tuple[float, float, float]:
+        """Share of an undisturbed step that it would gain without this part, which is counted without the run queue."""
+        return self.share(self.gain(part), self.undisturbed)
+
+    def share(self, seconds: Series, of: Series | None = None) -> tuple[float, float, float]:
+        """Mean share of a step that these seconds of each step are, with its 95% interval; `of`: the steps, where they are not those that were taken."""
+        steps = self.slowest if of is None else of
+        whole = float(steps.sum())
         if whole <= 0:
             return 0.0, 0.0, 0.0
         share = float(seconds.sum()) / whole
@@ -106,7 +123,7 @@ class Steps:
         means = np.array(
             [
                 float(s.sum()) / max(float(t.sum()), 1e-12)
-                for s, t in zip(np.array_split(seconds, batches), np.array_split(self.slowest, batches), strict=True)
+                for s, t in zip(np.array_split(seconds, batches), np.array_split(steps, batches), strict=True)
             ]
         )
         half = t_quantile(batches - 1, 0.975) * float(means.std(ddof=1)) / math.sqrt(batches)

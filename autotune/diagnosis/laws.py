@@ -62,6 +62,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     for rule in _OF_READINGS:
         found += rule(evidence)
     found = [f for f in found if f.share is None or (f.share >= CLAIMED and (f.low is None or f.low >= SURE))]
+    short = max((f.share or 0.0 for f in found if f.cause == "memory"), default=0.0)
+    # clearing pages is the kernel's work, wherever in the program it happens
+    found = [f for f in found if f.cause != "host" or not short or (f.share or 0.0) > 2 * short]
     if not found:
         found += _prediction(evidence, steps)
     found.sort(key=lambda f: -1.0 if f.share is None else f.share, reverse=True)
@@ -71,10 +74,10 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    part = steps.free["data"] + steps.within("rest", "data") + _unnamed(steps, blocked=True)
+    part = steps.wall["data"] + steps.within("rest", "data", wall=True) + _unnamed(steps, blocked=True)
     pausing = steps.free["evaluation"] + steps.free["checkpoint"] > 0
     part = np.where(pausing, np.minimum(part, np.median(part, axis=1, keepdims=True)), part)
-    share, low, high = steps.share(steps.gain(part))
+    share, low, high = steps.share_of_phase(part)
     rank = _only(steps, part)
     place = _place(steps.ranks, lambda p: p.phase == "data" or (p.phase == "rest" and p.kind in ("data", "")), rank)
     workers = evidence.facts.get("workers")
@@ -100,8 +103,8 @@ def _input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def _host(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    part = steps.within("rest", "log") + _unnamed(steps, blocked=False)
-    share, low, high = steps.share(steps.gain(part))
+    part = steps.within("rest", "log", wall=True) + _unnamed(steps, blocked=False)
+    share, low, high = steps.share_of_phase(part)
     rank = _only(steps, part)
     place = _place(steps.ranks, lambda p: p.phase == "rest" and p.kind in ("log", ""), rank)
     prints = place is not None and place.kind == "log"
@@ -123,12 +126,12 @@ def _host(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def _pauses(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    paused = steps.free["evaluation"] + steps.free["checkpoint"]
-    around = steps.free["data"] + steps.free["rest"]
+    paused = steps.wall["evaluation"] + steps.wall["checkpoint"]
+    around = steps.wall["data"] + steps.wall["rest"]
     usual = np.median(around, axis=1, keepdims=True)
     part = paused + np.where(paused > 0, np.maximum(0.0, around - usual), 0.0)
-    part = part + np.where(paused > 0, 0.0, steps.within("rest", "checkpoint", "evaluation"))
-    share, low, high = steps.share(steps.gain(part))
+    part = part + np.where(paused > 0, 0.0, steps.within("rest", "checkpoint", "evaluation", wall=True))
+    share, low, high = steps.share_of_phase(part)
     events = int((paused.max(axis=0) > 0).sum()) if steps.count else 0
     saves = float(steps.free["checkpoint"].sum()) > float(steps.free["evaluation"].sum())
     what = "checkpoints" if saves else "evaluation"
@@ -149,7 +152,7 @@ def _pauses(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 def _recompilation(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     part = _compiling(steps)
-    share, low, high = steps.share(steps.gain(part))
+    share, low, high = steps.share_of_phase(part)
     again = int((part.max(axis=0) > 0).sum())
     yield Finding(
         cause="recompilation",
@@ -187,7 +190,7 @@ def _slow(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         if _tokens_explain(steps, group):
             yield _more_tokens(steps, group, excess)
             return
-        share, low, high = steps.share(steps.gain(np.maximum(0.0, excess)))
+        share, low, high = steps.share_of_work(np.maximum(0.0, excess))
         rank = steps.ranks[group[0]]
         who = f"node {node}" if node else f"rank {rank.rank}"
         ratio = float(compute[inside].mean()) / usual
@@ -222,7 +225,7 @@ def _unequal(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     if first >= MOSTLY or (follows < FOLLOWS and not experts):
         return
     part = np.maximum(0.0, compute - compute.mean(axis=0))
-    share, low, high = steps.share(steps.gain(part))
+    share, low, high = steps.share_of_work(part)
     spread = (
         ""
         if tokens is None
@@ -294,8 +297,8 @@ def _communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def _optimizer(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    part = steps.free["optimizer"] - steps.within("optimizer", "collective")
-    share, low, high = steps.share(steps.gain(part))
+    part = steps.wall["optimizer"] - steps.within("optimizer", "collective", wall=True)
+    share, low, high = steps.share_of_phase(part)
     due = OPTIMIZER
     if evidence.is_measured_here and evidence.predicted_s:
         due = 1.5 * evidence.predicted_parts_s.get("optimizer", 0.0) / evidence.predicted_s[0] + CLAIMED
@@ -341,12 +344,14 @@ def _memory(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         if rank.memory_at_limit / rank.elapsed_s > 1:
             told.append(f"the memory of its control group was at its limit {rank.memory_at_limit:.0f} times")
             cost_s = max(cost_s, min(blocked_s + rank.system_s, rank.elapsed_s))
+        used_s = max(rank.user_s + rank.system_s, 1e-9)
         fresh_s = min(rank.minor_faults * PAGE_S, rank.system_s)
-        if fresh_s / rank.elapsed_s > CLAIMED and rank.system_s > 0.15 * (rank.user_s + rank.system_s):
+        if fresh_s > CLAIMED * used_s and rank.system_s > 0.15 * used_s:
             told.append(
-                f"{rank.minor_faults / rank.elapsed_s:,.0f} fresh pages a second ({format_bytes(4096 * rank.minor_faults / rank.elapsed_s)}/s): the allocator gives memory back and takes it again; {rank.system_s / (rank.user_s + rank.system_s):.0%} of the processor time is the kernel's"
+                f"{rank.minor_faults / rank.elapsed_s:,.0f} fresh pages a second ({format_bytes(4096 * rank.minor_faults / rank.elapsed_s)}/s): the allocator gives "
+                f"memory back and takes it again; {rank.system_s / used_s:.0%} of the processor time is the kernel's"
             )
-            cost_s = max(cost_s, fresh_s, rank.system_s)
+            cost_s = max(cost_s, rank.system_s / used_s * rank.elapsed_s)
         if told and (worst is None or cost_s / rank.elapsed_s > worst[0]):
             worst = (cost_s / rank.elapsed_s, rank, told)
     if worst is None:
@@ -615,8 +620,8 @@ def _unnamed(steps: Steps, *, blocked: bool) -> Series:
             for rank in steps.ranks
         ]
     )
-    busy = np.minimum(steps.busy["rest"], steps.free["rest"])
-    idle = steps.free["rest"] - busy
+    idle = np.maximum(0.0, steps.free["rest"] - steps.busy["rest"])
+    busy = steps.wall["rest"] - idle
     return np.asarray((idle if blocked else busy) * unknown, dtype=float)
 
 
@@ -729,7 +734,7 @@ def _tokens_explain(steps: Steps, group: Sequence[int]) -> bool:
 def _more_tokens(steps: Steps, group: Sequence[int], excess: Series) -> Finding:
     tokens = _tokens(steps)
     assert tokens is not None
-    share, low, high = steps.share(steps.gain(np.maximum(0.0, excess)))
+    share, low, high = steps.share_of_work(np.maximum(0.0, excess))
     rank = steps.ranks[group[0]]
     others = float(np.delete(tokens.mean(axis=1), group).mean())
     return Finding(

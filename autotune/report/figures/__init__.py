@@ -7,6 +7,7 @@
     feasible_map.py        two knobs as a grid, the best of each cell     predicted_space.py    the feasible set, predicted
     knobs_and_speed.py     importance of knobs, trials across knobs       knob_values.py        the knobs that vary
     pareto_front.py        speed against memory                           one_trial.py          those of one trial
+    rank_parts.py          each rank's step, predicted and measured
     running_steps.py       steps of the running trials, and what is left  missing.py            what each figure needs
 
 `FIGURES` names all of them, in the order in which they are shown. Names never change: files and notebooks use them.
@@ -23,6 +24,7 @@ from autotune.report.figures.knobs_and_speed import knob_importance, parallel_co
 from autotune.report.figures.loss_curves import loss_curves
 from autotune.report.figures.pareto_front import pareto_front
 from autotune.report.figures.predictions import predicted_measured, predicted_measured_memory
+from autotune.report.figures.rank_parts import winners_rank_parts
 from autotune.report.figures.running_steps import running_steps
 from autotune.report.figures.source import FigureSource, StepSeries
 from autotune.report.figures.speed_over_study import best_so_far, best_so_far_over_time
@@ -38,6 +40,7 @@ FIGURES: Mapping[str, Callable[[FigureSource], Figure | None]] = {
     "budget": budget_spent,
     "feasible_map": feasible_map,
     "step_parts": step_parts,
+    "rank_parts": winners_rank_parts,
     "memory_parts": memory_parts,
     "knob_importance": knob_importance,
     "parallel_coordinates": parallel_coordinates,

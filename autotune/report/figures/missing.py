@@ -13,6 +13,7 @@ MISSING: Mapping[str, tuple[str, str]] = {
     "best_so_far_over_time": ("Best so far over time", f"a measured trial{OWN}"),
     "budget": ("Budget spent and left", "a limit of the budget"),
     "feasible_map": ("Map of the feasible set", "a knob with two values or more, and a space that can be listed here"),
+    "rank_parts": ("Where each rank's time goes", "a best trial whose ranks were watched"),
     "step_parts": ("Where the time of a step goes", "a best trial, with a profile or a prediction"),
     "memory_parts": ("Where the memory goes", "a best trial, with a prediction"),
     "knob_importance": ("Importance of each knob", "a knob with two values or more"),

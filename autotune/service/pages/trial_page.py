@@ -10,12 +10,14 @@ from fastapi import APIRouter, Request
 from markupsafe import Markup
 from starlette.responses import Response
 
+from autotune.diagnosis import lines_of
 from autotune.errors import AutotuneError, NotFoundError
 from autotune.ports import ServiceStore
 from autotune.report.figures.figure_html import figure_html
 from autotune.report.figures.one_trial import TrialSource, trial_figures
 from autotune.report.reward_tables import reward_rows
 from autotune.report.side_by_side import knob_words
+from autotune.results.diagnoses import diagnosis_of_run
 from autotune.results.result import Result
 from autotune.service.pages.export_page import command_of
 from autotune.service.pages.rendering import render
@@ -92,6 +94,7 @@ def _values(service: ServiceState, study_id: str, number: int) -> dict[str, Any]
         "knobs": _knobs(shown, result.baseline),
         "figures": figures,
         "explanation": [*explanation["text"], *explanation["notes"]],
+        "diagnosis": list(lines_of(diagnosis_of_run(source.trial))) if source.trial.is_measured else [],
         "reward": reward_rows(explanation),
         "remarks": dict.fromkeys(e.data["message"] for e in events if e.kind == "trial.remark"),
         "lost": [e.data["failure"] for e in events if e.kind == "attempt.ended" and e.data.get("failure")],

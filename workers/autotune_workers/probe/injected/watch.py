@@ -49,7 +49,12 @@ _CALLS = (
     ("checkpoint", ("save(", "save_pretrained(", "save_state")),
     ("data", ("next(", "dataloader", "data_loader", "dataset", "loader")),
 )
-_LIBRARIES = (os.path.dirname(os.__file__), "site-packages", "dist-packages", "autotune_probe")
+_LIBRARIES = (
+    os.path.dirname(os.__file__),
+    "site-packages",
+    "dist-packages",
+    os.path.dirname(os.path.abspath(__file__)),
+)
 
 
 class Watch:
