@@ -129,7 +129,7 @@ def plan(
         _print_proxies(study, found, proxied["proxies"], proxied["target"])
         _print_clusters(compared)
         if policy is not None:
-            consoles()[0].print(f"{policy.text}; {study.objective.failures.text}")
+            consoles()[0].print(policy.text)
         _print_source(found.source)
         if not_here and verbose:
             note(f"cannot run on this machine: {not_here}")

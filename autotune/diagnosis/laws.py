@@ -545,7 +545,7 @@ def _log(evidence: Evidence) -> Iterator[Finding]:
             high=min(1.0, 1.5 * share),
             what=f"every {int(np.median(gaps))} steps one takes {float(np.median(times[slow])) / middle:.1f} times as long: a pause for evaluation, a checkpoint or a log",
             evidence=(
-                f"{len(slow)} of {len(times)} steps, each {int(gaps.min())} to {int(gaps.max())} after the last",
+                f"{len(slow)} of {len(times)} steps, {int(gaps.min())}{f' or {int(gaps.max())}' if gaps.max() > gaps.min() else ''} steps after the last",
             ),
             confirm="switch evaluation and checkpoints off for a hundred steps: the mean step must get shorter by this share",
             change="evaluate or save less often, on fewer batches, or asynchronously",

@@ -19,13 +19,13 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("clocks", r"(?:SW|HW) (?:Thermal|Power).{0,20}Slowdown\s*:\s*Active|thermal throttling"),
         (
             "knob_without_effect",
-            rf"(?=.*(?:{_KNOBS}))(?:.*\b(?:falling back|fall back|has no effect|have no effect|will be ignored|is ignored|not available[,;].*us|will not be used|disabling|suppress_errors)\b)",
+            rf"(?=.*(?:{_KNOBS}))(?:.*\b(?:falling back|fall back|has no effect|have no effect|will be ignored|is ignored|not available[,;].*using|will not be used|disabling|suppress_errors)\b)",
         ),
     )
 )  # fmt: skip
+_DATA = r"\b(?:data(?:[_ -]?(?:time|load(?:ing)?(?:[_ -]time)?|wait))?|batch-generator)"
 _DATA_TIME = re.compile(
-    r"\b(?:data(?:[_ -]?(?:time|load(?:ing)?(?:[_ -]time)?|wait))?|batch-generator)\s*[:=]\s*\(?\s*(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(ms|s)?\b",
-    re.IGNORECASE,
+    rf"{_DATA}(?:\s*[:=]\s*\(?\s*(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(ms|s)?\b|\s+(\d+(?:\.\d+)?)\s*(ms|s)\b)", re.IGNORECASE
 )
 
 
@@ -57,4 +57,7 @@ def hints_of(lines: Iterable[str]) -> list[Hint]:
 def data_time_s(line: str) -> float | None:
     """Seconds that the line says were spent waiting for data; None where it says nothing of it. Without a unit they are seconds, as all known formats have."""
     found = _DATA_TIME.search(line)
-    return float(found[1]) * (1e-3 if (found[2] or "").lower() == "ms" else 1.0) if found else None
+    if found is None:
+        return None
+    number, unit = found[1] or found[3], found[2] or found[4] or ""
+    return float(number) * (1e-3 if unit.lower() == "ms" else 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,8 @@ from autotune.diagnosis.log_words import data_time_s, hints_of
 from autotune.errors import SpecError
 from autotune.spec import Estimate, Measurement, ObservedRun, Study, Trial
 from autotune.trainers import trainer
+from autotune.trainers.pattern_proposals import propose_patterns
+from autotune.trainers.program_name import COMMAND
 
 
 def expected(estimate: Estimate | None) -> dict[str, Any]:
@@ -48,11 +50,10 @@ def diagnosis_of_run(run: Trial | ObservedRun) -> Diagnosis:
 
 def diagnosis_of_log(log: str, study: Study, estimate: Estimate | None) -> Diagnosis:
     """Of a log alone, read as the study's trainer writes it. Raises `SpecError` where it says nothing of a step's time."""
-    read = trainer(study.trainer).reader(study.trainer_options)
     lines = log.replace("\r", "\n").splitlines()
-    steps = [
-        (said.step_time_s, data_time_s(line)) for line in lines if (said := read(line)) is not None and said.step_time_s
-    ]
+    steps = _steps(lines, study.trainer, study.trainer_options)
+    if len(steps) < 2 and study.trainer == COMMAND and (proposed := propose_patterns(lines)):
+        steps = _steps(lines, COMMAND, {**study.trainer_options, "metrics": proposed})
     hints = tuple((hint.cause, hint.line) for hint in hints_of(lines))
     if len(steps) < 2 and not hints:
         raise SpecError(
@@ -70,3 +71,11 @@ def diagnosis_of_log(log: str, study: Study, estimate: Estimate | None) -> Diagn
             **expected(estimate),
         )
     )
+
+
+def _steps(lines: Sequence[str], name: str, options: Mapping[str, Any]) -> list[tuple[float, float | None]]:
+    """Seconds of each step whose time the lines say, with those that it waited for data."""
+    read = trainer(name).reader(options)
+    return [
+        (said.step_time_s, data_time_s(line)) for line in lines if (said := read(line)) is not None and said.step_time_s
+    ]

@@ -33,7 +33,7 @@ def predicted_objective(problem: Problem, estimate: Estimate, trials: Sequence[T
 
 def log_kept(problem: Problem, table: ConfigTable) -> NDArray[np.float64]:
     """Log of the share of the time that failures leave each config, shape (N,); zero unless the objective counts them."""
-    objective, per_node = problem.objective, problem.workload.cluster.gpus_per_node
+    objective, per_node = problem.objective, problem.space.workload.cluster.gpus_per_node
     sizes, places = np.unique(table.world_size, return_inverse=True)
     return np.asarray(np.log([objective.kept_share(int(size), per_node) for size in sizes])[places])
 

@@ -88,13 +88,6 @@ class Failures:
             checkpoint_s=delta,
         )
 
-    @property
-    def text(self) -> str:
-        """The assumption in words."""
-        return f"a node fails every {self.node_mtbf_s / 86_400:.3g} days" + (
-            f", {self.replicas} replica groups" if self.replicas > 1 else ""
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPolicy:
