@@ -25,10 +25,10 @@ from .machine import NodeLoad, links
 from .mirror import Mirror
 from .phases import NAMES, Phases
 
-LOOKS = 25.0
+LOOKS = 10.0
 LATE_S = 0.015
 """a look that comes so much later than it was to come tells that the process did not run"""
-TELL_S, NODE_S = 1.0, 4.0
+TELL_S, NODE_S = 2.0, 8.0
 MOST_LINES = 400
 """places that are counted"""
 _KINDS = (
@@ -84,6 +84,8 @@ class Watch:
         """Says what is known now; looks no more."""
         if not self._end.is_set():
             self._end.set()
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                self._node.look()
             self._tell()
             self._mirror.exchange()
 
