@@ -140,7 +140,7 @@ def _pauses(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         cause="pauses",
         share=share,
         # a few pauses among many steps scatter by their number, not by chance
-        low=low if low > 0 else share / 2,
+        low=max(low, share / 2) if events > 1 else low,
         high=high,
         what=f"the training pauses for {what}{every}",
         evidence=tuple(_spent(steps, part, None, f"in {what}")),

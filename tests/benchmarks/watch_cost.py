@@ -1,9 +1,9 @@
 """What watching a rank costs it, in processor time, which does not depend on what else the machine does.
 
-    python -m tests.benchmarks.watch_cost
+python -m tests.benchmarks.watch_cost
 
-    borders    of phases: two for each of data, forward, backward and optimizer in a step of one micro-batch, and the sums at its end
-    beside     the thread that looks, reads counters and reports, per second of training
+borders    of phases: two for each of data, forward, backward and optimizer in a step of one micro-batch, and the sums at its end
+beside     the thread that looks, reads counters and reports, per second of training
 """
 
 from __future__ import annotations

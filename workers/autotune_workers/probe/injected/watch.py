@@ -25,7 +25,7 @@ from .machine import NodeLoad, links
 from .mirror import Mirror
 from .phases import NAMES, Phases
 
-LOOKS = 10.0
+LOOKS = 5.0
 LATE_S = 0.015
 """a look that comes so much later than it was to come tells that the process did not run"""
 TELL_S, NODE_S = 2.0, 8.0
