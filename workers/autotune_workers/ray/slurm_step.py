@@ -143,22 +143,28 @@ class RayStep:
         return self._process.poll() is not None or (self._folder / "end-0").exists()
 
     def close(self) -> None:
-        """Ends the step by its number, and removes its folder."""
+        """Ends the step by its number, so that each node can remove Ray's files, and removes its folder. srun itself would kill all at once."""
+        for end in (
+            lambda: self._signal("TERM"),
+            lambda: self._process.send_signal(signal.SIGTERM),
+            lambda: self._signal("KILL"),
+        ):
+            if self._process.poll() is None:
+                end()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(END_S)
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)  # which srun passes on to all its tasks
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S)
-        if self._process.poll() is None:
-            with contextlib.suppress(RunnerError, OSError, IndexError):
-                step = (self._folder / node_start.HEAD).read_text().split()[1]
-                ask("scancel", "--signal=KILL", f"{self.job.job}.{step}")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S)
             self._process.kill()
             self._process.wait()
         if self._process.stderr is not None:
             self._process.stderr.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _signal(self, name: str) -> None:
+        """To all processes of the step, where its number is known."""
+        with contextlib.suppress(RunnerError, OSError, IndexError):
+            step = (self._folder / node_start.HEAD).read_text().split()[1]
+            ask("scancel", f"--signal={name}", f"{self.job.job}.{step}")
 
 
 def _last_lines(log: Path) -> str:
