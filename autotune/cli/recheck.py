@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.output import JsonOption, StoreOption, StudyArgument, emit, note
+from autotune.cli.output import JsonOption, StoreOption, StudyArgument, emit, never_printed, note
 
 
 def register(app: typer.Typer) -> None:
@@ -41,14 +41,21 @@ def recheck(
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=2, help="Times that each config is measured.")] = 2,
     junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Write the result as a JUnit file.")
+        Path | None,
+        typer.Option("--junit", metavar="FILE", callback=never_printed, help="Write the result as a JUnit file."),
     ] = None,
     summary: Annotated[
         Path | None, typer.Option("--summary", metavar="FILE", help="Add the result to a Markdown file.")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="SPEC", help="Write the spec of the study that is proposed."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="SPEC",
+            callback=never_printed,
+            help="Write the spec of the study that is proposed.",
+        ),
     ] = None,
     store: StoreOption = None,
     json: JsonOption = False,

@@ -55,7 +55,7 @@ def tune(
         typer.Option(
             "--on",
             metavar="SCHEDULER",
-            help="Write a job that runs the study instead of running it here: slurm (NAME/job.sbatch).",
+            help="Run the study as a job of a scheduler, not here: slurm (writes NAME/job.sbatch).",
         ),
     ] = None,
     submit: Annotated[bool, typer.Option("--submit", help="With --on slurm: submit the job too.")] = False,

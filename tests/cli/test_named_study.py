@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 
 import pytest
@@ -16,7 +17,7 @@ def test_the_newest_of_a_name_is_shown_and_the_others_are_listed(run, write) -> 
     spec = write(budget={"max_trials": 1})
     older, newer = (run("tune", spec, "--new", "--json").document["study"] for _ in range(2))
     done = run("status", "small")
-    assert f"study {newer['id']} (small): COMPLETED" in done.out
+    assert re.search(rf"study +{newer['id']} \(small\): COMPLETED", done.out)
     assert f"2 studies are called 'small'; this is the newest, {newer['id']}." in done.err
     line = next(line for line in done.err.splitlines() if older["id"] in line)
     assert older["created_at"][:10] in line
@@ -87,6 +88,6 @@ def test_an_empty_name_means_no_study_even_where_there_is_one_alone(run, write) 
     for command in ("status", "cancel", "stop"):
         done = run(command, "")
         assert done.code == 2
-        assert done.err.startswith("error: the name of the study is empty")
+        assert done.err.startswith("error: ID: a study must be named")
     assert run("delete", "", "--yes").code == 2
     assert run("status", study, "--json").document["study"]["status"] == "QUEUED"
