@@ -107,7 +107,7 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     spread = by_runs.sigma if by_runs else memory_sigma(memory.parts, constants, workload.model)
     gpu = workload.cluster.gpu
     usable = gpu.memory_bytes * constants.usable_fraction
-    parts = memory.on_gpu(usable)
+    parts = memory.on_gpu(gpu.memory_bytes, usable)
     step, peak = times.total, parts.total
     tokens = layout.micro_batch * layout.accumulation * layout.dp * float(workload.seq_len)
     per_gpu = tokens / step / layout.world

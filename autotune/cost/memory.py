@@ -51,11 +51,11 @@ class RankMemory:
         """Bytes that must fit at once."""
         return np.asarray(self.parts.total - self.spare)
 
-    def on_gpu(self, usable: float) -> MemoryParts:
-        """The parts of a peak that is shown. Where all that is needed fits into `usable` bytes, nobody sees a larger peak: what may be spared is not there, and
-        every part is smaller by the same factor, for it is not known which of them the program does without."""
+    def on_gpu(self, gpu_bytes: float, usable: float) -> MemoryParts:
+        """The parts of a peak that is shown. Where all that is needed fits into the `usable` bytes of a GPU, nobody sees a larger peak than `gpu_bytes`: what
+        may be spared is not there, and every part is smaller by the same factor, for it is not known which of them the program does without."""
         total = np.asarray(self.parts.total)
-        factor = np.where((total > usable) & (self.needed <= usable), usable / total, 1.0)
+        factor = np.where((total > gpu_bytes) & (self.needed <= usable), gpu_bytes / total, 1.0)
         return MemoryParts(**{f.name: getattr(self.parts, f.name) * factor for f in fields(MemoryParts)})
 
 

@@ -8,7 +8,7 @@ keeps the search from stopping. Pending trials count as if they came out at thei
 Ginsbourger et al. 2010). Failures have no score; they inform P(runs).
 
 Before the first measurement there is no best score; the median prediction of the candidates that probably run takes its place. The first pick is the
-model's and not a rule of thumb's: in the replay benchmark the rule needs twice the trials (tests/benchmarks/RESULTS.md).
+model's and not a rule of thumb's: in the replay benchmark the rule needs twice the trials (research/measurements.md).
 
 The searcher does not choose how long a trial runs: every trial starts with a few steps and gets more only while they can change the outcome
 (`autotune.stopping`). A trial of few steps counts with the spread of its step times.

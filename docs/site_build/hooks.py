@@ -23,6 +23,14 @@ from reference import pages
 
 NOTEBOOK = "examples/first_study.ipynb"
 
+BESIDE = {
+    "../../research/measurements.md": "measurements.md",
+    "../tests/benchmarks/RESULTS.md": "results.md",
+    "../tests/benchmarks/figures/search_regret.svg": "images/search-regret.svg",
+    "../../docs/": "",
+    "../docs/": "",
+}
+"""addresses in the results and their record, and what they are on the site, where both lie beside the pages that they link to"""
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -35,10 +43,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "how-to/notebook.md", content=page_of(run, source=NOTEBOOK)))
     files.append(File.generated(config, f"how-to/{Path(NOTEBOOK).name}", content=nbformat.writes(run)))
     benchmarks = root / "tests" / "benchmarks"
-    results = (benchmarks / "RESULTS.md").read_text(encoding="utf-8")
-    results = results.replace("figures/search_regret.svg", "images/search-regret.svg")
-    results = results.replace("](../../docs/", "](")  # the page lies beside those that it links to
-    files.append(File.generated(config, "results.md", content=results))
+    for name, source in (("results", benchmarks / "RESULTS.md"), ("measurements", root / "research" / "measurements.md")):
+        text = source.read_text(encoding="utf-8")
+        for there, here in BESIDE.items():
+            text = text.replace(f"]({there}", f"]({here}")
+        files.append(File.generated(config, f"{name}.md", content=text))
     regret = benchmarks / "figures" / "search_regret.svg"
     files.append(File.generated(config, "images/search-regret.svg", abs_src_path=str(regret)))
     return files

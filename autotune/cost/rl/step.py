@@ -158,7 +158,7 @@ def _alike_estimate(
     low, high = interval(step, sigma)
     spread = memory_sigma(memory.parts, constants, workload.model)
     usable = gpu.memory_bytes * constants.usable_fraction
-    peak = memory.on_gpu(usable)
+    peak = memory.on_gpu(workload.cluster.gpu.memory_bytes, usable)
     memory_low, memory_high = interval(peak.total, spread)
     tokens = nothing + asked.tokens
     world = np.asarray(table.world_size, dtype=np.float64) + (knobs["rollout_gpus"] if asked.generates else 0.0)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TRIALS_IN_A_TRAINING = 200
 """length of a training about which nothing was said, in trials: with trials of two minutes, under seven hours. Among thousands of near equals a search ends after
-about eleven trials then (tests/benchmarks/RESULTS.md)."""
+about eleven trials then (research/measurements.md)."""
 
 
 def training_s(trial: Trial, tokens: float) -> float:
