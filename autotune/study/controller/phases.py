@@ -169,7 +169,9 @@ class Phases:
         budget = self._study.budget
         if running >= max(1, budget.parallel_trials):
             return None
-        reserve = self._index.reserve(self._study.measure)
+        # a job's end cannot be moved, so that all who are tied must have had their rounds before it
+        racing = len(first_finalists(self._index.listed(), self._study)) if spent.left_s is not None else 0
+        reserve = self._index.reserve(self._study.measure, racing)
         reason = self._index.repeated_failure() or search_is_over(spent, budget, reserve)
         if not reason and (again := self._measure_again_now()) is not None:
             return Move(asks=(again,))

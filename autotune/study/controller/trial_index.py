@@ -103,11 +103,11 @@ class TrialIndex:
         """Mean time of the trials that were measured; 0 before the first."""
         return self._seconds / self._runs if self._runs else 0.0
 
-    def reserve(self, measure: MeasureSpec) -> Reserve:
-        """What one more trial and the finals are expected to take, at the mean of the trials so far."""
+    def reserve(self, measure: MeasureSpec, racing: int = 0) -> Reserve:
+        """What one more trial and the finals are expected to take, at the mean of the trials so far. `racing`: configs that would race now, where that is known."""
         if self._runs < 2 or measure.finalists == 0:
             return Reserve()
-        who = min(measure.finalists + (self.baseline is not None), self._runs)
+        who = max(racing, min(measure.finalists + (self.baseline is not None), self._runs))
         runs = measure.final_rounds * who + 1
         more_steps = who * max(0, measure.stability_steps - measure.max_steps)
         return Reserve(

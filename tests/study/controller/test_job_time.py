@@ -93,3 +93,17 @@ def test_further_rounds_that_a_tie_asks_for_are_left_out_in_time_but_not_the_fir
         job.tick()
         job.finish(job.only, setup_s=SETUP_S)
     assert job.end.status is status
+
+
+def test_time_for_all_that_are_tied_is_kept() -> None:
+    job = world()
+    left_s = 95.0
+    while not job.ends:
+        job.left_s = left_s
+        job.tick(0.1)
+        if job.running:
+            job.finish(job.only, setup_s=SETUP_S)
+        left_s -= 10.0
+    assert job.end.status is StudyStatus.COMPLETED
+    finals = [t for t in job.trials.values() if t.purpose is TrialPurpose.FINAL and t.is_measured]
+    assert len(finals) > 2, "more than one finalist and the baseline race"
