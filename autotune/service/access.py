@@ -33,12 +33,11 @@ from starlette.requests import Request
 from autotune.ports import SCOPES, StudyRecord, Token, TokenStore
 from autotune.service.error_responses import RefusalError
 from autotune.service.middleware import host_in
-from autotune.service.options import ServiceOptions, is_loopback
+from autotune.service.options import LOOPBACK, ServiceOptions, is_loopback
 from autotune.service.peer_user import is_of_another_user
 from autotune.service.rates import Limiter
 
 COOKIE = "autotune_token"
-LOOPBACK = "loopback"
 RECHECK_S = 0.5
 """time for which a reading of the ended tokens serves event streams"""
 _OF_PROXIES = (

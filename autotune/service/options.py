@@ -14,6 +14,8 @@ from autotune.spec.checks import one_of, positive, positive_int
 
 PORT = 8600
 WAYS = ("process", "ray")
+LOOPBACK = "loopback"
+"""the name of a caller on this machine without a token"""
 
 RUNNER_OPTIONS: Mapping[str, frozenset[str]] = {
     "simulated": frozenset(

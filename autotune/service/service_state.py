@@ -13,10 +13,10 @@ from fastapi import Depends, Path, Query, Request
 
 from autotune.errors import SpecError
 from autotune.ports import ServiceStore
-from autotune.service.access import LOOPBACK, Caller, Gate
+from autotune.service.access import Caller, Gate
 from autotune.service.counters import Counters
 from autotune.service.fair_queue import FairQueue
-from autotune.service.options import ServiceOptions
+from autotune.service.options import LOOPBACK, ServiceOptions
 from autotune.service.response_cache import ResponseCache
 from autotune.service.revision_watch import RevisionWatch
 from autotune.service.stream_places import StreamPlaces

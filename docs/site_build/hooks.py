@@ -43,7 +43,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "how-to/notebook.md", content=page_of(run, source=NOTEBOOK)))
     files.append(File.generated(config, f"how-to/{Path(NOTEBOOK).name}", content=nbformat.writes(run)))
     benchmarks = root / "tests" / "benchmarks"
-    for name, source in (("results", benchmarks / "RESULTS.md"), ("measurements", root / "research" / "measurements.md")):
+    for name, source in (
+        ("results", benchmarks / "RESULTS.md"),
+        ("measurements", root / "research" / "measurements.md"),
+    ):
         text = source.read_text(encoding="utf-8")
         for there, here in BESIDE.items():
             text = text.replace(f"]({there}", f"]({here}")

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.docs.pages import ROOT, Block, Command, commands
 
-STUDY = "autotune tune search_spaces/studies/laptop.yaml --max-trials 4 --new"
+STUDY = "autotune tune laptop --max-trials 4 --new"
 """The tutorial's short study: real trials on Ray. It is run once, before all pages; their other commands ask for what it found."""
 SERVE = "autotune serve --runner local"
 """The pages' service. The tests run it on a free port."""

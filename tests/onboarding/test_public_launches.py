@@ -458,7 +458,7 @@ def test_a_baseline_that_no_study_has_is_left_out(tmp_path: Path, folder: str) -
     (tmp_path / folder / "run.sh").write_text(run)
     draft = first_draft(tmp_path / folder / "run.sh", cluster=A100, folder=tmp_path / folder)
     assert "baseline" not in draft.document
-    assert any("breaks a law" in note and "tp" in note for note in draft.notes)
+    assert any("not valid for a study" in note and "tp" in note for note in draft.notes)
     loaded(draft, tmp_path / folder)
 
 

@@ -36,12 +36,12 @@ def test_its_repr_is_one_short_line(result: Result, empty: Result) -> None:
     assert "best" not in repr(empty)
 
 
-def test_a_notebook_shows_the_winner_beside_the_default_config(result: Result, empty: Result) -> None:
+def test_a_notebook_shows_the_winner_beside_the_baseline(result: Result, empty: Result) -> None:
     page = result._repr_html_()
     ET.fromstring(page)
     assert result.best is not None
     assert str(result.best.config) in page
-    assert "<td>default</td>" in page
+    assert "<td>baseline</td>" in page
     assert "<table>" not in ET.tostring(ET.fromstring(empty._repr_html_()), encoding="unicode")
 
 

@@ -475,7 +475,7 @@ def test_a_patch_names_what_the_file_has_no_line_for(tmp_path: Path, capsys: pyt
     path.write_text(TITAN)
     _, out, err = printed(capsys, str(path), "--cluster", "h100-sxm-1x8", "--diff")
     assert out.startswith("--- a/llama.toml")
-    assert "also set, of which the files have no line: training.global_batch_size=8" in err
+    assert "also set (no line for these in the files): training.global_batch_size=8" in err
     found = review(path, cluster="h100-sxm-1x8")
     assert found.together is not None
     spec = SPEC.replace("trainer: megatron", "trainer: torchtitan").partition("baseline")[0]

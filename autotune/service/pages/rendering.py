@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse
 from autotune import assets
 from autotune.report.notes import infeasible_line
 from autotune.report.terminal import format_bytes, format_count, format_duration
-from autotune.service.access import LOOPBACK
+from autotune.service.options import LOOPBACK
 from autotune.spec import ParallelConfig, config_changes, config_label
 from autotune.spec.speedup import format_speedup
 from autotune.spec.trial import trial_numbers
