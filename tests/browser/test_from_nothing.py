@@ -84,7 +84,7 @@ def test_two_people_and_a_study_of_real_trials(
         page, other = hers.page, his.page
         log_in(hers, ann)
         assert "No studies yet." in page.inner_text("main")
-        page.get_by_role("link", name="New study").click()
+        page.locator("#content").get_by_role("link", name="New study").click()
         page.get_by_label("Spec, in YAML").fill(SPEC.replace("{runner}", runner))
         page.get_by_text("first: nano-gpt on cpu-1x").wait_for()  # the preview
         page.get_by_role("button", name="Submit").click()

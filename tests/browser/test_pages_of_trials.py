@@ -43,7 +43,7 @@ def test_a_new_study_is_checked_while_it_is_typed_and_followed_to_its_launch(bro
     with visit(browser, tuning.url) as seen:
         page = seen.page
         log_in(seen, tuning.token("submit"))
-        page.get_by_role("link", name="New study").click()
+        page.locator("#content").get_by_role("link", name="New study").click()
         spec_field = page.get_by_label("Spec, in YAML")
         spec_field.fill(TYPED.replace("tp: [1, 2]", "tpp: [1, 2]"))
         place = page.get_by_role("link", name="Line 5, column 9")

@@ -64,14 +64,18 @@ def test_the_sequence_of_a_target_may_have_a_unit_as_that_of_the_workload() -> N
     ("changes", "field", "words"),
     [
         ({"target": "a100-80gb-4x8"}, "target.cluster", "proxies must run on the target's type of GPU"),
-        ({"target": "h100-sxm-1x4"}, "target.cluster", "a target must have more GPUs than the cluster at hand"),
-        ({"target": "local"}, "target.cluster", "which is not this machine"),
+        (
+            {"target": "h100-sxm-1x4"},
+            "target.cluster",
+            "a target must have more GPUs than the cluster that runs the trials",
+        ),
+        ({"target": "local"}, "target.cluster", "which is not what is here"),
         (
             {"target": "h100-sxm-4x8", "objective": {"metric": "goodput"}},
             "objective.metric",
             "a target's configs are ranked by throughput",
         ),
-        ({"target": "h100-sxm-4x8", "baseline": {"dp": 3}}, "baseline", "none is compared with a baseline"),
+        ({"target": "h100-sxm-4x8", "baseline": {"dp": 3}}, "baseline", "never compared with a baseline"),
         ({"target": {"cluster": "h100-sxm-4x8", "batch": 64}}, "target.batch", "did you mean global_batch_size"),
         ({"target": {"clustr": "h100-sxm-4x8"}}, "target.clustr", "no key is called 'clustr'"),
         ({"target": {"cluster": "h100-sxm-4x8", "seq_len": 0}}, "target.seq_len", "greater than or equal to 1"),

@@ -192,7 +192,7 @@ def test_beyond_32_times_nothing_is_stated(store: Store) -> None:
     asked = target_spec(target={"cluster": "h100-sxm-64x8", "global_batch_size": 4096}, budget={"max_trials": 1})
     target = api.tune(asked, store=store).record.result["target"]
     assert target["statement"] is None
-    assert "64 times the GPUs at hand" in target["no_statement"]
+    assert "64 times the GPUs you have" in target["no_statement"]
 
 
 def test_configs_without_a_proxy_are_counted_with_their_reason() -> None:
@@ -256,7 +256,7 @@ def test_the_plan_says_how_far_the_first_config_may_be_behind_before_any_proxy_r
 
 def test_a_default_config_that_nothing_would_be_compared_with_is_refused() -> None:
     default = {"dp": 32, "micro_batch_size": 8, "precision": "bf16"}
-    with pytest.raises(SpecError, match="none is compared with a baseline") as refused:
+    with pytest.raises(SpecError, match="never compared with a baseline") as refused:
         api.load_study(target_spec(baseline=default))
     assert refused.value.field == "baseline"
 
