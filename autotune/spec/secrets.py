@@ -17,7 +17,13 @@ FROM_ENVIRONMENT = "from-environment"
 SHORTEST_FOUND = 6
 """characters of a secret from which on it is found in other texts, such as a log: shorter ones are words and numbers too"""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_ALWAYS = frozenset({"secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "authorization", "apikey"})  # fmt: skip
+_ALWAYS = frozenset({"secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "authorization", "apikey", "jwt", "pword"})  # fmt: skip
+_AT_THE_END = frozenset({"auth", "bearer", "cookie", "cookies", "pgpass", "userpass", "dbpass"})
+"""words that say it at the end of a name"""
+_NO_PASSES = frozenset(
+    {"forward", "backward", "fwd", "bwd", "single", "multi", "one", "two", "first", "second", "last", "num", "per", "max", "min", "extra", "by", "training", "data"}
+)  # fmt: skip
+"""words before `pass` that make it one over data"""
 _NO_KEYS = frozenset(
     {"text", "sort", "group", "label", "labels", "image", "data", "dataset", "column", "json", "input", "output", "target", "prompt", "response",
      "primary", "cache", "metric", "monitor", "num", "query", "batch", "public"}
@@ -48,7 +54,9 @@ def is_secret_name(name: str) -> bool:
         return before not in _NO_KEYS
     if last in ("token", "tokens"):
         return before not in _NO_TOKENS and not (last == "tokens" and not before)
-    return last in ("pat", "auth") and bool(before)
+    if last in ("pass", "pat"):
+        return bool(before) and before not in _NO_PASSES
+    return last in _AT_THE_END or (before, last) in (("connection", "string"), ("sas", "signature"))
 
 
 def masked(value: Any) -> Any:

@@ -12,7 +12,8 @@ from autotune.spec.secrets import is_secret_name, masked, secret_places, secrets
 @pytest.mark.parametrize(
     "name",
     ["WANDB_API_KEY", "HF_TOKEN", "api-key", "apiKey", "AWS_SECRET_ACCESS_KEY", "db.password", "PGPASSWORD", "MY_PASSWD", "client_secret",
-     "hub_token", "Authorization", "x-api-key", "OPENAI_KEY", "NEPTUNE_API_TOKEN", "github_pat", "access_tokens"],
+     "hub_token", "Authorization", "x-api-key", "OPENAI_KEY", "NEPTUNE_API_TOKEN", "github_pat", "access_tokens",
+     "NETRC_PASS", "DB_PASS", "smtp-pass", "PGPASS", "COOKIE", "AUTH", "PROXY_AUTH", "BEARER", "API_JWT", "PWORD", "SAS_SIGNATURE", "AZURE_STORAGE_CONNECTION_STRING"],
 )  # fmt: skip
 def test_names_that_say_secret(name: str) -> None:
     assert is_secret_name(name)
@@ -21,7 +22,7 @@ def test_names_that_say_secret(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["tokenizer", "tokenizer_path", "max_tokens", "pad_token", "num_tokens", "tokens", "tokens_per_step", "text_key", "monkey", "keyboard", "lr",
-     "num_kv_heads", "label_keys", "keep", "batch", "max_new_tokens", "author", "compass", ""],
+     "num_kv_heads", "label_keys", "keep", "batch", "max_new_tokens", "author", "compass", "", "forward_pass", "num_pass", "pass", "bypass", "by_pass", "signature", "string", "cookie_jar_size"],
 )  # fmt: skip
 def test_names_that_do_not(name: str) -> None:
     assert not is_secret_name(name)
