@@ -144,7 +144,8 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         if best is default:
             notes.append("nothing that was tried is faster than the baseline by more than the noise between runs")
     tied = [t for t in ranked if t is not best and compared.are_tied(best, t)] if noisy is None else []
-    rounds = run.get(best.number, run.get(ranked[0].number, 0))
+    # the baseline is in no row of its own: as winner it has the rounds of the one that it is compared with, or the most that any other ran beside it
+    rounds = run.get(best.number, run.get(ranked[0].number, max(run.values(), default=0)))
     measured = best  # the trial of the best config that the speedup is of
     if noisy is None and not rounds:
         if {t.config for t in (*ranked, default) if t is not None} != {best.config}:

@@ -107,3 +107,5 @@ def test_time_for_all_that_are_tied_is_kept() -> None:
     assert job.end.status is StudyStatus.COMPLETED
     finals = [t for t in job.trials.values() if t.purpose is TrialPurpose.FINAL and t.is_measured]
     assert len(finals) > 2, "more than one finalist and the baseline race"
+    assert job.end.result["final_rounds"] == 1
+    assert not any("one measurement each" in note for note in job.end.result["notes"])
