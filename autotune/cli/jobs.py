@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -286,45 +287,23 @@ def _act(action: str, study: str, store: str | None, url: str | None, folder: Pa
     note(f"study {found['id']} is {found['status']}" + (f": {found['message']}" if found["message"] else ""))
 
 
-def pause(
-    study: StudyOfFolder = "",
-    store: StoreOption = None,
-    url: UrlOption = None,
-    folder: InOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Pause a study: running trials finish, no new ones start."""
-    _act("pause", study, store, url, folder, json)
+def _action(action: str, told: str) -> Callable[..., None]:
+    """The command that asks a study for this."""
+
+    def command(
+        study: StudyOfFolder = "",
+        store: StoreOption = None,
+        url: UrlOption = None,
+        folder: InOption = None,
+        json: JsonOption = False,
+    ) -> None:
+        _act(action, study, store, url, folder, json)
+
+    command.__name__, command.__doc__ = action, told
+    return command
 
 
-def resume(
-    study: StudyOfFolder = "",
-    store: StoreOption = None,
-    url: UrlOption = None,
-    folder: InOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Resume a paused study."""
-    _act("resume", study, store, url, folder, json)
-
-
-def stop(
-    study: StudyOfFolder = "",
-    store: StoreOption = None,
-    url: UrlOption = None,
-    folder: InOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Stop a study: running trials finish, then the best is named."""
-    _act("stop", study, store, url, folder, json)
-
-
-def cancel(
-    study: StudyOfFolder = "",
-    store: StoreOption = None,
-    url: UrlOption = None,
-    folder: InOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Cancel a study: running trials are killed at once."""
-    _act("cancel", study, store, url, folder, json)
+pause = _action("pause", "Pause a study: running trials finish, no new ones start.")
+resume = _action("resume", "Resume a paused study.")
+stop = _action("stop", "Stop a study: running trials finish, then the best is named.")
+cancel = _action("cancel", "Cancel a study: running trials are killed at once.")

@@ -45,7 +45,8 @@ def recheck(
         typer.Option("--junit", metavar="FILE", callback=never_printed, help="Write the result as a JUnit file."),
     ] = None,
     summary: Annotated[
-        Path | None, typer.Option("--summary", metavar="FILE", help="Add the result to a Markdown file.")
+        Path | None,
+        typer.Option("--summary", metavar="FILE", callback=never_printed, help="Add the result to a Markdown file."),
     ] = None,
     output: Annotated[
         Path | None,

@@ -20,7 +20,7 @@ from autotune.cost.stages import stages_of
 from autotune.cost.stalls import with_stalls
 from autotune.cost.step_time import time_parts
 from autotune.cost.traits import traits_of
-from autotune.cost.uncertainty import exceeds, interval, memory_sigma, time_sigma, upper_end
+from autotune.cost.uncertainty import interval, memory_sigma, time_sigma, upper_end
 from autotune.errors import ConfigError
 from autotune.space import LAWS
 from autotune.spec import ConfigTable, Estimate, MemoryParts, ParallelConfig, TimeParts, Workload
@@ -105,10 +105,7 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     by_runs = corrected_memory(workload, table, constants, by_formulas)
     memory = by_runs.memory if by_runs else by_formulas(table)
     spread = by_runs.sigma if by_runs else memory_sigma(memory.parts, constants, workload.model)
-    gpu = workload.cluster.gpu
-    usable = gpu.memory_bytes * constants.usable_fraction
-    parts = memory.on_gpu(gpu.memory_bytes, usable)
-    step, peak = times.total, parts.total
+    step = times.total
     tokens = layout.micro_batch * layout.accumulation * layout.dp * float(workload.seq_len)
     per_gpu = tokens / step / layout.world
     reference = peak_flops_per_s(workload, table)
@@ -117,7 +114,6 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     low, _ = interval(step, sigma)
     chance, stalled = with_stalls(workload.cluster, layout, step)
     high = upper_end(step, sigma, stalled, chance)
-    memory_low, memory_high = interval(peak, spread)
     return Estimate(
         step_time_s=step,
         step_time_low_s=low,
@@ -126,11 +122,7 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
         tokens_per_s=tokens / step,
         tokens_per_s_per_gpu=per_gpu,
         mfu=per_gpu * training_flops_per_token(workload) / reference,
-        peak_memory_bytes=peak,
-        peak_memory_low_bytes=memory_low,
-        peak_memory_high_bytes=memory_high,
-        memory_parts_bytes=parts,
-        oom_probability=exceeds(memory.needed, usable, spread),
+        **memory.columns(spread, workload.cluster.gpu, constants),
         mfu_peak_flops_per_s=reference,
         level=np.ones_like(step),
         level_sigma=level_sigma,

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,8 @@ from autotune.cost.parameters import LayerWeights, edge_weights, weights_of_kind
 from autotune.cost.pipeline import in_flight
 from autotune.cost.stages import Stages
 from autotune.cost.traits import Traits
-from autotune.spec import ConfigTable, MemoryParts, Workload
+from autotune.cost.uncertainty import exceeds, interval
+from autotune.spec import ConfigTable, GpuSpec, MemoryParts, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +53,24 @@ class RankMemory:
         """Bytes that must fit at once."""
         return np.asarray(self.parts.total - self.spare)
 
-    def on_gpu(self, gpu_bytes: float, usable: float) -> MemoryParts:
-        """The parts of a peak that is shown. Where all that is needed fits into the `usable` bytes of a GPU, nobody sees a larger peak than `gpu_bytes`: what
-        may be spared is not there, and every part is smaller by the same factor, for it is not known which of them the program does without."""
-        total = np.asarray(self.parts.total)
-        factor = np.where((total > gpu_bytes) & (self.needed <= usable), gpu_bytes / total, 1.0)
-        return MemoryParts(**{f.name: getattr(self.parts, f.name) * factor for f in fields(MemoryParts)})
+    def columns(self, spread: Column, gpu: GpuSpec, constants: Calibration) -> dict[str, Any]:
+        """What an `Estimate` says of memory; `spread`: standard deviation of log peak memory.
+
+        Where all that is needed fits, nobody sees a larger peak than the GPU has: what may be spared is not there, and every part is smaller by the same
+        factor, for it is not known which of them the program does without."""
+        usable, total = gpu.memory_bytes * constants.usable_fraction, np.asarray(self.parts.total)
+        parts, spared = self.parts, (total > gpu.memory_bytes) & (self.needed <= usable)
+        if spared.any():
+            factor = np.where(spared, gpu.memory_bytes / total, 1.0)
+            parts = MemoryParts(**{f.name: getattr(parts, f.name) * factor for f in fields(MemoryParts)})
+        low, high = interval(parts.total, spread)
+        return {
+            "peak_memory_bytes": parts.total,
+            "peak_memory_low_bytes": low,
+            "peak_memory_high_bytes": high,
+            "memory_parts_bytes": parts,
+            "oom_probability": exceeds(self.needed, usable, spread),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

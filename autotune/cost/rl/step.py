@@ -34,7 +34,7 @@ from autotune.cost.rl.packing import Packed, packed
 from autotune.cost.rl.refit import copied_s, refit_s
 from autotune.cost.rl.update import Pass
 from autotune.cost.traits import loop_traits
-from autotune.cost.uncertainty import exceeds, interval, memory_sigma, time_sigma
+from autotune.cost.uncertainty import interval, memory_sigma, time_sigma
 from autotune.spec import ConfigTable, Estimate, MemoryParts, TimeParts, Workload
 from autotune.spec.estimate import PhaseParts
 
@@ -157,9 +157,6 @@ def _alike_estimate(
     sigma = share * np.hypot(time_sigma(of_training, constants, workload.model), level_sigma)
     low, high = interval(step, sigma)
     spread = memory_sigma(memory.parts, constants, workload.model)
-    usable = gpu.memory_bytes * constants.usable_fraction
-    peak = memory.on_gpu(workload.cluster.gpu.memory_bytes, usable)
-    memory_low, memory_high = interval(peak.total, spread)
     tokens = nothing + asked.tokens
     world = np.asarray(table.world_size, dtype=np.float64) + (knobs["rollout_gpus"] if asked.generates else 0.0)
     reference = peak_flops_per_s(workload, table)
@@ -172,11 +169,7 @@ def _alike_estimate(
         tokens_per_s=tokens / step,
         tokens_per_s_per_gpu=per_gpu,
         mfu=per_gpu * training_flops_per_token(policy.workload) / reference,
-        peak_memory_bytes=peak.total,
-        peak_memory_low_bytes=memory_low,
-        peak_memory_high_bytes=memory_high,
-        memory_parts_bytes=peak,
-        oom_probability=exceeds(memory.needed, usable, spread),
+        **memory.columns(spread, gpu, constants),
         mfu_peak_flops_per_s=reference,
         level=np.ones_like(step),
         level_sigma=level_sigma,
