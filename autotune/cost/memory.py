@@ -58,18 +58,20 @@ class RankMemory:
 
         Where all that is needed fits, nobody sees a larger peak than the GPU has: what may be spared is not there, and every part is smaller by the same
         factor, for it is not known which of them the program does without."""
-        usable, total = gpu.memory_bytes * constants.usable_fraction, np.asarray(self.parts.total)
-        parts, spared = self.parts, (total > gpu.memory_bytes) & (self.needed <= usable)
+        usable, parts, peak = gpu.memory_bytes * constants.usable_fraction, self.parts, np.asarray(self.parts.total)
+        needed = peak - self.spare
+        spared = (peak > gpu.memory_bytes) & (needed <= usable)
         if spared.any():
-            factor = np.where(spared, gpu.memory_bytes / total, 1.0)
+            factor = np.where(spared, gpu.memory_bytes / peak, 1.0)
             parts = MemoryParts(**{f.name: getattr(parts, f.name) * factor for f in fields(MemoryParts)})
-        low, high = interval(parts.total, spread)
+            peak = np.asarray(parts.total)
+        low, high = interval(peak, spread)
         return {
-            "peak_memory_bytes": parts.total,
+            "peak_memory_bytes": peak,
             "peak_memory_low_bytes": low,
             "peak_memory_high_bytes": high,
             "memory_parts_bytes": parts,
-            "oom_probability": exceeds(self.needed, usable, spread),
+            "oom_probability": exceeds(needed, usable, spread),
         }
 
 
