@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from autotune.cost import Calibration, estimate
-from autotune.cost.rl.knobs import knob_values
-from autotune.cost.rl.step import generation_s
+from autotune.cost.rl.step import generation_s, knob_values
 from autotune.errors import InfeasibleError
 from autotune.space import Launchable, SearchSpace
 from autotune.spec import Estimate, SpaceSpec, Workload, config_label

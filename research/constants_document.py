@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autotune.cost import Calibration
-from autotune.cost.bounds import ceiling
+from autotune.cost.calibration import ceiling
 from autotune.spec import catalog
 from research.time_fit import BOUNDED_BY, FAMILIES, LOOPS, SPREAD
 from tests.benchmarks.perturbation import PHYSICAL, SOFTWARE

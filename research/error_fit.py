@@ -24,9 +24,8 @@ from scipy.linalg import LinAlgError, cholesky, solve_triangular
 from scipy.optimize import minimize
 
 from autotune.cost import Calibration
-from autotune.cost.own_error import OwnError
-from autotune.cost.refit import LEAST_SIGMA
-from autotune.cost.sensitivity import Sensitivity
+from autotune.cost.estimator import Sensitivity
+from autotune.cost.refit import LEAST_SIGMA, OwnError
 from research.held_out import Judged, kind_of, levels_of
 from research.time_fit import SPREAD, Pair
 

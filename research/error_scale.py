@@ -1,4 +1,4 @@
-"""How wide the errors of a study are: what sources that nothing was fitted to, and files that were not read, say of m and c of `autotune.cost.error_scale`.
+"""How wide the errors of a study are: what sources that nothing was fitted to, and files that were not read, say of m and c of `autotune.cost.correction`.
 
     python -m research.error_scale        a minute of one core
 
@@ -24,8 +24,7 @@ from scipy.stats import norm, t
 
 from autotune.cost import Calibration, calibration_for
 from autotune.cost.calibration import refit_values
-from autotune.cost.correction import learnt
-from autotune.cost.error_scale import DEGREES, SCALE
+from autotune.cost.correction import DEGREES, SCALE, learnt
 from autotune.cost.refit import uncertain
 from research.fit_cost_model import CONSTANTS, timed_files, unread_rows
 from research.held_out import FREE, Judged, judged

@@ -23,7 +23,7 @@ import numpy as np
 
 from autotune.cost import Calibration
 from autotune.cost.calibration import refit_values
-from autotune.cost.guarded_refit import Believed, Refitted, measured_workloads
+from autotune.cost.correction import Believed, Refitted, measured_workloads
 from autotune.cost.refit import linearised, uncertain
 from autotune.cost.transferred import transferred_mean
 from autotune.search import Problem

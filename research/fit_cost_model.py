@@ -34,7 +34,7 @@ import numpy as np
 
 import autotune.cost
 from autotune.cost import Calibration
-from autotune.cost.own_error import OwnError
+from autotune.cost.refit import OwnError
 from research import fit_memory
 from research.constants_document import document
 from research.error_fit import Errors, fit_errors, spreads_of

@@ -26,10 +26,9 @@ from scipy.special import ndtri
 
 import autotune.cost
 from autotune.cost import Calibration, calibration_for
-from autotune.cost.layout import layout_of
+from autotune.cost.layout import layout_of, stages_of
 from autotune.cost.memory import fullest, rank_memories
 from autotune.cost.memory_constants import memory_source, memory_values
-from autotune.cost.stages import stages_of
 from autotune.cost.traits import traits_of
 from autotune.cost.uncertainty import exceeds
 from tests.benchmarks import published

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from autotune.cost import Calibration, calibration_for, estimate
-from autotune.cost.sensitivity import Sensitivity, sensitivity
+from autotune.cost.estimator import Sensitivity, sensitivity
 from autotune.cost.uncertainty import Z90, config_sigma, moving_share
 from autotune.space import distance_from_plain
 from research.constants_document import document

@@ -1,4 +1,4 @@
-"""Host time of one layer by what is done beside a plain forward and backward pass: the constants of `autotune.cost.launches`.
+"""Host time of one layer by what is done beside a plain forward and backward pass: the constants of `autotune.cost.step_time`.
 
     python -m research.host_launches
 

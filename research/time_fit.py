@@ -1,7 +1,7 @@
 """The fit of the cost model's time constants: for each pair of GPU family and trainer, the published rows and the constants that they determine.
 
 A robust loss (soft L1) on log tokens/s, with log-normal priors around physical figures (datasheets, measured matmul, attention and NCCL limits), so that a
-constant that the data do not determine stays at its physical value. No efficiency passes the fastest matmul (`autotune.cost.bounds`) or attention kernel that
+constant that the data do not determine stays at its physical value. No efficiency passes the fastest matmul (`autotune.cost.calibration`) or attention kernel that
 was ever measured.
 """
 
@@ -14,10 +14,8 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from autotune.cost import Calibration
-from autotune.cost.bounds import ceiling
-from autotune.cost.fabric import on_fabric
-from autotune.cost.layout import layout_of
-from autotune.cost.stages import stages_of
+from autotune.cost.calibration import ceiling, on_fabric
+from autotune.cost.layout import layout_of, stages_of
 from autotune.cost.step_time import time_parts
 from autotune.cost.traits import traits_of
 from autotune.spec import catalog

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autotune.cost.flops import attended_len
+from autotune.cost.layout import attended_len
 from autotune.spec import ConfigTable, GpuSpec, Workload
 
 if TYPE_CHECKING:

@@ -3,26 +3,145 @@
 Each is a physical quantity: the fraction of a datasheet figure that is reached, a size at which it is half reached, or a time of the host. They are
 fitted to published measurements (`python -m research.fit_cost_model`) or measured on a cluster (`autotune calibrate`). `constants.json`
 holds the fitted ones with their source.
+
+Bounds: no matmul of a trainer is faster than the fastest that was ever measured on the GPU (`GpuSpec.measured_flops_per_s`).
+
+    matmul_efficiency               <= measured / peak in bf16
+    matmul_efficiency * fp8_factor  <= measured / peak in fp8
+
+Below its rated power (`GpuSpec.clock`) matmuls and attention are slower by the clock that is left, and the bounds lower; memory keeps its clock.
+
+A GPU type that no trainer was measured on reaches the same share of its best matmul as the others do of theirs: datasheets differ in how far their peaks
+can be reached at all (bf16: 87% on A100, 51% on MI300X).
+
+The network between domains by its fabric: what NCCL reaches of the ports' bandwidth, from public measurements.
+
+    efficiency   fraction of a port's bandwidth that the ring of a group with one member per domain reaches
+    rails        exponent r: g members of a domain reach g ** r times that; 1 where every GPU has a port of its own
+    decay        relative growth of the time per byte with each doubling of the domains beyond two
+    hop_s        latency of a ring per domain that it joins, s
+    most         bandwidth that all GPUs of a node reach together: over TCP the host's sockets are the limit, not its ports
+
+Constants that a pair of GPU type and trainer was fitted to hold on the fabric of those runs alone; on another fabric these stand in their place. A cluster
+that does not state its fabric has that of the pair's runs, or else the usual one of its GPU type. Assumption: the network is not shared with other
+jobs and not oversubscribed; where yours is, state the bandwidth that a GPU really gets.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from autotune.cost.attention import kernel_limit
-from autotune.cost.bounds import bounded
-from autotune.cost.fabric import on_fabric
 from autotune.cost.measured import KEYS, measured_constants
 from autotune.cost.memory_constants import memory_values
 from autotune.cost.traits import loop_of, traits_of
 from autotune.errors import SpecError
-from autotune.spec import ClusterSpec, Workload
+from autotune.spec import ClusterSpec, GpuSpec, Workload
 from autotune.spec.checks import nearest, positive
+
+
+def ceiling(gpu: GpuSpec, precision: str) -> float:
+    """The fastest matmul ever measured in a precision, as a fraction of the datasheet's peak; 1 where none is known."""
+    peak = gpu.peak_flops_per_s.get(precision)
+    return float(gpu.ceiling_flops_per_s(precision) / peak) if peak else 1.0
+
+
+def bounded(constants: Calibration, gpu: GpuSpec, *, share: float | None = None) -> Calibration:
+    """The constants within the bounds of a GPU; `share`: of its best matmul that trainers reach, for a type that nothing was fitted on."""
+    plain, eight = ceiling(gpu, "bf16"), ceiling(gpu, "fp8")
+    efficiency = min(constants.matmul_efficiency, plain)
+    if share is not None and "bf16" in gpu.measured_flops_per_s:
+        efficiency = share * plain
+    factor = min(constants.fp8_factor, eight / efficiency)
+    return replace(
+        constants,
+        matmul_efficiency=efficiency * gpu.clock,
+        attention_efficiency=constants.attention_efficiency * gpu.clock,
+        attention_limit=constants.attention_limit * gpu.clock,
+        fp8_factor=factor,
+    )
+
+
+UNSURE = 0.3
+"""least relative error of communication on a fabric that the pair of GPU type and trainer was not fitted on: the reached share of a port differs by as much between
+clusters (`spreads` of `constants.json`). With 0.1 one trial left 80% of vTrain's runs on 8 to 64 nodes inside, whose pair was fitted on one node"""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What NCCL reaches on one fabric."""
+
+    efficiency: float
+    rails: float
+    decay: float
+    hop_s: float
+    source: str
+    """where the figures come from"""
+    most_bytes_per_s: float = math.inf
+    """bandwidth of all that leaves a node, whatever its ports, bytes/s"""
+
+
+_INFINIBAND = Network(
+    0.96, 1.0, 0.075, 14e-6,
+    "46 to 48 of 50 GB/s per port (NVIDIA/nccl-tests issue 290), 192 of 200 GB/s on DGX A100 (NVIDIA/nccl issue 1576); reduce-scatter on 4 to 128 "
+    "nodes of 8 H100: 360, 345, 320, 300, 280, 260 GB/s (NVIDIA/nccl issue 1229); latency of a ring's network step in NCCL's tuning.cc, 9.6 to 14 us",
+)  # fmt: skip
+NETWORKS: Mapping[str, Network] = {
+    "efa": Network(
+        1.0, 0.61, 0.14, 22e-6,
+        "fitted to runs on 8 to 128 H100 of AWS p5 (nanotron_h100.csv); agrees with 182 GB/s of 400 in reduce-scatter over two such nodes "
+        "(comm_measurements.csv)",
+    ),
+    "infiniband-edr": _INFINIBAND,
+    "infiniband-hdr": _INFINIBAND,
+    "infiniband-ndr": _INFINIBAND,
+    "infiniband-xdr": _INFINIBAND,
+    "roce": Network(
+        0.82, 1.0, 0.10, 17e-6,
+        "330 of 400 GB/s on two and 320 on four nodes of 8 H100 (NVIDIA/nccl issue 1221), 75 of 100 on two of 8 A100 (NVIDIA/nccl issue 495); a tuned "
+        "fabric equals InfiniBand (Tolly report 225107). Decay and latency assumed between those of InfiniBand and EFA",
+    ),
+    "ethernet": Network(
+        0.5, 1.0, 0.10, 50e-6,
+        "NCCL over TCP sockets reached 4.7 of 12.5 GB/s (NVIDIA/nccl issue 398), 7 GB/s between two nodes of 4 A100 (published_open.csv); the rest assumed: order of magnitude of TCP",
+        most_bytes_per_s=7e9,
+    ),
+    "nvlink": Network(
+        0.84, 0.0, 0.0, 3.4e-6,
+        "as inside a node: 835 GB/s of all-reduce over 72 GB200 (coreweave/nccl-tests pull request 43); latency of a ring's NVLink step in NCCL's "
+        "tuning.cc",
+    ),
+}  # fmt: skip
+"""by the words of `autotune.spec.cluster.FABRICS`"""
+
+
+def on_fabric(constants: Calibration, cluster: ClusterSpec) -> Calibration:
+    """The constants with those of the network replaced where they were not fitted on the cluster's fabric."""
+    stated = cluster.inter_node.fabric
+    if constants.fabric and stated in ("", constants.fabric):
+        return constants
+    network = NETWORKS.get(stated or cluster.gpu.usual_fabric)
+    if network is None:
+        return constants
+    ports = cluster.inter_node.bytes_per_s * cluster.gpus_per_node
+    return replace(
+        constants,
+        fabric="",
+        inter_efficiency=min(network.efficiency, network.most_bytes_per_s / ports),
+        rails=network.rails,
+        inter_decay=network.decay,
+        hop_s=network.hop_s,
+        tensor_hop_s=0.0,
+        comm_sigma=max(constants.comm_sigma, UNSURE),
+    )
+
 
 if TYPE_CHECKING:
     from autotune.cost.from_dry_runs import DryRuns
@@ -218,8 +337,8 @@ def calibration_for(workload: Workload, *, known: Mapping[str, Any] | None = Non
     In order of preference: 1. constants fitted to measurements of this pair; 2. the hardware constants of the GPU family and the software constants
     of the trainer, each pooled from other pairs; 3. the geometric mean of all pairs. The error bars grow in that order. Where the GPU family was fitted
     but not with this trainer, all times have the `level` of clusters of such programs that no fit had read; for a family that was never fitted none is known, and the error bars are those of such families. On a CPU
-    cluster the ranks share the cores of their node. The network's constants are those of the cluster's fabric (`autotune.cost.fabric`), and no efficiency
-    is above what was ever measured on the GPU (`autotune.cost.bounds`). `known`: the content of `constants.json`, or of a fit that has not seen some rows.
+    cluster the ranks share the cores of their node. The network's constants are those of the cluster's fabric (`autotune.cost.calibration`), and no efficiency
+    is above what was ever measured on the GPU (`autotune.cost.calibration`). `known`: the content of `constants.json`, or of a fit that has not seen some rows.
     """
     gpu = workload.cluster.gpu
     document = known or _known()

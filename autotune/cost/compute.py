@@ -21,8 +21,7 @@ from autotune.cost.attention import attention_reached
 from autotune.cost.calibration import Calibration
 from autotune.cost.elementwise import has_wide_stream, moved_elements
 from autotune.cost.experts import expert_moved_bytes, expert_rows, rows_per_expert
-from autotune.cost.flops import attended_len, head_flops, layer_attention_flops, layer_matmuls
-from autotune.cost.layout import Column, Layout
+from autotune.cost.layout import Column, Layout, attended_len, head_flops, layer_attention_flops, layer_matmuls
 from autotune.cost.traits import Traits
 from autotune.spec import PRECISIONS, ConfigTable, ModelSpec, Workload
 

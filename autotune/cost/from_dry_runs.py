@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
-from autotune.cost.flops import head_flops, layer_matmul_flops
-from autotune.cost.layout import Column, layout_of
+from autotune.cost.layout import Column, head_flops, layer_matmul_flops, layout_of
 from autotune.cost.memory import RankMemory
 from autotune.cost.memory_constants import reserved_sigma
 from autotune.cost.recompute import repeated

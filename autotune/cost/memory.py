@@ -1,7 +1,7 @@
 """Peak memory of the fullest rank of the pipeline, by part.
 
 states        weights, gradients and optimizer states (`model_states.py`)
-activations   of the layers for every micro-batch in flight (`activations.py`), less what is recomputed or offloaded (`kept.py`)
+activations   of the layers for every micro-batch in flight less what is recomputed or offloaded (`activations.py`)
 logits        of the output projection and the loss, on the last rank (`loss_memory.py`)
 framework     buffers of collectives, gathered weights, placeholders, workspaces, what the allocator reserves beyond what is allocated; CUDA graphs have
               workspaces of their own, and graphs of layers an input of their own for every micro-batch in flight
@@ -24,16 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from autotune.cost.activations import layer_activations
+from autotune.cost.activations import kept_bytes, layer_activations, on_device
 from autotune.cost.calibration import Calibration
 from autotune.cost.compute import CORNER, element_bytes, layer_forward_s, layer_host_s
-from autotune.cost.kept import kept_bytes, on_device
-from autotune.cost.layout import Column, Layout
+from autotune.cost.layout import Column, LayerWeights, Layout, Stages, edge_weights, weights_of_kind
 from autotune.cost.loss_memory import loss_bytes
 from autotune.cost.model_states import StageWeights, state_bytes
-from autotune.cost.parameters import LayerWeights, edge_weights, weights_of_kind
 from autotune.cost.pipeline import in_flight
-from autotune.cost.stages import Stages
 from autotune.cost.traits import Traits
 from autotune.cost.uncertainty import exceeds, interval
 from autotune.spec import ConfigTable, GpuSpec, MemoryParts, Workload

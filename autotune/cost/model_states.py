@@ -22,10 +22,8 @@ from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.compute import element_bytes
-from autotune.cost.flops import layer_matmuls
-from autotune.cost.host_link import is_offloaded
-from autotune.cost.layout import Column, Layout
-from autotune.cost.parameters import LayerWeights, layer_weights
+from autotune.cost.layout import Column, LayerWeights, Layout, layer_matmuls, layer_weights
+from autotune.cost.stalls import is_offloaded
 from autotune.cost.trainable import FROZEN_EDGE_BYTES, adapter_weights, frozen_bytes
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, Workload

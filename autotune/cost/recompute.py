@@ -1,4 +1,4 @@
-"""Recomputation: what is computed again, by trainer; `kept.py` has what is kept instead.
+"""Recomputation: what is computed again, by trainer; `activations.py` has what is kept instead.
 
     full         every layer is computed again from its input (Chen et al., arXiv 1604.06174)
     selective    depends on the trainer (`Traits.selective`):
@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 
 from autotune.cost.elementwise import moved_elements
 from autotune.cost.experts import whole_expert_share
-from autotune.cost.flops import layer_attention_flops, layer_matmuls, weighed
-from autotune.cost.layout import Column, Layout
+from autotune.cost.layout import Column, Layout, layer_attention_flops, layer_matmuls, weighed
 from autotune.cost.traits import Traits
 from autotune.spec import KNOBS, ConfigTable, ModelSpec
 

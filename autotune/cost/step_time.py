@@ -1,9 +1,38 @@
-"""One optimizer step: the parts of `compute`, `traffic` and `pipeline`, added up on the slowest rank of the pipeline."""
+"""One optimizer step: the parts of `compute`, `traffic` and `pipeline`, added up on the slowest rank of the pipeline.
+
+How often the host launches: its time for one layer and micro-batch, in units of a plain layer's forward and backward pass (`layer_host_s`).
+
+    adapters     beside each matrix dropout, two products, a scaling and a sum, and their gradients (`ADAPTER`); with 4-bit weights their unpacking (`UNPACKING`)
+    recompute    a repeated forward pass, and what the checkpoint itself does: saved tensors, hooks, states of random generators (`Traits.checkpoint_host`)
+    ZeRO-3       hooks before and after every module, which gather and release its weights one by one (`Traits.shard_hooks`: DeepSpeed)
+
+Measured on one CPU core with layers of Llama's form so narrow that nothing but the host counts (`python -m research.host_launches`: transformers, PEFT,
+bitsandbytes, DeepSpeed); FSDP beside a process group that moves nothing (2.0, 2.8 to 3.3 times a plain layer with it). Assumed: a GPU's launches cost as much more in each.
+
+The optimizer's own step: the bytes that it moves, and the matrix products of Muon.
+
+    bytes per weight that an update reads and writes, with gradients, weights and moments in fp32
+    adamw        28    read gradient, weight, two moments; write weight and moments (Loshchilov and Hutter, arXiv 1711.05101)
+    adamw_8bit   16    the same with moments of one byte each (Dettmers et al., arXiv 2110.02861)
+    muon         20    one moment; embedding and output projection are updated by adamw (Jordan, https://kellerjordan.github.io/posts/muon)
+    adafactor    16    the gradient is read twice, sums over rows and columns are small (Shazeer and Stern, arXiv 1804.04235)
+    sgd          16    gradient, weight, and one more read of both for clipping
+
+AdamW as torch runs it on a GPU unless it is told `fused=True` (`Traits.foreach`) is a chain of kernels, each of which reads and writes all weights: 80 bytes, 20 of 4
+(torch/optim/adam.py, `_multi_tensor_adam`).
+
+    decay 2    first moment 3    second moment 2 + 3    its root 2    correction 2    epsilon 2    weight 4
+
+Muon makes the update of each matrix (a x b, a <= b) orthogonal by five Newton-Schulz steps of 4 a^2 b + 2 a^3 FLOPs, in bf16. Matrices are cut as tensor
+parallelism cuts them, and dealt over the ranks that shard the optimizer (Liu et al., arXiv 2502.16982). Neglected: the gather of a matrix whose rows lie on several
+ranks, and that few matrices cannot be dealt evenly.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
+from autotune.cost.activations import mean_kept_bytes
 from autotune.cost.calibration import Calibration
 from autotune.cost.collectives import send_time_s, shared_by
 from autotune.cost.compute import (
@@ -14,33 +43,100 @@ from autotune.cost.compute import (
     keeps_scores,
     layer_forward_s,
     layer_host_s,
+    peak_of,
     smooth_maximum,
 )
 from autotune.cost.experts import FORWARD_LAUNCHES, expert_host_s, expert_layer_s, gradient_bytes
-from autotune.cost.flops import attended_len
 from autotune.cost.from_dry_runs import product_factor
-from autotune.cost.host_link import is_offloaded, offloaded_layer_s, offloaded_update_s
-from autotune.cost.kept import mean_kept_bytes
-from autotune.cost.launches import launches_of_layer
-from autotune.cost.layout import Column, Layout
+from autotune.cost.layout import (
+    Column,
+    Layout,
+    Matmul,
+    Stages,
+    attended_len,
+    edge_weights,
+    layer_matmuls,
+    layer_weights,
+)
 from autotune.cost.model_states import cuts_gradients, reduction_bytes
-from autotune.cost.parameters import edge_weights, layer_weights
 from autotune.cost.pipeline import bubble_time_s
-from autotune.cost.recompute import repeated
-from autotune.cost.ring import ring_scores_s
-from autotune.cost.stages import Stages
-from autotune.cost.traffic import RankWeights, context_s, data_step_s, hidden_rings_s, tensor_layer_s
+from autotune.cost.recompute import Repeated, repeated
+from autotune.cost.stalls import is_offloaded, offloaded_layer_s, offloaded_update_s
+from autotune.cost.traffic import RankWeights, context_s, data_step_s, hidden_rings_s, ring_scores_s, tensor_layer_s
 from autotune.cost.trainable import (
     FROZEN_EDGE_BYTES,
     adapter_weights,
     adapters_forward_s,
     adapters_moved_s,
+    apart,
     frozen_bytes,
     unpacking_s,
 )
 from autotune.cost.traits import Traits
-from autotune.cost.update import orthogonal_s, update_bytes
-from autotune.spec import ConfigTable, TimeParts, Workload
+from autotune.spec import ConfigTable, ModelSpec, TimeParts, Workload
+
+ADAPTER = 0.09
+"""for one adapter"""
+UNPACKING = 0.19
+"""to unpack one matrix of 4 bits, forward and backward"""
+
+
+def _matrices(model: ModelSpec, *, every: bool) -> float:
+    """Weight matrices of one layer as libraries hold them."""
+    return sum(apart(model, m.part) * m.share for m in layer_matmuls(model) if every or m.part in ("inputs", "output"))
+
+
+def launches_of_layer(workload: Workload, layout: Layout, traits: Traits, again: Repeated) -> Column:
+    """Host time of one layer as a multiple of a plain one's."""
+    beside = 0.0
+    if workload.peft is not None:
+        adapted = _matrices(workload.model, every=workload.peft.targets == "all")
+        unpacked = _matrices(workload.model, every=True) if workload.peft.method == "qlora" else 0.0
+        beside = ADAPTER * adapted + UNPACKING * unpacked
+    launches = (1.0 + beside) * (1.0 + traits.checkpoint_host * again.moved)
+    if not traits.shard_hooks:
+        return launches
+    return launches + np.where(layout.zero == 3, traits.shard_hooks * (3.0 + again.moved) / 3.0, 0.0)
+
+
+UPDATE_BYTES = {"adamw": 28.0, "sgd": 16.0, "adamw_8bit": 16.0, "muon": 20.0, "adafactor": 16.0}
+"""bytes per weight that an update moves"""
+FOREACH_BYTES = 80.0
+"""of AdamW as a chain of kernels"""
+EIGHT_BIT_SAVED = 6.0
+"""of them where gradients and weights are in bf16 and moments in one byte each: three times 2 bytes; with moments in bf16 too it is half of all"""
+NEWTON_SCHULZ_STEPS = 5.0
+
+
+def update_bytes(workload: Workload, inner: Column, edges: Column, *, foreach: bool = False) -> Column:
+    """Bytes that the update of a rank's weights moves. `inner`: weights of layers, `edges`: of embedding and output projection."""
+    each = UPDATE_BYTES | ({"adamw": FOREACH_BYTES} if foreach else {})
+    outside = "adamw" if workload.optimizer == "muon" else workload.optimizer
+    moved = inner * each[workload.optimizer] + edges * each[outside]
+    if not workload.pure_bf16:
+        return moved
+    return moved - (inner + edges) * EIGHT_BIT_SAVED if workload.optimizer == "adamw_8bit" else moved / 2.0
+
+
+def orthogonal_s(workload: Workload, layout: Layout, constants: Calibration, layers: Column, shards: Column) -> Column:
+    """Seconds of Muon's Newton-Schulz steps on a rank; zero for other optimizers."""
+    if workload.optimizer != "muon":
+        return np.zeros_like(layout.tp)
+    flops = sum(
+        (_newton_schulz_flops(workload, layout, matrix) for matrix in layer_matmuls(workload.model)), layers * 0
+    )
+    return layers * flops / shards / (peak_of(workload, "bf16") * constants.matmul_efficiency)
+
+
+def _newton_schulz_flops(workload: Workload, layout: Layout, matrix: Matmul) -> Column:
+    """Of one weight matrix of a layer, of all its experts on the rank."""
+    cut = layout.expert_tp if matrix.expert else layout.tp
+    n = matrix.n / (cut if matrix.cut == "n" else 1.0)
+    k = matrix.k / (cut if matrix.cut == "k" else 1.0)
+    short, long = np.minimum(n, k), np.maximum(n, k)
+    count = workload.model.num_experts / layout.ep if matrix.expert else 1.0
+    return NEWTON_SCHULZ_STEPS * (4.0 * short**2 * long + 2.0 * short**3) * count * matrix.share
+
 
 GRADIENT_SUMS = 3.0
 """reads and writes of a sum of gradients: both terms and the result"""

@@ -1,14 +1,19 @@
 """Traits: facts about a trainer that need no measurement, such as what it keeps in memory, fuses and overlaps.
 
 They come from the code and documentation of the training loops. Quantities that must be measured are constants of the calibration instead.
+
+Why two trainers hold different memory for the same config: the traits in which they differ, in words, by category of memory.
+
+A reason is listed only where the config makes it act: selective recomputation where the config recomputes, a gathered input under sequence parallelism.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from autotune.spec import Workload
+from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.layer_split import layer_split
 
 
@@ -95,7 +100,7 @@ class Traits:
     step_bytes: float = 0.0
     """bytes per weight of an fp32 copy of 16-bit gradients that the optimizer's step makes"""
     foreach: bool = False
-    """AdamW is torch's default on a GPU, a chain of kernels that takes a tensor of the size of a moment beside its states (`update.py`)"""
+    """AdamW is torch's default on a GPU, a chain of kernels that takes a tensor of the size of a moment beside its states (`step_time.py`)"""
     step_weights: float = math.inf
     """weights of a rank that the optimizer steps over at once under ZeRO-3 (DeepSpeed: `sub_group_size`)"""
     expandable_segments: bool = False
@@ -113,7 +118,7 @@ class Traits:
     async_linear: bool = False
     """with sequence parallelism, collectives of the backward pass run beside matrix products (`traffic.hidden_rings_s`)"""
     checkpoint_host: float = 1.0 / 3.0
-    """host time of a layer that full recomputation adds, in units of its forward and backward pass; torch's checkpoint adds more than the forward pass (`launches.py`)"""
+    """host time of a layer that full recomputation adds, in units of its forward and backward pass; torch's checkpoint adds more than the forward pass (`step_time.py`)"""
     shard_hooks: float = 0.0
     """host time of the hooks by which ZeRO-3 gathers and releases a layer's weights module by module, in the same units"""
     gathers_again: bool = False
@@ -137,11 +142,11 @@ MEGATRON = Traits(
 BRIDGE = replace(MEGATRON, narrow_weights="primary", loss="fused")
 NVIDIA_RECIPES = replace(BRIDGE, gradient_bytes=2.0, reduce_bytes=2.0, expandable_segments=True)
 REENTRANT, NON_REENTRANT = 0.9, 1.4
-"""`Traits.checkpoint_host` of torch's checkpoint, which passes through autograd again, or keeps saved tensors by hooks; measured (`launches.py`)"""
+"""`Traits.checkpoint_host` of torch's checkpoint, which passes through autograd again, or keeps saved tensors by hooks; measured (`step_time.py`)"""
 FSDP_HOOKS = 2.0
-"""`Traits.shard_hooks` of FSDP around each layer, measured (`launches.py`)"""
+"""`Traits.shard_hooks` of FSDP around each layer, measured (`step_time.py`)"""
 MODULE_HOOKS = 4.4
-"""`Traits.shard_hooks` of DeepSpeed, measured (`launches.py`)"""
+"""`Traits.shard_hooks` of DeepSpeed, measured (`step_time.py`)"""
 EAGER = Traits(
     program="sharded",
     liger=True,
@@ -282,3 +287,77 @@ def loop_traits(workload: Workload) -> Traits:
     return (
         replace(found, reduction="each") if is_post_trainer and workload.rl and workload.rl.engine == "fsdp" else found
     )
+
+
+_SELECTIVE = {
+    "scores": "recomputes attention scores",
+    "attention": "recomputes the attention block",
+    "operators": "recomputes all operators but attention and every second matmul",
+}
+_LOSS = {
+    "full": "keeps all logits for the loss",
+    "parallel": "computes the loss on logits that tensor parallelism cuts",
+    "copied": "copies the logits for the loss",
+    "chunked": "computes the loss in chunks",
+    "kernel": "computes the loss in one kernel",
+    "fused": "writes the gradient of the loss over the logits",
+}
+_REDUCTION = {
+    "each": "reduces gradients after each micro-batch",
+    "last": "keeps whole gradients until the last micro-batch",
+    "pipeline": "keeps whole gradients until the last micro-batch under a pipeline",
+    "end": "reduces gradients at the end of the step",
+}
+
+
+def memory_differences(trainer: str, other: str, config: ParallelConfig) -> Mapping[str, tuple[str, ...]]:
+    """What `trainer` does in this config that `other` does not, by category (weights, gradients, optimizer, activations). Empty for equal traits."""
+    mine, theirs = (_habits(traits_of(name), config) for name in (trainer, other))
+    found = {
+        category: tuple(words for name, words in habits.items() if words != theirs[category].get(name))
+        for category, habits in mine.items()
+    }
+    return {category: words for category, words in found.items() if words}
+
+
+def _habits(traits: Traits, config: ParallelConfig) -> Mapping[str, Mapping[str, str]]:
+    """What the trainer does, as category -> trait -> words."""
+    mixed, sharded = config.precision in ("bf16", "fp16", "fp8"), config.zero_stage >= 2
+    activations = {
+        "loss": _LOSS[traits.loss],
+        "gated_kept": f"keeps {traits.gated_kept:g} widths of a gated MLP",
+        "repeats_keys": "copies keys and values to all heads" if traits.repeats_keys else "keeps one copy of keys and values",
+    }  # fmt: skip
+    if config.recompute == "selective":
+        activations["selective"] = _SELECTIVE[traits.selective]
+    if config.recompute == "full":
+        activations["stops_early"] = (
+            "stops recomputation at the last tensor that is needed" if traits.stops_early else "recomputes whole layers"
+        )
+    if config.compile or traits.fused:
+        activations["fused"] = "fuses norms and activation functions into kernels that keep fewer tensors"
+    else:
+        activations["fused"] = "keeps what norms and activation functions save in eager mode"
+    if config.sequence_parallel:
+        activations["keeps_gathered"] = (
+            "keeps gathered inputs of matmuls" if traits.keeps_gathered else "gathers inputs of matmuls again"
+        )
+    gradients = {
+        "drops": "frees gradients after the optimizer step" if traits.drops_gradients else "keeps its gradient buffer between steps",
+    }  # fmt: skip
+    weights, optimizer = dict[str, str](), dict[str, str]()
+    if mixed:
+        gradients["bytes"] = f"keeps gradients in {traits.gradient_bytes:g} bytes a weight"
+        weights["master"] = (
+            "keeps 16-bit weights beside fp32 ones in the optimizer" if traits.master_weights else "keeps fp32 weights"
+        )
+        weights["casts"] = (
+            "keeps 16-bit copies of weights until the backward pass" if traits.casts_weights else "keeps no copies of cast weights"
+        )  # fmt: skip
+        optimizer["step"] = (
+            f"copies gradients to fp32 for the optimizer step ({traits.step_bytes:g} bytes a weight)" if traits.step_bytes else "steps on gradients as they are"
+        )  # fmt: skip
+    if sharded:
+        gradients["reduction"] = _REDUCTION[traits.reduction]
+    optimizer["foreach"] = "runs AdamW as a chain of kernels" if traits.foreach else "runs a fused AdamW"
+    return {"weights": weights, "gradients": gradients, "optimizer": optimizer, "activations": activations}

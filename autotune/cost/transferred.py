@@ -17,9 +17,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from autotune.cost.guarded_refit import Believed, Refitted
+from autotune.cost.correction import Believed, Refitted
+from autotune.cost.estimator import Sensitivity, sensitivity
 from autotune.cost.refit import LEAST_SIGMA, Array
-from autotune.cost.sensitivity import Sensitivity, sensitivity
 from autotune.spec import KNOBS, ConfigTable, ParallelConfig, Workload
 
 NEGLIGIBLE = 0.02

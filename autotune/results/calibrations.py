@@ -123,7 +123,7 @@ def _runs_like(workload: Workload, store: ObservedStore, program: str) -> list[t
 
 def _taught(constants: Calibration, runs: list[tuple[Workload, Trial]]) -> Calibration:
     """The constants given these runs."""
-    from autotune.cost.guarded_refit import measured_workloads
+    from autotune.cost.correction import measured_workloads
     from autotune.cost.refit import refit, uncertain
 
     told = measured_workloads(runs)[:MOST_WORKLOADS]

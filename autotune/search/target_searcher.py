@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost import estimate
-from autotune.cost.guarded_refit import Refitted
+from autotune.cost.correction import Refitted
 from autotune.cost.transferred import transferred_difference, transferred_gain, transferred_mean, transferred_sigma
 from autotune.errors import ConfigError, SpecError
 from autotune.search.first_pick import likely_shortfall

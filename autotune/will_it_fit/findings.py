@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from autotune.cost.trait_differences import memory_differences
+from autotune.cost.traits import memory_differences
 from autotune.spec import CollectiveCall, DryRun, MatrixProduct, MemorySample, ModuleCost
 from autotune.will_it_fit.answer import PLAYED, Fit
 

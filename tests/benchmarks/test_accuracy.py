@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration
-from autotune.cost.bounds import ceiling
+from autotune.cost.calibration import ceiling
+from autotune.cost.estimator import Sensitivity
 from autotune.cost.refit import uncertain
-from autotune.cost.sensitivity import Sensitivity
 from autotune.spec import KNOBS, catalog
 from research.fit_cost_model import CONSTANTS, timed_files
 from research.held_out import FREE, Judged

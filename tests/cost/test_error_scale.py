@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, norm
 
-from autotune.cost.error_scale import DEGREES, SCALE, widening
+from autotune.cost.correction import DEGREES, SCALE, widening
 from autotune.cost.uncertainty import Z90
 
 

@@ -9,9 +9,7 @@ import pytest
 
 from autotune.cost import Calibration, estimate
 from autotune.cost.experts import expert_layer_s, gradient_bytes, rows_per_expert
-from autotune.cost.flops import model_flops_per_token
-from autotune.cost.layout import layout_of
-from autotune.cost.parameters import layer_weights
+from autotune.cost.layout import layer_weights, layout_of, model_flops_per_token
 from autotune.cost.recompute import repeated
 from autotune.cost.traffic import tensor_layer_s
 from autotune.cost.traits import traits_of

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, calibration_for, estimate
-from autotune.cost.calibration import known_constants
+from autotune.cost.calibration import NETWORKS, known_constants, on_fabric
 from autotune.cost.collectives import ring_bytes_s
-from autotune.cost.fabric import NETWORKS, on_fabric
 from autotune.cost.layout import Group
 from autotune.errors import SpecError
 from autotune.spec import ClusterSpec, LinkSpec, ParallelConfig, Workload, catalog

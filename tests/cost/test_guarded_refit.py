@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, estimate
-from autotune.cost.guarded_refit import guarded_refit, measured_workloads
+from autotune.cost.correction import guarded_refit, measured_workloads
 from autotune.cost.refit import Measured
 from autotune.spec import Measurement, ParallelConfig, Trial, TrialStatus, Workload
 from tests.cost.examples import workload

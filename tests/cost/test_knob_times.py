@@ -9,10 +9,9 @@ import pytest
 
 from autotune.cost import Calibration, estimate
 from autotune.cost.compute import loss_moved_bytes
-from autotune.cost.flops import attended_len
-from autotune.cost.host_link import HostLink, host_link
-from autotune.cost.layout import layout_of
+from autotune.cost.layout import attended_len, layout_of
 from autotune.cost.recompute import BUDGETS, repeated
+from autotune.cost.stalls import HostLink, host_link
 from autotune.cost.traits import traits_of
 from autotune.spec import ConfigTable, ParallelConfig, Peft, Workload, catalog
 from autotune.trainers.layer_split import cut_layers

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from autotune.cost import calibration_for, estimate
-from autotune.cost.layout import layout_of
+from autotune.cost.layout import layout_of, stages_of
 from autotune.cost.memory import fullest, rank_memories
 from autotune.cost.memory_constants import MEMORY_CONSTANTS, memory_source
-from autotune.cost.stages import stages_of
 from autotune.cost.traits import traits_of
 from autotune.spec import ClusterSpec, ConfigTable, MemoryParts, ModelSpec, ParallelConfig, Peft, Workload, catalog
 from tests.cost.examples import EXPERTS, MODEL, workload

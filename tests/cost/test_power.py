@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, estimate
-from autotune.cost.bounds import bounded
+from autotune.cost.calibration import bounded
 from autotune.spec import ConfigTable, GpuSpec, ParallelConfig, Workload, catalog
 
 TABLE = ConfigTable.of([ParallelConfig.parse("dp=8")])

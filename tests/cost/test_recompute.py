@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, estimate
-from autotune.cost.activations import LayerActivations, layer_activations
-from autotune.cost.kept import kept_bytes
+from autotune.cost.activations import LayerActivations, kept_bytes, layer_activations
 from autotune.cost.layout import layout_of
 from autotune.cost.recompute import repeated
 from autotune.cost.traits import TRAITS, traits_of

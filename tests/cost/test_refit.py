@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, estimate
+from autotune.cost.estimator import sensitivity
 from autotune.cost.refit import Measured, UncertainConstants, refit, uncertain
-from autotune.cost.sensitivity import sensitivity
 from autotune.spec import ConfigTable, Workload
 from tests.cost.examples import workload
 

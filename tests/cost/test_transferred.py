@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.cost import estimate
-from autotune.cost.guarded_refit import guarded_refit
+from autotune.cost.correction import guarded_refit
 from autotune.cost.refit import Measured
 from autotune.cost.transferred import transferred_difference, transferred_gain, transferred_mean, transferred_sigma
 from autotune.spec import ConfigTable

@@ -13,8 +13,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from autotune.cost import Calibration
+from autotune.cost.estimator import sensitivity
 from autotune.cost.refit import uncertain
-from autotune.cost.sensitivity import sensitivity
 from autotune.errors import ConfigError, SpecError
 from autotune.space import SearchSpace, why_not
 from autotune.space.proxy import ONE_STAGE, Proxy, proxy_of

@@ -28,7 +28,7 @@ PEAKS = {180: (19961, 23288), 186: (math.nan, 24460), 371: (26118, 28234), 372: 
 """MiB (allocated, reserved) on the fullest rank, by the line of the table: gpt2-meg-ds-3d/*ds-on.out and *ds-off.out, gpt2-meg-ds-zero/*ms48.out and *1999616.out. What Megatron
 alone had allocated was printed before its optimizer had states"""
 NETWORK = LinkSpec(latency_s=10e-6, bytes_per_s=2.2e9)
-"""per GPU, with which a ring over the 4 GPUs of 16 nodes moves 6.8 GB/s (`autotune.cost.fabric`: 0.96 of it, a quarter slower on 16 nodes than on two)"""
+"""per GPU, with which a ring over the 4 GPUs of 16 nodes moves 6.8 GB/s (`autotune.cost.calibration`: 0.96 of it, a quarter slower on 16 nodes than on two)"""
 
 
 def bigscience() -> list[Block]:
