@@ -205,7 +205,7 @@ def _ray_dashboard() -> Check:
 
 def _slurm() -> Check:
     """The allocation of this process; on a login node, how a study becomes a job."""
-    from autotune.slurm.allocation import allocation
+    from autotune.slurm.allocation import allocation, in_container
 
     job = allocation()
     if job is None:
@@ -218,6 +218,8 @@ def _slurm() -> Check:
     cpus = f" with {job.cpus_per_node} CPUs each" if job.cpus_per_node else ""
     detail = f"job {job.job}: {counted(job.num_nodes, 'node', 'nodes')} ({job.node_list}){cpus}"
     detail += f", {left_s / 60:.0f} min left" if left_s is not None else ", no limit known"
+    detail += "; runner: ray starts Ray on them, runner: slurm starts programs without it"
+    detail += ", in a container" if in_container() else ""
     if job.cpus_per_node == 1:
         remedy = "ask for more with --cpus-per-task or --exclusive: without either, Slurm gives one"
         return Check(name="Slurm", status=WARNING, detail=detail, remedy=remedy)

@@ -31,7 +31,8 @@ def tune(
     spec: SpecArgument,
     store: StoreOption = None,
     runner: Annotated[
-        str | None, typer.Option("--runner", help="Runner to use instead of the spec's: ray, local or simulated.")
+        str | None,
+        typer.Option("--runner", help="Runner to use instead of the spec's: ray, local, slurm or simulated."),
     ] = None,
     searcher: Annotated[str | None, typer.Option("--searcher", help="Searcher to use instead of the spec's.")] = None,
     max_trials: Annotated[

@@ -24,6 +24,7 @@ from autotune.errors import RunnerError
 
 SRUN = "AUTOTUNE_SRUN"
 """variable with further options of each srun that autotune calls, such as `--container-image=IMAGE`"""
+_CONTAINER = "--container"
 ANSWER_S = 30.0
 """for a command of Slurm"""
 LOOK_S = 60.0
@@ -54,8 +55,8 @@ class Allocation:
         """Names of its nodes, in Slurm's order. Raises `RunnerError`."""
         return ask("scontrol", "show", "hostnames", self.node_list).split()
 
-    def srun(self, *options: str, nodes: int = 0) -> list[str]:
-        """The beginning of a command that runs on each node of the job beside what runs there, once; `nodes`: on so many."""
+    def srun(self, *options: str, nodes: int = 0, plain: bool = False) -> list[str]:
+        """The beginning of a command that runs on each node of the job beside what runs there, once; `nodes`: on so many; `plain`: not in the container."""
         count = nodes or self.num_nodes
         return [
             *(
@@ -67,7 +68,7 @@ class Allocation:
                 "--ntasks-per-node=1",
             ),
             *("--cpu-bind=none", "--mem=0", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--quiet"),
-            *shlex.split(os.environ.get(SRUN, "")),
+            *(word for word in _further_options() if not (plain and word.startswith(_CONTAINER))),
             *options,
         ]
 
@@ -105,6 +106,15 @@ def allocation(environment: Mapping[str, str] | None = None) -> Allocation | Non
             (int(n) for n in re.findall(r"(?:^|,)(\d+)", told.get("SLURM_JOB_CPUS_PER_NODE", ""))), default=0
         ),
     )
+
+
+def in_container() -> bool:
+    """Whether the steps of the job run in a container, whose files are not those of this process."""
+    return any(word.startswith(_CONTAINER) for word in _further_options())
+
+
+def _further_options() -> list[str]:
+    return shlex.split(os.environ.get(SRUN, ""))
 
 
 def step_environment() -> dict[str, str]:

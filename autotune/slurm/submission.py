@@ -77,7 +77,13 @@ def submission(
     if study.runner == "local" and hardware.num_nodes > 1:
         raise SpecError(
             f"the runner 'local' has one node, but the cluster {hardware.name} has {hardware.num_nodes}",
-            remedy="leave `runner` out: Ray is started on all nodes of the job",
+            remedy="leave `runner` out, which starts Ray on all nodes of the job; for programs runner: slurm needs no Ray",
+            field="runner",
+        )
+    if study.runner == "local" and job.container is not None:
+        raise SpecError(
+            "the container is for trials that srun starts, but the runner 'local' starts them beside it",
+            remedy="write runner: slurm for programs, or runner: ray",
             field="runner",
         )
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", study.name).strip("-.") or "study"

@@ -66,7 +66,7 @@ class RunnerContract:
         request = request_for(0)
         runner.start(request)
         events = events_until_ended(runner, [request.id], deadline_s=self.deadline_s)
-        assert isinstance(events[0], AttemptStarted)
+        assert isinstance(events[0], AttemptStarted), events[0]
         assert isinstance(events[-1], AttemptEnded)
         assert [type(e) for e in events].count(AttemptStarted) == 1
         assert all(e.id == request.id for e in events)

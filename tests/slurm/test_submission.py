@@ -118,6 +118,28 @@ def test_containers_become_options_of_each_step() -> None:
     assert line.rstrip("'").endswith(",/data:/data")
 
 
+def test_a_container_holds_programs_that_the_login_node_cannot_see() -> None:
+    trainer = {
+        "kind": "command",
+        "argv": ["/in/the/image/train", "{micro_batch_size}", "{accumulation_steps}", "{precision}"],
+        "metrics": {"step": "^step ([0-9]+)", "step_time_s": "time: ([0-9.]+)"},
+    }
+    space = {"tp": [1], "micro_batch_size": [4, 8], "precision": ["bf16"]}
+    asked = {"trainer": trainer, "space": space, "slurm": {"container": {"image": "a.sqsh"}}}
+    done = tune(**asked, runner="slurm")
+    assert done.code == 0, done.err
+    outside = tune(**asked, runner="slurm", name="outside") if asked.pop("slurm") else None
+    assert outside is not None
+    assert outside.code == 2
+    assert "there is no such program here" in outside.err
+    beside = tune(runner="local", cluster="h100-sxm-1x8", slurm={"container": {"image": "a.sqsh"}})
+    assert beside.code == 2
+    assert "beside it" in beside.err
+    native = tune(runner="slurm")
+    assert native.code == 2
+    assert "write runner: ray" in native.err
+
+
 @pytest.mark.parametrize(
     ("slurm", "words"),
     [

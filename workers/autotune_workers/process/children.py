@@ -61,11 +61,12 @@ class Child(Protocol):
         ...
 
 
-def inherited_environment(*, with_job: bool = False) -> dict[str, str]:
+def inherited_environment(*, with_job: bool = False, of: Mapping[str, str] | None = None) -> dict[str, str]:
     """Our environment without secrets of ours (settings, passwords of the database, Ray's token) and other launchers' variables; `with_job`: with those of the
-    job that this process belongs to, by which `srun` starts a step of it."""
+    job that this process belongs to, by which `srun` starts a step of it. `of`: another process's in the place of ours."""
     kept_back = _PRIVATE if with_job else (*_PRIVATE, *_OF_A_JOB)
-    return {name: value for name, value in os.environ.items() if not (name.startswith(kept_back) or name in _LAUNCHERS)}
+    told = os.environ if of is None else of
+    return {name: value for name, value in told.items() if not (name.startswith(kept_back) or name in _LAUNCHERS)}
 
 
 def rank_environment(extra: Mapping[str, str], *, host: str) -> dict[str, str]:

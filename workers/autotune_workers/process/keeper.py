@@ -3,21 +3,21 @@ outlives it.
 
 Launchers such as torchrun put their ranks into sessions of their own, where no signal to the program's group reaches them. So this process
 adopts every orphan below it (`PR_SET_CHILD_SUBREAPER` of prctl(2)), knows all descendants by their parents, and ends them all: when the program
-has ended, when it is told to, when its owner is gone, and when the owner's lease runs out. With `--detach` it forks away from whoever starts it,
+has ended, when it is told to, when its owner is gone, when it gets SIGTERM, and when the owner's lease runs out. With `--detach` it forks away from whoever starts it,
 because Ray kills the direct children of an actor before they could end anything; process 1 reaps it then. It imports the standard library only,
 until a log gets so long that step lines must be told from others, and starts in milliseconds.
 
     owner -> keeper   {"command": "start", "argv": [...], "env": {...}, "cwd": PATH, "files": {NAME: TEXT}, "folder_word": W,
-                       "remove": [PATH, ...], "user": NAME, "lease_s": S, "trainer": NAME, "options": {...},
+                       "remove": [PATH, ...], "user": NAME, "lease_s": S, "trainer": NAME, "options": {...}, "meets_at": ADDRESS,
                        "outputs": NAME, "watched": BOOL, "keeps_files": BOOL}
                       {"command": "alive"}   {"command": "end", "hung": BOOL}   the end of the channel means `end` too
-    keeper -> owner   {"event": "keeper", "pid": N}, then as in `program_places`: started or refused, lines and probe, at last ended
+    keeper -> owner   {"event": "keeper", "pid": N}, then as in `program_places`: started or refused, lines and probe, at last ended, or gone after SIGTERM
 
 `files` are written into a temporary folder, the trial's own, whose path takes the place of `folder_word` in arguments and variables, and in which the program
 runs where `cwd` is empty, and stands in the files, too; what it writes belongs into the folder `outputs` there. `watched`: whether the probe looks at it (`autotune_workers.probe`); `keeps_files`: whether
 files that were there before are put back when it has written others in their place, which only a program of our own user can be helped with. `remove`: folders that are removed at the end. `user`: as whom the program runs; empty: our own. `lease_s`: without `alive` for
 so long everything ends; it is counted in rounds of the loop, so that the time for which this machine stood still counts as one round. Without it
-there is no lease. `trainer` and its `options`: whose step lines are told from others where the log is too long. `hung`: the ranks of the program are asked first which collectives they had begun (`flight_recorder`).
+there is no lease. `meets_at`: the address of this node at which the nodes of the program meet; gloo is told the interface that holds it. `trainer` and its `options`: whose step lines are told from others where the log is too long. `hung`: the ranks of the program are asked first which collectives they had begun (`flight_recorder`).
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from autotune_workers.process.machine import (
     oom_kills,
     status_bytes,
 )
+from autotune_workers.process.network_interface import interface_of
 
 GRACE_S = 3.0
 """time between SIGTERM to the program's process group and SIGKILL to all that it started"""
@@ -57,8 +58,11 @@ LEFTOVERS_S = 0.5
 """time that processes get which a program leaves running when it ends"""
 TRIAL_DIR = "AUTOTUNE_TRIAL_DIR"
 """the variable that tells a program the folder of its trial, for what it writes"""
+WAIT_S = 1.0
+"""time between two looks whether SIGTERM has come while there is no order"""
 LOOK_S = 0.2
 """time between two readings of the process table; the longest round of the loop"""
+TERMINATED = "its keeper was told to end (SIGTERM)"
 GONE_S = 20.0
 """time that the system gets to end what was killed"""
 LOG_END_S = 10.0
@@ -81,8 +85,9 @@ def main() -> None:
     outbox = Outbox(owner)
     outbox.send({"event": "keeper", "pid": os.getpid()})
     commands = _Commands(owner)
-    while not commands.closed and commands.order is None:
-        select.select([owner], [], [])
+    signal.signal(signal.SIGTERM, commands.terminate)
+    while not (commands.closed or commands.terminated) and commands.order is None:
+        select.select([owner], [], [], WAIT_S)
         commands.read()
     if commands.order is not None:
         if not commands.end:
@@ -97,8 +102,12 @@ class _Commands:
     def __init__(self, owner: socket.socket) -> None:
         self.channel = owner
         self.order: dict[str, Any] | None = None
-        self.alive = self.end = self.closed = self.hung = False
+        self.alive = self.end = self.closed = self.hung = self.terminated = False
         self._rest = b""
+
+    def terminate(self, *_: object) -> None:
+        """SIGTERM: whoever runs this machine wants all to end."""
+        self.end = self.terminated = True
 
     def read(self) -> None:
         """Takes what has arrived."""
@@ -143,6 +152,7 @@ class _Keeper:
             records = tempfile.mkdtemp(prefix="autotune-flight-recorder-")
             who = program_account.account(order["user"])
             variables = {**flight_recorder.variables(records, order["env"]), **self._watched(order, folder, who)}
+            variables |= _interface(order)
             program_account.hand_over(who, folder, records, *self._probes, *order["remove"])
             program = _started(order, folder, sink, variables, who)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -164,6 +174,9 @@ class _Keeper:
         reader.join(LOG_END_S)
         self._hear_probe(is_last=True)
         _remove(folder, records, *self._probes)
+        if self._commands.terminated:
+            self._outbox.send({"event": "gone", "why": TERMINATED, "terminated": True})
+            return
         self._outbox.send({
             "event": "ended",
             "code": self._code,
@@ -285,6 +298,14 @@ def _started(
         start_new_session=True,
         preexec_fn=lambda: _begin(keeper, who),
     )
+
+
+def _interface(order: Mapping[str, Any]) -> dict[str, str]:
+    """Which interface gloo shall use, unless the program's variables say it."""
+    if not order["meets_at"] or "GLOO_SOCKET_IFNAME" in order["env"]:
+        return {}
+    name = interface_of(order["meets_at"])
+    return {"GLOO_SOCKET_IFNAME": name} if name else {}
 
 
 def _remove(*folders: str) -> None:

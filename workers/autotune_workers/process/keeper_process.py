@@ -1,4 +1,4 @@
-"""The owner's side of a keeper, on the keeper's node: starts it, gives it the order, renews its lease, takes its messages.
+"""The owner's side of a keeper: starts it on this machine, or has it from another one; gives it the order, renews its lease, takes its messages.
 
 A detached keeper is nobody's child (see `keeper`): its end is known by its last message and by the end of the channel, and it is killed by its
 number, which is its own as long as the channel is open. Any other keeper is a child, which `close` reaps: in a container process 1 may reap nobody.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,6 @@ from autotune_workers.gang.wire import Message
 from autotune_workers.probe.probe_folder import put_back_abandoned
 from autotune_workers.process.children import rank_environment
 from autotune_workers.process.message_channel import MessageChannel
-from autotune_workers.process.network_interface import interface_of
 from autotune_workers.process.program_environment import program_environment, program_user
 from autotune_workers.process.program_places import ProgramOrder
 
@@ -31,15 +31,21 @@ LOST = "its keeper was lost"
 class KeeperProcess:
     """One keeper, for one program. One thread receives; others may send."""
 
-    def __init__(self, *, detached: bool) -> None:
-        """Starts the keeper; its program starts with `begin`. `detached`: whether it must outlive this process's direct children."""
+    def __init__(self, *, detached: bool = False, connection: socket.socket | None = None) -> None:
+        """Starts the keeper; its program starts with `begin`. `detached`: whether it must outlive this process's direct children. `connection`: to one
+        that runs on another machine already."""
         self._pid = 0
         self._over = False
         """whether its last message has come"""
-        self._channel = MessageChannel(send_timeout_s=5.0)
+        self._starter: subprocess.Popen[bytes] | None = None
+        if connection is not None:
+            self._channel = MessageChannel(connection, send_timeout_s=5.0)
+            return
+        ours, theirs = socket.socketpair()
+        self._channel = MessageChannel(ours, send_timeout_s=5.0)
         flags = ["--detach"] if detached else []
         try:
-            with self._channel.theirs as theirs:
+            with theirs:
                 self._starter = subprocess.Popen(
                     [sys.executable, "-m", "autotune_workers.process.keeper", "--fd", str(theirs.fileno()), *flags],
                     stdin=subprocess.DEVNULL,
@@ -65,17 +71,19 @@ class KeeperProcess:
         folder: str = "",
         is_folder_ours: bool = False,
         environment: Mapping[str, str] | None = None,
+        inherited: Mapping[str, str] | None = None,
         lease_s: float | None = None,
     ) -> None:
-        """Starts the program. `address`: of this node; `folder`: to which a relative `cwd` belongs, removed at the end if it `is_folder_ours`;
-        `environment`: of the node, below that of the order; `lease_s`: without `renew` for so long everything ends; None: never."""
-        variables = {**program_environment(order.argv), "PYTHONUNBUFFERED": "1", **(environment or {}), **order.env}
-        if order.nodes > 1 and "GLOO_SOCKET_IFNAME" not in variables and (name := interface_of(address)):
-            variables["GLOO_SOCKET_IFNAME"] = name
+        """Starts the program. `address`: of its node; `folder`: to which a relative `cwd` belongs, removed at the end if it `is_folder_ours`;
+        `environment`: of the node, below that of the order; `inherited`: what the keeper's own environment is, where it is not ours;
+        `lease_s`: without `renew` for so long everything ends; None: never."""
+        own = program_environment(order.argv, of=inherited)
+        variables = {**own, "PYTHONUNBUFFERED": "1", **(environment or {}), **order.env}
         self._channel.send({
             "command": "start",
             "argv": list(order.argv),
             "env": variables,
+            "meets_at": address if order.nodes > 1 else "",
             "cwd": os.path.join(folder, order.cwd) if order.cwd else "",
             "files": dict(order.files),
             "folder_word": FOLDER,
@@ -99,15 +107,17 @@ class KeeperProcess:
 
     def receive(self) -> list[Message]:
         """Messages that have arrived; the last one is `ended`, `refused`, or `gone` when the keeper was lost before it."""
-        self._starter.poll()
+        if self._starter is not None:
+            self._starter.poll()
         messages = self._channel.receive()
         for message in messages:
             if message["event"] == "keeper":
                 self._pid = message["pid"]
-            self._over = self._over or message["event"] in ("ended", "refused")
+            self._over = self._over or message["event"] in ("ended", "refused", "gone")
         if not self._channel.is_open and not self._over:
             self._over = True
-            put_back_abandoned()
+            if self._starter is not None:
+                put_back_abandoned()
             messages.append({"event": "gone", "why": LOST})
         return [message for message in messages if message["event"] != "keeper"]
 
@@ -118,8 +128,9 @@ class KeeperProcess:
         while self._channel.is_open and time.monotonic() < end_s:
             self.receive()
             time.sleep(0.01)
-        if self._channel.is_open and self._pid:
+        if self._channel.is_open and self._pid and self._starter is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self._pid, signal.SIGKILL)
         self._channel.close()
-        self._starter.wait()
+        if self._starter is not None:
+            self._starter.wait()

@@ -18,11 +18,11 @@ MOST_CHUNKS = 16
 
 @final
 class MessageChannel:
-    """A pair of connected sockets, of which the process gets the end `theirs`."""
+    """Our end of a pair of connected sockets, of which the process has the other."""
 
-    def __init__(self, *, send_timeout_s: float) -> None:
-        """`send_timeout_s`: how long `send` waits for a process that does not read."""
-        self._ours, self.theirs = socket.socketpair()
+    def __init__(self, ours: socket.socket, *, send_timeout_s: float) -> None:
+        """`ours`: closed with the channel; `send_timeout_s`: how long `send` waits for a process that does not read."""
+        self._ours = ours
         self._ours.setblocking(False)
         self._sender = self._ours.dup()
         self._sender.settimeout(send_timeout_s)
@@ -65,7 +65,6 @@ class MessageChannel:
         self._ours.close()
 
     def close(self) -> None:
-        """Closes all ends that are here."""
-        self.theirs.close()
+        """Closes our end."""
         self._ours.close()
         self._sender.close()

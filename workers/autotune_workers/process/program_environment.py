@@ -8,7 +8,7 @@ it sees only what training programs need, and the names that the service's optio
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autotune.settings import PROGRAM_ENVIRONMENT, PROGRAM_USER
 from autotune_workers.process.children import inherited_environment
@@ -30,10 +30,13 @@ STARTERS = frozenset({"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "
 """programs that start the tasks of a job, and find it by its variables"""
 
 
-def program_environment(argv: Sequence[str] = (), *, with_job: bool = False) -> dict[str, str]:
-    """The variables of our environment that a program sees. Those of a job reach the launchers alone that start its tasks, or who asks for them (`with_job`)."""
+def program_environment(
+    argv: Sequence[str] = (), *, with_job: bool = False, of: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The variables of our environment that a program sees. Those of a job reach the launchers alone that start its tasks, or who asks for them (`with_job`).
+    `of`: the environment of its node in the place of ours."""
     starts_tasks = bool(argv) and os.path.basename(argv[0]) in STARTERS
-    inherited = inherited_environment(with_job=with_job or starts_tasks)
+    inherited = inherited_environment(with_job=with_job or starts_tasks, of=of)
     if PROGRAM_ENVIRONMENT not in os.environ:
         return inherited
     further = set(os.environ[PROGRAM_ENVIRONMENT].split(","))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from autotune.errors import RunnerError
 from autotune.ports import TrialRequest
+from autotune.slurm.allocation import in_container
 from autotune.spec.plain import to_plain
 from autotune.spec.secrets import FROM_ENVIRONMENT, secrets_of
 from autotune.trainers import Launch, trainer
@@ -89,8 +90,11 @@ def prepare(request: TrialRequest, *, is_local: bool) -> ProgramJob:
     elif upload:
         check_folder(whose.name, launch)
     cwd = os.path.abspath(launch.cwd) if launch.cwd or not launch.files else ""
-    program = _program(whose.name, launch, cwd, upload=upload)
-    env = {**_taken(launch.env), "PATH": search_path(launch.env, launch.programs_folder)}
+    if not is_local and in_container():  # whose programs cannot be looked for from here
+        program, env = _named_program(launch, cwd, upload=upload), _taken(launch.env)
+    else:
+        program = _program(whose.name, launch, cwd, upload=upload)
+        env = {**_taken(launch.env), "PATH": search_path(launch.env, launch.programs_folder)}
     launch = replace(launch, argv=(program, *launch.argv[1:]), env=env, cwd="." if upload else cwd)
     return ProgramJob(request=request, launch=launch, placement=placement, upload=cwd if upload else "")
 
@@ -110,17 +114,21 @@ def _taken(env: Mapping[str, str]) -> dict[str, str]:
 
 def _program(name: str, launch: Launch, cwd: str, *, upload: bool) -> str:
     """The file that every node starts. A plain name is looked for once, here, so that no node takes another program of the same name."""
-    named = launch.argv[0]
-    if upload and os.path.dirname(named) and not os.path.isabs(named):
-        return named  # in the folder that is sent along
-    if found := find_executable(launch):
+    is_sent = upload and os.path.dirname(launch.argv[0]) and not os.path.isabs(launch.argv[0])
+    if not is_sent and (found := find_executable(launch)):
         return os.path.abspath(found)
-    if os.path.dirname(named):
-        return os.path.normpath(os.path.join(cwd, named))
-    if launch.python:
-        return os.path.join(launch.programs_folder, named)
+    if os.path.dirname(named := _named_program(launch, cwd, upload=upload)):
+        return named
     raise RunnerError(
         f"the trainer {name} starts {named!r}, but there is no such program here",
         remedy="name the environment that the nodes have with trainer.python, or name the program by its path",
         field="trainer",
     )
+
+
+def _named_program(launch: Launch, cwd: str, *, upload: bool) -> str:
+    """The program as the launch names it: its path, or a plain name that the node looks for in its own PATH."""
+    named = launch.argv[0]
+    if os.path.dirname(named):  # of the folder that is sent along it stays relative
+        return named if upload and not os.path.isabs(named) else os.path.normpath(os.path.join(cwd, named))
+    return os.path.join(launch.programs_folder, named) if launch.python else named

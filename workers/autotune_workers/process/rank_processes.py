@@ -70,9 +70,10 @@ class RankProcess:
         self.node, self.gpus = "", ()
         self._oom_kills = oom_kills()
         self._log = tempfile.TemporaryFile(prefix="autotune-rank-")  # noqa: SIM115 - closed by `close`
-        self._channel = MessageChannel(send_timeout_s=1.0)
+        ours, theirs = socket.socketpair()
+        self._channel = MessageChannel(ours, send_timeout_s=1.0)
         try:
-            with self._channel.theirs as theirs:
+            with theirs:
                 self._child = starter.start(theirs, self._log.fileno(), environment or {})
         except BaseException:
             self._channel.close()

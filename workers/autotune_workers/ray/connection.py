@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from autotune.errors import RunnerError
 from autotune.extras import require_extra
-from autotune.slurm.allocation import Allocation, allocation, is_on_a_node
+from autotune.slurm.allocation import Allocation, allocation, in_container, is_on_a_node
 from autotune_workers.ray import watchdog
 from autotune_workers.ray.slurm_step import RayStep
 
@@ -403,9 +403,9 @@ def _own_signals() -> Iterator[None]:
 
 
 def spread_allocation() -> Allocation | None:
-    """The allocation of this process if Ray is to be started on its nodes: it has several, and this is one of them."""
+    """The allocation of this process if Ray is to be started on its nodes: it has several, or trials run in a container, and this is one of them."""
     job = allocation()
-    return job if job is not None and job.num_nodes > 1 and is_on_a_node(job.hosts()) else None
+    return job if job is not None and (job.num_nodes > 1 or in_container()) and is_on_a_node(job.hosts()) else None
 
 
 @contextlib.contextmanager

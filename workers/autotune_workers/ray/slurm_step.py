@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import JobEndedError, RunnerError
-from autotune.slurm.allocation import Allocation, ask, step_environment
+from autotune.slurm.allocation import Allocation, ask, in_container, step_environment
 from autotune_workers.ray import node_start
 
 READY_S = 300.0
@@ -59,8 +59,7 @@ class RayStep:
         sizes = {"--num-cpus": num_cpus, "--num-gpus": num_gpus}
         options = [f"{name}={size}" for name, size in sizes.items() if size is not None]
         command = job.srun("--no-kill", f"--output={self._folder}/ray-%n.log", f"--chdir={Path.cwd()}")
-        python = "python3" if any(word.startswith("--container") for word in command) else sys.executable
-        command += [python, "-m", node_start.__name__, str(self._folder), temp]
+        command += ["python3" if in_container() else sys.executable, "-m", node_start.__name__, str(self._folder), temp]
         self._process = subprocess.Popen(
             [*command, *options, f"--object-store-memory={object_store_bytes}"],
             env={**step_environment(), **environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token)},

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.errors import RunnerError
 from autotune.ports import AttemptId, RunnerEvent, TrialRequest
+from autotune.slurm.allocation import in_container
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import python_line, trainer_names
 from autotune_workers.gang.attempt_runner import LONGEST_TURN_S
@@ -17,6 +18,16 @@ from autotune_workers.process.program_places import ProgramPlaces
 from autotune_workers.process.program_runner import ProgramRunner
 from autotune_workers.runners.machine_limits import check_data, check_program
 from autotune_workers.training.faults import Fault
+
+
+def refuse_python_line(study: Study) -> None:
+    """Raises `RunnerError` for a trainer that only Python can start."""
+    if python_line(study.trainer):
+        raise RunnerError(
+            f"the trainer {study.trainer} is started by a Python program, not by a command, so the runner {study.runner} cannot run it",
+            remedy="tune it from that program (`autotune trainers` names the function), or rehearse the study with `--runner simulated`",
+            field="trainer",
+        )
 
 
 class AnyTrainerRunner(GangRunner):
@@ -37,16 +48,13 @@ class AnyTrainerRunner(GangRunner):
     @classmethod
     def preflight(cls, study: Study) -> None:
         """Raises `RunnerError` for a trainer that only Python can start."""
-        if python_line(study.trainer):
-            raise RunnerError(
-                f"the trainer {study.trainer} is started by a Python program, not by a command, so the runner {study.runner} cannot run it",
-                remedy="tune it from that program (`autotune trainers` names the function), or rehearse the study with `--runner simulated`",
-                field="trainer",
-            )
+        refuse_python_line(study)
 
     @classmethod
     def preflight_there(cls, study: Study, smallest: ParallelConfig) -> None:
-        """Raises `RunnerError` for a program that is not where this machine and those of the study's job see it, and for data that cannot be used."""
+        """Raises `RunnerError` for a program that is not where this machine and those of the study's job see it, and for data that cannot be used. A container's files are not seen."""
+        if in_container():
+            return
         check_program(study, smallest)
         if study.trainer == NATIVE:
             check_data(study)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import RunnerError, SpecError
 from autotune.ports import AttemptId, RunnerEvent, TrialRequest
+from autotune.slurm.allocation import SRUN, in_container
 from autotune.spec import Failure, ParallelConfig, Study, Workload
 from autotune.spec.checks import one_of, positive_int
 from autotune.trainers.torchrun import Placement
@@ -110,6 +111,12 @@ class LocalRunner(AnyTrainerRunner):
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
         """Raises `RunnerError` for GPUs, ranks or programs that this machine does not have."""
+        if in_container():
+            raise RunnerError(
+                f"trials shall run in a container ({SRUN} names it), but the runner 'local' starts them beside it",
+                remedy="write runner: slurm for programs, or runner: ray",
+                field="runner",
+            )
         options = study.runner_options
         device = options.get("device", "auto")
         gpus, capacity = _resources(options.get("max_ranks"), device)

@@ -1,0 +1,133 @@
+"""The `slurm` runner: programs on the nodes of a job of Slurm, without Ray. One step of srun per attempt holds a keeper on each of its nodes (`autotune_workers.slurm`).
+
+Nodes need Python alone, so that programs may run in a container that knows nothing of autotune. The native trainer is no program: `runner: ray` runs it in a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self, final
+
+from autotune.errors import RunnerError
+from autotune.ports import TrialRequest
+from autotune.slurm.allocation import Allocation, allocation, in_container, is_on_a_node
+from autotune.spec import ParallelConfig, Study
+from autotune.spec.checks import positive_int
+from autotune.trainers import python_line, trainer_names
+from autotune.trainers.torchrun import place
+from autotune_workers.gang.gang_runner import NATIVE
+from autotune_workers.gang.ladder import Patience
+from autotune_workers.process.program_launch import UPLOAD
+from autotune_workers.process.program_runner import ProgramRunner
+from autotune_workers.runners.any_trainer import refuse_python_line
+from autotune_workers.runners.local import MIN_CPU_RANKS
+from autotune_workers.runners.machine_limits import check_device, check_program, visible_gpus
+from autotune_workers.slurm.places import SlurmPlaces
+
+
+@final
+class SlurmRunner(ProgramRunner):
+    """Runs programs on the nodes of this job."""
+
+    def __init__(self, *, gpus_per_node: int | None = None, patience: Patience | None = None) -> None:
+        """`gpus_per_node`: that programs use on each node; None: as many as the first one has. Raises `RunnerError` outside of a job."""
+        super().__init__(SlurmPlaces(_job(), _ranks_per_node(_gpus(gpus_per_node))), patience=patience)
+
+    @classmethod
+    def preflight(cls, study: Study) -> None:
+        """Raises `RunnerError` for what is no program of the nodes' own, `SpecError` for a wrong option."""
+        if study.trainer == NATIVE:
+            raise RunnerError(
+                "the runner 'slurm' starts programs, but the trainer 'native' trains in processes of autotune's own",
+                remedy="write runner: ray, which is started on the nodes of the job; or name the trainer that starts your program",
+                field="runner",
+            )
+        refuse_python_line(study)
+        if study.trainer_options.get("working_dir") == UPLOAD:
+            raise RunnerError(
+                "the runner 'slurm' sends no folder along, but trainer.working_dir is upload",
+                remedy="put the program on a file system that all nodes see and write working_dir: shared; or use runner: ray",
+                field="trainer.working_dir",
+            )
+        _check_gpus(study.runner_options.get("gpus_per_node"))
+
+    @classmethod
+    def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
+        """Raises `RunnerError` outside of a job, and for more nodes, ranks or GPUs than it has."""
+        job, gpus = _job(), _gpus(asked := study.runner_options.get("gpus_per_node"))
+        check_device(study, on_gpu=gpus > 0 or asked == 0, on_cpu="gpus_per_node: 0", where=f"in the job {job.job}")
+        needed, ranks = place(study.workload.cluster, smallest), _ranks_per_node(gpus)
+        for size, has, what in (
+            (needed.nnodes, job.num_nodes, "nodes"),
+            (needed.nproc_per_node, ranks, "ranks on a node"),
+        ):
+            if size > has:
+                raise RunnerError(
+                    f"the smallest config of the space needs {size} {what}, but the job {job.job} has {has}",
+                    remedy="ask Slurm for more, or tune for fewer",
+                    field="runner",
+                )
+        cls.preflight_there(study, smallest)
+
+    @classmethod
+    def preflight_there(cls, study: Study, smallest: ParallelConfig) -> None:
+        """Raises `RunnerError` for a program that is not where this machine and those of the study's job see it."""
+        if not in_container():
+            check_program(study, smallest)
+
+    @property
+    def trainers(self) -> Sequence[str]:
+        """Every trainer that a launch starts."""
+        return tuple(name for name in trainer_names() if name != NATIVE and not python_line(name))
+
+    @property
+    def capacity(self) -> int:
+        """Ranks that can be in use at once."""
+        return self._source.capacity
+
+    def start(self, request: TrialRequest) -> None:
+        """Begins the attempt, or lets it wait until nodes are free. Raises `RunnerError` when nothing can be run."""
+        if self._closed:
+            raise RunnerError("the runner is closed", remedy="make a new one")
+        if request.trainer not in self.trainers:
+            raise RunnerError(
+                f"the runner 'slurm' runs the trainers {', '.join(self.trainers)}, but the study asks for {request.trainer!r}",
+                remedy="use runner: ray",
+                field="trainer",
+            )
+        super().start(request)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _job() -> Allocation:
+    """The job of this process. Raises `RunnerError` where there is none."""
+    job = allocation()
+    if job is None or not is_on_a_node(job.hosts()):
+        where = "in none" if job is None else f"on none of the nodes of job {job.job}"
+        raise RunnerError(
+            f"the runner 'slurm' uses the nodes of a job of Slurm, but this process is {where}",
+            remedy="start it on the login node with `autotune tune SPEC --on slurm`, or in an allocation (salloc); on this machine: runner: local",
+            field="runner",
+        )
+    return job
+
+
+def _check_gpus(asked: int | None) -> None:
+    if asked is not None:
+        positive_int("runner.gpus_per_node", asked, least=0)
+
+
+def _gpus(asked: int | None) -> int:
+    """GPUs that programs use on each node."""
+    _check_gpus(asked)
+    return len(visible_gpus()) if asked is None else asked
+
+
+def _ranks_per_node(gpus: int) -> int:
+    """As for the runner `local`, CPU ranks may be more than CPUs."""
+    return gpus or max(MIN_CPU_RANKS, _job().cpus_per_node)

@@ -1,0 +1,259 @@
+"""One step of srun that holds a keeper on each node of an attempt.
+
+start      srun on those nodes, in the container that the job names; each node connects, says the step's number, and gets the keeper's code
+end        its keepers end by themselves; what is left after `END_S` is ended by `scancel --signal=KILL JOB.STEP`, srun itself after as long again
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import final
+
+import autotune_workers
+from autotune.slurm.allocation import Allocation, in_container, step_environment
+from autotune_workers.gang.wire import Message
+from autotune_workers.process.keeper_process import KeeperProcess
+from autotune_workers.process.program_places import ProgramOrder
+from autotune_workers.slurm import node_start
+
+END_S = 8.0
+"""for a step to end when its keepers were told to"""
+STRAGGLER_S = 10.0
+"""for the other nodes to connect once one has, and srun has named trouble"""
+SLOW_S = 60.0
+"""for the nodes to connect, before it is looked whether they are there: an image may take minutes to be loaded"""
+LOOK_S = 20.0
+"""for a node to answer whether it is there"""
+LOST_S = 12
+"""without a sign of life of its machine a keeper is lost"""
+TERMINATED = 128 + signal.SIGTERM
+"""what srun returns once Slurm has told the step to end"""
+KEEPERS_CODE = (
+    "__init__.py",
+    "probe/__init__.py",
+    "probe/probe_folder.py",
+    "process/__init__.py",
+    "process/flight_recorder.py",
+    "process/gpu_affinity.py",
+    "process/gpu_memory.py",
+    "process/keeper.py",
+    "process/keeper_log.py",
+    "process/left_out.py",
+    "process/machine.py",
+    "process/network_interface.py",
+    "process/program_account.py",
+)
+"""files of `autotune_workers` that the keeper imports, beside what the probe puts into programs"""
+
+
+@final
+class SlurmNode:
+    """A node of a step as the runner sees it; a `NodeHandle`."""
+
+    def __init__(self, name: str) -> None:
+        """`name`: the host's; empty until the attempt has its nodes."""
+        self.name, self.ready, self.is_lost = name, False, False
+        self.address, self.port = "", 0
+        self.keeper: KeeperProcess | None = None
+        """once the node has connected"""
+        self._environment: Mapping[str, str] = {}
+
+    def connect(self, connection: socket.socket, said: Mapping[str, object]) -> Message:
+        """Takes the node's connection, sends it the keeper, and returns its message `ready`."""
+        node_start.keep_alive(connection, LOST_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_S * 1000)
+        connection.settimeout(LOOK_S)
+        code = json.dumps(keepers_code()).encode()
+        connection.sendall(b"%d\n" % len(code) + code)
+        self.keeper = KeeperProcess(connection=connection)
+        self.address, self.port, self.ready = str(said["address"]), int(str(said["port"])), True
+        given = said["environment"]
+        self._environment = given if isinstance(given, dict) else {}
+        return {"event": "ready", "address": self.address, "port": self.port}
+
+    def begin(self, order: ProgramOrder) -> None:
+        """Starts the program."""
+        if self.keeper is not None:
+            self.keeper.begin(order, address=self.address, inherited=self._environment)
+
+    def end(self, *, hung: bool = False) -> None:
+        """Ends the program."""
+        if self.keeper is not None:
+            self.keeper.end(hung=hung)
+
+
+@final
+class KeeperStep:
+    """The step of one attempt. Nothing here waits for Slurm."""
+
+    def __init__(self, job: Allocation, num_nodes: int) -> None:
+        """Not started yet."""
+        self._job, self.nodes = job, [SlurmNode("") for _ in range(num_nodes)]
+        self._token, self._number = secrets.token_hex(32), ""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._killer: subprocess.Popen[bytes] | None = None
+        self._errors = tempfile.TemporaryFile(prefix="autotune-srun-")  # noqa: SIM115 - closed by `close`
+        self._connected_s: float | None = None
+        self._ending_s: float | None = None
+        self._looks: dict[str, NodeLook] = {}
+        """at nodes that have not connected"""
+        self._looked_s = 0.0
+
+    def start(self, hosts: Sequence[str], port: int) -> None:
+        """Starts it on these hosts; they connect to the port of this machine."""
+        for node, host in zip(self.nodes, hosts, strict=True):
+            node.name = host
+        self._looked_s = time.monotonic()
+        python = "python3" if in_container() else sys.executable
+        program = [python, "-I", "-c", Path(node_start.__file__).read_text(), str(port)]
+        self._process = subprocess.Popen(
+            [*self._job.srun("--no-kill", f"--nodelist={','.join(hosts)}", nodes=len(hosts)), *program],
+            env={**step_environment(), node_start.TOKEN: self._token},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            start_new_session=True,  # Ctrl-C is for us
+        )
+
+    def node_of(self, said: Mapping[str, object]) -> SlurmNode | None:
+        """The node that says so; None for one that does not belong here."""
+        if not hmac.compare_digest(str(said.get("token")).encode(), self._token.encode()):
+            return None
+        self._number, self._connected_s = str(said["step"]), self._connected_s or time.monotonic()
+        return next((node for node in self.nodes if node.name == said["node"] and node.keeper is None), None)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it has nodes."""
+        return self._process is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all nodes have connected."""
+        return all(node.ready for node in self.nodes)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether nodes that have not connected never will."""
+        since_s = 0.0 if self._connected_s is None else time.monotonic() - self._connected_s
+        return self.code is not None or (since_s > STRAGGLER_S and "error:" in self.words)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it is time to look at the nodes that have not connected."""
+        return time.monotonic() - self._looked_s > SLOW_S
+
+    def answers(self) -> dict[str, bool | None]:
+        """Whether the nodes that have not connected are there; None: not known yet."""
+        self._looks = self._looks or {n.name: NodeLook(self._job, n.name) for n in self.nodes if not n.ready}
+        return {name: look.answer() for name, look in self._looks.items()}
+
+    def forget_answers(self) -> None:
+        """They may be looked at again, later."""
+        for look in self._looks.values():
+            look.close()
+        self._looks, self._looked_s = {}, time.monotonic()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it was told to."""
+        return self._ending_s is not None
+
+    @property
+    def code(self) -> int | None:
+        """How srun ended; None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def words(self) -> str:
+        """The last that srun and the nodes said of trouble."""
+        size = os.fstat(self._errors.fileno()).st_size
+        return os.pread(self._errors.fileno(), 500, max(0, size - 500)).decode(errors="replace").strip()
+
+    def end(self, end_s: float = 0.0) -> None:
+        """Has it end; `is_over` once it has. `end_s`: until when it is waited for the programs to end."""
+        for node in self.nodes:
+            if node.keeper is not None:
+                node.keeper.close(max(0.0, end_s - time.monotonic()))
+        self._ending_s = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Whether nothing runs any more; goes on with ending it."""
+        if self._process is None or self._process.poll() is not None:
+            return True
+        assert self._ending_s is not None
+        waited_s = time.monotonic() - self._ending_s
+        if self._killer is None and (waited_s > END_S or not self._number):
+            self._kill()
+        if waited_s > 2 * END_S:
+            self._process.kill()
+        return False
+
+    def _kill(self) -> None:
+        """The step by its number; where no node has said it, srun ends the step itself."""
+        assert self._process is not None
+        if self._number:
+            command = ["scancel", "--signal=KILL", f"{self._job.job}.{self._number}"]
+            self._killer = subprocess.Popen(command, env=step_environment(), stderr=subprocess.DEVNULL)
+        else:
+            self._process.terminate()
+
+    def close(self) -> None:
+        """Forgets it; it is over."""
+        for process in (self._process, self._killer):
+            if process is not None:
+                process.kill()
+                process.wait()
+        self.forget_answers()
+        self._errors.close()
+
+
+@final
+class NodeLook:
+    """A look whether a node of the job answers: a step of nothing on it."""
+
+    def __init__(self, job: Allocation, host: str) -> None:
+        """Begins it."""
+        self._end_s = time.monotonic() + LOOK_S
+        self._process = subprocess.Popen(
+            [*job.srun(f"--nodelist={host}", nodes=1, plain=True), "true"],
+            env=step_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def answer(self) -> bool | None:
+        """Whether it does; None: not known yet."""
+        code = self._process.poll()
+        if code is None and time.monotonic() >= self._end_s:
+            return False
+        return None if code is None else code == 0
+
+    def close(self) -> None:
+        """Looks no more. srun ends the step, if it can."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5)
+        self._process.kill()
+        self._process.wait()
+
+
+def keepers_code() -> dict[str, str]:
+    """The files of the keeper, by their paths."""
+    root = Path(autotune_workers.__path__[0])
+    injected = sorted(path.relative_to(root).as_posix() for path in (root / "probe/injected").glob("*.py"))
+    return {f"{root.name}/{path}": (root / path).read_text("utf-8") for path in (*KEEPERS_CODE, *injected)}
