@@ -8,4 +8,4 @@ BAD_INPUT = 2
 AWAY = 3
 """a store or service is away: it cannot be reached, or not be written now; the same command may succeed later"""
 INTERRUPTED = 130
-"""stopped by Ctrl-C (128 + SIGINT); all measurements are stored"""
+"""stopped by Ctrl-C (128 + SIGINT) or by the end of its job; all measurements are stored"""

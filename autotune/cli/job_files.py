@@ -120,24 +120,27 @@ class StudyPlace:
     changed: Callable[[], None] = lambda: None
     """a trial has ended"""
 
-    def begin_again(self, record: StudyRecord, document: Mapping[str, Any]) -> None:
-        """Has a job begin again whose time was over, where the spec wants that. Results are where they belong by now."""
+    def rests_as_asked(self, record: StudyRecord, document: Mapping[str, Any]) -> bool:
+        """Whether the pause of the study is no failure of its job: a person asked for it, or the job begins again, as the spec wants where its time was over.
+        Results are where they belong by now."""
         from autotune.errors import RunnerError
         from autotune.slurm.allocation import allocation
         from autotune.spec import StudyStatus
-        from autotune.study.controller import JOB_ENDS, TIME_IS_OVER
+        from autotune.study.controller import JOB_ENDS, PAUSED_ON_REQUEST, TIME_IS_OVER
 
         wants = bool((document.get("slurm") or {}).get("requeue"))
         job = allocation()
-        is_ended = record.status is StudyStatus.PAUSED and record.message.startswith((TIME_IS_OVER, JOB_ENDS))
-        if job is None or not wants or not is_ended:
-            return
+        if job is None or record.status is not StudyStatus.PAUSED:
+            return False
+        if not wants or not record.message.startswith((TIME_IS_OVER, JOB_ENDS)):
+            return record.message == PAUSED_ON_REQUEST
         try:
             job.requeue()
         except RunnerError as error:  # it was cancelled
             note(f"job {job.job} does not begin again: {error.message}")
-            return
+            return False
         note(f"job {job.job} begins again, and the study goes on there")
+        return True
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def tune(
     Ctrl-C stops it cleanly and keeps all results. The same command then continues the study.
     """
     from autotune import api
-    from autotune.cli.exit_codes import FAILED, INTERRUPTED
+    from autotune.cli.exit_codes import DONE, FAILED, INTERRUPTED
     from autotune.cli.job_files import study_place, write_job
     from autotune.cli.live import LiveView
     from autotune.cli.study_text import print_study
@@ -143,9 +143,9 @@ def tune(
             why = api.explain(database, result.record.id)["text"] if result.best and verbose else ()
             print_study(answer, [trial.to_dict() for trial in result.shown], why=why, verbose=verbose)
             note(f"stored in {home.shown}")
-    home.begin_again(result.record, document)
+    is_well = home.rests_as_asked(result.record, document)
     if result.record.status is StudyStatus.PAUSED:
         note("paused; all results are stored, and the same command continues the study")
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(DONE if is_well else INTERRUPTED)
     if result.record.status is StudyStatus.FAILED or api.chosen_config(result) is None:
         raise typer.Exit(FAILED)

@@ -56,7 +56,9 @@ for pid in open(f"{folder}/step-{step}").read().split():
         pass
 """
 SCONTROL = """
-import sys
+import os, sys
+if sys.argv[1] == "requeue":
+    open(os.path.dirname(sys.argv[0]) + "/requeued", "a").write(sys.argv[2])
 print(*sys.argv[-1].split(","), sep="\\n")
 """
 
