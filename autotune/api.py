@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cost import Calibration
 from autotune.errors import SpecError
 from autotune.interrupts import interrupts
+from autotune.kubernetes.deadline import left_s
 from autotune.ports import (
     DryRunLimits,
     DryRunner,
@@ -244,7 +245,7 @@ def tune(
                 study_id,
                 on_event=heard,
                 interrupted=interrupted,
-                left_s=None if clock is None else clock.left_s,
+                left_s=left_s if clock is None else clock.left_s,
                 goes_on=bool(((spec or {}).get("slurm") or {}).get("requeue")),
                 searcher=made_by,
                 runner=runner,

@@ -13,9 +13,10 @@ from autotune.cli.output import emit, note
 
 if TYPE_CHECKING:
     from autotune.ports import StudyRecord
+    from autotune.slurm.submission import Submission
 
-SLURM = "slurm"
-SCHEDULERS = (SLURM,)
+SLURM, KUBERNETES = "slurm", "kubernetes"
+SCHEDULERS = (SLURM, KUBERNETES)
 """what can run a study as its job"""
 
 
@@ -34,7 +35,7 @@ def write_job(
     from autotune import api
     from autotune.errors import SpecError
     from autotune.schema import places_in
-    from autotune.schema.spec_models import SlurmDocument
+    from autotune.schema.spec_models import KubernetesDocument, SlurmDocument
     from autotune.slurm import submission
     from autotune.spec.checks import nearest
 
@@ -47,6 +48,23 @@ def write_job(
     asked = api.read_document(
         document, overrides={**overrides, **{f"{on}.{key}": value for key, value in _pairs(options)}}
     )
+    if on == KUBERNETES:
+        from autotune.kubernetes import submission as in_pods
+
+        if submits:
+            raise SpecError(
+                "--submit is for Slurm; a job of Kubernetes is started with kubectl, which is told where",
+                remedy="leave --submit out, and run the command that is printed",
+                field="--submit",
+            )
+        with places_in(document, but=overrides):
+            in_pods.check_cluster(asked)
+            study = api.load_study(asked, base=base)
+            api.check_study(study, same_files=False)
+            pods = KubernetesDocument.model_validate(asked.get("kubernetes") or {})
+            made = in_pods.submission(study, asked, pods, base=base, folder=Path.cwd())
+        _tell(made, submission.write(made), json=json)
+        return
     with places_in(document, but=overrides):
         study = api.load_study(asked, base=base, slurm_cluster=submission.stand_in)
         job = SlurmDocument.model_validate(asked.get("slurm") or {})
@@ -61,7 +79,11 @@ def write_job(
         )
     if server:
         note(f"note: the job keeps its results in {server}, which AUTOTUNE_STORE must name in its environment too")
-    number = submission.submit(made) if submits else ""
+    _tell(made, written, json=json, when=when, number=submission.submit(made) if submits else "")
+
+
+def _tell(made: Submission, written: Sequence[Path], *, json: bool, when: str = "", number: str = "") -> None:
+    """What was written, and how the job is started, or that it was."""
     if json:
         emit(
             {

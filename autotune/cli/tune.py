@@ -56,7 +56,7 @@ def tune(
         typer.Option(
             "--on",
             metavar="SCHEDULER",
-            help="Run the study as a job of a scheduler, not here: slurm (writes NAME/job.sbatch).",
+            help="Run the study as a job of a scheduler, not here: slurm (writes NAME/job.sbatch) or kubernetes (NAME/job.yaml, a RayJob).",
         ),
     ] = None,
     submit: Annotated[bool, typer.Option("--submit", help="With --on slurm: submit the job too.")] = False,
@@ -65,7 +65,7 @@ def tune(
         typer.Option(
             "--option",
             metavar="KEY=VALUE",
-            help="With --on slurm: a key of `slurm` in the spec, e.g. time=4h; may be repeated.",
+            help="With --on: a key of `slurm` or `kubernetes` in the spec, e.g. time=4h; may be repeated.",
         ),
     ] = None,
     folder: Annotated[

@@ -395,6 +395,50 @@ class SlurmDocument(BaseModel):
         return self
 
 
+class VolumeDocument(Document, defer_build=True):
+    """A volume that the pods of a job see."""
+
+    claim: Word = Field(description="name of the PersistentVolumeClaim")
+    path: Annotated[Word, Field(pattern="^/")] = Field(description="where the pods see it")
+
+
+class KubernetesDocument(Document, defer_build=True):
+    """The RayJob that runs the study (`autotune tune SPEC --on kubernetes`): a pod for each node of the cluster."""
+
+    image: Word = Field(description="container image with autotune, Ray, the program and its libraries")
+    time: JobTime | None = Field(
+        default=None,
+        description="limit, e.g. 4h, from the start of the first pod: a winner is named before; the job is ended 15 minutes later at the latest. Without it there is none",
+    )
+    namespace: Word | None = Field(default=None, description="that of kubectl's context when left out")
+    queue: Word | None = Field(default=None, description="local queue of Kueue")
+    store: Word | None = Field(
+        default=None, description="secret whose key `url` is the address of the PostgreSQL that keeps the results"
+    )
+    results: Word | None = Field(
+        default=None, description="in the place of `store`: folder of a volume; each study gets one of its own in it"
+    )
+    files: Annotated[list[Word], Field(max_length=100)] = Field(
+        default_factory=list,
+        description="files beside the spec that the pods get too, such as the program: 1 MiB in all",
+    )
+    env_from: Annotated[list[Word], Field(max_length=20)] = Field(
+        default_factory=list, description="secrets whose keys become variables of the pods"
+    )
+    volumes: Annotated[list[VolumeDocument], Field(max_length=20)] = Field(default_factory=list)
+    cpus: Annotated[StrictInt, Field(ge=1, le=1 << 12)] | None = Field(default=None, description="CPUs of each pod")
+    memory: Annotated[StrictStr, Field(pattern=r"^[0-9]+([EPTGM]i?|Ki|k)$")] | None = Field(
+        default=None, description="of each pod, e.g. 128Gi"
+    )
+    gpu_resource: Word = Field(default="nvidia.com/gpu", description="what Kubernetes calls the GPUs")
+    node_selector: Annotated[dict[StrictStr, StrictStr], Field(max_length=20)] = Field(
+        default_factory=dict, description="labels of the nodes that the pods want"
+    )
+    retries: Annotated[StrictInt, Field(ge=0, le=100)] = Field(
+        default=2, description="how often a job that failed begins again; it goes on with the same study"
+    )
+
+
 class StudyDocument(Document, defer_build=True):
     """A tuning job, as it is asked for."""
 
@@ -461,6 +505,9 @@ class StudyDocument(Document, defer_build=True):
     )
     slurm: SlurmDocument | None = Field(
         default=None, description="the job of Slurm that runs the study, with `autotune tune SPEC --on slurm`"
+    )
+    kubernetes: KubernetesDocument | None = Field(
+        default=None, description="the RayJob that runs the study, with `autotune tune SPEC --on kubernetes`"
     )
     seed: Annotated[StrictInt, Field(ge=0, lt=1 << 31)] = 0
     data: Text | None = Field(

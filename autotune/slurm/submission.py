@@ -38,11 +38,8 @@ class Submission:
     folder: Path
     files: Mapping[str, str]
     """by name"""
-
-    @property
-    def start(self) -> str:
-        """The command that submits it."""
-        return f"cd {shlex.quote(str(self.folder))} && sbatch {JOB}"
+    start: str
+    """the command that submits it"""
 
 
 def stand_in(job: SlurmDocument) -> ClusterSpec:
@@ -86,13 +83,18 @@ def submission(
             remedy="write runner: slurm for programs, or runner: ray",
             field="runner",
         )
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", study.name).strip("-.") or "study"
+    name = folder_name(study)
     where = folder / name
     texts = {
         SPEC: to_yaml(dict(document)),
         JOB: _script(name, job, nodes=nodes, gpus=gpus, base=base, folder=where, keeps_store=keeps_store),
     }
-    return Submission(folder=where, files=texts)
+    return Submission(folder=where, files=texts, start=f"cd {shlex.quote(str(where))} && sbatch {JOB}")
+
+
+def folder_name(study: Study) -> str:
+    """The name of the study's folder, and of its job."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", study.name).strip("-.") or "study"
 
 
 def _script(
@@ -173,7 +175,7 @@ def write(made: Submission) -> list[Path]:
 def _without_job(text: str) -> Any:
     import yaml
 
-    return {key: value for key, value in yaml.safe_load(text).items() if key != "slurm"}
+    return {key: value for key, value in yaml.safe_load(text).items() if key not in ("slurm", "kubernetes")}
 
 
 def check(made: Submission) -> str:
