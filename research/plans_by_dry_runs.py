@@ -28,7 +28,7 @@ from autotune.space import SearchSpace
 from autotune.spec import DryRun, ModelCode, ModelSpec, ParallelConfig, Peft, Study, Workload
 from autotune.will_it_fit import pipeline_ranks
 from autotune_workers.dryrun.played_rank import dry_run, first_rank_of_stage
-from autotune_workers.dryrun.stand_ins import stand_in
+from autotune_workers.dryrun.process import stand_in
 from autotune_workers.training.torch_internals import forget_shardings
 from tests.benchmarks.architectures import ARCHITECTURES, SEQ_LEN
 

@@ -98,8 +98,7 @@ def _watched(
 
     from autotune.detect import local_cluster
     from autotune.interrupts import interrupts
-    from autotune.onboarding.first_spec import lawful
-    from autotune.onboarding.present_launch import launch_of_command, launch_of_python, launch_of_script
+    from autotune.onboarding.first_spec import launch_of_command, launch_of_python, launch_of_script, lawful
     from autotune.onboarding.seen_draft import seen_document, seen_draft
     from autotune.onboarding.watched_launch import STEPS, check_trained, launch_shown, request_of, watch_launch
     from autotune.registry import make_runner

@@ -26,7 +26,7 @@ from autotune.reviews import Review, review
 from autotune.reviews.words import short_lines
 from autotune.settings import settings
 from autotune.spec import ObservedRun
-from autotune.trainers.program_name import COMMAND
+from autotune.trainers.own_program import COMMAND
 
 
 def advise(
@@ -64,7 +64,7 @@ def advise(
 
 def reviewed(training: Training, *, cluster: str | None, store: str | Path | None) -> Review:
     """The review of what was read of an object. Raises `SpecError` where something is not known."""
-    from autotune.onboarding.seen_model import seen_model
+    from autotune.onboarding.seen_draft import seen_model
 
     for name, value, how in (
         ("the tokens of a sequence", training.seq_len, "seq_len="),

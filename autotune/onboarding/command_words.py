@@ -18,7 +18,7 @@ from typing import NamedTuple, final
 
 from autotune.onboarding.settings_program import COMMANDS
 from autotune.trainers.launch_files import INTERPRETER
-from autotune.trainers.launcher_limits import MODULES
+from autotune.trainers.workload_limits import MODULES
 
 LAUNCHERS = {
     "torchrun": "torchrun",

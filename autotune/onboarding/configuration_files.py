@@ -1,22 +1,77 @@
 """A file, or a folder that `autotune export` wrote, as the present configuration of a program; and the trainer that it belongs to.
 
 A folder's launch.json tells command and environment; a single file is all that is known.
+
+Whose a file is that autotune does not read: by the keys that it has and where they stand, never by a word in its text.
+
+Facts: llm-foundry 0.22 (scripts/train/yamls), OLMo 0.6 (configs), Primus 26 (examples), NeMo 2 and its launcher (conf), NeMo-RL 0.4 (examples/configs),
+verl 0.6 (trainer/config), GPT-NeoX 2 (configs), torchtune 0.6 (recipes/configs), litgpt 0.5 (config_hub), fairseq 0.12 (config), Megatron-LM
+(tests/functional_tests), TRL 1 and the alignment handbook (recipes), levanter 1.2 (config).
+
+Knobs that a program's settings decide for a whole study: number format and ZeRO stage, by a file of DeepSpeed or accelerate that they name.
+
+A file that is not there is judged by its name: `ds_z3_config.json`, `zero2.yaml`, `fsdp.yaml`.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.errors import SpecError
-from autotune.onboarding.foreign_files import paths_of
+from autotune.onboarding.launch_script import Started
 from autotune.trainers import Trainer, trainer, trainer_names
 from autotune.trainers.launch_files import MANIFEST
-from autotune.trainers.nested_documents import parse_document
-from autotune.trainers.present_configuration import PresentConfiguration
+from autotune.trainers.present_configuration import PresentConfiguration, parse_document
+from autotune.trainers.readers.accelerate_yaml import PRECISIONS
+
+
+class Foreign(NamedTuple):
+    """A program that autotune does not know, and what its files have."""
+
+    name: str
+    marks: tuple[tuple[str, ...], ...]
+    """paths of keys; all of one group are there"""
+
+
+FOREIGN = (
+    Foreign("OLMo", (("device_train_microbatch_size", "run_name", "evaluators"), ("device_train_microbatch_size", "model.d_model", "tokenizer.identifier"))),
+    Foreign("llm-foundry (Composer)", (("device_train_microbatch_size",), ("global_train_batch_size",), ("train_loader", "max_duration"), ("variables", "train_loader"), ("max_duration", "eval_interval"))),
+    Foreign("Primus", (("modules.pre_trainer",), ("modules.post_trainer",), ("modules.trainer.framework",), ("work_group", "exp_name", "modules"))),
+    Foreign("NeMo 1", (("exp_manager", "trainer"), ("run", "exp_manager"), ("trainer.num_nodes", "model.encoder_seq_length"), ("model.megatron_amp_O2",))),
+    Foreign("NeMo-RL", (("policy", "grpo"), ("policy", "dpo"), ("policy", "sft"), ("policy", "loss_fn"), ("policy.dtensor_cfg",), ("policy.megatron_cfg",))),
+    Foreign("NeMo Automodel", (("step_scheduler", "model._target_"), ("recipe", "step_scheduler"))),
+    Foreign("verl", (("actor_rollout_ref",), ("data.train_batch_size", "trainer.total_epochs"), ("actor", "rollout"), ("algorithm.adv_estimator",))),
+    Foreign("GPT-NeoX", (("pipe_parallel_size",), ("pipe-parallel-size",), ("model_parallel_size", "train_micro_batch_size_per_gpu"), ("train-iters", "lr-decay-style"))),
+    Foreign("torchtune", (("model._component_",), ("tokenizer._component_",), ("optimizer._component_",))),
+    Foreign("litgpt", (("train.micro_batch_size", "train.log_interval"), ("train.global_batch_size", "out_dir"), ("checkpoint_dir", "train.global_batch_size"))),
+    Foreign("fairseq", (("distributed_training", "optimization"), ("common", "optimization"), ("dataset.max_tokens", "optimization"))),
+    Foreign("Megatron-LM's functional tests", (("MODEL_ARGS",), ("ENV_VARS", "TEST_TYPE"))),
+    Foreign("levanter", (("trainer.train_batch_size", "trainer.num_train_steps"),)),
+    Foreign("ms-swift", (("tuner_type",), ("train_type",), ("rlhf_type",), ("model", "dataset", "per_device_train_batch_size"))),
+    Foreign("MaxText", (("per_device_batch_size", "base_emb_dim"), ("ici_fsdp_parallelism",), ("per_device_batch_size", "run_name", "dataset_path"))),
+    Foreign("transformers' TrainingArguments in a file (TRL, alignment-handbook, ms-swift)", (("per_device_train_batch_size", "model_name_or_path"), ("per_device_train_batch_size", "output_dir"), ("per_device_train_batch_size", "learning_rate"))),
+)  # fmt: skip
+
+
+def foreign_program(document: Mapping[str, Any], *, is_json: bool = False) -> str:
+    """The program that autotune does not know whose file it is; empty where none is recognised. `is_json`: TrainingArguments are read from JSON."""
+    paths = frozenset(paths_of(document))
+    candidates = FOREIGN[:-1] if is_json else FOREIGN
+    return next((each.name for each in candidates if any(paths.issuperset(group) for group in each.marks)), "")
+
+
+def paths_of(node: Any, before: str = "", depth: int = 3) -> Iterator[str]:
+    """The paths of the keys of a document, from its top, joined by dots."""
+    if isinstance(node, Mapping) and depth:
+        for key, value in node.items():
+            yield f"{before}{key}"
+            yield from paths_of(value, f"{before}{key}.", depth - 1)
+
 
 DOCUMENTS = (".yaml", ".yml", ".json", ".toml")
 """endings of files that are told apart by their keys"""
@@ -85,3 +140,91 @@ def _text(path: Path) -> str:
         raise SpecError(f"{path} is not UTF-8 text", field="FILE") from None
     except OSError as error:
         raise SpecError(f"{path} cannot be read: {error.strerror}", field="FILE") from None
+
+
+ON = (True, "auto", "true", "True", "full")
+"""values of a setting that is on; `auto`: where the GPU can"""
+_FORMATS = {
+    "fp8": ("fp8",),
+    "bf16": ("bf16", "pure_bf16", "bfloat16"),
+    "fp16": ("fp16", "float16"),
+    "tf32": ("tf32",),
+}
+"""settings that switch a number format on, the narrowest first"""
+
+
+def precision_of(settings: Mapping[str, Any], usual: str = "fp32") -> str:
+    """The number format by the settings that switch one on; bf16 also where a program is to find out itself (`auto`). `usual`: where none says."""
+    on = next((name for name, keys in _FORMATS.items() if any(settings.get(key) in ON for key in keys)), "fp32")
+    said = any(settings.get(key) is not None for name in ("bf16", "fp16") for key in _FORMATS[name])
+    return on if said or on == "fp8" or usual == "fp32" else usual
+
+
+def is_pure_bf16(settings: Mapping[str, Any]) -> bool:
+    """Whether the weights, too, are in bf16."""
+    return any(settings.get(key) in ON for key in ("pure_bf16", "bfloat16"))
+
+
+def sharding_of(settings: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """The ZeRO stage, and whether the optimizer is on the host, by the settings `deepspeed` (a file; `base`: where its path begins), `fsdp`,
+    `dist_config` and `use_distributed_optimizer`."""
+    kind = settings.get("dist_config")
+    kind = kind if isinstance(kind, Mapping) else {}
+    named = settings.get("deepspeed") or kind.get("config_file")
+    if isinstance(named, Mapping):
+        inner = named.get("zero_optimization")
+        return {"zero_stage": int(inner.get("stage", 0)) if isinstance(inner, Mapping) else 0}
+    if named:
+        found = decided_by("deepspeed", str(named), base)
+        return {"zero_stage": 0, **{knob: found[knob] for knob in ("zero_stage", "offload") if knob in found}}
+    inner = settings.get("fsdp_config")
+    shards = f"{settings.get('fsdp') or ''} {inner or ''}".lower()
+    if shards.strip() or kind.get("name") == "fsdp2":
+        is_gathered = isinstance(inner, Mapping) and inner.get("reshard_after_forward") is False
+        return {"zero_stage": 2 if is_gathered or "shard_grad_op" in shards else 3}
+    return {"zero_stage": 1 if settings.get("use_distributed_optimizer") in ON else 0}
+
+
+def decided_for(started: Started, base: Path) -> dict[str, Any]:
+    """Knobs that the launch of a script decides: by options of accelerate, and by the files that launcher and script are given."""
+    settings = {argument.name: argument.values[0] if argument.values else True for argument in started.arguments}
+    settings |= {"deepspeed": file} if isinstance(file := settings.get("deepspeed_config"), str) else {}
+    found: dict[str, Any] = {}
+    if started.launcher == "accelerate":
+        if file := started.option("config_file"):
+            found |= decided_by("accelerate", file, base)
+        if word := started.option("mixed_precision"):
+            found["precision"] = PRECISIONS.get(word, "fp32")
+        if stage := started.option("zero_stage"):
+            found["zero_stage"] = int(stage) if stage in ("0", "1", "2", "3") else 0
+    if isinstance(settings.get("deepspeed"), str):
+        found |= decided_by("deepspeed", str(settings["deepspeed"]), base)
+    elif settings.get("fsdp"):
+        found |= sharding_of(settings, base)
+    return found
+
+
+def ranks_asked(started: Started, base: Path) -> tuple[int, int | None]:
+    """(nodes, ranks of a node) that the launch asks for, also by the file of `accelerate launch --config_file`; None where it does not say."""
+    file = base / started.option("config_file")
+    if started.launcher == "accelerate" and started.gpus_per_node is None and file.is_file():
+        with suppress(SpecError):
+            asked = parse_document(file.name, read_present(file).files[file.name])
+            ranks, nodes = asked.get("num_processes"), asked.get("num_machines", 1)
+            if isinstance(ranks, int) and isinstance(nodes, int) and ranks >= nodes > 0:
+                return nodes, ranks // nodes
+    return started.nodes, started.gpus_per_node
+
+
+def decided_by(name: str, file: str, base: Path) -> dict[str, Any]:
+    """Knobs that a file of the trainer `deepspeed` or `accelerate` decides, where it says them."""
+    knobs = ("precision", "zero_stage", "recompute", "compile", "offload")
+    path = base / file
+    if path.is_file():
+        with suppress(SpecError):
+            found = trainer(name).read_config(read_present(path)).knobs
+            return {knob: found[knob] for knob in knobs if found.get(knob) is not None}
+    tail = path.name.lower()
+    if stage := re.search(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", tail):
+        return {"zero_stage": int(stage[1]), **({"offload": "optimizer"} if "offload" in tail else {})}
+    return {"zero_stage": 3} if "fsdp" in tail else {}

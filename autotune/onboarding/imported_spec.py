@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError, CatalogError
-from autotune.onboarding.draft import Draft, Entry, file_name
-from autotune.onboarding.named_cluster import named_cluster
+from autotune.onboarding.draft import Draft, Entry, file_name, named_cluster
 from autotune.onboarding.present_post_training import (
     asked_of_post_training,
     post_training_entries,
@@ -27,9 +26,15 @@ from autotune.space import complete, why_not
 from autotune.spec import KNOBS, ClusterSpec, ModelSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import Trainer, trainer
 from autotune.trainers.effective import effective
-from autotune.trainers.nested_documents import dotted, split_by_path, without_equal
 from autotune.trainers.own_program import CWD
-from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
+from autotune.trainers.present_configuration import (
+    SETTINGS,
+    PresentConfiguration,
+    Reading,
+    dotted,
+    split_by_path,
+    without_equal,
+)
 
 STAND_IN_MODEL = "nano-gpt"
 STAND_IN_VOCAB = 32000

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.onboarding.command_words import TASKS
-from autotune.onboarding.draft import Item
+from autotune.onboarding.draft import Item, Place
 from autotune.onboarding.launch_script import Argument, Started
-from autotune.onboarding.named_cluster import Place
 from autotune.onboarding.option_matches import OptionMatches
 from autotune.onboarding.option_names import OF_MODEL, Meaning
 from autotune.onboarding.script_options import ScriptOption
 from autotune.spec.usual_names import OF_A_RUN
-from autotune.trainers.launcher_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MACHINES
 from autotune.trainers.placeholders import braced
+from autotune.trainers.workload_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MACHINES
 
 FILL_IN = "FILL-IN"
 """value of an option that the script requires and that nobody but its owner knows"""

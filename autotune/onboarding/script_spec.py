@@ -5,6 +5,8 @@
     baseline  what the script is started with today, where a launch script says so, else its own defaults
 
 What the script does not say (its cluster, often its model) stands there as a stand-in, and is listed as to be filled in.
+
+What a training has in place of what only trials are told: the user's own steps, seed, saving, logging and trackers, for the exported launch.
 """
 
 from __future__ import annotations
@@ -14,19 +16,41 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.onboarding.draft import Draft, Entry, file_name
+from autotune.onboarding.draft import Draft, Entry, Place, file_name
 from autotune.onboarding.hub_names import model_named
-from autotune.onboarding.named_cluster import Place
-from autotune.onboarding.option_matches import DEGREES, OptionMatches, match_options
+from autotune.onboarding.option_matches import DEGREES, OptionMatches, RanksToday, match_options, ranks_today
 from autotune.onboarding.option_names import SHAPE, meaning_of
-from autotune.onboarding.print_statements import EVERY_STEP
-from autotune.onboarding.printed_lines import patterns_of
-from autotune.onboarding.ranks_today import RanksToday, ranks_today
+from autotune.onboarding.print_statements import EVERY_STEP, patterns_of
 from autotune.onboarding.script import Script, starts_one
-from autotune.onboarding.script_argv import argv_of, ideas_of, precision_words, values_of
-from autotune.onboarding.script_training import training_of
+from autotune.onboarding.script_argv import argv_of, ideas_of, precision_words, trial_words, values_of, written
 from autotune.spec import KNOBS
+from autotune.trainers.command_training import APPEND
 from autotune.trainers.placeholders import braced
+
+
+def training_of(found: OptionMatches) -> dict[str, Any]:
+    """The option `training` of the trainer: by word of `argv`, `steps` and `seed`, what the script is started with today; null where it is told nothing."""
+    started = found.script.started
+    given: dict[str, list[str]] = {}
+    for argument in started.arguments if started else ():
+        given.setdefault(argument.name, []).extend(written(argument, found.script.is_read))
+
+    def own(name: str) -> Any:
+        words = given.get(name, [])
+        return words[0] if len(words) == 1 else words or None
+
+    training: dict[str, Any] = {}
+    for target in ("steps", "seed"):
+        if target in found.used:
+            option, _ = found.used[target]
+            value = option.present if option.is_in_file else option.given
+            training[target] = value if isinstance(value, int) and not isinstance(value, bool) else None
+    for word in trial_words(found):
+        training[word] = own(word.lstrip("-+").partition("=")[0].replace("-", "_"))
+    if watched := [word for option in found.trackers for word in given.get(option.name, ())]:
+        training[APPEND] = watched
+    return training
+
 
 MODEL, SEQ_LEN, VOCAB_SIZE = "nano-gpt", 1024, 50304
 """stand-ins for figures that the script does not say"""

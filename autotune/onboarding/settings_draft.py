@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, final
 
 from autotune.errors import SpecError
-from autotune.onboarding.decided_elsewhere import ON, is_pure_bf16, precision_of, sharding_of
-from autotune.onboarding.draft import Draft, Entry, Item, file_name
+from autotune.onboarding.configuration_files import ON, is_pure_bf16, precision_of, sharding_of
+from autotune.onboarding.draft import Draft, Entry, Item, Place, file_name
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.launch_script import Argument
-from autotune.onboarding.named_cluster import Place
 from autotune.onboarding.script_argv import written
 from autotune.onboarding.settings_program import SettingsProgram
 from autotune.spec.usual_names import optimizer_named

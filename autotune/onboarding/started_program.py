@@ -14,10 +14,9 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.onboarding.command_words import TASKS
 from autotune.onboarding.configuration_files import read_present
-from autotune.onboarding.draft import Draft
+from autotune.onboarding.draft import Draft, Place
 from autotune.onboarding.launch_script import Argument, Started, arguments_of, is_plain
 from autotune.onboarding.library_options import TRAINING_ARGUMENTS
-from autotune.onboarding.named_cluster import Place
 from autotune.onboarding.option_names import is_log_interval, is_of_knob
 from autotune.onboarding.script import Script, read_script
 from autotune.onboarding.script_options import ScriptOption, option_of, overridden_by_file
@@ -26,7 +25,7 @@ from autotune.onboarding.settings_draft import Settings, settings_draft
 from autotune.onboarding.settings_file import typed
 from autotune.onboarding.settings_program import COMMANDS, settings_program
 from autotune.spec.usual_names import FINDS_BATCH, TRACKERS
-from autotune.trainers.nested_documents import parse_document
+from autotune.trainers.present_configuration import parse_document
 
 _ABOVE = 3
 """folders above the script in which its program is looked for"""

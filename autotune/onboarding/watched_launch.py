@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import final
 
 from autotune.errors import ProgramError
-from autotune.onboarding.present_launch import PresentLaunch
+from autotune.onboarding.first_spec import PresentLaunch
 from autotune.ports import (
     AttemptEnded,
     AttemptQueued,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.spec import Study, Workload
 from autotune.spec.plain import identity, workload_to_dict
-from autotune.trainers.program_name import COMMAND, program_name
+from autotune.trainers.own_program import COMMAND, program_name
 
 if TYPE_CHECKING:
     from autotune.cost import Calibration
@@ -53,7 +53,7 @@ def known_constants(workload: Workload, store: KnowledgeStore | None, program: s
 
 def stored_calibration(workload: Workload, store: KnowledgeStore | None, program: str = "") -> Calibration | None:
     """The measured constants as runs of the program move them, with the dry runs of the workload, where the store has any of these. `program`: its name
-    (`autotune.trainers.program_name`), where the trainer is any program; its runs alone tell of it."""
+    (`autotune.trainers.own_program`), where the trainer is any program; its runs alone tell of it."""
     if store is None:
         return None
     from autotune.cost import calibration_for

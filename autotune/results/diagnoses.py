@@ -11,8 +11,8 @@ from autotune.diagnosis.log_words import data_time_s, hints_of
 from autotune.errors import SpecError
 from autotune.spec import Estimate, Measurement, ObservedRun, Study, Trial
 from autotune.trainers import trainer
+from autotune.trainers.own_program import COMMAND
 from autotune.trainers.pattern_proposals import propose_patterns
-from autotune.trainers.program_name import COMMAND
 
 
 def expected(estimate: Estimate | None) -> dict[str, Any]:

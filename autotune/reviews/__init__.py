@@ -5,7 +5,7 @@ gains.py     how much faster configs are, with intervals                        
 lines.py     an edit as lines of somebody's files                                           dangers.py   what is wrong or dangerous
 earlier.py   what was measured before
 answer.py    the answer                                                                     words.py     the answer as text
-kubeflow.py  the answer to a TrainJob at its admission                                      confined.py  no file is read but those that were sent
+kubeflow.py  the answer to a TrainJob at its admission
 """
 
 from autotune.reviews.answer import Edit, Review

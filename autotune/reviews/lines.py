@@ -22,7 +22,7 @@ from autotune.reviews.answer import LineEdit
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.nested_documents import parse_document
+from autotune.trainers.present_configuration import parse_document
 
 STAND_INS = 6
 """options of a launch that may be stand-ins"""

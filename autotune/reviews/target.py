@@ -2,14 +2,23 @@
 
 script, command   a shell or Slurm script, or the words of a command     program   a Python file
 configuration     of a trainer                                            manifest  of Kubernetes     spec   of a study
+
+A context in which no file outside of one folder is read, whatever path a text names and however it is quoted.
+
+Python reports each opening of a file before it happens (PEP 578). Within the context, one outside of the folder is refused as if its owner had forbidden it; the
+files of Python and its packages, which are imported when they are needed, stay readable. What lies elsewhere on `sys.path` must be imported before.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,10 +29,38 @@ from autotune.onboarding.configuration_files import document_of, read_present
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import SHELL_SCRIPTS, first_draft, text_draft
 from autotune.onboarding.launch_script import Started, started_by
-from autotune.reviews.confined import reading_only
 from autotune.reviews.manifest import gpus_of, is_manifest, launch_of
 from autotune.spec import catalog
 from autotune.trainers import trainer, trainer_names
+
+_FOLDER: ContextVar[str] = ContextVar("folder", default="")
+_CODE = tuple(os.path.realpath(path) + os.sep for path in (Path(__file__).parents[1], sys.prefix, sys.base_prefix))
+"""where Python's own code lies, that of the packages of its environment, and ours"""
+_installed = False
+
+
+@contextmanager
+def reading_only(folder: Path) -> Iterator[None]:
+    """Within it, files outside of the folder raise `PermissionError` when they are opened. It holds for this thread."""
+    global _installed
+    if not _installed:
+        _installed = True
+        sys.addaudithook(_refuse)
+    token = _FOLDER.set(os.path.realpath(folder) + os.sep)
+    try:
+        yield
+    finally:
+        _FOLDER.reset(token)
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    folder = _FOLDER.get() if event == "open" else ""
+    if not folder or not isinstance(arguments[0], str | bytes | os.PathLike):
+        return
+    path = os.path.realpath(os.fsdecode(arguments[0]))
+    if not path.startswith((folder, *_CODE, "/proc/self/", "/dev/null")):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
 
 COMMAND = "command"
 """name of a command that no file holds"""

@@ -23,8 +23,7 @@ from autotune.testing.checked_configs import EXPERTS, GPT, MODEL, WORKLOAD, conf
 from autotune.testing.knobs import EXPERT_KNOBS, base_configs, complaints_of, variations, varied_configs
 from autotune.trainers import Launch, Limit, StepMetrics, Trainer, trainer, trainer_names, write_launch
 from autotune.trainers.effective import effective
-from autotune.trainers.nested_documents import without_equal
-from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration
+from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, without_equal
 
 __all__ = ["EXPERTS", "GPT", "MODEL", "WORKLOAD", "TrainerContract", "configs", "one_node_configs"]
 

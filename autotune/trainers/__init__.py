@@ -1,8 +1,7 @@
 """Trainers: a config as a launch of somebody's training program (argv, environment, files), and its log lines as step metrics.
 
     trainer.py        Trainer, the base class; trainer_option.py   Option
-    present_configuration.py   the configuration that a program has now, and what was read of it
-    nested_documents.py, key_reader.py   mappings of mappings; which of their keys were read
+    present_configuration.py   the configuration that a program has now, and what was read of it: keys of nested documents, knobs that follow from others
     readers/          readers of present configurations, one per format
     launch_files.py   Launch, and `write_launch`, which writes it into a folder
     schedulers/       a launch as a job of Slurm, Ray or Kubernetes; provenance_comments.py   how its config was found and measured

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
-from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.present_configuration import KeyReader
 
 CP_STYLES = {"ring": "p2p", "heads": "a2a", "gather": "allgather"}
 """values of cp_comm_type"""

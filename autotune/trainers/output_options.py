@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.trainers.launch_files import FOLDER, OUTPUTS, Launch
-from autotune.trainers.nested_documents import parse_document
+from autotune.trainers.present_configuration import parse_document
 from autotune.trainers.program_files import WRITERS
 
 TRIAL_DIR = f"{FOLDER}/{OUTPUTS}"

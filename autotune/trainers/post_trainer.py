@@ -14,11 +14,16 @@ from autotune.spec import KNOBS, ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
 from autotune.trainers.effective import effective
 from autotune.trainers.file_formats import to_yaml
-from autotune.trainers.key_reader import KeyReader
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
-from autotune.trainers.nested_documents import merged, parse_document
-from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
+from autotune.trainers.present_configuration import (
+    SETTINGS,
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    merged,
+    parse_document,
+)
 from autotune.trainers.readers.shell_words import commands_of
 from autotune.trainers.rl_logs import step_metrics_of
 from autotune.trainers.step_metrics import StepMetrics

@@ -4,19 +4,249 @@ A trainer that writes a launch also reads one: `read_config(build(config).presen
 that are no knob and no option of the trainer are its `settings`, which every launch writes again.
 
     ranks   the world size; a file alone seldom tells it, a launch command does
+
+Nested documents: mappings of mappings, as configuration files hold them.
+
+A file is JSON or TOML by the ending of its name, else YAML. A path is the keys from the outside in, joined by dots: `zero_optimization.stage`.
+
+Reads keys of a nested document, and knows which of them were read and which are left over.
+
+A path is the keys from the outside in, joined by dots: `zero_optimization.stage`. What nobody reads is left over, so that nothing of somebody's
+configuration is dropped without a word. A value that was asked for but is not understood is no longer left over; a remark names it.
+
+Knobs that a configuration does not state because they follow from others.
+
+ranks = tp * pp * dp * cp                                 the world size
+batch = micro_batch_size * accumulation_steps * dp        sequences per optimizer step
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar, final
 
 from autotune.errors import SpecError
+from autotune.trainers.file_formats import to_json, to_toml, to_yaml
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.trainer_option import Option, Reach
+
+MAX_VALUES = 100_000
+"""A document of more values, with those of an alias wherever it stands, is no configuration."""
+
+
+def parse_document(name: str, text: str) -> dict[str, Any]:
+    """The mapping that a JSON, YAML or TOML file holds, by its ending. Raises `SpecError`."""
+    import yaml  # imported here because it is slow to import
+
+    ending = PurePosixPath(name).suffix.lower()
+    try:
+        if ending == ".toml":
+            found = tomllib.loads(text)
+        else:
+            found = json.loads(text) if ending == ".json" else yaml.safe_load(text)
+        values = _num_values(found, {})
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        kind = {".toml": "TOML", ".json": "JSON"}.get(ending, "YAML")
+        raise SpecError(f"{name} is not {kind}: {_complaint(error)}", field="FILE") from None
+    if not isinstance(found, dict):
+        raise SpecError(f"{name} must hold keys and values, but holds {type(found).__name__}", field="FILE")
+    if values > MAX_VALUES:
+        raise SpecError(
+            f"{name} holds itself, or more than {MAX_VALUES:,} values: it is no configuration", field="FILE"
+        )
+    return found
+
+
+def _num_values(node: Any, known: dict[int, int]) -> int:
+    """Values in a document, those of an alias wherever it stands; more than `MAX_VALUES` where a part holds itself. `known`: by the parts' identity."""
+    if not isinstance(node, dict | list):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = MAX_VALUES  # as long as it is open
+        inner = node.values() if isinstance(node, dict) else node
+        known[id(node)] = 1 + sum(_num_values(value, known) for value in inner)
+    return known[id(node)]
+
+
+def _complaint(error: Exception) -> str:
+    """What a parser says in its first line; of YAML's, the line of the file and the problem, which stand in its last lines."""
+    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+    return f"line {mark.line + 1}: {problem}" if problem and mark else str(error).splitlines()[0]
+
+
+def document_text(name: str, document: Mapping[str, Any]) -> str:
+    """The text of a JSON, YAML or TOML file, by its ending."""
+    ending = PurePosixPath(name).suffix.lower()
+    return {".toml": to_toml, ".json": to_json}.get(ending, to_yaml)(document)
+
+
+def merged(document: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """`document` with the keys of `more`, also inside its mappings; `more` counts where both have a value."""
+    result = dict(document)
+    for key, value in more.items():
+        here = result.get(key)
+        inside = isinstance(here, Mapping) and isinstance(value, Mapping)
+        result[key] = merged(here, value) if inside else value  # type: ignore[arg-type]
+    return result
+
+
+def without_equal(document: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """`document` without what `other` holds with the same value, also inside mappings."""
+    left: dict[str, Any] = {}
+    for key, value in document.items():
+        if key in other and other[key] == value:
+            continue
+        if isinstance(value, Mapping) and isinstance(other.get(key), Mapping):
+            if inner := without_equal(value, other[key]):
+                left[key] = inner
+        else:
+            left[key] = value
+    return left
+
+
+def dotted(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The paths of all values, inner keys joined by dots."""
+    for key, value in document.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def split_by_path(
+    document: Mapping[str, Any], patterns: Sequence[str], prefix: str = ""
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(the document without the values whose path matches a pattern such as `profiling.*`, the paths that are left out)
+
+    Values that are off already, false or null, stay: without them a default could count, which may be on.
+    """
+    left: dict[str, Any] = {}
+    out: list[str] = []
+    for key, value in document.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            inner, below = split_by_path(value, patterns, f"{path}.")
+            out += below
+            if inner:
+                left[key] = inner
+        elif value is not None and value is not False and any(fnmatchcase(path, pattern) for pattern in patterns):
+            out.append(path)
+        else:
+            left[key] = value
+    return left, tuple(sorted(out))
+
+
+AUTO = "auto"
+"""what Hugging Face's integrations write for a value that the program fills in"""
+_MISSING = object()
+T = TypeVar("T")
+
+
+@final
+class KeyReader:
+    """Reads a document key by key and keeps account."""
+
+    def __init__(self, document: Mapping[str, Any], name: str) -> None:
+        """`name`: of the file, for remarks."""
+        self._document, self.name = document, name
+        self._taken: set[str] = set()
+        self.remarks: list[str] = []
+        """values that were not understood, in words; a reader may add to them"""
+
+    def count(self, path: str) -> int | None:
+        """A whole number of at least 0; None where there is none."""
+        value = self.find(path)
+        if isinstance(value, str) and value.isdecimal():
+            value = int(value)
+        fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        if fits:
+            return self._take(path, int(value))
+        self._not_understood(path, value, "a whole number")
+        return None
+
+    def number(self, path: str) -> float | None:
+        """A number. YAML reads `1e-4` as text, which counts as a number here."""
+        value = self.find(path)
+        try:
+            found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+        except ValueError:
+            found = None
+        if found is None:
+            self._not_understood(path, value, "a number")
+        else:
+            self._take(path, found)
+        return found
+
+    def flag(self, path: str) -> bool | None:
+        """True or false, also as text."""
+        value = self.find(path)
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            value = value.lower() == "true"
+        if isinstance(value, bool):
+            return self._take(path, value)
+        self._not_understood(path, value, "true or false")
+        return None
+
+    def text(self, path: str) -> str | None:
+        """A text that is not empty."""
+        value = self.find(path)
+        return self._take(path, value) if isinstance(value, str) and value else None
+
+    def word(self, path: str, meanings: Mapping[Any, Any]) -> Any:
+        """What the value means, by `meanings`; None where there is none or it is none of these."""
+        value = self.find(path)
+        if isinstance(value, str | bool | int) and value in meanings:
+            return self._take(path, meanings[value])
+        self._not_understood(path, value, "one of " + ", ".join(map(str, meanings)))
+        return None
+
+    def find(self, path: str) -> Any:
+        """The value, which stays left over; None where there is none."""
+        node: Any = self._document
+        for key in path.split("."):
+            node = node.get(key, _MISSING) if isinstance(node, Mapping) else _MISSING
+        return None if node is _MISSING else node
+
+    def drop(self, *paths: str) -> None:
+        """Counts the keys as read, whatever they hold: others that were read imply them."""
+        self._taken.update(paths)
+
+    @property
+    def left(self) -> dict[str, Any]:
+        """The document without what was read."""
+        return self._without(self._document, "")
+
+    def _take(self, path: str, value: T) -> T:
+        self._taken.add(path)
+        return value
+
+    def _not_understood(self, path: str, value: Any, expected: str) -> None:
+        if value is None:
+            return
+        why = "the program fills it in" if value == AUTO else f"left out, because it is not {expected}"
+        self._taken.add(path)
+        self.remarks.append(f"{self.name}: {path}={value!r:.60}: {why}")
+
+    def _without(self, node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        left: dict[str, Any] = {}
+        for key, value in node.items():
+            path = f"{prefix}{key}"
+            if path in self._taken:
+                continue
+            if isinstance(value, Mapping) and value:
+                if inner := self._without(value, f"{path}."):
+                    left[str(key)] = inner
+            else:
+                left[str(key)] = value
+        return left
+
 
 SETTINGS = Option(
     name="settings",
@@ -123,3 +353,38 @@ def options_of(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _is_number(word: str) -> bool:
     return re.fullmatch(r"-[0-9.]+([eE]-?[0-9]+)?", word) is not None
+
+
+def completed(knobs: Mapping[str, Any], *, ranks: int | None = None, batch: int | None = None) -> dict[str, Any]:
+    """The knobs that are known (None: not), with those that follow from them. Raises `SpecError` where they contradict each other."""
+    found = {name: value for name, value in knobs.items() if value is not None}
+    degrees = {name: found.get(name, 1) for name in ("tp", "pp", "cp")}
+    if ranks is not None and "dp" not in found:
+        others = math.prod(degrees.values())
+        _divides(others, ranks, f"{_words(degrees)} must divide the {ranks} ranks")
+        found["dp"] = ranks // others
+    steps: dict[str, int] = {
+        name: found[name] for name in ("micro_batch_size", "accumulation_steps", "dp") if name in found
+    }
+    if batch is not None and len(steps) == 2:
+        (missing,) = {"micro_batch_size", "accumulation_steps", "dp"} - steps.keys()
+        _divides(math.prod(steps.values()), batch, f"{_words(steps)} must divide the global batch of {batch}")
+        found[missing] = batch // math.prod(steps.values())
+    elif batch is not None and len(steps) == 3 and math.prod(steps.values()) != batch:
+        raise SpecError(f"{_words(steps)} must make the global batch, but it is {batch}", field="global_batch_size")
+    return found
+
+
+def batch_of(knobs: Mapping[str, Any]) -> int | None:
+    """Sequences per optimizer step; None where the knobs do not tell."""
+    parts = [knobs.get(name) for name in ("micro_batch_size", "accumulation_steps", "dp")]
+    return None if None in parts else math.prod(part for part in parts if part is not None)
+
+
+def _divides(divisor: int, number: int, law: str) -> None:
+    if divisor < 1 or number % divisor:
+        raise SpecError(f"{law}, but do not", remedy="give the whole exported folder, or the ranks of the job")
+
+
+def _words(values: Mapping[str, int]) -> str:
+    return " * ".join(f"{name}={value}" for name, value in values.items())

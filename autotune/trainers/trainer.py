@@ -22,13 +22,21 @@ from autotune.spec.model_figures import figures_of
 from autotune.trainers.effective import effective
 from autotune.trainers.launch_files import Launch, started_by
 from autotune.trainers.limit import Limit, moved, refuse
-from autotune.trainers.nested_documents import document_text, dotted, merged, parse_document, split_by_path
 from autotune.trainers.own_program import CWD, in_its_folder
-from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
+from autotune.trainers.present_configuration import (
+    SETTINGS,
+    PresentConfiguration,
+    Reading,
+    document_text,
+    dotted,
+    merged,
+    parse_document,
+    split_by_path,
+)
 from autotune.trainers.step_metrics import MAX_LINE, LineReader, LineTest, StepMetrics, clean, number
-from autotune.trainers.told_workload import UNCOMMON_SHAPES, shape_limits, workload_limits
 from autotune.trainers.torchrun import place
 from autotune.trainers.trainer_option import PYTHON, SAME_DATA, SHARED_OPTIONS, Option
+from autotune.trainers.workload_limits import UNCOMMON_SHAPES, shape_limits, workload_limits
 
 MAX_MOVES = 3
 """rounds of replacing values by the nearest ones, each of which may violate another limit"""

@@ -38,7 +38,7 @@ from autotune.spec import ConfigTable, DryRun, ModelSpec, ParallelConfig, Worklo
 from autotune.spec.config import knobs_of
 from autotune.trainers.trainer import UNCOMMON_SHAPES
 from autotune_workers.dryrun.played_rank import dry_run
-from autotune_workers.dryrun.stand_ins import stand_in
+from autotune_workers.dryrun.process import stand_in
 from autotune_workers.training.torch_internals import forget_shardings
 
 RECORDED = Path(__file__).parent / "data" / "formulas_dry_runs.jsonl"

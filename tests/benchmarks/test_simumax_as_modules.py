@@ -22,7 +22,7 @@ def test_every_published_config_is_there_with_each_of_its_pipeline_ranks() -> No
 def test_rank_with_experts_allocates_what_was_measured() -> None:
     """In this process: the first of two pipeline ranks, with the embedding, a dense layer and a layer of 40 experts."""
     from autotune_workers.dryrun.played_rank import dry_run, first_rank_of_stage
-    from autotune_workers.dryrun.stand_ins import stand_in
+    from autotune_workers.dryrun.process import stand_in
     from autotune_workers.own_model.inspection import inspect
 
     row = ROWS["deepseekv2-l4 4096 tp=1 pp=2 dp=4 cp=1 ep=4 rank 0"]

@@ -6,8 +6,7 @@ import ast
 
 import pytest
 
-from autotune.onboarding.print_statements import print_statements
-from autotune.onboarding.printed_lines import patterns_of
+from autotune.onboarding.print_statements import patterns_of, print_statements
 
 LOOP = "import time\nbegin = time.perf_counter()\nfor step in range(9):\n"
 

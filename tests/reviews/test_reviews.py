@@ -15,9 +15,9 @@ from autotune.cli import run
 from autotune.errors import SpecError
 from autotune.reviews import lines_of, review, review_texts
 from autotune.reviews.answer import LineEdit
-from autotune.reviews.confined import reading_only
 from autotune.reviews.edits import SURE
 from autotune.reviews.lines import Change, _added, _apply, edited, patch
+from autotune.reviews.target import reading_only
 from autotune.space import why_not
 
 TRAINER = """#!/bin/bash

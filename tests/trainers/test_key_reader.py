@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.nested_documents import dotted, merged, without_equal
+from autotune.trainers.present_configuration import KeyReader, dotted, merged, without_equal
 
 KEYS = st.text(alphabet="abc", min_size=1, max_size=2)
 DOCUMENTS = st.recursive(

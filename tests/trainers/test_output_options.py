@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autotune.trainers import Launch
-from autotune.trainers.nested_documents import parse_document
 from autotune.trainers.output_options import TRIAL_DIR, with_own_outputs
+from autotune.trainers.present_configuration import parse_document
 
 
 @pytest.mark.parametrize(

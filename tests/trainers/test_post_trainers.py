@@ -17,8 +17,7 @@ from autotune.spec import ParallelConfig, Workload
 from autotune.trainers import StepMetrics, trainer, write_launch
 from autotune.trainers.effective import effective
 from autotune.trainers.log_formats import parse_loss_dictionary
-from autotune.trainers.nested_documents import dotted
-from autotune.trainers.present_configuration import PresentConfiguration
+from autotune.trainers.present_configuration import PresentConfiguration, dotted
 from autotune.trainers.rl_logs import read_phases
 from tests.trainers.test_verl import LINE, OPTIONS, RL, WORKLOAD, PostTrainerContract
 

@@ -17,9 +17,8 @@ from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import PostTraining, Rollout
 from autotune.testing.trainers import TrainerContract
 from autotune.trainers import StepMetrics, trainer, write_launch
-from autotune.trainers.nested_documents import dotted, without_equal
 from autotune.trainers.post_trainer import PostTrainer
-from autotune.trainers.present_configuration import PresentConfiguration
+from autotune.trainers.present_configuration import PresentConfiguration, dotted, without_equal
 from tests.benchmarks.post_training import QWEN_7B
 
 RL = PostTraining(

@@ -14,8 +14,7 @@ from autotune.onboarding.imported_spec import import_draft
 from autotune.spec import ParallelConfig
 from autotune.study.check.program_check import launch_of
 from autotune.trainers import Launch, trainer
-from autotune.trainers.nested_documents import split_by_path
-from autotune.trainers.present_configuration import PresentConfiguration
+from autotune.trainers.present_configuration import PresentConfiguration, split_by_path
 from autotune_workers.process.program_launch import prepare
 from tests.trainers.released_names import released_names
 from tests.workers.requests import request

@@ -12,8 +12,7 @@ import autotune
 from autotune.errors import SpecError
 from autotune.schema.model_code import transformers_model
 from autotune.spec import ModelCode, ModelSpec, ParallelConfig, Workload, catalog
-from autotune_workers.own_model.inspection import inspect
-from autotune_workers.own_model.layer_kinds import decoder_of_kinds
+from autotune_workers.own_model.inspection import decoder_of_kinds, inspect
 from tests.matrix import sampled
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "num_hidden_layers": 4}  # fmt: skip

@@ -27,7 +27,6 @@ from autotune.spec.workload import OPTIMIZERS, PEFT_METHODS
 from autotune.trainers.command_training import check_training, in_training
 from autotune.trainers.effective import effective
 from autotune.trainers.launch_files import FOLDER, MASTER_ADDR, MASTER_PORT, NODE_RANK, Launch
-from autotune.trainers.launcher_limits import launcher_limits
 from autotune.trainers.limit import Limit
 from autotune.trainers.log_formats import STOCK_LINES, pattern_marks, pattern_reader, stock_reader
 from autotune.trainers.output_options import TRIAL_DIR
@@ -47,6 +46,7 @@ from autotune.trainers.trainer import (
     needs,
 )
 from autotune.trainers.trainer_option import WORKING_DIR, Reach
+from autotune.trainers.workload_limits import launcher_limits
 
 MAX_ARGUMENTS = 512
 MAX_CHARACTERS = 4096

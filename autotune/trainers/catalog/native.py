@@ -14,13 +14,13 @@ from autotune.trainers.effective import effective, word_limit
 from autotune.trainers.file_formats import to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
-from autotune.trainers.own_model_limits import own_model_limits
 from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers import trial_request
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place, torchrun
 from autotune.trainers.trainer import Option, StepMetrics, Trainer
 from autotune.trainers.trainer_option import WORKING_DIR, Reach
+from autotune.trainers.workload_limits import own_model_limits
 
 FOREVER_S = 1e9
 """an exported run has no deadline"""

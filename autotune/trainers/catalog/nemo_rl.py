@@ -17,14 +17,12 @@ from typing import Any, ClassVar
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
 from autotune.trainers.effective import word_limit
-from autotune.trainers.key_reader import KeyReader
 from autotune.trainers.launch_files import FOLDER, Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.not_offered import NOT_SET
 from autotune.trainers.own_program import CWD
 from autotune.trainers.post_trainer import OPTIONS, PostTrainer, grid, rl_value
-from autotune.trainers.present_configuration import Reading
-from autotune.trainers.readers.batch_law import completed
+from autotune.trainers.present_configuration import KeyReader, Reading, completed
 from autotune.trainers.step_metrics import MAX_LINE, StepMetrics
 from autotune.trainers.trainer_option import Option, Reach
 

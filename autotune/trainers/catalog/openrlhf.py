@@ -13,14 +13,20 @@ from typing import Any, ClassVar
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
 from autotune.trainers.effective import effective, word_limit
-from autotune.trainers.key_reader import KeyReader
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
-from autotune.trainers.nested_documents import dotted, merged
 from autotune.trainers.not_offered import NOT_SET
 from autotune.trainers.post_trainer import PostTrainer, grid, nested, rl_value
-from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading, options_of
-from autotune.trainers.readers.batch_law import completed
+from autotune.trainers.present_configuration import (
+    SETTINGS,
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    completed,
+    dotted,
+    merged,
+    options_of,
+)
 from autotune.trainers.trainer import needs
 
 PROGRAM = "openrlhf.cli.train_ppo_ray"

@@ -1,4 +1,4 @@
-"""torchtitan: a job file for release 0.2 (`torchtitan_job.py`), a Python configuration from 0.3 on (`torchtitan_config.py`), with the model's exact sizes.
+"""torchtitan: a job file for release 0.2 (`torchtitan_settings.py`), a Python configuration from 0.3 on (`torchtitan_config.py`), with the model's exact sizes.
 
 The releases differ in what they can express; the limits say it by release.
 """
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
 from autotune.spec.model_figures import figures_of
-from autotune.trainers import torchtitan_config, torchtitan_job
+from autotune.trainers import torchtitan_config, torchtitan_settings
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit, next_multiple
@@ -143,8 +143,8 @@ class TorchtitanTrainer(Trainer):
             place(workload.cluster, c), master_addr=options["master_addr"], master_port=options["master_port"]
         )
         if options["version"] == "0.2":
-            files = torchtitan_job.job_files(workload, c, options, assets)
-            command, needed = torchtitan_job.COMMAND, "needs torchtitan 0.2 (pip install 'torchtitan<0.3')"
+            files = torchtitan_settings.job_files(workload, c, options, assets)
+            command, needed = torchtitan_settings.COMMAND, "needs torchtitan 0.2 (pip install 'torchtitan<0.3')"
         else:
             files = torchtitan_config.config_files(workload, c, options, assets)
             command, needed = torchtitan_config.COMMAND, "needs torchtitan 0.3 (pip install 'torchtitan>=0.3,<0.4')"

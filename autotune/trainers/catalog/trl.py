@@ -16,14 +16,12 @@ from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
 from autotune.trainers.effective import word_limit
 from autotune.trainers.file_formats import hf_layer_class
-from autotune.trainers.key_reader import KeyReader
 from autotune.trainers.launch_files import FOLDER
 from autotune.trainers.limit import Limit
 from autotune.trainers.log_formats import parse_loss_dictionary
 from autotune.trainers.not_offered import NOT_SET
 from autotune.trainers.post_trainer import PostTrainer, grid, rl_value
-from autotune.trainers.present_configuration import PresentConfiguration, Reading
-from autotune.trainers.readers.batch_law import completed
+from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, completed
 from autotune.trainers.rl_logs import step_metrics_of
 from autotune.trainers.step_metrics import StepMetrics
 

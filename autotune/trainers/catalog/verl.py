@@ -15,13 +15,11 @@ from typing import Any, ClassVar
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
 from autotune.trainers.effective import word_limit
-from autotune.trainers.key_reader import KeyReader
 from autotune.trainers.launch_files import FOLDER
 from autotune.trainers.limit import Limit
 from autotune.trainers.not_offered import NOT_SET
 from autotune.trainers.post_trainer import PostTrainer, grid, rl_value
-from autotune.trainers.present_configuration import Reading
-from autotune.trainers.readers.batch_law import completed
+from autotune.trainers.present_configuration import KeyReader, Reading, completed
 
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
 MEGATRON = {

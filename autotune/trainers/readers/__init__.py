@@ -10,5 +10,4 @@ training_arguments.py    TrainingArguments of transformers, as JSON
 megatron_flags.py        Megatron-LM's argument list: a shell script, a text file or a command
 bridge_yaml.py           settings of Megatron-Bridge
 trial_request.py         the native trainer's request
-batch_law.py             knobs that follow from the world size and the global batch
 """

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.trainers.key_reader import KeyReader
 from autotune.trainers.megatron_knobs import read_knobs, read_recompute, stages_of_layout, with_optimizer
-from autotune.trainers.nested_documents import parse_document
-from autotune.trainers.present_configuration import PresentConfiguration, Reading
-from autotune.trainers.readers.batch_law import batch_of, completed
+from autotune.trainers.present_configuration import (
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    batch_of,
+    completed,
+    parse_document,
+)
 from autotune.trainers.readers.megatron_flags import STRATEGIES
 
 WRITTEN_ANEW = (

@@ -9,10 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.trainers.key_reader import AUTO, KeyReader
-from autotune.trainers.nested_documents import dotted, parse_document
-from autotune.trainers.present_configuration import PresentConfiguration, Reading
-from autotune.trainers.readers.batch_law import batch_of, completed
+from autotune.trainers.present_configuration import (
+    AUTO,
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    batch_of,
+    completed,
+    dotted,
+    parse_document,
+)
 from autotune.trainers.readers.program_arguments import exported_program, own_program
 
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "sgd": "sgd"}

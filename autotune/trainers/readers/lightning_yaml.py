@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.trainers.key_reader import KeyReader
 from autotune.trainers.launch_files import FOLDER
-from autotune.trainers.nested_documents import parse_document
-from autotune.trainers.present_configuration import PresentConfiguration, Reading
-from autotune.trainers.readers.batch_law import batch_of, completed
+from autotune.trainers.present_configuration import (
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    batch_of,
+    completed,
+    parse_document,
+)
 from autotune.trainers.readers.program_arguments import exported_program, own_program, program_of
 
 PRECISIONS = {

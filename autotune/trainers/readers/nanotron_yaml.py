@@ -6,10 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.nested_documents import parse_document
-from autotune.trainers.present_configuration import PresentConfiguration, Reading
-from autotune.trainers.readers.batch_law import batch_of
+from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, batch_of, parse_document
 from autotune.trainers.readers.program_arguments import program_of
 
 DEFAULT_ENTRYPOINT = "run_train.py"

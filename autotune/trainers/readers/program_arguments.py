@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.present_configuration import PresentConfiguration, options_of
+from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, options_of
 
 EXPORTED = "train.py"
 """the program that an export brings, beside its files"""

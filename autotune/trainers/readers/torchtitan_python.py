@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.errors import SpecError
-from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.nested_documents import merged
-from autotune.trainers.present_configuration import PresentConfiguration, Reading, options_of
+from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, merged, options_of
 from autotune.trainers.readers.torchtitan_toml import flavored, reading_of
-from autotune.trainers.torchtitan_job import CONVERTERS
+from autotune.trainers.torchtitan_settings import CONVERTERS
 from autotune.trainers.trained_families import TORCHTITAN
 
 MODES = {"FullAC.Config": "full", "SelectiveAC.Config": "selective", "MemoryBudgetAC.Config": "memory_budget"}

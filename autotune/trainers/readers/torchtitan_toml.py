@@ -14,11 +14,15 @@ from dataclasses import fields
 from typing import Any
 
 from autotune.spec import KNOBS, catalog
-from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.nested_documents import parse_document
-from autotune.trainers.present_configuration import PresentConfiguration, Reading
-from autotune.trainers.readers.batch_law import batch_of, completed
-from autotune.trainers.torchtitan_job import CONVERTERS
+from autotune.trainers.present_configuration import (
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    batch_of,
+    completed,
+    parse_document,
+)
+from autotune.trainers.torchtitan_settings import CONVERTERS
 
 SCHEDULES = {
     "GPipe": "gpipe",

@@ -10,10 +10,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.nested_documents import parse_document
-from autotune.trainers.present_configuration import PresentConfiguration, Reading
-from autotune.trainers.readers.batch_law import batch_of, completed
+from autotune.trainers.present_configuration import (
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    batch_of,
+    completed,
+    parse_document,
+)
 from autotune.trainers.readers.program_arguments import exported_program
 
 OPTIMIZERS = {

@@ -6,9 +6,7 @@ import math
 
 from autotune.errors import SpecError
 from autotune.spec.config import FIELDS
-from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.nested_documents import parse_document
-from autotune.trainers.present_configuration import PresentConfiguration, Reading
+from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, parse_document
 
 
 def read(present: PresentConfiguration) -> Reading:

@@ -11,12 +11,11 @@ import pytest
 from autotune.errors import ConfigError, DryRunError
 from autotune.ports import DryRunLimits
 from autotune.spec import DryRun, ModelCode, ModelSpec, ParallelConfig, Workload
-from autotune_workers.dryrun.failures import error_of
 from autotune_workers.dryrun.local import LocalDryRunner
 from autotune_workers.dryrun.played_rank import dry_run
+from autotune_workers.dryrun.process import error_of, stand_in
 from autotune_workers.dryrun.rank_watch import RankWatch
-from autotune_workers.dryrun.stand_ins import stand_in
-from autotune_workers.own_model.transformers_class import build_class
+from autotune_workers.own_model.built_model import build_class
 from autotune_workers.own_model.users_line import dumped_line
 from tests.workers.trial_ranks import CPU, request
 

@@ -11,10 +11,9 @@ import pytest
 from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, NodePlace, RunnerEvent
 from autotune.spec import FailureKind
 from autotune.trainers.torchrun import Placement
-from autotune_workers.gang import placement_wait
-from autotune_workers.gang.gang_runner import GangRunner
+from autotune_workers.gang import attempt_runner
+from autotune_workers.gang.gang_runner import GangRunner, RankPool
 from autotune_workers.gang.ladder import Patience
-from autotune_workers.gang.rank_pool import RankPool
 from autotune_workers.gang.wire import Message
 from tests.workers.requests import PATIENT, request
 
@@ -91,7 +90,7 @@ class Elsewhere:
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement_wait, "QUEUED_EVERY_S", 0.02)
+    monkeypatch.setattr(attempt_runner, "QUEUED_EVERY_S", 0.02)
 
 
 def heard(runner: GangRunner, seconds: float) -> list[RunnerEvent]:

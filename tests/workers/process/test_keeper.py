@@ -21,14 +21,12 @@ from autotune.trainers.launch_files import FOLDER
 from autotune_workers.gang.wire import Lines, Message
 from autotune_workers.probe.injected.written_files import COPY_BYTES
 from autotune_workers.probe.probe_folder import ProbeFolder, put_back_abandoned
-from autotune_workers.process import gpu_memory, keeper_log
-from autotune_workers.process.gpu_memory import GpuMemory
+from autotune_workers.process import keeper_log, machine
 from autotune_workers.process.keeper_log import LogReader, Outbox, StepTest
-from autotune_workers.process.keeper_process import KeeperProcess
-from autotune_workers.process.left_out import LeftOut
-from autotune_workers.process.machine import descendants, is_alive
+from autotune_workers.process.machine import GpuMemory, descendants, is_alive
 from autotune_workers.process.network_interface import interface_of
-from autotune_workers.process.program_places import ProgramOrder
+from autotune_workers.process.program_places import LeftOut, ProgramOrder
+from autotune_workers.process.keeper_process import KeeperProcess
 
 pytestmark = pytest.mark.alone
 
@@ -491,7 +489,7 @@ class FakeNvml:
 
 
 def test_gpu_memory_is_that_of_the_programs_processes_on_the_fullest_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_memory, "SAMPLE_S", 0.0)
+    monkeypatch.setattr(machine, "SAMPLE_S", 0.0)
     nvml = FakeNvml(used=[100, 0], processes=[{}, {}])
     memory = GpuMemory(nvml)
     memory.begin("0,1")
@@ -504,7 +502,7 @@ def test_gpu_memory_is_that_of_the_programs_processes_on_the_fullest_gpu(monkeyp
 
 
 def test_where_the_driver_names_no_process_what_was_added_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_memory, "SAMPLE_S", 0.0)
+    monkeypatch.setattr(machine, "SAMPLE_S", 0.0)
     nvml = FakeNvml(used=[100, 400], processes=[{}, {4_000_000: None}])
     memory = GpuMemory(nvml)
     memory.begin(None)

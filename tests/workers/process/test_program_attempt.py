@@ -17,16 +17,14 @@ from autotune.errors import AutotuneError, RunnerError
 from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, NodePlace, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind
 from autotune.trainers.torchrun import Placement
-from autotune_workers.gang import placement_wait
+from autotune_workers.gang import attempt_runner
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
 from autotune_workers.process import attempt_logs, program_attempt
 from autotune_workers.process.attempt_logs import NodeLog, keep_logs
-from autotune_workers.process.left_out import LeftOut
-from autotune_workers.process.program_attempt import ProgramAttempt
+from autotune_workers.process.program_attempt import ProgramAttempt, ProgramRunner
 from autotune_workers.process.program_launch import prepare
-from autotune_workers.process.program_places import ProgramOrder, ProgramPlace
-from autotune_workers.process.program_runner import ProgramRunner
+from autotune_workers.process.program_places import LeftOut, ProgramOrder, ProgramPlace
 from tests.workers.requests import PATIENT
 from tests.workers.requests import request as asking
 
@@ -383,7 +381,7 @@ HASTY = replace(PATIENT, start_timeout_s=0.05, trial_timeout_s=0.1)
 
 
 def test_waiting_for_a_place_outlasts_every_deadline_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement_wait, "QUEUED_EVERY_S", 0.02)
+    monkeypatch.setattr(attempt_runner, "QUEUED_EVERY_S", 0.02)
     places = Elsewhere()
     runner = ProgramRunner(places)
     runner.start(asked(measure=HASTY))

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.spec.hugging_face_families import FAMILIES
 from autotune.spec.hugging_face_plans import PIPELINE_SPLITS, TENSOR_PLANS
-from autotune_workers.own_model.tensor_plan import is_supported
+from autotune_workers.own_model.built_model import is_supported
 from tests.workers.trial_ranks import run_jobs
 
 pytestmark = [pytest.mark.thorough, pytest.mark.alone]

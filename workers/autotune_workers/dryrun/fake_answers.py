@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from autotune_workers.dryrun.carried_values import CarriedValues
-from autotune_workers.dryrun.collective_log import operation_of, tensors_in
 from autotune_workers.dryrun.torch_private import (
     WAIT,
     DataDependentOutputException,
@@ -29,6 +28,7 @@ from autotune_workers.dryrun.torch_private import (
     group_of,
     real_tensors,
 )
+from autotune_workers.dryrun.work_log import operation_of, tensors_in
 from autotune_workers.own_model.users_line import running_line
 
 aten = torch.ops.aten

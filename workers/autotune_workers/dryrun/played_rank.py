@@ -2,6 +2,19 @@
 
 It is the training that a real trial runs. A dry run differs from it in three places: the tokens (zeros of the right shape), the process group, and the
 answers to questions about values (`fake_answers`).
+
+Kernels that a GPU has and a CPU has not, where they keep other tensors than what a CPU runs in their place.
+
+attention   under a causal bias: flash or memory-efficient attention, where a CPU would make the mask as a tensor
+RMS norm    one kernel that keeps its input and one statistic per row (`aten::_fused_rms_norm`, torch >= 2.9); a CPU runs products and means one after the
+            other and keeps the normalized rows too. Layer norm's kernel, which both have, stands in: it keeps one statistic per row more
+
+Libraries run their ordinary code on fake tensors, as they would on real ones.
+
+transformers    takes a fake tensor for a sign that a graph is traced, and then makes attention masks that training does not make
+torch.nn.init   draws truncated normal numbers until none lies outside, which a dry run cannot see: one draw is enough there
+
+A timeline of at most some hundred samples, which keeps the shape of the curve: of each stretch its highest and its lowest sample.
 """
 
 from __future__ import annotations
@@ -12,26 +25,89 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from autotune.ports import TrialRequest
-from autotune.spec import DryRun, GpuSpec, ModuleCost, ParallelConfig
+from autotune.spec import DryRun, GpuSpec, MemorySample, ModuleCost, ParallelConfig
 from autotune_workers.dryrun import torch_patches, torch_private
 from autotune_workers.dryrun.fake_answers import FakeAnswers
-from autotune_workers.dryrun.gpu_kernels import kernels_of_gpus
 from autotune_workers.dryrun.rank_watch import RankWatch
-from autotune_workers.dryrun.taken_for_real import taken_for_real
-from autotune_workers.dryrun.timeline import thinned
 from autotune_workers.process.machine import status_bytes
 from autotune_workers.training.gradient_sync import local
 from autotune_workers.training.mesh import Mesh, RankContext, build_mesh
 from autotune_workers.training.step import Training
 from autotune_workers.training.torch_internals import pytree
+
+
+@contextlib.contextmanager
+def kernels_of_gpus() -> Iterator[None]:
+    """A block on CPU tensors that keeps what a GPU would keep."""
+    has_fused_norm = hasattr(torch.ops.aten, "_fused_rms_norm_backward")
+    norm = torch_patches.replaced(F, "rms_norm", _rms_norm) if has_fused_norm else contextlib.nullcontext()
+    with torch_patches.attention_of_gpus(), norm:
+        yield
+
+
+def _rms_norm(original: Any) -> Any:
+    def rms_norm(
+        input: Tensor,  # noqa: A002 - torch's name
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        eps: float | None = None,
+    ) -> Tensor:
+        if weight is not None and weight.dtype != input.dtype:  # torch has no fused kernel for this
+            result: Tensor = original(input, normalized_shape, weight, eps)
+            return result
+        return F.layer_norm(input, list(normalized_shape), weight, None, eps or torch.finfo(input.dtype).eps)
+
+    return rms_norm
+
+
+@contextlib.contextmanager
+def taken_for_real(*, own_model: bool) -> Iterator[None]:
+    """A block in which this holds. `own_model`: whether code outside of autotune builds the model; transformers is imported only then."""
+    with torch_patches.single_draws(), _no_tracing() if own_model else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _no_tracing() -> Iterator[None]:
+    if find_spec("transformers") is None:
+        yield
+        return
+    from transformers.utils import import_utils
+
+    def never(tensor: Any) -> bool:
+        return False
+
+    with torch_patches.replaced(import_utils, "is_fake_tensor", lambda _: never):
+        yield
+
+
+STRETCHES = 200
+"""into which a step is cut"""
+
+
+def thinned(samples: Sequence[MemorySample], stretches: int = STRETCHES) -> tuple[MemorySample, ...]:
+    """The first and the last sample, and two of each stretch, in order."""
+    if len(samples) <= 2 * stretches:
+        return tuple(samples)
+    kept = {0, len(samples) - 1}
+    for stretch in range(stretches):
+        places = range(stretch * len(samples) // stretches, (stretch + 1) * len(samples) // stretches)
+        kept |= {
+            max(places, key=lambda i: samples[i].total_bytes),
+            min(places, key=lambda i: samples[i].total_bytes),
+        }
+    return tuple(samples[i] for i in sorted(kept))
+
 
 STEPS = 2
 """the first has no optimizer state before its end"""

@@ -5,6 +5,15 @@
     {"error": {...}}       message, remedy and field
 
 Started by `local`, as `python -m autotune_workers.dryrun.process DESCRIPTOR PARENT`.
+
+What went wrong in a dry run, as a `DryRunError`: the operator or the user's line, and what to do.
+
+Autograd and pipelines wrap what they meet; the first cause that says something is told. What a builder raised is told as the builder's error, unless
+the reason is one that is peculiar to dry runs.
+
+What a dry run trains in place of what it cannot run, with the difference in words.
+
+Dry runs compute on fake CPU tensors. Kernels that only a GPU has, or that a compiler would have to make, are left out: what they replace is run.
 """
 
 from __future__ import annotations
@@ -12,19 +21,152 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.errors import DryRunError
-from autotune.spec import ModelSpec, ParallelConfig, Workload
+from autotune.errors import AutotuneError, DryRunError
+from autotune.ports import TrialRequest
+from autotune.spec import MeasureSpec, ModelSpec, ParallelConfig, Workload
 from autotune.spec.plain import model_from_dict, to_plain, workload_from_dict
-from autotune_workers.dryrun.memory_guard import MemoryGuard, beyond_memory
-from autotune_workers.own_model.users_line import running_line, user_line
+from autotune_workers.dryrun.memory_guard import MemoryGuard, beyond_memory, was_refused_memory
+from autotune_workers.dryrun.torch_private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from autotune_workers.own_model.users_line import running_line, said, user_line
 from autotune_workers.process.machine import be_expendable, die_with_parent
+
+WITHOUT_KERNEL = (
+    r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>",
+    r"Could not run '([\w:.]+)' with arguments from the 'Meta' backend",
+)
+"""what torch says of an operator without a fake kernel, with its name"""
+READ_AS_NUMBER = "_local_scalar_dense"
+"""the operator behind `if`, `.item()`, `float()` and `int()` of a tensor"""
+ELSEWHERE = "or leave that part out of the model that is run dry (behind an argument of the builder)"
+SHAPES_ALONE = f"let shapes and control flow depend on shapes and arguments alone, {ELSEWHERE}"
+GPU_WORDS = (
+    "No CUDA GPUs are available",
+    "not compiled with CUDA",
+    "support for cuda devices",
+    "Found no NVIDIA driver",
+    "CUDA driver",
+    "from the 'CUDA' backend",
+)
+NO_GPU = "take the device of an input or a weight in place of cuda, and import kernels of a GPU only where one is used"
+NO_LINE = (
+    "if the module does not take what it is given, write a function that returns it under `model`, with its own `input` and `loss` "
+    "(`Train your own module` in the documentation)"
+)
+LINE_IN_TEXT = re.compile(r" \(at \S+ of the model's code: [^)]*\)")
+"""what a stage of a user's model adds to an error"""
+
+
+def error_of(error: BaseException, memory_bytes: float, reached: str = "") -> DryRunError:
+    """What to tell of it. `memory_bytes`: the limit of the process. `reached`: in words, how far the run came."""
+    error = _root_cause(error)
+    raised = error.__cause__ if isinstance(error, AutotuneError) and error.__cause__ else error
+    place = user_line(raised)
+    known = _peculiar_to_dry_runs(raised, f" ({place})" if place else "")
+    if known is not None:
+        return known
+    if isinstance(error, MemoryError) or was_refused_memory(str(error)):
+        parts = [part for part in (reached, f"at {place}" if place else "") if part]
+        return beyond_memory(memory_bytes, f"; it came as far as: {', '.join(parts)}" if parts else "")
+    needs_gpu = any(words in str(error) for words in GPU_WORDS)
+    if isinstance(error, AutotuneError):
+        remedy = f"a dry run has no GPU: {NO_GPU}" if needs_gpu else error.remedy
+        return DryRunError(error.message, remedy=remedy, field=error.field)
+    text = LINE_IN_TEXT.sub("", said(error))
+    if needs_gpu:
+        first, _, _ = text.partition(". ")
+        at = f" ({place})" if place and place not in first else ""
+        return DryRunError(f"the model needs a GPU to be built or run: {first}{at}", remedy=NO_GPU)
+    if reached and not place:
+        text += f" ({reached})"
+    remedy = "correct that line, or the `input` and `loss` of the builder" if place else NO_LINE
+    return DryRunError(f"the model's code failed, and may well fail in a real training too: {text}", remedy=remedy)
+
+
+def _peculiar_to_dry_runs(error: BaseException, where: str) -> DryRunError | None:
+    """The reason, where real tensors would not have raised it. `where`: the user's line."""
+    if isinstance(error, UnsupportedOperatorException):
+        return _without_kernel(str(error.func).removesuffix(".default").replace(".", "::", 1), where)
+    for words in WITHOUT_KERNEL:
+        if found := re.search(words, str(error)):
+            return _without_kernel(found[1], where)
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        runs = f"runs {error.func}, the result of which"
+        if READ_AS_NUMBER in str(error.func):
+            runs = f"reads a tensor as a number (`if`, `while`, `.item()`: {error.func}), which"
+        return DryRunError(
+            f"the model {runs} depends on values that a dry run does not have{where}",
+            remedy=SHAPES_ALONE,
+        )
+    if ".numpy() is not supported for tensor subclasses" in str(error):
+        return DryRunError(
+            f"the model reads values of a tensor by `.numpy()`, which a dry run does not have{where}",
+            remedy=f"compute it with torch, {ELSEWHERE}",
+        )
+    if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
+        return DryRunError(
+            f"the model reads values of weights that a dry run does not have{where}",
+            remedy="initialize weights without reading them, or skip that where `weight.is_meta`",
+        )
+    return None
+
+
+def _without_kernel(operator: str, where: str) -> DryRunError:
+    return DryRunError(
+        f"the operator {operator} has no fake kernel, which tells shapes without computing{where}",
+        remedy=f'register one with `@torch.library.register_fake("{operator}")`, {ELSEWHERE}',
+    )
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    while isinstance(error, RuntimeError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandIn:
+    """A request that can be run dry."""
+
+    request: TrialRequest
+    """in place of the one that was meant"""
+    notes: tuple[str, ...]
+    """what was replaced, in words"""
+
+
+def stand_in(workload: Workload, config: ParallelConfig) -> StandIn:
+    """The request of that config, without what needs a compiler or kernels of a GPU."""
+    notes = []
+    if config.compile:
+        notes.append("torch.compile is left out: layers run as they are written, which keeps at least as much memory")
+        config = replace(config, compile=False, activation_budget=100)
+    if config.precision == "fp8":
+        notes.append("fp8 products run in bf16: their 8-bit copies of weights and inputs are left out")
+        config = replace(config, precision="bf16")
+    if config.precision == "tf32":  # the same numbers in memory
+        config = replace(config, precision="fp32")
+    request = TrialRequest(
+        study="dry-run",
+        number=0,
+        attempt=1,
+        workload=workload,
+        config=config,
+        measure=MeasureSpec(),
+    )
+    return StandIn(request=request, notes=tuple(notes))
+
 
 PLACE_S = 0.2
 """the main thread has so long to say where it is, while the memory that it takes grows on"""
@@ -92,8 +234,6 @@ def main() -> None:
             terminated()
         tell({"result": answer})
     except BaseException as error:
-        from autotune_workers.dryrun.failures import error_of
-
         fail(error_of(error, limit_bytes, reached()))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -116,7 +256,6 @@ def _run(
 ) -> Any:
     """`follow`: is given what says, from now on, how far the run has come."""
     from autotune_workers.dryrun.played_rank import dry_run, first_rank_of_stage
-    from autotune_workers.dryrun.stand_ins import stand_in
 
     reach("building the model")
     replaced = stand_in(workload, config)

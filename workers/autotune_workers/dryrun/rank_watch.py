@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autotune_workers.dryrun import torch_patches, torch_private
-from autotune_workers.dryrun.collective_log import CollectiveLog, operation_of, tensors_in
 from autotune_workers.dryrun.memory_ledger import MemoryLedger
 from autotune_workers.dryrun.position import Position
-from autotune_workers.dryrun.work_log import FORMULAS, WorkLog
+from autotune_workers.dryrun.work_log import FORMULAS, CollectiveLog, WorkLog, operation_of, tensors_in
 from autotune_workers.training.profile import OPTIMIZER
 
 GRADIENT_AXES = ("dp_cp", "expert_data")

@@ -19,8 +19,7 @@ from torch import nn
 
 from autotune.errors import AutotuneError, ConfigError
 from autotune.spec import ModelCode, ModelSpec
-from autotune_workers.own_model.built_model import BuiltModel, built_model
-from autotune_workers.own_model.transformers_class import build_class
+from autotune_workers.own_model.built_model import BuiltModel, build_class, built_model
 from autotune_workers.own_model.users_line import said
 
 

@@ -6,19 +6,88 @@ tp_plan    module name pattern (`*` stands for a number) -> "colwise", "rowwise"
 pp_split   names of the modules before which the model may be cut, or (model, stage, num_stages) -> the module of that stage
 layers     names of the repeated blocks; the longest ModuleList where they are not given
 shapes     fields of `ModelSpec` by name, where laws and formulas need them
+
+The repeated layers of a module: what is recomputed, compiled, gathered and dealt to pipeline stages one by one.
+
+transformers' own class of a config.json, with random weights in fp32.
+
+The class is the one that the file names under `architectures`; where it names none, that of causal language models for its `model_type`. The
+plans are the class's own: `_tp_plan`, and a cut before every layer where it has a `_pp_plan`.
+
+The plan of a model for tensor parallelism: which modules are cut, and how, by the names that transformers uses.
+
+    colwise                        the outputs of a Linear are cut and stay so      colwise_gather_output, colwise_rep   ... and are gathered again
+    rowwise                        the inputs are cut, the outputs are summed       rowwise_split_input, rowwise_rep     ... of an input that is whole
+    embedding_rowwise              the vocabulary of an Embedding is cut            replicated_with_grad_allreduce       whole weights that see cut inputs
+    replicate                      nothing is cut
+
+A key is the name of a module, or a pattern where `*` stands for one part of it: "layers.*.mlp.up_proj". A torch `ParallelStyle` is taken as it is.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import torch
 from torch import nn
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, MissingExtraError
 from autotune.spec import ModelSpec
 from autotune.spec.checks import nearest
+from autotune.spec.hugging_face_alike import as_alike
+
+
+def block_names(built: BuiltModel) -> tuple[str, ...]:
+    """Names of the repeated blocks, in the order in which they run; `repeated_blocks` where the builder named none."""
+    return built.layers or repeated_blocks(built.model)
+
+
+def repeated_blocks(module: nn.Module) -> tuple[str, ...]:
+    """Those of the longest ModuleList; of a class of transformers with other towers, of its language model, which may have fewer blocks than a tower."""
+    language = language_config(module)
+    if language is not None:
+        for prefix, part in module.named_modules():
+            if type(getattr(part, "config", None)) is type(language):
+                return tuple(f"{prefix}.{name}" for name in longest_list(part))
+    return longest_list(module)
+
+
+def language_config(module: nn.Module) -> Any:
+    """The config of the language model inside a class of transformers with other towers; None where the module is no such class."""
+    config: Any = getattr(module, "config", None)
+    if not hasattr(config, "get_text_config"):
+        return None
+    language = config.get_text_config()
+    return None if type(language) is type(config) else language
+
+
+def longest_list(module: nn.Module) -> tuple[str, ...]:
+    """Names of the entries of the longest ModuleList (or Sequential of equal modules) that is not inside another's entry; empty where there is none."""
+    longest: tuple[str, ...] = ()
+    for name, inner in module.named_modules():
+        repeated = isinstance(inner, nn.ModuleList) or (
+            isinstance(inner, nn.Sequential) and len({type(entry) for entry in inner}) == 1
+        )
+        if repeated and len(inner) > max(1, len(longest)) and not name.startswith(tuple(f"{n}." for n in longest)):
+            longest = tuple(f"{name}.{i}" if name else str(i) for i in range(len(inner)))
+    return longest
+
+
+def attention_modules(module: nn.Module, blocks: Sequence[str]) -> tuple[str, ...]:
+    """Names of the modules inside the blocks that are called attention, the outermost of each."""
+    found: list[str] = []
+    inside = tuple(f"{name}." for name in blocks)
+    for name, inner in module.named_modules():
+        last = f"{name.rpartition('.')[2]} {type(inner).__name__}".lower()
+        is_one = ("attn" in last or "attention" in last) and "norm" not in last
+        if is_one and inside and name.startswith(inside) and not name.startswith(tuple(f"{n}." for n in found)):
+            found.append(name)
+    return tuple(found)
+
 
 KEYS = ("model", "input", "loss", "tp_plan", "pp_split", "layers", "shapes")
 """keys of the mapping that a builder may return"""
@@ -104,3 +173,123 @@ def _wrong(by: str, what: str, remedy: str = "") -> ConfigError:
         remedy=remedy or "see `Train your own module` in the documentation for what a builder returns",
         field="model.module",
     )
+
+
+def build_class(model: ModelSpec) -> BuiltModel:
+    """The model of `ModelSpec.source`, on the default device. Raises `ConfigError` for what transformers does not build."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError(
+            f"transformers' own class of {model.name} needs transformers: {error}",
+            remedy="pip install transformers, or write `model: PATH` for the native decoder of the same shape",
+            field="model.hf",
+        ) from error
+    document = dict(as_alike(json.loads(model.source)))
+    try:
+        config = transformers.AutoConfig.for_model(document["model_type"]).from_dict(document)
+        config.use_cache = False
+        _reach(config, model.max_positions)
+        module = _class(transformers, config, document)._from_config(config, dtype=torch.float32)
+    except Exception as error:  # a config may be wrong in any way
+        first, *_ = " ".join(str(error).split()).partition(". Should contain one of ")  # some 300 names
+        raise ConfigError(
+            f"transformers {transformers.__version__} cannot build {model.name}: {type(error).__name__}: {first[:300]}",
+            remedy="correct the config.json, install the release of transformers that knows it, or build it by {module: PACKAGE.MODULE:FUNCTION}",
+            field="model.hf",
+        ) from error
+    module.train()
+    return with_own_plans(BuiltModel(model=module))
+
+
+def with_own_plans(built: BuiltModel) -> BuiltModel:
+    """The model with the plans that a transformers class brings, where the builder gave none."""
+    module = built.model
+    layers = built.layers or repeated_blocks(module)
+    plan: dict[str, Any] = dict(built.tp_plan)
+    if not plan and is_transformers(module):
+        own = dict(module.tp_plan or {})  # with that of the classification head or the output projection
+        plan = own if is_supported(own) else {}
+    split = built.pp_split
+    if split is None and is_transformers(module) and module.supports_pp_plan:
+        split = layers[1:]
+    return BuiltModel(
+        model=module,
+        input=built.input,
+        loss=built.loss,
+        tp_plan=plan,
+        pp_split=split,
+        layers=layers,
+        shapes=built.shapes,
+    )
+
+
+def is_transformers(module: nn.Module) -> bool:
+    """Whether it is a class of transformers, which takes `input_ids` and `labels`. Imports nothing."""
+    return any(kind.__name__ == "PreTrainedModel" for kind in type(module).__mro__)
+
+
+def _class(transformers: Any, config: Any, document: dict[str, Any]) -> Any:
+    named = [name for name in document.get("architectures") or () if isinstance(name, str)]
+    for name in named:
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    if named:
+        raise ValueError(
+            f"it has no class {' or '.join(named)}, which the file names under `architectures`; without that key the class of causal language "
+            f"models for {document['model_type']} is built"
+        )
+    return transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+
+def _reach(config: Any, positions: int) -> None:
+    """Learnt positions reach as far as the sequence."""
+    for name in ("max_position_embeddings", "n_positions"):
+        if 0 < getattr(config, name, positions) < positions:
+            setattr(config, name, positions)
+
+
+STYLES = (
+    *("colwise", "rowwise", "colwise_gather_output", "colwise_rep", "rowwise_split_input", "rowwise_rep"),
+    *("embedding_rowwise", "replicated_with_grad_allreduce", "replicate"),
+)
+"""names of styles that the training loop applies"""
+
+
+def planned(built: BuiltModel) -> Mapping[str, Any]:
+    """The style of each module that the plan names, by the module's name, in the order of the model."""
+    patterns = [(re.compile(_expression(key)), style) for key, style in built.tp_plan.items()]
+    found: dict[str, Any] = {}
+    for name, _ in built.model.named_modules():
+        for pattern, style in patterns:
+            if name and pattern.fullmatch(name):
+                found[name] = style
+    return found
+
+
+def check_plan(built: BuiltModel) -> None:
+    """Raises `ConfigError` for a style that is not known, and for a pattern that no module matches."""
+    names = [name for name, _ in built.model.named_modules()]
+    parameters = [name for name, _ in built.model.named_parameters()]
+    for key, style in built.tp_plan.items():
+        if isinstance(style, str) and style not in STYLES:
+            raise ConfigError(
+                f"the tensor plan gives {key!r} the style {style!r}, which the native trainer does not apply",
+                remedy=nearest(style, STYLES) or f"use {', '.join(STYLES)}, or a torch ParallelStyle",
+                field="model.tp_plan",
+            )
+        if not any(re.fullmatch(_expression(key), name) for name in (*names, *parameters)):
+            raise ConfigError(
+                f"the tensor plan names {key!r}, but the model has no such module",
+                remedy=nearest(key, names) or "a `*` in a pattern stands for one part of a name",
+                field="model.tp_plan",
+            )
+
+
+def is_supported(plan: Mapping[str, Any]) -> bool:
+    """Whether all its styles are known."""
+    return all(not isinstance(style, str) or style in STYLES for style in plan.values())
+
+
+def _expression(pattern: str) -> str:
+    return re.escape(pattern).replace(r"\*", r"[^.]+")

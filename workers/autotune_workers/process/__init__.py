@@ -2,14 +2,14 @@
 
 rank.py              a rank: takes orders, trains, reports
 rank_processes.py    the owner's side of a rank: start, messages, log, end
+keeper_process.py    the owner's side of a keeper
 message_channel.py   the owner's end of the channel to a rank or a keeper
 children.py          child processes that become ranks: forked, or started on their own
 fork_server.py       has imported torch once and forks a rank in milliseconds
-program_runner.py    runs programs of other trainers on places
 program_places.py    the nodes of an attempt as the runner sees them, and where they come from (protocols)
 local_places.py      nodes on this machine
 program_launch.py    a trainer's launch as what each node is told to start
-program_attempt.py   one attempt on its nodes: messages of the keepers in, orders and events out
+program_attempt.py   one attempt on its nodes: messages of the keepers in, orders and events out; the runner of such attempts
 program.py           one attempt of a program as a state machine: log lines in, steps and verdict out
 program_log.py       one node's log: lines in, steps out             step_arrivals.py    times of steps whose lines tell none
 program_evidence.py  how the nodes ended -> the one failure
@@ -17,10 +17,8 @@ failure_cause.py     one node's log -> the cause of its failure          traceba
 attempt_logs.py      the logs of a failed attempt's nodes, kept on disk
 keeper.py            starts a program on its node and ends all that it leaves behind
 keeper_log.py        the log on its way from the keeper: stamped and bounded
-keeper_process.py    the owner's side of a keeper
 flight_recorder.py   asks NCCL's flight recorder which collectives the ranks of a program had begun
 gpu_affinity.py      the CPUs near a GPU
-gpu_memory.py        the most memory that a program held on a GPU
 network_interface.py which interface holds an address
-machine.py           what the system says of processes and memory
+machine.py           what the system says of processes and memory, a program's on a GPU, too
 """

@@ -40,9 +40,9 @@ from typing import Any
 
 from autotune_workers.probe.probe_folder import ProbeFolder, is_off, put_back_abandoned
 from autotune_workers.process import flight_recorder, program_account
-from autotune_workers.process.gpu_memory import GpuMemory
 from autotune_workers.process.keeper_log import LogReader, Outbox, StepTest, widen
 from autotune_workers.process.machine import (
+    GpuMemory,
     adopt_orphans,
     be_expendable,
     descendants,

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, final
 
-from autotune_workers.process.left_out import LeftOut
+from autotune_workers.process.program_places import LeftOut
 
 BURST_BYTES = 4 << 20
 RATE_BYTES_PER_S = 256 << 10

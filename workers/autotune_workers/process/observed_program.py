@@ -22,8 +22,7 @@ from autotune.trainers.trainer import MAX_LINE, LineReader
 from autotune_workers.probe.injected.versions import commit_of, versions
 from autotune_workers.probe.probe_folder import Reports
 from autotune_workers.process.failure_cause import CauseReader
-from autotune_workers.process.gpu_memory import GpuMemory
-from autotune_workers.process.machine import oom_kills
+from autotune_workers.process.machine import GpuMemory, oom_kills
 from autotune_workers.process.program_evidence import NodeEnd, explain
 from autotune_workers.process.program_log import LoggedStep, ProgramLog
 

@@ -14,7 +14,7 @@ from typing import final
 
 from autotune.ports import TrialRequest
 from autotune.trainers import StepMetrics
-from autotune.trainers.known_logs import MICRO_BATCHES
+from autotune.trainers.log_formats import MICRO_BATCHES
 from autotune.trainers.trainer import LineReader
 from autotune_workers.process.step_arrivals import RESOLUTION_S, StepArrivals, StepLine
 

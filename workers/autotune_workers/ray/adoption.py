@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from autotune.ports import TrialRequest
-from autotune_workers.gang.rank_pool import RankPool
+from autotune_workers.gang.gang_runner import RankPool
 from autotune_workers.gang.wire import Message, request_from_plain
 from autotune_workers.ray.actor_groups import ANSWER_S, ActorGroups
 from autotune_workers.ray.janitor import orphaned_groups, remove_groups

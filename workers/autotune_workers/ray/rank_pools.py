@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from autotune.trainers.torchrun import Placement
-from autotune_workers.gang.rank_pool import RankPool
+from autotune_workers.gang.gang_runner import RankPool
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_groups import ActorGroups, Shape
 from autotune_workers.ray.adoption import AdoptedGang, adopt_gangs

@@ -3,7 +3,7 @@
 Ranks are started when they are first needed and stay: torch is imported and the CUDA context made once. A rank that failed its trial but
 came back clean is kept; one that died, hung or leaks is replaced at once, in the background. Trials of several runners on one machine take turns (`turn_queue`).
 
-The native trainer runs on these ranks; the programs of all other trainers are started as they are (`process.program_runner`).
+The native trainer runs on these ranks; the programs of all other trainers are started as they are (`process.program_attempt`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from autotune.slurm.allocation import SRUN, in_container
 from autotune.spec import Failure, ParallelConfig, Study, Workload
 from autotune.spec.checks import one_of, positive_int
 from autotune.trainers.torchrun import Placement
-from autotune_workers.gang.gang_runner import NATIVE, too_many
+from autotune_workers.gang.gang_runner import NATIVE, RankPool, too_many
 from autotune_workers.gang.ladder import Patience
-from autotune_workers.gang.rank_pool import RankPool
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.local_places import LocalPlaces
 from autotune_workers.process.machine import cpu_count

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import final
 
 from autotune.ports import AttemptEnded, AttemptId, AttemptQueued, RunnerEvent, TrialRequest
-from autotune_workers.gang.placement_wait import QUEUED_EVERY_S
+from autotune_workers.gang.attempt_runner import QUEUED_EVERY_S
 from autotune_workers.process.machine_turn import MachineTurn
 
 LOOK_EVERY_S = 0.1

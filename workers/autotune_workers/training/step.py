@@ -22,17 +22,16 @@ from autotune.spec import ParallelConfig
 from autotune_workers.probe.injected.phases import BACKWARD, COLLECTIVE, FORWARD, Phase, Phases
 from autotune_workers.probe.injected.phases import OPTIMIZER as STEPPING
 from autotune_workers.training.data import SequenceSource, rows_of
-from autotune_workers.training.decoder_task import DecoderTask
 from autotune_workers.training.fully_sharded import FullySharded
 from autotune_workers.training.gradient_sync import local_gradient
 from autotune_workers.training.mesh import Mesh, RankContext, build_mesh
 from autotune_workers.training.optimizer import build_optimizer, clip
 from autotune_workers.training.own_stage import OwnStage
-from autotune_workers.training.own_task import OwnTask
 from autotune_workers.training.pipeline_parallel import Pipeline
 from autotune_workers.training.precision import LossScaler, first_loss_scale, matrix_products
 from autotune_workers.training.profile import OPTIMIZER
 from autotune_workers.training.task import Task
+from autotune_workers.training.tasks import DecoderTask, OwnTask
 from autotune_workers.training.torch_internals import compile_or_fail, norms_of
 from autotune_workers.training.validation import validate
 

@@ -1,20 +1,32 @@
-"""What the native trainer cannot run: every law that a request has to keep on the ranks that it was given."""
+"""What the native trainer cannot run: every law that a request has to keep on the ranks that it was given.
+
+What the native training loop does with each knob: it reads those that its trainer says it reads (`autotune.trainers.catalog.native`).
+"""
 
 from __future__ import annotations
 
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
-from autotune.trainers.own_model_limits import own_model_limits
+from autotune.spec import KnobUse
+from autotune.trainers.catalog.native import NativeTrainer
+from autotune.trainers.workload_limits import own_model_limits
 from autotune_workers.training.activation_checkpointing import check_compiler
 from autotune_workers.training.context_parallel import check_context
 from autotune_workers.training.expert_parallel import check_experts
-from autotune_workers.training.loop_knobs import NATIVE_LOOP
 from autotune_workers.training.low_rank_adapters import check_adapters
 from autotune_workers.training.mesh import RankContext, check_replicas
 from autotune_workers.training.optimizer import check_optimizer, learning_rate
 from autotune_workers.training.pipeline_parallel import check_pipeline, check_schedule
 from autotune_workers.training.precision import check_precision, first_loss_scale
 from autotune_workers.training.tensor_parallel import check_tensor
+
+NATIVE_LOOP = KnobUse(
+    part="native training loop",
+    reads=NativeTrainer.reads,
+    neutral=NativeTrainer.neutral,
+    cannot=NativeTrainer.cannot,
+)
+"""A config with a knob that it does not know fails as invalid before anything is built."""
 
 
 def validate(request: TrialRequest, context: RankContext) -> None:
