@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.errors import ExportError
 from autotune.spec import KNOBS, ParallelConfig, Workload
@@ -47,6 +47,31 @@ class Limit:
             "nearest": self.nearest,
             "remedy": self.way_out,
         }
+
+
+class Rule(NamedTuple):
+    """What a trainer cannot express, and whether a config asks for it."""
+
+    is_broken: object
+    """whether it does"""
+    knob: str
+    """as in `Limit`"""
+    message: str
+    nearest: Any = None
+    remedy: str = ""
+    value: Any = None
+    """of a knob that is no field of config, model or workload"""
+
+
+def broken(workload: Workload, config: ParallelConfig, *rules: Rule) -> list[Limit]:
+    """The limits of those rules that the config breaks, in their order."""
+    owners = {"": config, "model": workload.model, "workload": workload}
+    limits = []
+    for _, knob, message, nearest, remedy, value in filter(lambda rule: rule.is_broken, rules):
+        owner, _, field = knob.rpartition(".")
+        found = getattr(owners[owner], field) if value is None else value
+        limits.append(Limit(knob=knob, value=found, message=message, nearest=nearest, remedy=remedy))
+    return limits
 
 
 def refuse(trainer: str, limits: Iterable[Limit], *, can_move: bool) -> None:

@@ -7,12 +7,10 @@ Data parallelism and accumulation are no settings but follow from others: dp = w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.effective import word_limit
-from autotune.trainers.limit import Limit, next_multiple
+from autotune.trainers.limit import Limit, Rule, broken, next_multiple
 from autotune.trainers.megatron_knobs import divides_evenly
 from autotune.trainers.step_metrics import StepMetrics, clean, number
 from autotune.trainers.trainer_option import Option, Reach
@@ -44,74 +42,103 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
 def core_limits(workload: Workload, c: ParallelConfig) -> tuple[Limit, ...]:
     """Schedules other than (interleaved) 1F1B, torch.compile, uneven stages, and the combinations that its checks refuse."""
-    model = workload.model
-    limits = [
-        *word_limit(
+    model, stages = workload.model, c.pp * c.virtual_stages
+    schedules = {"gpipe": "1f1b", "interleaved_zero_bubble": "interleaved_1f1b"}
+    return (
+        *word_limit(c, "pp_schedule", schedules, "Megatron-LM has the schedules 1f1b and interleaved_1f1b"),
+        *broken(
+            workload,
             c,
-            "pp_schedule",
-            {"gpipe": "1f1b", "interleaved_zero_bubble": "interleaved_1f1b"},
-            "Megatron-LM has the schedules 1f1b and interleaved_1f1b",
-        )
-    ]
+            Rule(
+                c.compile,
+                "compile",
+                "Megatron-LM has fused kernels of its own and no switch for torch.compile",
+                False,
+            ),
+            Rule(
+                c.pp_split == "layers" and not divides_evenly(model, c),
+                "pp",
+                f"{model.num_layers} layers cannot be split evenly into {stages} stages",
+                remedy="use pp_split=edges, whose stages can be uneven, or a pp that divides the layers",
+            ),
+            Rule(
+                c.virtual_stages > 1 and c.accumulation_steps % c.pp,
+                "virtual_stages",
+                f"interleaving needs a multiple of pp={c.pp} micro-batches, but accumulation_steps={c.accumulation_steps}",
+                remedy="use virtual_stages=1, or another micro_batch_size or global_batch_size",
+            ),
+            Rule(
+                c.cp > 1 and workload.seq_len % (2 * c.cp),
+                "cp",
+                f"seq_len={workload.seq_len} must be a multiple of 2 * cp",
+                remedy=f"use cp=1, or seq_len={next_multiple(workload.seq_len, 2 * c.cp)}",
+            ),
+            Rule(
+                c.zero_stage == 1 and workload.optimizer == "sgd",
+                "zero_stage",
+                "the distributed optimizer supports only Adam",
+                0,
+            ),
+            Rule(
+                c.zero_stage >= 2 and c.pp > 1,
+                "zero_stage",
+                "Megatron-FSDP is not launched together with pipeline stages here",
+                1,
+            ),
+            *_module_rules(c),
+            Rule(
+                model.mtp_layers and c.ep_overlap and (model.mtp_layers > 1 or c.pp == 1),
+                "ep_overlap",
+                "beside multi-token prediction it needs one such layer, and pp > 1",
+                False,
+            ),
+            Rule(
+                model.num_experts and c.tp > 1 and not c.sequence_parallel,
+                "sequence_parallel",
+                "experts with tensor parallelism need sequence parallelism",
+                True,
+            ),
+            Rule(c.ep > 1 and not model.num_experts, "ep", "a dense model has no experts", 1),
+            Rule(c.ep > 1 and c.precision == "fp16", "precision", "expert parallelism does not train in fp16", "bf16"),
+        ),
+    )
 
-    def limit(knob: str, value: Any, message: str, nearest: Any = None, remedy: str = "") -> None:
-        limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest, remedy=remedy))
 
-    if c.compile:
-        limit("compile", True, "Megatron-LM has fused kernels of its own and no switch for torch.compile", False)
-    if c.pp_split == "layers" and not divides_evenly(model, c):
-        message = f"{model.num_layers} layers cannot be split evenly into {c.pp * c.virtual_stages} stages"
-        limit(
-            "pp",
-            c.pp,
-            message,
-            remedy="use pp_split=edges, whose stages can be uneven, or a pp that divides the layers",
-        )
-    if c.virtual_stages > 1 and c.accumulation_steps % c.pp:
-        limit(
-            "virtual_stages",
-            c.virtual_stages,
-            f"interleaving needs a multiple of pp={c.pp} micro-batches, but accumulation_steps={c.accumulation_steps}",
-            remedy="use virtual_stages=1, or another micro_batch_size or global_batch_size",
-        )
-    if c.cp > 1 and workload.seq_len % (2 * c.cp):
-        remedy = f"use cp=1, or seq_len={next_multiple(workload.seq_len, 2 * c.cp)}"
-        limit("cp", c.cp, f"seq_len={workload.seq_len} must be a multiple of 2 * cp", remedy=remedy)
-    if c.zero_stage == 1 and workload.optimizer == "sgd":
-        limit("zero_stage", 1, "the distributed optimizer supports only Adam", 0)
-    if c.zero_stage >= 2 and c.pp > 1:
-        limit("zero_stage", c.zero_stage, "Megatron-FSDP is not launched together with pipeline stages here", 1)
-    limits += _module_limits(c)
-    if model.mtp_layers and c.ep_overlap and (model.mtp_layers > 1 or c.pp == 1):
-        limit("ep_overlap", True, "beside multi-token prediction it needs one such layer, and pp > 1", False)
-    if model.num_experts and c.tp > 1 and not c.sequence_parallel:
-        limit("sequence_parallel", False, "experts with tensor parallelism need sequence parallelism", True)
-    if c.ep > 1 and not model.num_experts:
-        limit("ep", c.ep, "a dense model has no experts", 1)
-    if c.ep > 1 and c.precision == "fp16":
-        limit("precision", "fp16", "expert parallelism does not train in fp16", "bf16")
-    return tuple(limits)
-
-
-def _module_limits(c: ParallelConfig) -> Iterator[Limit]:
+def _module_rules(c: ParallelConfig) -> tuple[Rule, ...]:
     """What offloading, CUDA graphs and the overlap of experts cannot be combined with."""
-    if c.offload in ("optimizer", "all") and c.zero_stage != 1:
-        message = "the optimizer is offloaded by its distributed form, which is zero_stage=1"
-        yield Limit(knob="offload", value=c.offload, message=message, nearest="none")
-    if c.offload in ("activations", "all") and c.recompute == "full":
-        message = "with recompute=full there are no activations inside a layer to offload"
-        yield Limit(knob="offload", value=c.offload, message=message, nearest="none")
-    if c.cuda_graph != "none" and (c.recompute == "full" or c.offload in ("activations", "all")):
-        message = "CUDA graphs cannot hold recompute=full or offloaded activations"
-        yield Limit(knob="cuda_graph", value=c.cuda_graph, message=message, nearest="none")
-    if c.cuda_graph == "step" and c.recompute != "none":
-        message = "a graph of the whole step holds no recomputation"
-        yield Limit(knob="cuda_graph", value="step", message=message, nearest="none")
-    if c.ep_overlap and (c.recompute == "full" or c.dispatcher == "allgather" or (c.pp > 1 and c.virtual_stages == 1)):
-        message = (
-            "it needs a dispatcher that sends (alltoall or flex), no recompute=full, and virtual stages where pp > 1"
-        )
-        yield Limit(knob="ep_overlap", value=True, message=message, nearest=False)
+    full, offloads_activations = c.recompute == "full", c.offload in ("activations", "all")
+    return (
+        Rule(
+            c.offload in ("optimizer", "all") and c.zero_stage != 1,
+            "offload",
+            "the optimizer is offloaded by its distributed form, which is zero_stage=1",
+            "none",
+        ),
+        Rule(
+            offloads_activations and full,
+            "offload",
+            "with recompute=full there are no activations inside a layer to offload",
+            "none",
+        ),
+        Rule(
+            c.cuda_graph != "none" and (full or offloads_activations),
+            "cuda_graph",
+            "CUDA graphs cannot hold recompute=full or offloaded activations",
+            "none",
+        ),
+        Rule(
+            c.cuda_graph == "step" and c.recompute != "none",
+            "cuda_graph",
+            "a graph of the whole step holds no recomputation",
+            "none",
+        ),
+        Rule(
+            c.ep_overlap and (full or c.dispatcher == "allgather" or (c.pp > 1 and c.virtual_stages == 1)),
+            "ep_overlap",
+            "it needs a dispatcher that sends (alltoall or flex), no recompute=full, and virtual stages where pp > 1",
+            False,
+        ),
+    )
 
 
 def parse_iteration(line: str) -> StepMetrics | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
 from autotune.spec.model_figures import LLAMA3_SCALING, YARN, figures_of, llama3_scaling, yarn_scaling
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, Rule, broken
 
 USUAL_LOSS, SIGMOID_LOSS = 0.01, 0.0001
 """weights of the loss that balances the load"""
@@ -23,22 +23,35 @@ WITHOUT_FLAG = ("beta_fast", "beta_slow", "original_max_position_embeddings")
 """figures of YaRN"""
 
 
-def model_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
+def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
     """Dense layers that are not the first ones: Qwen's files place them freely, and the shape only counts them. And what attends to a window.
 
     Facts of Transformer Engine: pytorch/attention/dot_product_attention/context_parallel.py, attn_forward_func_with_cp.
     """
     model, figures = workload.model, figures_of(workload.model)
-    if c.cp > 1 and c.cp_style == "ring" and figures is not None and 0 < figures.window < workload.seq_len:
-        message = f"passing keys on does not attend to the last {figures.window} tokens alone, as the model does"
-        yield Limit(knob="cp_style", value="ring", message=message, nearest="gather")
-    if model.mtp_layers and not model.gated_mlp:
-        message = "multi-token prediction knows rotary positions alone, not learnt ones"
-        yield Limit(knob="model.mtp_layers", value=model.mtp_layers, message=message, nearest=0)
-    if model.num_dense_layers and figures is not None and figures.family.startswith("qwen"):
-        message = "a launch places the layers without experts first, but the file places them elsewhere"
-        remedy = "megatron_bridge reads the file itself"
-        yield Limit(knob="model.num_dense_layers", value=model.num_dense_layers, message=message, remedy=remedy)
+    window, family = (figures.window, figures.family) if figures is not None else (0, "")
+    return broken(
+        workload,
+        c,
+        Rule(
+            c.cp > 1 and c.cp_style == "ring" and 0 < window < workload.seq_len,
+            "cp_style",
+            f"passing keys on does not attend to the last {window} tokens alone, as the model does",
+            "gather",
+        ),
+        Rule(
+            model.mtp_layers and not model.gated_mlp,
+            "model.mtp_layers",
+            "multi-token prediction knows rotary positions alone, not learnt ones",
+            0,
+        ),
+        Rule(
+            model.num_dense_layers and family.startswith("qwen"),
+            "model.num_dense_layers",
+            "a launch places the layers without experts first, but the file places them elsewhere",
+            remedy="megatron_bridge reads the file itself",
+        ),
+    )
 
 
 def model_notes(model: ModelSpec) -> Iterator[str]:

@@ -16,7 +16,7 @@ from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.effective import effective, whole_on_cpu, word_limit
 from autotune.trainers.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import NODE_RANK, Launch
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, Rule, broken
 from autotune.trainers.not_offered import without
 from autotune.trainers.own_program import CWD, SCRIPT, SCRIPT_ARGS
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
@@ -60,34 +60,45 @@ class AccelerateTrainer(Trainer):
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Pipelines and experts; tensor and context parallelism without the option script; fp8; selective recomputation."""
         c = effective(config)
-        own = bool(options["script"])
-        limits = [
+        unplanned = "needs a program that loads its model with a parallel plan"
+        return (
             *word_limit(c, "precision", {"fp8": "bf16"}, "fp8 needs a recipe in addition to mixed_precision"),
             *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
-        ]
-
-        def limit(knob: str, value: Any, message: str, nearest: Any = None, remedy: str = "") -> None:
-            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest, remedy=remedy))
-
-        if c.pp > 1:
-            limit("pp", c.pp, "accelerate has no pipeline for training")
-        if c.ep > 1:
-            limit("ep", c.ep, "accelerate has no expert parallelism", 1)
-        for knob in ("tp", "cp"):
-            if getattr(c, knob) > 1 and not own:
-                limit(
-                    knob,
-                    getattr(c, knob),
-                    "needs a program that loads its model with a parallel plan",
-                    remedy=f"name your own with the option script, or use {knob}=1",
-                )
-        if c.tp * c.cp > 1 and c.zero_stage < 2:
-            limit("zero_stage", c.zero_stage, "with tp or cp the replicas must be FSDP2 shards", 2)
-        if c.dp_replicas > 1 and c.zero_stage < 2:
-            limit("dp_replicas", c.dp_replicas, "copies of shards are FSDP's: they need zero_stage >= 2", 1)
-        if c.sequence_parallel:
-            limit("sequence_parallel", True, "its tensor parallelism keeps whole sequences on every rank", False)
-        return (*limits, *whole_on_cpu(workload, c))
+            *broken(
+                workload,
+                c,
+                Rule(c.pp > 1, "pp", "accelerate has no pipeline for training"),
+                Rule(c.ep > 1, "ep", "accelerate has no expert parallelism", 1),
+                *(
+                    Rule(
+                        getattr(c, knob) > 1 and not options["script"],
+                        knob,
+                        unplanned,
+                        remedy=f"name your own with the option script, or use {knob}=1",
+                    )
+                    for knob in ("tp", "cp")
+                ),
+                Rule(
+                    c.tp * c.cp > 1 and c.zero_stage < 2,
+                    "zero_stage",
+                    "with tp or cp the replicas must be FSDP2 shards",
+                    2,
+                ),
+                Rule(
+                    c.dp_replicas > 1 and c.zero_stage < 2,
+                    "dp_replicas",
+                    "copies of shards are FSDP's: they need zero_stage >= 2",
+                    1,
+                ),
+                Rule(
+                    c.sequence_parallel,
+                    "sequence_parallel",
+                    "its tensor parallelism keeps whole sequences on every rank",
+                    False,
+                ),
+            ),
+            *whole_on_cpu(workload, c),
+        )
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """accelerate launch --config_file accelerate.yaml and the program."""

@@ -15,7 +15,7 @@ from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import to_json
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, Rule, broken
 from autotune.trainers.not_offered import without
 from autotune.trainers.own_program import CWD, SCRIPT, SCRIPT_ARGS
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
@@ -68,37 +68,44 @@ class DeepspeedTrainer(Trainer):
         """Pipelines, context and expert parallelism, fp8, selective recomputation, ZeRO 3 beside tensor parallelism."""
         c = effective(config)
         own = bool(options["script"])
-        limits = [
+        whole_layers = {} if own else {"selective": "full"}
+        return (
             *word_limit(c, "precision", {"fp8": "bf16"}, "ds_config.json has bf16 and fp16"),
-            *word_limit(
-                c, "recompute", {"selective": "full"} if not own else {}, "the program recomputes whole layers or none"
+            *word_limit(c, "recompute", whole_layers, "the program recomputes whole layers or none"),
+            *broken(
+                workload,
+                c,
+                Rule(
+                    c.pp > 1 and not own,
+                    "pp",
+                    "stages need a program that builds a PipelineModule",
+                    remedy="name your own with the option script, or use pp=1",
+                ),
+                Rule(c.pp_schedule != "1f1b", "pp_schedule", "its pipeline engine supports only 1f1b", "1f1b"),
+                Rule(c.virtual_stages > 1, "virtual_stages", "its pipeline engine holds one stage per rank", 1),
+                Rule(c.pp > 1 and c.zero_stage > 1, "zero_stage", "its pipeline engine works with ZeRO 0 and 1", 1),
+                Rule(c.tp > 1 and c.zero_stage == 3, "zero_stage", "AutoTP trains with ZeRO 0 to 2", 2),
+                Rule(
+                    c.tp > 1 and c.sequence_parallel,
+                    "sequence_parallel",
+                    "AutoTP keeps whole sequences on every rank",
+                    False,
+                ),
+                Rule(
+                    c.offload == "optimizer" and c.zero_stage == 0,
+                    "offload",
+                    "ZeRO offloads the optimizer: it needs zero_stage >= 1",
+                    "none",
+                ),
+                Rule(
+                    c.cp > 1,
+                    "cp",
+                    "sequence parallelism of DeepSpeed (Ulysses) needs a model that calls it",
+                    remedy="name a program of yours with the option script, or use cp=1",
+                ),
+                Rule(c.ep > 1, "ep", "expert parallelism needs a model built from deepspeed.moe layers", 1),
             ),
-        ]
-
-        def limit(knob: str, value: Any, message: str, nearest: Any = None, remedy: str = "") -> None:
-            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest, remedy=remedy))
-
-        if c.pp > 1 and not own:
-            message = "stages need a program that builds a PipelineModule"
-            limit("pp", c.pp, message, remedy="name your own with the option script, or use pp=1")
-        if c.pp_schedule != "1f1b":
-            limit("pp_schedule", c.pp_schedule, "its pipeline engine supports only 1f1b", "1f1b")
-        if c.virtual_stages > 1:
-            limit("virtual_stages", c.virtual_stages, "its pipeline engine holds one stage per rank", 1)
-        if c.pp > 1 and c.zero_stage > 1:
-            limit("zero_stage", c.zero_stage, "its pipeline engine works with ZeRO 0 and 1", 1)
-        if c.tp > 1 and c.zero_stage == 3:
-            limit("zero_stage", 3, "AutoTP trains with ZeRO 0 to 2", 2)
-        if c.tp > 1 and c.sequence_parallel:
-            limit("sequence_parallel", True, "AutoTP keeps whole sequences on every rank", False)
-        if c.offload == "optimizer" and c.zero_stage == 0:
-            limit("offload", c.offload, "ZeRO offloads the optimizer: it needs zero_stage >= 1", "none")
-        if c.cp > 1:
-            message = "sequence parallelism of DeepSpeed (Ulysses) needs a model that calls it"
-            limit("cp", c.cp, message, remedy="name a program of yours with the option script, or use cp=1")
-        if c.ep > 1:
-            limit("ep", c.ep, "expert parallelism needs a model built from deepspeed.moe layers", 1)
-        return tuple(limits)
+        )
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """torchrun, the program, ds_config.json and the model's config."""

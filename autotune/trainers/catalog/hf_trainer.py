@@ -13,7 +13,7 @@ from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.effective import effective, whole_on_cpu, word_limit
 from autotune.trainers.file_formats import hf_layer_class, to_json
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, Rule, broken
 from autotune.trainers.log_formats import parse_loss_dictionary
 from autotune.trainers.not_offered import NOT_SET
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
@@ -58,17 +58,20 @@ class HfTrainer(Trainer):
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Everything but data parallelism, ZeRO, whole-layer recomputation, torch.compile and fp32, tf32, bf16 or fp16."""
         c = effective(config)
-        limits = [
+        alone = "Trainer trains a model from scratch with data parallelism only"
+        return (
             *word_limit(c, "precision", {"fp8": "bf16"}, "TrainingArguments has bf16, fp16 and tf32"),
             *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
-        ]
-        for knob in ("tp", "pp", "cp"):
-            if getattr(c, knob) > 1:
-                message = "Trainer trains a model from scratch with data parallelism only"
-                limits.append(Limit(knob=knob, value=getattr(c, knob), message=message))
-        if c.ep > 1:
-            limits.append(Limit(knob="ep", value=c.ep, message="the program has no expert parallelism", nearest=1))
-        return (*limits, *whole_on_cpu(workload, c))
+            *broken(
+                workload,
+                c,
+                Rule(c.tp > 1, "tp", alone),
+                Rule(c.pp > 1, "pp", alone),
+                Rule(c.cp > 1, "cp", alone),
+                Rule(c.ep > 1, "ep", "the program has no expert parallelism", 1),
+            ),
+            *whole_on_cpu(workload, c),
+        )
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """torchrun, the program, training_args.json and the model's config."""

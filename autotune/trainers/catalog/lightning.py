@@ -18,7 +18,7 @@ from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.lightning_bars import bar_reader, is_bar_line
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, Rule, broken
 from autotune.trainers.not_offered import NOT_SET
 from autotune.trainers.own_program import CWD
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
@@ -96,37 +96,51 @@ class LightningTrainer(Trainer):
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Pipelines, experts, context parallelism; tensor parallelism without the option script; fp8; selective recomputation."""
         c = effective(config)
-        limits = [
+        fp16 = c.precision == "fp16"
+        return (
             *word_limit(
                 c, "precision", {"fp8": "bf16"}, "its fp8 replaces layers of one device by Transformer Engine's"
             ),
             *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
-        ]
-
-        def limit(knob: str, value: Any, message: str, nearest: Any = None, remedy: str = "") -> None:
-            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest, remedy=remedy))
-
-        if c.precision == "fp16" and workload.cluster.gpu.is_cpu:
-            limit("precision", "fp16", "Lightning trains in bf16 instead on a CPU", "bf16")
-        if c.zero_stage == 1 and workload.pure_bf16:
-            limit("zero_stage", 1, "DeepSpeed keeps weights in fp32 beside those in bf16", 2)
-        if c.pp > 1:
-            limit("pp", c.pp, "Lightning has no pipeline")
-        if c.cp > 1:
-            limit("cp", c.cp, "Lightning has no context parallelism")
-        if c.ep > 1:
-            limit("ep", c.ep, "Lightning has no expert parallelism", 1)
-        if c.tp > 1:
-            if not options["script"]:
-                message = "needs a program whose configure_model shards the model"
-                limit("tp", c.tp, message, remedy="name your own with the option script, or use tp=1")
-            if c.dp > 1 and c.zero_stage != 3:
-                limit("zero_stage", c.zero_stage, "ModelParallelStrategy shards over its data-parallel ranks", 3)
-            if c.precision == "fp16":
-                limit("precision", "fp16", "ModelParallelStrategy scales no losses", "bf16")
-            if c.sequence_parallel:
-                limit("sequence_parallel", True, "the configure_model of your program decides about it", False)
-        return tuple(limits)
+            *broken(
+                workload,
+                c,
+                Rule(
+                    fp16 and workload.cluster.gpu.is_cpu,
+                    "precision",
+                    "Lightning trains in bf16 instead on a CPU",
+                    "bf16",
+                ),
+                Rule(
+                    c.zero_stage == 1 and workload.pure_bf16,
+                    "zero_stage",
+                    "DeepSpeed keeps weights in fp32 beside those in bf16",
+                    2,
+                ),
+                Rule(c.pp > 1, "pp", "Lightning has no pipeline"),
+                Rule(c.cp > 1, "cp", "Lightning has no context parallelism"),
+                Rule(c.ep > 1, "ep", "Lightning has no expert parallelism", 1),
+                Rule(
+                    c.tp > 1 and not options["script"],
+                    "tp",
+                    "needs a program whose configure_model shards the model",
+                    remedy="name your own with the option script, or use tp=1",
+                ),
+                Rule(
+                    c.tp > 1 and c.dp > 1 and c.zero_stage != 3,
+                    "zero_stage",
+                    "ModelParallelStrategy shards over its data-parallel ranks",
+                    3,
+                ),
+                Rule(c.tp > 1 and fp16, "precision", "ModelParallelStrategy scales no losses", "bf16"),
+                Rule(
+                    c.tp > 1 and c.sequence_parallel,
+                    "sequence_parallel",
+                    "the configure_model of your program decides about it",
+                    False,
+                ),
+            ),
+        )
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """torchrun, the program and lightning.yaml."""

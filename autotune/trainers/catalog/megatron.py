@@ -6,14 +6,14 @@ global_batch_size / (micro_batch_size * dp). ZeRO 1 is the distributed optimizer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
 from autotune.trainers.effective import cpu_note, effective
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, Rule, broken
 from autotune.trainers.megatron_core import (
     ITERATION_MARKS,
     NOT_IN_CORE,
@@ -108,27 +108,19 @@ class MegatronTrainer(Trainer):
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Megatron Core's rules (`megatron_core.py`), and fp8 without Transformer Engine."""
         c = effective(config)
-        limits = (
+        is_local = options["transformer_impl"] != "transformer_engine"
+        needed = "it needs transformer_impl=transformer_engine"
+        return (
             *core_limits(workload, c),
             *model_limits(workload, c),
-            *(_muon_limits(c) if workload.optimizer == "muon" else ()),
-        )
-        if options["transformer_impl"] == "transformer_engine":
-            return limits
-        needing = {"precision": (c.precision in NARROW, "bf16"), "async_tp": (c.async_tp, False)}
-        needing["cuda_graph"] = (c.cuda_graph == "layers", "none")
-        needing["offload"] = (c.offload in ("activations", "all"), "none")
-        return (
-            *limits,
-            *(
-                Limit(
-                    knob=knob,
-                    value=getattr(c, knob),
-                    message="it needs transformer_impl=transformer_engine",
-                    nearest=nearest,
-                )
-                for knob, (asked, nearest) in needing.items()
-                if asked
+            *(_muon_limits(workload, c) if workload.optimizer == "muon" else ()),
+            *broken(
+                workload,
+                c,
+                Rule(is_local and c.precision in NARROW, "precision", needed, "bf16"),
+                Rule(is_local and c.async_tp, "async_tp", needed, False),
+                Rule(is_local and c.cuda_graph == "layers", "cuda_graph", needed, "none"),
+                Rule(is_local and c.offload in ("activations", "all"), "offload", needed, "none"),
             ),
         )
 
@@ -190,17 +182,17 @@ class MegatronTrainer(Trainer):
         return parse_iteration(line)
 
 
-def _muon_limits(c: ParallelConfig) -> Iterator[Limit]:
+def _muon_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
     """What release 0.16 asserts of Muon, which updates whole matrices: its own form of ZeRO 1 (dist_muon) gives each rank some of them."""
-    if c.zero_stage > 1:
-        yield Limit(knob="zero_stage", value=c.zero_stage, message="Megatron-FSDP does not train with Muon", nearest=1)
-    for knob, nearest in (("dp_replicas", 1), ("offload", "none")):
-        value = getattr(c, knob)
-        if value != nearest and value != "activations":
-            message = "it belongs to the distributed optimizer, which Muon does not use"
-            yield Limit(knob=knob, value=value, message=message, nearest=nearest)
-    if c.precision == "fp16":
-        yield Limit(knob="precision", value="fp16", message="Muon does not scale the loss", nearest="bf16")
+    unused = "it belongs to the distributed optimizer, which Muon does not use"
+    return broken(
+        workload,
+        c,
+        Rule(c.zero_stage > 1, "zero_stage", "Megatron-FSDP does not train with Muon", 1),
+        Rule(c.dp_replicas > 1, "dp_replicas", unused, 1),
+        Rule(c.offload not in ("none", "activations"), "offload", unused, "none"),
+        Rule(c.precision == "fp16", "precision", "Muon does not scale the loss", "bf16"),
+    )
 
 
 def _parallel_flags(c: ParallelConfig, *, overlap: bool, optimizer: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from autotune.spec.model_figures import figures_of
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import to_yaml
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit, next_multiple
+from autotune.trainers.limit import Limit, Rule, broken, next_multiple
 from autotune.trainers.not_offered import NOT_SET
 from autotune.trainers.own_program import CWD
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
@@ -82,49 +82,60 @@ class NanotronTrainer(Trainer):
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Models of other layers than Llama's, ZeRO 2 and 3, interleaving, fp16 and fp8, selective recomputation, torch.compile."""
-        c, model = effective(config), workload.model
-        limits = [
+        c, model, figures = effective(config), workload.model, figures_of(workload.model)
+        window = figures.window if figures is not None else 0
+        one_f_one_b = {"interleaved_1f1b": "1f1b", "interleaved_zero_bubble": "1f1b"}
+        return (
             *word_limit(c, "precision", {"fp16": "bf16", "fp8": "bf16"}, "its released loop trains in bf16 or fp32"),
             *word_limit(c, "recompute", {"selective": "full"}, "recompute_layer recomputes whole layers or none"),
-            *word_limit(
+            *word_limit(c, "pp_schedule", one_f_one_b, "its pipeline engines are 1f1b and afab (gpipe)"),
+            *broken(
+                workload,
                 c,
-                "pp_schedule",
-                {"interleaved_1f1b": "1f1b", "interleaved_zero_bubble": "1f1b"},
-                "its pipeline engines are 1f1b and afab (gpipe)",
+                Rule(
+                    not model.gated_mlp,
+                    "model.gated_mlp",
+                    "its dense models have Llama's layers: gated MLP, RMSNorm, rotary positions",
+                    remedy="use megatron, lightning or native",
+                ),
+                Rule(
+                    model.num_experts,
+                    "model.num_experts",
+                    "its experts are as wide as its dense layers and have no loss that balances them",
+                    remedy="use megatron",
+                ),
+                Rule(
+                    model.head_dim * model.num_attention_heads != model.hidden_size,
+                    "model.attention_head_dim",
+                    f"the width of its heads is hidden_size / num_attention_heads = {model.hidden_size / model.num_attention_heads:g}",
+                    remedy="use megatron or torchtitan",
+                    value=model.head_dim,
+                ),
+                Rule(
+                    0 < window < workload.seq_len,
+                    "workload.seq_len",
+                    f"it attends over whole sequences, but each token of the model to {window} before it",
+                    window,
+                    "or use megatron",
+                ),
+                Rule(
+                    c.cp > 1 and options["model_class"] == "llama",
+                    "cp",
+                    "its Llama attends to a rank's own tokens alone",
+                    remedy="leave model_class out, or use cp=1",
+                ),
+                Rule(c.virtual_stages > 1, "virtual_stages", "a rank holds one stage", 1),
+                Rule(c.zero_stage > 1, "zero_stage", "it shards the optimizer only", 1),
+                Rule(c.ep > 1, "ep", "a dense model has no experts", 1),
+                Rule(c.compile, "compile", "it has no switch for torch.compile", False),
+                Rule(
+                    c.cp > 1 and workload.seq_len % c.cp,
+                    "cp",
+                    f"cp must divide seq_len={workload.seq_len}",
+                    remedy=f"use cp=1, or seq_len={next_multiple(workload.seq_len, c.cp)}",
+                ),
             ),
-        ]
-
-        def limit(knob: str, value: Any, message: str, nearest: Any = None, remedy: str = "") -> None:
-            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest, remedy=remedy))
-
-        if not model.gated_mlp:
-            message = "its dense models have Llama's layers: gated MLP, RMSNorm, rotary positions"
-            limit("model.gated_mlp", False, message, remedy="use megatron, lightning or native")
-        if model.num_experts:
-            message = "its experts are as wide as its dense layers and have no loss that balances them"
-            limit("model.num_experts", model.num_experts, message, remedy="use megatron")
-        if model.head_dim * model.num_attention_heads != model.hidden_size:
-            message = f"the width of its heads is hidden_size / num_attention_heads = {model.hidden_size / model.num_attention_heads:g}"
-            limit("model.attention_head_dim", model.head_dim, message, remedy="use megatron or torchtitan")
-        figures = figures_of(model)
-        if figures is not None and 0 < figures.window < workload.seq_len:
-            message = f"it attends over whole sequences, but each token of the model to {figures.window} before it"
-            limit("workload.seq_len", workload.seq_len, message, figures.window, "or use megatron")
-        if c.cp > 1 and options["model_class"] == "llama":
-            message = "its Llama attends to a rank's own tokens alone"
-            limit("cp", c.cp, message, remedy="leave model_class out, or use cp=1")
-        if c.virtual_stages > 1:
-            limit("virtual_stages", c.virtual_stages, "a rank holds one stage", 1)
-        if c.zero_stage > 1:
-            limit("zero_stage", c.zero_stage, "it shards the optimizer only", 1)
-        if c.ep > 1:
-            limit("ep", c.ep, "a dense model has no experts", 1)
-        if c.compile:
-            limit("compile", True, "it has no switch for torch.compile", False)
-        if c.cp > 1 and workload.seq_len % c.cp:
-            remedy = f"use cp=1, or seq_len={next_multiple(workload.seq_len, c.cp)}"
-            limit("cp", c.cp, f"cp must divide seq_len={workload.seq_len}", remedy=remedy)
-        return tuple(limits)
+        )
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """torchrun run_train.py --config-file config.yaml."""

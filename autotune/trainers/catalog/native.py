@@ -5,7 +5,7 @@ The request is a `TrialRequest` as plain values, in the same format that the ran
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from autotune.spec import MeasureSpec, ParallelConfig, Workload
 from autotune.trainers.effective import effective, word_limit
 from autotune.trainers.file_formats import to_json
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, Rule, broken
 from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers import trial_request
 from autotune.trainers.steplines import parse_step_line
@@ -104,43 +104,53 @@ class NativeTrainer(Trainer):
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """What CPU ranks cannot compute, what the zero-bubble schedule cannot split, and what cuts documents, matrices, adapters or experts wrongly."""
-        c = effective(config)
-        limits: list[Limit] = []
-        if workload.cluster.gpu.is_cpu:
-            limits += word_limit(
-                c, "precision", {"fp8": "bf16", "tf32": "fp32"}, "CPU ranks compute in fp32, bf16 or fp16"
-            )
-        if c.pp_schedule == "interleaved_zero_bubble":
-            split = "the zero-bubble schedule splits the backward pass, which is impossible for"
-            if c.compile:
-                limits.append(Limit(knob="compile", value=True, message=f"{split} compiled layers", nearest=False))
-            if c.recompute != "none":
-                message = f"{split} recomputed layers"
-                limits.append(Limit(knob="recompute", value=c.recompute, message=message, nearest="none"))
-        return (*limits, *own_model_limits(workload, c), *self._workload_needs(workload, c))
-
-    def _workload_needs(self, workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
-        if workload.document_len and c.cp > 1 and c.cp_style == "ring":
-            message = (
-                "whole chunks of keys and values go around, which cannot stay within the documents of a packed sequence"
-            )
-            yield Limit(knob="cp_style", value="ring", message=message, nearest="gather")
-        if workload.optimizer in ("muon", "adafactor"):
-            message = f"{workload.optimizer} needs whole matrices on every rank"
-            if c.tp > 1:
-                yield Limit(knob="tp", value=c.tp, message=message)
-            if c.zero_stage > 0:
-                yield Limit(knob="zero_stage", value=c.zero_stage, message=message, nearest=0)
-        if workload.peft is not None and c.precision == "fp8":
-            message = "fp8 replaces the projections beside which adapters stand"
-            yield Limit(knob="precision", value="fp8", message=message, nearest="bf16")
-        stages = c.pp * c.virtual_stages
-        if workload.peft is not None and c.pp_split == "edges" and (workload.model.num_layers + 2) // stages < 2:
-            message = "adapters stand beside the projections of layers, and the last stage would hold the loss alone"
-            yield Limit(knob="pp_split", value="edges", message=message, nearest="layers")
-        if c.dp_replicas > 1 and c.dp * c.cp // c.ep % c.dp_replicas:
-            message = "each copy of the shards needs as many ranks that hold the same experts: dp_replicas must divide dp * cp / ep"
-            yield Limit(knob="dp_replicas", value=c.dp_replicas, message=message, nearest=1)
+        c, model = effective(config), workload.model
+        on_cpu = {"fp8": "bf16", "tf32": "fp32"} if workload.cluster.gpu.is_cpu else {}
+        splits = c.pp_schedule == "interleaved_zero_bubble"
+        split = "the zero-bubble schedule splits the backward pass, which is impossible for"
+        needs_matrices = workload.optimizer in ("muon", "adafactor")
+        matrices = f"{workload.optimizer} needs whole matrices on every rank"
+        adapts = workload.peft is not None
+        return (
+            *word_limit(c, "precision", on_cpu, "CPU ranks compute in fp32, bf16 or fp16"),
+            *broken(
+                workload,
+                c,
+                Rule(splits and c.compile, "compile", f"{split} compiled layers", False),
+                Rule(splits and c.recompute != "none", "recompute", f"{split} recomputed layers", "none"),
+            ),
+            *own_model_limits(workload, c),
+            *broken(
+                workload,
+                c,
+                Rule(
+                    workload.document_len and c.cp > 1 and c.cp_style == "ring",
+                    "cp_style",
+                    "whole chunks of keys and values go around, which cannot stay within the documents of a packed sequence",
+                    "gather",
+                ),
+                Rule(needs_matrices and c.tp > 1, "tp", matrices),
+                Rule(needs_matrices and c.zero_stage, "zero_stage", matrices, 0),
+                Rule(
+                    adapts and c.precision == "fp8",
+                    "precision",
+                    "fp8 replaces the projections beside which adapters stand",
+                    "bf16",
+                ),
+                Rule(
+                    adapts and c.pp_split == "edges" and (model.num_layers + 2) // (c.pp * c.virtual_stages) < 2,
+                    "pp_split",
+                    "adapters stand beside the projections of layers, and the last stage would hold the loss alone",
+                    "layers",
+                ),
+                Rule(
+                    c.dp_replicas > 1 and c.dp * c.cp // c.ep % c.dp_replicas,
+                    "dp_replicas",
+                    "each copy of the shards needs as many ranks that hold the same experts: dp_replicas must divide dp * cp / ep",
+                    1,
+                ),
+            ),
+        )
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """torchrun, the module and a request file."""
