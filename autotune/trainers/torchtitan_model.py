@@ -6,12 +6,11 @@ first layers have no experts; gpt-oss has learnt sinks, biases, and a window in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from autotune.spec import ModelSpec, ParallelConfig
+from autotune.spec import ModelSpec, ParallelConfig, Workload
 from autotune.spec.model_figures import Router, figures_of, is_truncated, text_document, yarn_scaling
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, Rule, broken
 from autotune.trainers.python_source import call
 from autotune.trainers.torchtitan_settings import rotary_scaling
 from autotune.trainers.trained_families import TORCHTITAN, who_trains
@@ -27,55 +26,74 @@ def builder_of(model: ModelSpec) -> str:
     return "llama" if figures is None else TORCHTITAN.get(figures.family, "llama")
 
 
-def model_limits(model: ModelSpec, c: ParallelConfig, seq_len: int) -> Iterator[Limit]:
+def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
     """Models that no builder builds, and what experts cannot be combined with."""
+    model = workload.model
     builder, figures = builder_of(model), figures_of(model)
     if model.source and figures is not None and figures.family not in TORCHTITAN:
-        return  # which is refused as a whole
+        return []  # which is refused as a whole
 
     usual = WITH_CONFIG_JSON if figures is None else f"use {who_trains(figures.family, but='torchtitan')}"
-
-    def limit(field: str, message: str, remedy: str = usual) -> Limit:
-        return Limit(knob=f"model.{field}", value=getattr(model, field), message=message, remedy=remedy)
-
-    if model.num_experts and builder == "llama":
-        yield limit("num_experts", "its Llama has no experts")
-    if model.kv_lora_rank and builder != "deepseek_v3":
-        yield limit("kv_lora_rank", "its Llama has no latent attention")
-    if model.num_dense_layers and builder == "qwen3":
-        yield limit("num_dense_layers", "all layers of its Qwen3 have experts", "megatron_bridge reads the file itself")
-    if model.tied_embeddings and builder == "deepseek_v3":
-        message = "its DeepSeek has an output projection of its own"
-        yield Limit(knob="model.tied_embeddings", value=True, message=message, nearest=False)
-    if builder == "gpt_oss" and (kinds := text_document(model).get("layer_types")):
-        known = ["full_attention" if number % 2 else "sliding_attention" for number in range(len(kinds))]
-        if list(kinds) != known:
-            message = "its gpt-oss attends to a window in every other layer, the first of them, but the file's layer_types have another order"
-            yield Limit(
-                knob="model.family",
-                value="gpt_oss",
-                message=message,
-                remedy=f"use {who_trains('gpt_oss', but='torchtitan')}",
-            )
-    if figures is not None and 0 < figures.window < seq_len:
-        message = f"it attends over whole sequences, but each token of the model to {figures.window} before it"
-        yield Limit(
-            knob="workload.seq_len", value=seq_len, message=message, nearest=figures.window, remedy="or use megatron"
-        )
-    if not model.num_experts:
-        return
-    if c.precision in ("fp8", "mxfp8"):
-        message = "its launches quantize linear layers, which experts are not"
-        yield Limit(knob="precision", value=c.precision, message=message, nearest="bf16")
-    if c.ep > 1 and c.tp > 1:
-        message = f"it would spread experts over the tp={c.tp} ranks too, which is not predicted"
-        yield Limit(knob="ep", value=c.ep, message=message, nearest=1, remedy="or use tp=1")
+    window = figures.window if figures is not None else 0
+    kinds = text_document(model).get("layer_types") if builder == "gpt_oss" else None
+    known = ["full_attention" if number % 2 else "sliding_attention" for number in range(len(kinds or ()))]
     shards = c.dp * c.cp // c.dp_replicas if c.zero_stage else c.cp
-    if c.ep > 1 and c.tp == 1 and shards % c.ep:
-        message = f"it spreads experts over ranks that shard the weights, here {shards}: ep must divide them"
-        yield Limit(
-            knob="ep", value=c.ep, message=message, nearest=1, remedy="or use zero_stage=2 with fewer dp_replicas"
-        )
+    rules = [
+        Rule(model.num_experts and builder == "llama", "model.num_experts", "its Llama has no experts", remedy=usual),
+        Rule(
+            model.kv_lora_rank and builder != "deepseek_v3",
+            "model.kv_lora_rank",
+            "its Llama has no latent attention",
+            remedy=usual,
+        ),
+        Rule(
+            model.num_dense_layers and builder == "qwen3",
+            "model.num_dense_layers",
+            "all layers of its Qwen3 have experts",
+            remedy="megatron_bridge reads the file itself",
+        ),
+        Rule(
+            model.tied_embeddings and builder == "deepseek_v3",
+            "model.tied_embeddings",
+            "its DeepSeek has an output projection of its own",
+            False,
+        ),
+        Rule(
+            kinds and list(kinds) != known,
+            "model.family",
+            "its gpt-oss attends to a window in every other layer, the first of them, but the file's layer_types have another order",
+            remedy=f"use {who_trains('gpt_oss', but='torchtitan')}",
+            value="gpt_oss",
+        ),
+        Rule(
+            0 < window < workload.seq_len,
+            "workload.seq_len",
+            f"it attends over whole sequences, but each token of the model to {window} before it",
+            window,
+            "or use megatron",
+        ),
+        Rule(
+            model.num_experts and c.precision in ("fp8", "mxfp8"),
+            "precision",
+            "its launches quantize linear layers, which experts are not",
+            "bf16",
+        ),
+        Rule(
+            model.num_experts and c.ep > 1 and c.tp > 1,
+            "ep",
+            f"it would spread experts over the tp={c.tp} ranks too, which is not predicted",
+            1,
+            "or use tp=1",
+        ),
+        Rule(
+            model.num_experts and c.ep > 1 and c.tp == 1 and shards % c.ep,
+            "ep",
+            f"it spreads experts over ranks that shard the weights, here {shards}: ep must divide them",
+            1,
+            "or use zero_stage=2 with fewer dp_replicas",
+        ),
+    ]
+    return broken(workload, c, *rules)
 
 
 def model_arguments(model: ModelSpec, c: ParallelConfig, seq_len: int) -> dict[str, Any]:

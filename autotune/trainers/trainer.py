@@ -193,7 +193,12 @@ class Trainer(ABC):
             for name, message in refused
             if message
         ]
-        refusals = (*self._knob_limits(config), *own, *workload_limits(self, workload), *shape_limits(self, workload))
+        refusals = (
+            *self._knob_limits(config),
+            *own,
+            *workload_limits(self, workload, config),
+            *shape_limits(self, workload),
+        )
         return (*refusals, *self.find_limits(workload, config, values))
 
     def _knob_limits(self, config: ParallelConfig) -> Iterator[Limit]:

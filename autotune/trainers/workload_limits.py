@@ -25,21 +25,19 @@ from autotune.spec import ClusterSpec, ModelCode, ModelSpec, ParallelConfig, Wor
 from autotune.spec.hugging_face_families import FAMILIES
 from autotune.spec.model_figures import figures_of
 from autotune.trainers.launch_files import INTERPRETER
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, Rule, broken
 from autotune.trainers.torchrun import Placement
 from autotune.trainers.trained_families import OWN_PROGRAM, who_trains
 
 
-def own_model_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
+def own_model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
     """The values that the loop cannot express; none for a model of the catalog or of a shape."""
     code = workload.model.code
     if workload.model.is_counted:
-        yield _counted(workload.model, "native")
-    elif code is not None:
-        yield from _plans(workload, code, c)
-        yield from _decoder_alone(c)
-        yield from _loss(code, c)
-        yield from _workload(workload)
+        return [_counted(workload.model, "native")]
+    if code is None:
+        return []
+    return broken(workload, c, *_plans(workload, code, c), *_decoder_alone(c), *_loss(code, c), _packed(workload))
 
 
 def module_limits(model: ModelSpec, trainer: str) -> Iterator[Limit]:
@@ -58,69 +56,91 @@ def _counted(model: ModelSpec, trainer: str) -> Limit:
     return Limit(knob="model.parameters", value=model.num_parameters, message=message, remedy=remedy)
 
 
-def _plans(workload: Workload, code: ModelCode, c: ParallelConfig) -> Iterator[Limit]:
-    name, brings = (
-        workload.model.name,
-        "return it from the builder" if code.module else "build it by {module: ...} with one",
+def _plans(workload: Workload, code: ModelCode, c: ParallelConfig) -> tuple[Rule, ...]:
+    name, stages, cuts = workload.model.name, c.pp * c.virtual_stages, code.num_cuts
+    brings = "return it from the builder" if code.module else "build it by {module: ...} with one"
+    return (
+        Rule(
+            c.tp > 1 and not code.has_tensor_plan,
+            "tp",
+            f"{name} brings no plan for tensor parallelism that the loop applies",
+            remedy=f"use tp=1, or {brings} (`tp_plan`)",
+        ),
+        Rule(
+            c.pp > 1 and not code.has_pipeline_split,
+            "pp",
+            f"{name} does not say where a pipeline may cut it",
+            remedy=f"use pp=1, or {brings} (`pp_split`)",
+        ),
+        Rule(
+            c.pp > 1 and code.has_pipeline_split and stages > cuts + 1,
+            "pp",
+            f"{name} can be cut at {cuts} places, so into {cuts + 1} stages at most, but pp * virtual_stages = {stages}",
+            remedy="use a smaller pp, or name more places in `pp_split`",
+        ),
+        Rule(
+            c.recompute == "selective" and not code.has_attention,
+            "recompute",
+            f"no module in the blocks of {name} is called attention (attn)",
+            "full",
+        ),
     )
-    if c.tp > 1 and not code.has_tensor_plan:
-        message = f"{name} brings no plan for tensor parallelism that the loop applies"
-        yield Limit(knob="tp", value=c.tp, message=message, remedy=f"use tp=1, or {brings} (`tp_plan`)")
-    stages = c.pp * c.virtual_stages
-    if c.pp > 1 and not code.has_pipeline_split:
-        message = f"{name} does not say where a pipeline may cut it"
-        yield Limit(knob="pp", value=c.pp, message=message, remedy=f"use pp=1, or {brings} (`pp_split`)")
-    elif c.pp > 1 and stages > code.num_cuts + 1:
-        message = f"{name} can be cut at {code.num_cuts} places, so into {code.num_cuts + 1} stages at most, but pp * virtual_stages = {stages}"
-        remedy = "use a smaller pp, or name more places in `pp_split`"
-        yield Limit(knob="pp", value=c.pp, message=message, remedy=remedy)
-    if c.recompute == "selective" and not code.has_attention:
-        message = f"no module in the blocks of {name} is called attention (attn)"
-        yield Limit(knob="recompute", value="selective", message=message, nearest="full")
 
 
-def _decoder_alone(c: ParallelConfig) -> Iterator[Limit]:
+def _decoder_alone(c: ParallelConfig) -> tuple[Rule, ...]:
     """What is written for the layers of the decoder that ships."""
     reason = "only the decoder that ships is made for it, and this model is built by code of its own"
-    if c.cp > 1:
-        yield Limit(knob="cp", value=c.cp, message=f"context parallelism replaces the attention: {reason}", nearest=1)
-    if c.ep > 1:
-        yield Limit(knob="ep", value=c.ep, message=f"expert parallelism replaces the experts: {reason}", nearest=1)
-    if c.sequence_parallel:
-        message = f"sequence parallelism cuts what flows between the modules of a tensor plan: {reason}"
-        yield Limit(knob="sequence_parallel", value=True, message=message, nearest=False)
-    if c.precision == "fp8":
-        yield Limit(knob="precision", value="fp8", message=f"fp8 replaces the projections: {reason}", nearest="bf16")
-    if c.pp_split != "layers":
-        message = f"the first and the last stage are not weighed: {reason}"
-        yield Limit(knob="pp_split", value=c.pp_split, message=message, nearest="layers")
-    if c.pp_schedule == "interleaved_zero_bubble":
-        message = f"it splits the backward pass of every layer: {reason}"
-        yield Limit(knob="pp_schedule", value=c.pp_schedule, message=message, nearest="interleaved_1f1b")
-    if c.recompute in ("norm", "mlp"):
-        message = f"these modules are known by name in the decoder alone: {reason}"
-        yield Limit(knob="recompute", value=c.recompute, message=message, nearest="full")
+    return (
+        Rule(c.cp > 1, "cp", f"context parallelism replaces the attention: {reason}", 1),
+        Rule(c.ep > 1, "ep", f"expert parallelism replaces the experts: {reason}", 1),
+        Rule(
+            c.sequence_parallel,
+            "sequence_parallel",
+            f"sequence parallelism cuts what flows between the modules of a tensor plan: {reason}",
+            False,
+        ),
+        Rule(c.precision == "fp8", "precision", f"fp8 replaces the projections: {reason}", "bf16"),
+        Rule(c.pp_split != "layers", "pp_split", f"the first and the last stage are not weighed: {reason}", "layers"),
+        Rule(
+            c.pp_schedule == "interleaved_zero_bubble",
+            "pp_schedule",
+            f"it splits the backward pass of every layer: {reason}",
+            "interleaved_1f1b",
+        ),
+        Rule(
+            c.recompute in ("norm", "mlp"),
+            "recompute",
+            f"these modules are known by name in the decoder alone: {reason}",
+            "full",
+        ),
+    )
 
 
-def _loss(code: ModelCode, c: ParallelConfig) -> Iterator[Limit]:
+def _loss(code: ModelCode, c: ParallelConfig) -> tuple[Rule, ...]:
     """The loop can take the loss of transformers' own classes in their output projection, chunk by chunk."""
-    message = ""
-    if c.loss != "own" and code.module:
-        message = "a model that code of its own builds takes its loss itself; only transformers' own classes ({hf: PATH}) have a chunked one"
-    elif c.loss == "chunked" and c.tp > 1:
-        message = (
-            "the tensor plan gathers the logits of the output projection, which under a chunked loss never exist whole"
-        )
-    if message:
-        yield Limit(knob="loss", value=c.loss, message=message, nearest="own")
+    return (
+        Rule(
+            c.loss != "own" and code.module,
+            "loss",
+            "a model that code of its own builds takes its loss itself; only transformers' own classes ({hf: PATH}) have a chunked one",
+            "own",
+        ),
+        Rule(
+            c.loss == "chunked" and c.tp > 1 and not code.module,
+            "loss",
+            "the tensor plan gathers the logits of the output projection, which under a chunked loss never exist whole",
+            "own",
+        ),
+    )
 
 
-def _workload(workload: Workload) -> Iterator[Limit]:
-    if workload.document_len:
-        message = (
-            "packed documents need an attention that is told where they end, and this model is built by code of its own"
-        )
-        yield Limit(knob="workload.document_len", value=workload.document_len, message=message, nearest=0)
+def _packed(workload: Workload) -> Rule:
+    return Rule(
+        workload.document_len,
+        "workload.document_len",
+        "packed documents need an attention that is told where they end, and this model is built by code of its own",
+        0,
+    )
 
 
 if TYPE_CHECKING:
@@ -137,33 +157,54 @@ OTHERS = f"a trainer that reads the config.json itself (accelerate, deepspeed, h
 """who may train a model that a trainer does not build"""
 
 
-def workload_limits(trainer: Trainer, workload: Workload) -> Iterator[Limit]:
+def workload_limits(trainer: Trainer, workload: Workload, c: ParallelConfig) -> list[Limit]:
     """Optimizer, packed documents, weights in bf16 alone, stored scores, and adapters."""
-    if workload.optimizer not in trainer.optimizers:
-        message = f"the trainer {trainer.name} can be told {', '.join(sorted(trainer.optimizers))}"
-        yield Limit(knob="workload.optimizer", value=workload.optimizer, message=message, nearest="adamw")
-    if workload.document_len and not trainer.packs_documents:
-        message = f"the trainer {trainer.name} attends over whole sequences"
-        yield Limit(knob="workload.document_len", value=workload.document_len, message=message, nearest=0)
-    if workload.rl is not None and not trainer.trains_rl:
-        what = "sequences of unequal length" if workload.rl.algorithm == "sft" else "a step of post-training"
-        message = f"the trainer {trainer.name} cannot be told {what}"
-        remedy = "trainers that can: verl, nemo_rl, openrlhf, trl, and command with a program of yours"
-        yield Limit(knob="workload.rl", value=workload.rl.algorithm, message=message, remedy=remedy)
-    if workload.pure_bf16 and not trainer.trains_pure_bf16:
-        message = f"launches of the trainer {trainer.name} keep weights or moments in fp32"
-        remedy = "those of torchtitan, lightning, and command with a program of yours need not"
-        yield Limit(knob="workload.pure_bf16", value=True, message=message, nearest=False, remedy=remedy)
-    if workload.unfused_attention and not trainer.has_unfused_attention:
-        message = f"launches of the trainer {trainer.name} attend by kernels that never store the scores"
-        remedy = "leave unfused_attention out, or use megatron, or command with a program of yours"
-        yield Limit(knob="workload.unfused_attention", value=True, message=message, nearest=False, remedy=remedy)
-    if workload.peft is not None and workload.peft.method not in trainer.peft_methods:
-        message = (
-            f"the trainer {trainer.name} cannot be told to train adapters alone in this way ({trainer.no_adapters})"
-        )
-        remedy = "trainers that can: command with a program of yours, and native for lora"
-        yield Limit(knob="workload.peft", value=workload.peft.method, message=message, remedy=remedy)
+    rl, peft, name = workload.rl, workload.peft, trainer.name
+    what = "sequences of unequal length" if rl is not None and rl.algorithm == "sft" else "a step of post-training"
+    return broken(
+        workload,
+        c,
+        Rule(
+            workload.optimizer not in trainer.optimizers,
+            "workload.optimizer",
+            f"the trainer {name} can be told {', '.join(sorted(trainer.optimizers))}",
+            "adamw",
+        ),
+        Rule(
+            workload.document_len and not trainer.packs_documents,
+            "workload.document_len",
+            f"the trainer {name} attends over whole sequences",
+            0,
+        ),
+        Rule(
+            rl is not None and not trainer.trains_rl,
+            "workload.rl",
+            f"the trainer {name} cannot be told {what}",
+            remedy="trainers that can: verl, nemo_rl, openrlhf, trl, and command with a program of yours",
+            value=rl and rl.algorithm,
+        ),
+        Rule(
+            workload.pure_bf16 and not trainer.trains_pure_bf16,
+            "workload.pure_bf16",
+            f"launches of the trainer {name} keep weights or moments in fp32",
+            False,
+            "those of torchtitan, lightning, and command with a program of yours need not",
+        ),
+        Rule(
+            workload.unfused_attention and not trainer.has_unfused_attention,
+            "workload.unfused_attention",
+            f"launches of the trainer {name} attend by kernels that never store the scores",
+            False,
+            "leave unfused_attention out, or use megatron, or command with a program of yours",
+        ),
+        Rule(
+            peft is not None and peft.method not in trainer.peft_methods,
+            "workload.peft",
+            f"the trainer {name} cannot be told to train adapters alone in this way ({trainer.no_adapters})",
+            remedy="trainers that can: command with a program of yours, and native for lora",
+            value=peft and peft.method,
+        ),
+    )
 
 
 def shape_limits(trainer: Trainer, workload: Workload) -> Iterator[Limit]:

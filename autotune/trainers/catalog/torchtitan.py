@@ -6,16 +6,16 @@ The releases differ in what they can express; the limits say it by release.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from autotune.spec import ModelSpec, ParallelConfig, Workload
+from autotune.spec import ParallelConfig, Workload
 from autotune.spec.model_figures import figures_of
 from autotune.trainers import torchtitan_config, torchtitan_settings
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit, next_multiple
+from autotune.trainers.limit import Limit, Rule, broken, next_multiple
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.readers import torchtitan_python, torchtitan_toml
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
@@ -104,35 +104,43 @@ class TorchtitanTrainer(Trainer):
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Models that it has not, fp16, ZeRO 1, uneven stages; and what the release does not know."""
-        c = effective(config)
+        c, model = effective(config), workload.model
         of_release = _limits_of_0_2 if options["version"] == "0.2" else _limits_of_0_3
-        limits = [
-            *_shape_limits(workload.model),
-            *word_limit(
-                c, "precision", {"fp16": "bf16"}, "torchtitan trains in fp32, bf16, fp8 or mxfp8, without loss scaling"
+        unscaled = "torchtitan trains in fp32, bf16, fp8 or mxfp8, without loss scaling"
+        unit = c.tp * (2 * c.cp if c.cp > 1 else 1)
+        return (
+            *broken(
+                workload,
+                c,
+                Rule(
+                    not model.gated_mlp,
+                    "model.gated_mlp",
+                    "its dense language models have Llama's layers: gated MLP, RMSNorm, rotary positions",
+                    remedy="use megatron, lightning or native",
+                ),
             ),
+            *word_limit(c, "precision", {"fp16": "bf16"}, unscaled),
             *of_release(workload, c),
-        ]
-
-        def limit(knob: str, value: Any, message: str, nearest: Any = None, remedy: str = "") -> None:
-            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest, remedy=remedy))
-
-        if c.zero_stage == 1:
-            limit("zero_stage", 1, "FSDP2 shards gradients whenever it shards the optimizer", 2)
-        if workload.seq_len % (unit := c.tp * (2 * c.cp if c.cp > 1 else 1)):
-            message = f"must be a multiple of tp={c.tp} times 2 * cp where cp={c.cp} is above 1"
-            limit(
-                "workload.seq_len",
-                workload.seq_len,
-                message,
-                remedy=f"use {next_multiple(workload.seq_len, unit)}, or a smaller tp or cp",
-            )
-        if c.ep > 1 and not workload.model.num_experts:
-            limit("ep", c.ep, "a dense model has no experts", 1)
-        if c.async_tp and not c.compile:
-            limit("async_tp", True, "the compiler cuts up the collectives: it needs compile=true", False)
-        limits += stage_limits(workload.model, c)
-        return tuple(limits)
+            *broken(
+                workload,
+                c,
+                Rule(c.zero_stage == 1, "zero_stage", "FSDP2 shards gradients whenever it shards the optimizer", 2),
+                Rule(
+                    workload.seq_len % unit,
+                    "workload.seq_len",
+                    f"must be a multiple of tp={c.tp} times 2 * cp where cp={c.cp} is above 1",
+                    remedy=f"use {next_multiple(workload.seq_len, unit)}, or a smaller tp or cp",
+                ),
+                Rule(c.ep > 1 and not model.num_experts, "ep", "a dense model has no experts", 1),
+                Rule(
+                    c.async_tp and not c.compile,
+                    "async_tp",
+                    "the compiler cuts up the collectives: it needs compile=true",
+                    False,
+                ),
+            ),
+            *stage_limits(model, c),
+        )
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """torchrun -m torchtitan.train with the configuration and the model's module beside it."""
@@ -188,71 +196,107 @@ class TorchtitanTrainer(Trainer):
         )
 
 
-def _shape_limits(model: ModelSpec) -> Iterator[Limit]:
-    if not model.gated_mlp:
-        message = "its dense language models have Llama's layers: gated MLP, RMSNorm, rotary positions"
-        yield Limit(knob="model.gated_mlp", value=False, message=message, remedy="use megatron, lightning or native")
-
-
-def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
+def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> list[Limit]:
     model, figures = workload.model, figures_of(workload.model)
-    if figures is not None and figures.family != "llama":
-        message = "launches of torchtitan 0.2 build its Llama"
-        remedy = f"use {who_trains(figures.family, but='torchtitan')}"
-        if figures.family in TORCHTITAN:
-            remedy = "version=0.3 trains this family"
-        yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
-    elif model.num_experts or model.kv_lora_rank:
-        yield from model_limits(model, c, workload.seq_len)
-    if figures is not None and figures.rotary_scaling == "yarn":
-        message = "launches of torchtitan 0.2 know Llama 3.1's rotary scaling alone"
-        yield Limit(knob="model.rope_scaling", value="yarn", message=message, remedy="version=0.3 knows YaRN")
-    if c.loss != "own":
-        message = "torchtitan 0.2 computes the loss of all logits at once: loss=own"
-        yield Limit(knob="loss", value=c.loss, message=message, nearest="own")
-    alone = c.tp * c.pp * c.cp == 1
-    if c.zero_stage == 0 and c.dp * c.cp > 1 and not alone:
-        message = "DDP of torchtitan 0.2 works only without tensor, pipeline and context parallelism"
-        yield Limit(knob="zero_stage", value=0, message=message, nearest=2)
+    is_other = figures is not None and figures.family != "llama"
+    family, scaling = (figures.family, figures.rotary_scaling) if figures is not None else ("", "")
+    who = "version=0.3 trains this family" if family in TORCHTITAN else f"use {who_trains(family, but='torchtitan')}"
+    of_shape = [] if is_other or not (model.num_experts or model.kv_lora_rank) else model_limits(workload, c)
+    alone, replicas = c.tp * c.pp * c.cp == 1, c.dp * c.cp
     is_mixed = c.precision in ("bf16", "fp8", "mxfp8") and not workload.pure_bf16
-    if c.zero_stage < 2 and not alone and c.dp * c.cp == 1 and is_mixed:
-        message = (
-            "mixed precision of torchtitan 0.2 with tp or pp needs FSDP, but with dp * cp = 1 there is nothing to shard"
-        )
-        yield Limit(knob="precision", value=c.precision, message=message, nearest="fp32")
-    if c.precision == "mxfp8" and c.tp > 1 and c.compile:
-        message = "torchtitan 0.2 does not compile tensor-parallel layers in mxfp8"
-        yield Limit(knob="compile", value=True, message=message, nearest=False)
-    if c.tp > 1 and not c.sequence_parallel:
-        message = "tensor parallelism of torchtitan 0.2 always shards the sequence"
-        yield Limit(knob="sequence_parallel", value=False, message=message, nearest=True)
-    if model.tied_embeddings:
-        message = "the Llama model of torchtitan 0.2 has an output projection of its own"
-        yield Limit(knob="model.tied_embeddings", value=True, message=message, nearest=False)
-    if model.head_dim * model.num_attention_heads != model.hidden_size:
-        message = "the width of the heads of torchtitan 0.2 is hidden_size / num_attention_heads"
-        nearest = 0 if model.hidden_size % model.num_attention_heads == 0 else None
-        remedy = "version=0.3 takes heads of any width"
-        yield Limit(
-            knob="model.attention_head_dim", value=model.head_dim, message=message, nearest=nearest, remedy=remedy
-        )
+    return [
+        *broken(
+            workload,
+            c,
+            Rule(
+                is_other,
+                "model.family",
+                "launches of torchtitan 0.2 build its Llama",
+                remedy=who,
+                value=family,
+            ),
+        ),
+        *of_shape,
+        *broken(
+            workload,
+            c,
+            Rule(
+                scaling == "yarn",
+                "model.rope_scaling",
+                "launches of torchtitan 0.2 know Llama 3.1's rotary scaling alone",
+                remedy="version=0.3 knows YaRN",
+                value="yarn",
+            ),
+            Rule(c.loss != "own", "loss", "torchtitan 0.2 computes the loss of all logits at once: loss=own", "own"),
+            Rule(
+                c.zero_stage == 0 and replicas > 1 and not alone,
+                "zero_stage",
+                "DDP of torchtitan 0.2 works only without tensor, pipeline and context parallelism",
+                2,
+            ),
+            Rule(
+                c.zero_stage < 2 and not alone and replicas == 1 and is_mixed,
+                "precision",
+                "mixed precision of torchtitan 0.2 with tp or pp needs FSDP, but with dp * cp = 1 there is nothing to shard",
+                "fp32",
+            ),
+            Rule(
+                c.precision == "mxfp8" and c.tp > 1 and c.compile,
+                "compile",
+                "torchtitan 0.2 does not compile tensor-parallel layers in mxfp8",
+                False,
+            ),
+            Rule(
+                c.tp > 1 and not c.sequence_parallel,
+                "sequence_parallel",
+                "tensor parallelism of torchtitan 0.2 always shards the sequence",
+                True,
+            ),
+            Rule(
+                model.tied_embeddings,
+                "model.tied_embeddings",
+                "the Llama model of torchtitan 0.2 has an output projection of its own",
+                False,
+            ),
+            Rule(
+                model.head_dim * model.num_attention_heads != model.hidden_size,
+                "model.attention_head_dim",
+                "the width of the heads of torchtitan 0.2 is hidden_size / num_attention_heads",
+                0 if model.hidden_size % model.num_attention_heads == 0 else None,
+                "version=0.3 takes heads of any width",
+                model.head_dim,
+            ),
+        ),
+    ]
 
 
-def _limits_of_0_3(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
-    yield from model_limits(workload.model, c, workload.seq_len)
-    if c.loss == "chunked":
-        yield Limit(
-            knob="loss", value="chunked", message="it is what torchtitan 0.3 does by itself: loss=own", nearest="own"
-        )
-    if c.cp_style == "gather":
-        message = "torchtitan 0.3 has no setting for the style of context parallelism"
-        yield Limit(knob="cp_style", value="gather", message=message, nearest="ring")
-    if c.zero_stage == 0 and c.cp > 1:
-        message = "context parallelism of torchtitan 0.3 shards the weights over its ranks"
-        yield Limit(knob="zero_stage", value=0, message=message, nearest=2)
-    if workload.model.tied_embeddings and c.pp > 1:
-        message = "torchtitan 0.3 cannot share the embedding with the output projection across pipeline stages"
-        yield Limit(knob="model.tied_embeddings", value=True, message=message, nearest=False)
+def _limits_of_0_3(workload: Workload, c: ParallelConfig) -> list[Limit]:
+    return [
+        *model_limits(workload, c),
+        *broken(
+            workload,
+            c,
+            Rule(c.loss == "chunked", "loss", "it is what torchtitan 0.3 does by itself: loss=own", "own"),
+            Rule(
+                c.cp_style == "gather",
+                "cp_style",
+                "torchtitan 0.3 has no setting for the style of context parallelism",
+                "ring",
+            ),
+            Rule(
+                c.zero_stage == 0 and c.cp > 1,
+                "zero_stage",
+                "context parallelism of torchtitan 0.3 shards the weights over its ranks",
+                2,
+            ),
+            Rule(
+                workload.model.tied_embeddings and c.pp > 1,
+                "model.tied_embeddings",
+                "torchtitan 0.3 cannot share the embedding with the output projection across pipeline stages",
+                False,
+            ),
+        ),
+    ]
 
 
 TRAINER = TorchtitanTrainer()
