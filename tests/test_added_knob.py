@@ -33,7 +33,7 @@ from autotune.spec import KNOBS, ParallelConfig, config_label
 from autotune.testing.trainers import WORKLOAD
 from autotune.trainers import trainer, trainer_names
 from autotune_workers.runners.simulated import SIMULATED_RUNNER
-from autotune_workers.training.validation import NATIVE_LOOP
+from autotune_workers.training.step import NATIVE_LOOP
 
 plain = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4)
 other = replace(plain, ddp_bucket_mb=100)

@@ -148,44 +148,43 @@ def _of_flags(name: str, text: str) -> Iterator[Danger]:
     def on(flag: str) -> bool:
         return flag in flags and flags[flag][1] not in ("false", "0", "no", "none")
 
-    if on("bf16") and on("fp16"):
-        yield Danger(
-            text="--bf16 and --fp16 are both on: programs refuse that, or take one of them",
-            line=flags["fp16"][0],
-            file=name,
-        )
-    if "amp_dtype" in flags and not on("amp") and not name.endswith(".py"):
-        yield Danger(
-            text="--amp-dtype has no effect without --amp: the training runs in fp32",
-            line=flags["amp_dtype"][0],
-            file=name,
-        )
-    if "gradient_checkpointing_kwargs" in flags and not on("gradient_checkpointing"):
-        yield Danger(
-            text="--gradient_checkpointing_kwargs has no effect without --gradient_checkpointing",
-            line=flags["gradient_checkpointing_kwargs"][0],
-            file=name,
-        )
-    if flags.get("dataloader_num_workers", (0, ""))[1] == "0":
-        yield Danger(
-            text="--dataloader_num_workers 0: the GPU waits while a batch is made; 2 to 8 make it beforehand",
-            line=flags["dataloader_num_workers"][0],
-            file=name,
-        )
-    if "per_device_train_batch_size" in flags and "dataloader_num_workers" not in flags and not name.endswith(".py"):
-        yield Danger(
-            text="--dataloader_num_workers is not given, and transformers' default is 0: the GPU waits while a batch is made; add --dataloader_num_workers 4",
-            line=flags["per_device_train_batch_size"][0],
-            file=name,
-        )
-    if on("auto_find_batch_size"):
-        yield Danger(
-            text="--auto_find_batch_size halves the micro-batch when memory runs out and changes the batch of a step with it",
-            line=flags["auto_find_batch_size"][0],
-            file=name,
-        )
-    if on("tp_comm_overlap") and not on("sequence_parallel"):
-        yield Danger(text="--tp-comm-overlap needs --sequence-parallel", line=flags["tp_comm_overlap"][0], file=name)
+    is_python, unset = name.endswith(".py"), "dataloader_num_workers" not in flags
+    rules = (
+        (on("bf16") and on("fp16"), "fp16", "--bf16 and --fp16 are both on: programs refuse that, or take one of them"),
+        (
+            "amp_dtype" in flags and not on("amp") and not is_python,
+            "amp_dtype",
+            "--amp-dtype has no effect without --amp: the training runs in fp32",
+        ),
+        (
+            "gradient_checkpointing_kwargs" in flags and not on("gradient_checkpointing"),
+            "gradient_checkpointing_kwargs",
+            "--gradient_checkpointing_kwargs has no effect without --gradient_checkpointing",
+        ),
+        (
+            flags.get("dataloader_num_workers", (0, ""))[1] == "0",
+            "dataloader_num_workers",
+            "--dataloader_num_workers 0: the GPU waits while a batch is made; 2 to 8 make it beforehand",
+        ),
+        (
+            "per_device_train_batch_size" in flags and unset and not is_python,
+            "per_device_train_batch_size",
+            "--dataloader_num_workers is not given, and transformers' default is 0: the GPU waits while a batch is made; add --dataloader_num_workers 4",
+        ),
+        (
+            on("auto_find_batch_size"),
+            "auto_find_batch_size",
+            "--auto_find_batch_size halves the micro-batch when memory runs out and changes the batch of a step with it",
+        ),
+        (
+            on("tp_comm_overlap") and not on("sequence_parallel"),
+            "tp_comm_overlap",
+            "--tp-comm-overlap needs --sequence-parallel",
+        ),
+    )
+    for is_broken, flag, why in rules:
+        if is_broken:
+            yield Danger(text=why, line=flags[flag][0], file=name)
 
 
 def code_lines(text: str) -> list[tuple[int, str]]:

@@ -21,7 +21,7 @@ from autotune.trainers import trainer, trainer_names
 
 PARTS = (
     "autotune.cost.model_knobs:COST_MODEL",
-    "autotune_workers.training.validation:NATIVE_LOOP",
+    "autotune_workers.training.step:NATIVE_LOOP",
     "autotune_workers.runners.simulated:SIMULATED_RUNNER",
 )
 """Where the parts beside the trainers say what they do with each knob."""

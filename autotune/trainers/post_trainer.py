@@ -7,7 +7,8 @@ writes again; data, rewards and prompts are among them, for a config says nothin
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from autotune.spec import KNOBS, ParallelConfig, Workload
@@ -15,12 +16,13 @@ from autotune.spec.post_training import PostTraining
 from autotune.trainers.effective import effective
 from autotune.trainers.file_formats import to_yaml
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, Rule, broken
 from autotune.trainers.present_configuration import (
     SETTINGS,
     KeyReader,
     PresentConfiguration,
     Reading,
+    completed,
     merged,
     parse_document,
 )
@@ -61,34 +63,25 @@ class PostTrainer(Trainer):
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """A workload of another kind, an engine that it has not, and what the engine cannot do."""
-        if workload.rl is None or workload.rl.algorithm == "sft":
+        rl, c = workload.rl, effective(config)
+        if rl is None or rl.algorithm == "sft":
             message = f"launches of {self.name} post-train, and the workload has no `rl`"
-            return (
-                Limit(
-                    knob="workload.rl",
-                    value="none",
-                    message=message,
-                    remedy="say what a step is under `rl`, or use another trainer",
-                ),
-            )
-        if workload.rl.engine not in self.engines:
+            remedy = "say what a step is under `rl`, or use another trainer"
+            return tuple(broken(workload, c, Rule(True, "workload.rl", message, remedy=remedy, value="none")))
+        if rl.engine not in self.engines:
             message = f"{self.name} trains by {' or '.join(sorted(self.engines))}"
-            return (Limit(knob="workload.rl.engine", value=workload.rl.engine, message=message),)
-        limits = self.engine_limits(workload, workload.rl, effective(config))
-        if config.global_batch_size != workload.rl.mini_batch:
-            message = f"an optimizer step of this workload has {workload.rl.mini_batch} sequences, but micro_batch_size * accumulation_steps * dp = {config.global_batch_size}"
-            limits.append(
-                Limit(
-                    knob="accumulation_steps",
-                    value=config.accumulation_steps,
-                    message=message,
-                    remedy="prompts * responses / mini_batches",
-                )
-            )
-        return tuple(limits)
+            return tuple(broken(workload, c, Rule(True, "workload.rl.engine", message, value=rl.engine)))
+        of_step = Rule(
+            config.global_batch_size != rl.mini_batch,
+            "accumulation_steps",
+            f"an optimizer step of this workload has {rl.mini_batch} sequences, but micro_batch_size * accumulation_steps * dp = {config.global_batch_size}",
+            remedy="prompts * responses / mini_batches",
+            value=config.accumulation_steps,
+        )
+        return (*self.engine_limits(workload, rl, c), *broken(workload, c, of_step))
 
     @abstractmethod
-    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> list[Limit]:
+    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
         """What the engine of the workload cannot express."""
 
     @abstractmethod
@@ -123,13 +116,7 @@ class PostTrainer(Trainer):
         keys = KeyReader(document, name)
         found = self.read_keys(keys)
         left = {key: value for key, value in keys.left.items() if value is not None}
-        return Reading(
-            **{
-                **{f: getattr(found, f) for f in Reading.__dataclass_fields__},
-                "settings": left,
-                "remarks": (*found.remarks, *keys.remarks),
-            }
-        )
+        return replace(found, settings=left, remarks=(*found.remarks, *keys.remarks))
 
     def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
         """(name, contents) of its file, over which the command's overrides `key.inner=value` count."""
@@ -187,6 +174,21 @@ def overrides(argv: tuple[str, ...]) -> dict[str, Any]:
         except yaml.YAMLError:
             found[path] = text
     return found
+
+
+def fitted(
+    knobs: Mapping[str, Any], ranks: int | None, batch: int | None, *, alone: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The knobs with those that follow from ranks and batch. Files of these programs may have a batch that nothing divides, and say `alone` otherwise of one rank."""
+    found = completed(knobs, ranks=ranks) | (alone or {} if ranks == 1 else {})
+    if batch and "dp" in found and batch % (found["dp"] * found["micro_batch_size"]) == 0:
+        found["accumulation_steps"] = batch // (found["dp"] * found["micro_batch_size"])
+    return found
+
+
+def mini_batches(prompts: int | None, responses: int, batch: int | None) -> int | None:
+    """Optimizer steps of a step; None where the batch does not divide its sequences, or is not known."""
+    return prompts * responses // batch if prompts and batch and prompts * responses % batch == 0 else None
 
 
 def rl_value(rl: PostTraining, c: ParallelConfig, name: str) -> Any:

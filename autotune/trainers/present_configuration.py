@@ -339,6 +339,11 @@ class Reading:
     remarks: tuple[str, ...] = ()
     """what was not understood, in words"""
 
+    def __post_init__(self) -> None:
+        for name in ("options", "rl", "rollout"):
+            told = {key: value for key, value in getattr(self, name).items() if value is not None}
+            object.__setattr__(self, name, told)
+
 
 def options_of(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(name, value) of each option of a command; the value of a flag is empty."""

@@ -10,7 +10,7 @@ Names are those of NVIDIA-NeMo/RL at commit 7ea279a (examples/configs/grpo_math_
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -18,11 +18,11 @@ from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
 from autotune.trainers.effective import word_limit
 from autotune.trainers.launch_files import FOLDER, Launch
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, Rule, broken
 from autotune.trainers.not_offered import NOT_SET
 from autotune.trainers.own_program import CWD
-from autotune.trainers.post_trainer import OPTIONS, PostTrainer, grid, rl_value
-from autotune.trainers.present_configuration import KeyReader, Reading, completed
+from autotune.trainers.post_trainer import OPTIONS, PostTrainer, fitted, grid, mini_batches, rl_value
+from autotune.trainers.present_configuration import KeyReader, Reading
 from autotune.trainers.step_metrics import MAX_LINE, StepMetrics
 from autotune.trainers.trainer_option import Option, Reach
 
@@ -79,49 +79,46 @@ class NemoRl(PostTrainer):
     settings_file = "nemo_rl.yaml"
     options = (*OPTIONS, CWD, BASE)
 
-    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> list[Limit]:
+    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
         """DTensor cuts no layers and shards all; Megatron shards its optimizer."""
-        limits = list(
-            word_limit(c, "precision", {"fp8": "bf16", "fp16": "bf16", "tf32": "bf16"}, "policies are in bf16 or fp32")
-        )
-        limits += word_limit(c, "recompute", {"selective": "full"}, "activation_checkpointing is of whole layers")
-        if rl.algorithm not in ("grpo", "dapo"):
-            limits.append(
-                Limit(knob="workload.rl.algorithm", value=rl.algorithm, message="run_grpo.py trains by GRPO and DAPO")
-            )
-        fsdp = rl.engine == "fsdp"
-        if c.dp * c.cp > 1 and c.zero_stage != (3 if fsdp else 1):
-            limits.append(
-                Limit(
-                    knob="zero_stage",
-                    value=c.zero_stage,
-                    message="DTensor policies shard all" if fsdp else "its Megatron has the distributed optimizer",
-                    nearest=3 if fsdp else 1,
-                )
-            )
-        if fsdp:
-            for knob in ("pp", "ep"):
-                if getattr(c, knob) > 1:
-                    limits.append(
-                        Limit(
-                            knob=knob,
-                            value=getattr(c, knob),
-                            message="DTensor policies have none; those of Megatron do (rl.engine: megatron)",
-                        )
-                    )
+        fsdp, stage = rl.engine == "fsdp", 3 if rl.engine == "fsdp" else 1
+        none = "DTensor policies have none; those of Megatron do (rl.engine: megatron)"
         generating, per_node = int(rl_value(rl, c, "rollout_gpus")), workload.cluster.gpus_per_node
-        if generating % per_node and workload.cluster.num_nodes > 1:
-            limits.append(
-                Limit(
-                    knob="rollout_gpus",
-                    value=generating,
-                    message=f"engines of their own have whole nodes of {per_node} GPUs",
-                )
-            )
         stale = float(rl_value(rl, c, "staleness"))
-        if not stale.is_integer():
-            limits.append(Limit(knob="staleness", value=stale, message="max_trajectory_age_steps counts whole steps"))
-        return limits
+        return (
+            *word_limit(c, "precision", dict.fromkeys(("fp8", "fp16", "tf32"), "bf16"), "policies are in bf16 or fp32"),
+            *word_limit(c, "recompute", {"selective": "full"}, "activation_checkpointing is of whole layers"),
+            *broken(
+                workload,
+                c,
+                Rule(
+                    rl.algorithm not in ("grpo", "dapo"),
+                    "workload.rl.algorithm",
+                    "run_grpo.py trains by GRPO and DAPO",
+                    value=rl.algorithm,
+                ),
+                Rule(
+                    c.dp * c.cp > 1 and c.zero_stage != stage,
+                    "zero_stage",
+                    "DTensor policies shard all" if fsdp else "its Megatron has the distributed optimizer",
+                    stage,
+                ),
+                Rule(fsdp and c.pp > 1, "pp", none),
+                Rule(fsdp and c.ep > 1, "ep", none),
+                Rule(
+                    generating % per_node and workload.cluster.num_nodes > 1,
+                    "rollout_gpus",
+                    f"engines of their own have whole nodes of {per_node} GPUs",
+                    value=generating,
+                ),
+                Rule(
+                    not stale.is_integer(),
+                    "staleness",
+                    "max_trajectory_age_steps counts whole steps",
+                    value=stale,
+                ),
+            ),
+        )
 
     def command(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> tuple[str, ...]:
         """The example's program with the file of the launch."""
@@ -214,11 +211,7 @@ class NemoRl(PostTrainer):
             "sequence_parallel": bool(sequence) and degrees["tp"] > 1,
         }
         batch = keys.count("policy.train_global_batch_size")
-        knobs = completed(knobs, ranks=ranks)
-        if ranks == 1:
-            knobs["zero_stage"] = 0  # there is nothing to shard
-        if batch and "dp" in knobs and batch % (knobs["dp"] * knobs["micro_batch_size"]) == 0:
-            knobs["accumulation_steps"] = batch // (knobs["dp"] * knobs["micro_batch_size"])
+        knobs = fitted(knobs, ranks, batch, alone={"zero_stage": 0})  # there is nothing to shard
         prompts, responses = keys.count("grpo.num_prompts_per_step"), keys.count("grpo.num_generations_per_prompt") or 1
         penalty = keys.number("loss_fn.reference_policy_kl_penalty")
         stale, overlaps = keys.count("grpo.async_grpo.max_trajectory_age_steps"), keys.flag("grpo.async_grpo.enabled")
@@ -229,7 +222,7 @@ class NemoRl(PostTrainer):
             )
         rl = {
             "algorithm": "grpo", "prompts": prompts, "responses": responses, "engine": engine, "placement": placement,
-            "mini_batches": prompts * responses // batch if prompts and batch and prompts * responses % batch == 0 else None,
+            "mini_batches": mini_batches(prompts, responses, batch),
             "reference": None if penalty is None else penalty > 0,
             "micro_batch_tokens": tokens,
             "log_prob_micro_batch_tokens": before,
@@ -247,9 +240,9 @@ class NemoRl(PostTrainer):
             model_file=path or "",
             seq_len=length,
             global_batch_size=batch,
-            options={name: value for name, value in options.items() if value is not None},
-            rl={name: value for name, value in rl.items() if value is not None},
-            rollout={name: value for name, value in rollout.items() if value is not None},
+            options=options,
+            rl=rl,
+            rollout=rollout,
         )
 
     def parse_line(self, line: str) -> StepMetrics | None:

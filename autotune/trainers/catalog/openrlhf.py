@@ -6,7 +6,7 @@ Names are those of openrlhf 0.11.2 (cli/train_ppo_ray.py): `--train.micro_batch_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -14,15 +14,14 @@ from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
 from autotune.trainers.effective import effective, word_limit
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, Rule, broken
 from autotune.trainers.not_offered import NOT_SET
-from autotune.trainers.post_trainer import PostTrainer, grid, nested, rl_value
+from autotune.trainers.post_trainer import PostTrainer, fitted, grid, mini_batches, nested, rl_value
 from autotune.trainers.present_configuration import (
     SETTINGS,
     KeyReader,
     PresentConfiguration,
     Reading,
-    completed,
     dotted,
     merged,
     options_of,
@@ -74,35 +73,23 @@ class OpenRlhf(PostTrainer):
     step_marks = ("Global step",)
     settings_file = "flags.yaml"
 
-    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> list[Limit]:
+    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
         """Data and ring parallelism, AutoTP, and ZeRO."""
-        limits = [
-            Limit(
-                knob=knob,
-                value=getattr(c, knob),
-                message="its DeepSpeed engine has none",
-                nearest=1 if knob == "ep" else None,
-            )
-            for knob in ("pp", "ep")
-            if getattr(c, knob) > 1
-        ]
-        limits += word_limit(
-            c, "precision", {"fp8": "bf16", "fp32": "bf16", "tf32": "bf16"}, "--ds.param_dtype is bf16 or fp16"
+        none, stale = "its DeepSpeed engine has none", rl_value(rl, c, "staleness")
+        sixteen_bits = {"fp8": "bf16", "fp32": "bf16", "tf32": "bf16"}
+        rings = {"heads": "ring", "gather": "ring"} if c.cp > 1 else {}
+        return (
+            *broken(workload, c, Rule(c.pp > 1, "pp", none), Rule(c.ep > 1, "ep", none, 1)),
+            *word_limit(c, "precision", sixteen_bits, "--ds.param_dtype is bf16 or fp16"),
+            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
+            *word_limit(c, "cp_style", rings, "its sequences go around a ring"),
+            *broken(
+                workload,
+                c,
+                Rule(rl.algorithm == "dpo", "workload.rl.algorithm", "train_ppo_ray has none", value="dpo"),
+                Rule(float(stale) % 1, "staleness", "--train.async_queue_size counts whole batches", value=stale),
+            ),
         )
-        limits += word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none")
-        if c.cp > 1:
-            limits += word_limit(c, "cp_style", {"heads": "ring", "gather": "ring"}, "its sequences go around a ring")
-        if rl.algorithm == "dpo":
-            limits.append(Limit(knob="workload.rl.algorithm", value="dpo", message="train_ppo_ray has none"))
-        if float(rl_value(rl, c, "staleness")) % 1:
-            limits.append(
-                Limit(
-                    knob="staleness",
-                    value=rl_value(rl, c, "staleness"),
-                    message="--train.async_queue_size counts whole batches",
-                )
-            )
-        return limits
 
     def command(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> tuple[str, ...]:
         """The program; its flags follow."""
@@ -201,9 +188,7 @@ class OpenRlhf(PostTrainer):
             "offload": "optimizer" if keys.flag("ds.adam_offload") else "none",
         }  # fmt: skip
         batch = keys.count("train.batch_size")
-        knobs = completed(knobs, ranks=ranks)
-        if batch and "dp" in knobs and batch % (knobs["dp"] * knobs["micro_batch_size"]) == 0:
-            knobs["accumulation_steps"] = batch // (knobs["dp"] * knobs["micro_batch_size"])
+        knobs = fitted(knobs, ranks, batch)
         prompts, responses = keys.count("rollout.batch_size"), keys.count("rollout.n_samples_per_prompt") or 1
         tokens, before = keys.count("train.max_tokens_per_gpu"), keys.count("rollout.max_tokens_per_gpu")
         stale, overlaps = keys.count("train.async_queue_size"), keys.flag("train.async_enable")
@@ -218,7 +203,7 @@ class OpenRlhf(PostTrainer):
         length, response = keys.count("data.max_len"), keys.count("rollout.max_new_tokens")
         rl = {
             "algorithm": "ppo" if estimator == "gae" else "grpo", "prompts": prompts, "responses": responses, "engine": "deepspeed", "placement": placement,
-            "mini_batches": prompts * responses // batch if prompts and batch and prompts * responses % batch == 0 else None,
+            "mini_batches": mini_batches(prompts, responses, batch),
             "epochs": keys.count("train.max_epochs"), "reference": keys.flag("algo.kl.use_loss"),
             "micro_batch_tokens": tokens if dynamic else None, "log_prob_micro_batch_tokens": before if dynamic else None,
             "prompt_lengths": length - response if length and response and length > response else None, "response_lengths": response,
@@ -231,9 +216,9 @@ class OpenRlhf(PostTrainer):
             model_file=path or "",
             seq_len=length,
             global_batch_size=batch,
-            options={name: value for name, value in options.items() if value is not None},
-            rl={name: value for name, value in rl.items() if value is not None},
-            rollout={name: value for name, value in rollout.items() if value is not None},
+            options=options,
+            rl=rl,
+            rollout=rollout,
         )
 
 

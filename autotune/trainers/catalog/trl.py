@@ -9,7 +9,8 @@ Names are those of GRPOConfig in trl 1.16 and transformers 5. ZeRO 0 is DDP, ZeR
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
@@ -17,15 +18,13 @@ from autotune.spec.post_training import PostTraining
 from autotune.trainers.effective import word_limit
 from autotune.trainers.file_formats import hf_layer_class
 from autotune.trainers.launch_files import FOLDER
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, Rule, broken
 from autotune.trainers.log_formats import parse_loss_dictionary
 from autotune.trainers.not_offered import NOT_SET
 from autotune.trainers.post_trainer import PostTrainer, grid, rl_value
 from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, completed
 from autotune.trainers.rl_logs import step_metrics_of
 from autotune.trainers.step_metrics import StepMetrics
-
-ONE_DEGREE = ("tp", "pp", "cp", "ep")
 
 
 class Trl(PostTrainer):
@@ -60,40 +59,45 @@ class Trl(PostTrainer):
     recognized_by = ("num_generations", "steps_per_generation", "max_completion_length")
     settings_file = "grpo.yaml"
 
-    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> list[Limit]:
+    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
         """Data parallelism and sharding alone, and no engines of their own."""
-        limits = [
-            Limit(
-                knob=knob,
-                value=getattr(c, knob),
-                message="GRPOTrainer trains by data parallelism and sharding alone",
-                nearest=None if knob != "ep" else 1,
-            )
-            for knob in ONE_DEGREE
-            if getattr(c, knob) > 1
-        ]
-        limits += word_limit(c, "precision", {"fp8": "bf16"}, "GRPOConfig has bf16, fp16 and tf32")
-        limits += word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none")
-        if c.zero_stage == 1:
-            limits.append(
-                Limit(knob="zero_stage", value=1, message="its launches shard by FSDP2 (2 or 3), or not (0)", nearest=2)
-            )
-        if rl.algorithm not in ("grpo", "dapo"):
-            limits.append(
-                Limit(knob="workload.rl.algorithm", value=rl.algorithm, message="`trl grpo` trains by GRPO and DAPO")
-            )
-        if rl_value(rl, c, "rollout_gpus"):
-            message = "a vLLM server is started by itself (`trl vllm-serve`), which a launch of one command cannot"
-            limits.append(Limit(knob="rollout_gpus", value=rl_value(rl, c, "rollout_gpus"), message=message))
-        if rl_value(rl, c, "micro_batch_tokens"):
-            limits.append(
-                Limit(
-                    knob="micro_batch_tokens",
-                    value=rl_value(rl, c, "micro_batch_tokens"),
-                    message="its micro-batches are counted in completions",
-                )
-            )
-        return limits
+        alone = "GRPOTrainer trains by data parallelism and sharding alone"
+        generating, tokens = rl_value(rl, c, "rollout_gpus"), rl_value(rl, c, "micro_batch_tokens")
+        return (
+            *broken(
+                workload,
+                c,
+                Rule(c.tp > 1, "tp", alone),
+                Rule(c.pp > 1, "pp", alone),
+                Rule(c.cp > 1, "cp", alone),
+                Rule(c.ep > 1, "ep", alone, 1),
+            ),
+            *word_limit(c, "precision", {"fp8": "bf16"}, "GRPOConfig has bf16, fp16 and tf32"),
+            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
+            *broken(
+                workload,
+                c,
+                Rule(c.zero_stage == 1, "zero_stage", "its launches shard by FSDP2 (2 or 3), or not (0)", 2),
+                Rule(
+                    rl.algorithm not in ("grpo", "dapo"),
+                    "workload.rl.algorithm",
+                    "`trl grpo` trains by GRPO and DAPO",
+                    value=rl.algorithm,
+                ),
+                Rule(
+                    generating,
+                    "rollout_gpus",
+                    "a vLLM server is started by itself (`trl vllm-serve`), which a launch of one command cannot",
+                    value=generating,
+                ),
+                Rule(
+                    tokens,
+                    "micro_batch_tokens",
+                    "its micro-batches are counted in completions",
+                    value=tokens,
+                ),
+            ),
+        )
 
     def command(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> tuple[str, ...]:
         """`trl grpo`, which starts the ranks by Accelerate."""
@@ -160,8 +164,7 @@ class Trl(PostTrainer):
             if not {"micro_batch_size", "accumulation_steps", "dp"} <= knobs.keys()
             else knobs["micro_batch_size"] * knobs["accumulation_steps"] * knobs["dp"]
         )
-        values = {f: getattr(found, f) for f in Reading.__dataclass_fields__}
-        return Reading(**{**values, "knobs": knobs, "global_batch_size": batch, "rl": rl})
+        return replace(found, knobs=knobs, global_batch_size=batch, rl=rl)
 
     def read_keys(self, keys: KeyReader) -> Reading:
         """GRPOConfig."""
@@ -195,9 +198,9 @@ class Trl(PostTrainer):
         return Reading(
             knobs=knobs,
             model_file=path or "",
-            options={name: value for name, value in options.items() if value is not None},
-            rl={name: value for name, value in rl.items() if value is not None},
-            rollout={name: value for name, value in rollout.items() if value is not None},
+            options=options,
+            rl=rl,
+            rollout=rollout,
         )
 
     step_marks = ("{", "'train_samples")

@@ -9,17 +9,17 @@ Names are those of verl 0.9.1 (trainer/config/_generated_ppo_trainer.yaml, _gene
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
 from autotune.trainers.effective import word_limit
 from autotune.trainers.launch_files import FOLDER
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, Rule, broken
 from autotune.trainers.not_offered import NOT_SET
-from autotune.trainers.post_trainer import PostTrainer, grid, rl_value
-from autotune.trainers.present_configuration import KeyReader, Reading, completed
+from autotune.trainers.post_trainer import PostTrainer, fitted, grid, rl_value
+from autotune.trainers.present_configuration import KeyReader, Reading
 
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
 MEGATRON = {
@@ -53,84 +53,39 @@ class Verl(PostTrainer):
     step_marks = ("step:",)
     settings_file = "verl.yaml"
 
-    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> list[Limit]:
+    def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
         """FSDP cuts no layers; Megatron is told its own optimizer sharding."""
-        limits = list(
-            word_limit(
-                c, "precision", {"fp8": "bf16", "fp16": "bf16", "fp32": "bf16", "tf32": "bf16"}, "actors are in bf16"
-            )
-        )
-        if rl.algorithm == "dpo":
-            limits.append(Limit(knob="workload.rl.algorithm", value="dpo", message="main_ppo has none"))
-        if rl.engine == "fsdp":
-            for knob in ("tp", "pp", "ep"):
-                if getattr(c, knob) > 1:
-                    limits.append(
-                        Limit(
-                            knob=knob,
-                            value=getattr(c, knob),
-                            message="verl's FSDP engine has none; its Megatron engine does (rl.engine: megatron)",
-                        )
-                    )
-            if c.zero_stage < 2 and c.dp * c.cp > 1:
-                limits.append(
-                    Limit(
-                        knob="zero_stage",
-                        value=c.zero_stage,
-                        message="verl's FSDP engine shards all (3) or keeps weights gathered (2)",
-                        nearest=3,
-                    )
-                )
-            limits += word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none")
-            if c.cp > 1:
-                limits += word_limit(
-                    c, "cp_style", {"ring": "heads", "gather": "heads"}, "its sequences are cut by Ulysses"
-                )
-        else:
-            if c.zero_stage != (1 if c.dp * c.cp > 1 else 0):
-                limits.append(
-                    Limit(
-                        knob="zero_stage",
-                        value=c.zero_stage,
-                        message="verl's Megatron engine has the distributed optimizer",
-                        nearest=1,
-                    )
-                )
-            if c.dp_replicas > 1:
-                limits.append(
-                    Limit(
-                        knob="dp_replicas",
-                        value=c.dp_replicas,
-                        message="only its FSDP engine has copies of shards",
-                        nearest=1,
-                    )
-                )
-            if c.cp > 1:
-                limits += word_limit(
-                    c,
-                    "cp_style",
-                    {"heads": "ring", "gather": "ring"},
-                    "its Megatron engine passes keys and values around",
-                )
-        if c.virtual_stages > 1 and rl.engine == "fsdp":
-            limits.append(Limit(knob="virtual_stages", value=c.virtual_stages, message="it has no pipeline", nearest=1))
         generating, per_node = int(rl_value(rl, c, "rollout_gpus")), workload.cluster.gpus_per_node
-        if generating % per_node:
-            limits.append(
-                Limit(
-                    knob="rollout_gpus",
-                    value=generating,
-                    message=f"engines of their own have whole nodes of {per_node} GPUs",
-                )
-            )
         stale = rl_value(rl, c, "staleness")
-        if generating and not float(stale).is_integer():
-            limits.append(
-                Limit(knob="staleness", value=stale, message="max_off_policy_threshold counts whole versions")
-            )
-        if rl_value(rl, c, "balance") == "mini_batch":
-            limits.append(Limit(knob="balance", value="mini_batch", message="balance_batch deals the whole batch"))
-        return limits
+        return (
+            *word_limit(c, "precision", dict.fromkeys(("fp8", "fp16", "fp32", "tf32"), "bf16"), "actors are in bf16"),
+            *broken(
+                workload, c, Rule(rl.algorithm == "dpo", "workload.rl.algorithm", "main_ppo has none", value="dpo")
+            ),
+            *(_fsdp_limits(workload, c) if rl.engine == "fsdp" else _megatron_limits(workload, c)),
+            *broken(
+                workload,
+                c,
+                Rule(
+                    generating % per_node,
+                    "rollout_gpus",
+                    f"engines of their own have whole nodes of {per_node} GPUs",
+                    value=generating,
+                ),
+                Rule(
+                    generating and not float(stale).is_integer(),
+                    "staleness",
+                    "max_off_policy_threshold counts whole versions",
+                    value=stale,
+                ),
+                Rule(
+                    rl_value(rl, c, "balance") == "mini_batch",
+                    "balance",
+                    "balance_batch deals the whole batch",
+                    value="mini_batch",
+                ),
+            ),
+        )
 
     def command(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> tuple[str, ...]:
         """main_ppo with the file of the launch."""
@@ -210,15 +165,11 @@ class Verl(PostTrainer):
         mini = keys.count(f"{ACTOR}.ppo_mini_batch_size")
         keys.drop("trainer.v1.trainer_mode", "trainer.v1.separate_async.parameter_sync_step")
         batch = None if mini is None else mini * responses
-        knobs = completed(knobs, ranks=ranks)
-        if ranks == 1:
-            knobs["zero_stage"] = 0  # there is nothing to shard
+        knobs = fitted(knobs, ranks, batch, alone={"zero_stage": 0})  # there is nothing to shard
         shards = keys.find(f"{ACTOR}.fsdp_config.fsdp_size")
         keys.drop(f"{ACTOR}.fsdp_config.fsdp_size")
         if ranks and isinstance(shards, int) and 0 < shards < ranks and ranks % shards == 0:
             knobs["dp_replicas"] = ranks // shards
-        if batch and "dp" in knobs and batch % (knobs["dp"] * knobs["micro_batch_size"]) == 0:
-            knobs["accumulation_steps"] = batch // (knobs["dp"] * knobs["micro_batch_size"])
         tokens, before = (
             keys.count(f"{ACTOR}.ppo_max_token_len_per_gpu"),
             keys.count(f"{ROLLOUT}.log_prob_max_token_len_per_gpu"),
@@ -257,10 +208,43 @@ class Verl(PostTrainer):
             model_file=path or "",
             seq_len=None if prompt is None or response is None else prompt + response,
             global_batch_size=batch,
-            options={name: value for name, value in options.items() if value is not None},
-            rl={name: value for name, value in rl.items() if value is not None},
-            rollout={name: value for name, value in rollout.items() if value is not None},
+            options=options,
+            rl=rl,
+            rollout=rollout,
         )
+
+
+def _fsdp_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
+    none = "verl's FSDP engine has none; its Megatron engine does (rl.engine: megatron)"
+    yield from broken(
+        workload,
+        c,
+        Rule(c.tp > 1, "tp", none),
+        Rule(c.pp > 1, "pp", none),
+        Rule(c.ep > 1, "ep", none),
+        Rule(
+            c.zero_stage < 2 and c.dp * c.cp > 1,
+            "zero_stage",
+            "verl's FSDP engine shards all (3) or keeps weights gathered (2)",
+            3,
+        ),
+    )
+    yield from word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none")
+    ulysses = {"ring": "heads", "gather": "heads"} if c.cp > 1 else {}
+    yield from word_limit(c, "cp_style", ulysses, "its sequences are cut by Ulysses")
+    yield from broken(workload, c, Rule(c.virtual_stages > 1, "virtual_stages", "it has no pipeline", 1))
+
+
+def _megatron_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
+    stage = 1 if c.dp * c.cp > 1 else 0
+    yield from broken(
+        workload,
+        c,
+        Rule(c.zero_stage != stage, "zero_stage", "verl's Megatron engine has the distributed optimizer", 1),
+        Rule(c.dp_replicas > 1, "dp_replicas", "only its FSDP engine has copies of shards", 1),
+    )
+    rings = {"heads": "ring", "gather": "ring"} if c.cp > 1 else {}
+    yield from word_limit(c, "cp_style", rings, "its Megatron engine passes keys and values around")
 
 
 def _fsdp(c: ParallelConfig) -> dict[str, Any]:

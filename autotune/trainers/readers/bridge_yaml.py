@@ -75,7 +75,7 @@ def read(present: PresentConfiguration) -> Reading:
         seq_len=sequence,
         global_batch_size=batch or batch_of(knobs),
         optimizer=optimizer,
-        options={option: value for option, value in options.items() if value is not None},
+        options=options,
         settings=keys.left,
         remarks=tuple(keys.remarks),
     )

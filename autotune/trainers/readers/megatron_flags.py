@@ -111,7 +111,7 @@ def read(present: PresentConfiguration) -> Reading:
         global_batch_size=batch or batch_of(knobs),
         optimizer=optimizer,
         unfused_attention=_is_unfused(keys),
-        options={option: value for option, value in options.items() if value is not None},
+        options=options,
         settings={**keys.left, **more},
         remarks=(*remarks, *keys.remarks),
     )

@@ -110,7 +110,7 @@ def read(present: PresentConfiguration) -> Reading:
         seq_len=seq_len,
         global_batch_size=batch_of(knobs),
         optimizer=optimizer,
-        options={option: value for option, value in options.items() if value is not None},
+        options=options,
         settings=keys.left,
         remarks=tuple(keys.remarks),
     )

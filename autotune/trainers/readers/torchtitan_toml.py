@@ -174,7 +174,7 @@ def reading_of(
         global_batch_size=batch or batch_of(knobs),
         optimizer=optimizer,
         pure_bf16=keys.word("training.dtype", {"bfloat16": True, "float32": False}) or False,
-        options={option: value for option, value in options.items() if value is not None},
+        options=options,
         settings=keys.left,
         remarks=tuple(keys.remarks),
     )

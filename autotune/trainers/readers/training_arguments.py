@@ -74,7 +74,7 @@ def read(present: PresentConfiguration) -> Reading:
         seq_len=program.seq_len,
         global_batch_size=batch_of(knobs),
         optimizer=optimizer,
-        options={option: value for option, value in options.items() if value is not None},
+        options=options,
         settings=left,
         remarks=tuple(keys.remarks),
     )

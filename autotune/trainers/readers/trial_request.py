@@ -30,6 +30,6 @@ def read(present: PresentConfiguration) -> Reading:
         global_batch_size=math.prod(batch),  # a workload may allow several
         optimizer=keys.text("workload.optimizer") or "",
         cluster=keys.text("workload.cluster.name") or "",
-        options={option: value for option, value in options.items() if value is not None},
+        options=options,
         remarks=tuple(keys.remarks),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import ConfigError
-from autotune_workers.training.build_in_turns import turns_of
+from autotune_workers.training.tasks import turns_of
 
 GIB = 2**30
 
@@ -34,7 +34,7 @@ def test_a_host_without_room_for_one_copy_is_named() -> None:
 RANK = """
 import json, sys, time
 import torch.distributed as dist
-from autotune_workers.training.build_in_turns import in_turns
+from autotune_workers.training.tasks import in_turns
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 3), rank=rank, world_size=3)
 def make():

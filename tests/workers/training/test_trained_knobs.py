@@ -24,8 +24,7 @@ from autotune.ports import TrialRequest
 from autotune.spec import FIELDS, KNOBS, ParallelConfig
 from autotune.testing.knobs import complaints_of, variations
 from autotune_workers.training.mesh import RankContext
-from autotune_workers.training.step import Training
-from autotune_workers.training.validation import NATIVE_LOOP
+from autotune_workers.training.step import NATIVE_LOOP, Training
 from tests.workers.trial_ranks import CPU, MODELS, request
 
 ALL_PRECISIONS = replace(CPU, gpu=replace(CPU.gpu, peak_flops_per_s=dict.fromkeys(KNOBS["precision"].values, 1e11)))

@@ -6,7 +6,7 @@ holds more than one whole layer of a model that it keeps only a part of.
 The part of a model that code builds that one rank holds: its pipeline stages, and each kind of parallelism applied to them in turn.
 
 The module is built whole on the host, with the same starting values on every rank, and cut from there: its own initialization counts. So the host must have
-room for the whole model in fp32 for a moment, for one rank at least (`build_in_turns`); the device holds what the config leaves of it.
+room for the whole model in fp32 for a moment, for one rank at least (`in_turns`); the device holds what the config leaves of it.
 
 Tensor parallelism of a model that code builds, by its plan: each module that the plan names is cut over the `tp` axis as DTensors.
 

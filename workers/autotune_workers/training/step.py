@@ -2,6 +2,10 @@
 
 A step: forward and backward of all micro-batches (in a pipeline or one after the other), gradients summed over ranks, one verdict of all
 ranks on loss and gradient, clipping, optimizer.
+
+What the native trainer cannot run: every law that a request has to keep on the ranks that it was given.
+
+What the native training loop does with each knob: it reads those that its trainer says it reads (`autotune.trainers.catalog.native`).
 """
 
 from __future__ import annotations
@@ -17,23 +21,76 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
-from autotune.spec import ParallelConfig
+from autotune.spec import KnobUse, ParallelConfig
+from autotune.trainers.catalog.native import NativeTrainer
+from autotune.trainers.workload_limits import own_model_limits
 from autotune_workers.probe.injected.phases import BACKWARD, COLLECTIVE, FORWARD, Phase, Phases
 from autotune_workers.probe.injected.phases import OPTIMIZER as STEPPING
+from autotune_workers.training.activation_checkpointing import check_compiler
+from autotune_workers.training.context_parallel import check_context
 from autotune_workers.training.data import SequenceSource, rows_of
+from autotune_workers.training.expert_parallel import check_experts
 from autotune_workers.training.fully_sharded import FullySharded
 from autotune_workers.training.gradient_sync import local_gradient
-from autotune_workers.training.mesh import Mesh, RankContext, build_mesh
-from autotune_workers.training.optimizer import build_optimizer, clip
+from autotune_workers.training.low_rank_adapters import check_adapters
+from autotune_workers.training.mesh import Mesh, RankContext, build_mesh, check_replicas
+from autotune_workers.training.optimizer import build_optimizer, check_optimizer, clip, learning_rate
 from autotune_workers.training.own_stage import OwnStage
-from autotune_workers.training.pipeline_parallel import Pipeline
-from autotune_workers.training.precision import LossScaler, first_loss_scale, matrix_products
+from autotune_workers.training.pipeline_parallel import Pipeline, check_pipeline, check_schedule
+from autotune_workers.training.precision import LossScaler, check_precision, first_loss_scale, matrix_products
 from autotune_workers.training.profile import OPTIMIZER
 from autotune_workers.training.task import Task
 from autotune_workers.training.tasks import DecoderTask, OwnTask
+from autotune_workers.training.tensor_parallel import check_tensor
 from autotune_workers.training.torch_internals import compile_or_fail, norms_of
-from autotune_workers.training.validation import validate
+
+NATIVE_LOOP = KnobUse(
+    part="native training loop",
+    reads=NativeTrainer.reads,
+    neutral=NativeTrainer.neutral,
+    cannot=NativeTrainer.cannot,
+)
+"""A config with a knob that it does not know fails as invalid before anything is built."""
+
+
+def validate(request: TrialRequest, context: RankContext) -> None:
+    """Raises `ConfigError` with the first law that the request breaks."""
+    config, model, seq_len = request.config, request.workload.model, request.workload.seq_len
+    if config.world_size != context.world_size:
+        raise ConfigError(
+            f"tp * pp * dp * cp must be the number of ranks, but {config.world_size} != {context.world_size}"
+        )
+    NATIVE_LOOP.check(config)
+    check_optimizer(request)
+    learning_rate(request)
+    first_loss_scale(request)
+    check_precision(config, model, context.device)
+    if config.compile:
+        check_compiler(context.device)
+    check_replicas(config)
+    if model.code is not None:
+        _check_own(request)
+        return
+    check_pipeline(model, config)
+    check_context(request.workload, config)
+    check_experts(model, config)
+    check_tensor(model, config, seq_len)
+    check_adapters(request.workload, config)
+    if model.max_positions and seq_len > model.max_positions:
+        raise ConfigError(
+            f"seq_len must not exceed max_positions, but {seq_len} > {model.max_positions}", field="seq_len"
+        )
+
+
+def _check_own(request: TrialRequest) -> None:
+    """Raises `ConfigError` for what the loop cannot do with a model that code builds."""
+    limits = tuple(own_model_limits(request.workload, request.config))
+    if limits:
+        raise ConfigError("; ".join(map(str, limits)), field=limits[0].knob)
+    if request.config.pp > 1:
+        check_schedule(request.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
