@@ -10,9 +10,10 @@ Field names are those of ray.io/v1 (ray-operator/apis/ray/v1 of KubeRay) and of 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from autotune.trainers.schedulers.kubernetes import MANIFEST, MAX_BYTES
 
 SOURCE, FOLDER = "/autotune/files", "/autotune/study"
 """where a pod sees the ConfigMap, and the copy of it"""
+LONGEST_PATH = 4096
 USUAL_RAY = "2.60.0"
 """where Ray is not installed here"""
 _PROBE: dict[str, Any] = {
@@ -43,9 +45,11 @@ def submission(
 ) -> Submission:
     """The files for the study of that document. `base`: folder of its paths; `folder`: where the job's folder is made. Raises `SpecError`."""
     hardware = study.at_hand or study.workload.cluster
-    _check(study, document, job, base, nodes=hardware.num_nodes)
+    _check(study, document, job, nodes=hardware.num_nodes)
     name = folder_name(study)
-    texts = {SPEC: to_yaml(dict(document)), **_texts(job, base)}
+    base = base.resolve()
+    sent = _texts(job, base)
+    texts = {SPEC: to_yaml(_in_pods(document, base, sent)), **sent}
     if (size := sum(len(text.encode()) for text in texts.values())) > MAX_BYTES:
         raise SpecError(
             f"a ConfigMap holds at most {MAX_BYTES:,} bytes, but the spec and kubernetes.files have {size:,}",
@@ -79,7 +83,7 @@ def check_cluster(document: Mapping[str, Any]) -> None:
         )
 
 
-def _check(study: Study, document: Mapping[str, Any], job: KubernetesDocument, base: Path, *, nodes: int) -> None:
+def _check(study: Study, document: Mapping[str, Any], job: KubernetesDocument, *, nodes: int) -> None:
     """Raises `SpecError` for what would fail in the pods."""
     if study.runner == "slurm" or (study.runner == "local" and nodes > 1):
         raise SpecError(
@@ -105,42 +109,43 @@ def _check(study: Study, document: Mapping[str, Any], job: KubernetesDocument, b
             remedy="write `from-environment` as its value, and the secret that has the variable in kubernetes.env_from",
             field="trainer.env",
         )
-    sent = set(_texts(job, base))
-    missing = sorted({path for path in _named_files(document, base) if path not in sent})
-    if missing:
-        raise SpecError(
-            f"the spec names {', '.join(missing)} beside it, which the pods do not have",
-            remedy=f"write kubernetes: {{files: {json.dumps(missing)}}}, or paths of the image or a volume",
-            field="kubernetes.files",
-        )
 
 
 def _is_below(path: str, folder: str) -> bool:
     return Path(path).is_absolute() and ".." not in Path(path).parts and Path(path).is_relative_to(folder)
 
 
-def _named_files(document: Mapping[str, Any], base: Path) -> Iterator[str]:
-    """Files below `base` that the spec names by relative paths, as a value or as a word of a command, from there or from the program's folder."""
+def _in_pods(document: Mapping[str, Any], base: Path, sent: Collection[str]) -> dict[str, Any]:
+    """The document with paths as they are in the pods. Raises `SpecError` for what it names below `base` and nobody sends."""
     trainer = document.get("trainer")
     cwd = trainer.get("cwd") if isinstance(trainer, Mapping) else None
     folders = [base, *([base / cwd] if isinstance(cwd, str) else [])]
-    for text in _texts_in({key: value for key, value in document.items() if key != "kubernetes"}):
-        for word in (text, text.partition("=")[2]):
-            for folder in folders:
-                path = (folder / word).resolve()
-                if word and not Path(word).is_absolute() and path.is_file() and path.is_relative_to(base.resolve()):
-                    yield path.relative_to(base.resolve()).as_posix()
+    missing: set[str] = set()
 
+    def moved(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: moved(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [moved(inner) for inner in value]
+        if not isinstance(value, str) or len(value) > LONGEST_PATH or "\0" in value:
+            return value
+        for word in filter(None, (value, value.partition("=")[2])):
+            for path in dict.fromkeys(Path(os.path.abspath(folder / word)) for folder in folders):
+                if path.is_relative_to(base) and path.exists():
+                    name = path.relative_to(base).as_posix()
+                    is_there = name in sent if path.is_file() else any(Path(file).is_relative_to(name) for file in sent)
+                    if not is_there and (path.is_file() or Path(word).is_absolute()) and path != base:
+                        missing.add(name)
+        return value.replace(str(base), FOLDER) if _is_below(value.partition("=")[2] or value, str(base)) else value
 
-def _texts_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _texts_in(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _texts_in(inner)
+    found = {key: value if key == "kubernetes" else moved(value) for key, value in document.items()}
+    if missing:
+        raise SpecError(
+            f"the spec names {', '.join(sorted(missing))} beside it, which the pods do not have",
+            remedy=f"write kubernetes: {{files: {json.dumps(sorted(missing))}}} for text files, or paths of the image or of a volume",
+            field="kubernetes.files",
+        )
+    return found
 
 
 def _texts(job: KubernetesDocument, base: Path) -> dict[str, str]:
@@ -148,14 +153,14 @@ def _texts(job: KubernetesDocument, base: Path) -> dict[str, str]:
     found = {}
     for name in job.files:
         path = (base / name).resolve()
-        if not path.is_relative_to(base.resolve()) or not path.is_file():
+        if not path.is_relative_to(base) or not path.is_file():
             raise SpecError(
                 f"files are sent along from {base}, but there is no file {name!r}",
                 remedy="name files below the spec's folder",
                 field="kubernetes.files",
             )
         try:
-            found[path.relative_to(base.resolve()).as_posix()] = path.read_text(encoding="utf-8")
+            found[path.relative_to(base).as_posix()] = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise SpecError(
                 f"a ConfigMap holds text, but {name} is none",

@@ -67,12 +67,18 @@ def _include_files(document: ReadDocument, base: Path) -> None:
     if isinstance(data, str):
         document["data"] = find_data(data, base)
     if isinstance(document.get("trainer"), dict):
-        document["trainer"] = with_program_files(document["trainer"], base)
+        document["trainer"] = with_program_files(document["trainer"], base, has_image=_has_image(document))
 
 
-def with_program_files(asked: dict[str, Any], base: Path) -> dict[str, Any]:
+def _has_image(document: Mapping[str, Any]) -> bool:
+    """Whether the program runs in a container, whose files are not those of this machine."""
+    slurm = document.get("slurm")
+    return bool(document.get("kubernetes") or (isinstance(slurm, Mapping) and slurm.get("container")))
+
+
+def with_program_files(asked: dict[str, Any], base: Path, *, has_image: bool = False) -> dict[str, Any]:
     """The trainer with absolute paths of its program's folder (`cwd`; `base`, where a program has a relative path beside it and no folder) and environment
-    (`python`), and with the contents of the templates that it names (`files`)."""
+    (`python`), and with the contents of the templates that it names (`files`). `has_image`: an absolute path may be that of a container's image."""
     cwd, files, python = asked.get("cwd"), asked.get("files"), asked.get("python")
     options = _options(asked)
     changes: dict[str, Any] = {
@@ -88,7 +94,7 @@ def with_program_files(asked: dict[str, Any], base: Path) -> dict[str, Any]:
         )  # a link to an interpreter is its environment's
     if isinstance(cwd, str) and cwd not in ("", "{files}"):
         folder = locate(cwd, base, field="trainer.cwd")
-        if not folder.is_dir():
+        if not folder.is_dir() and not (has_image and Path(cwd).is_absolute()):
             raise SpecError(
                 f"the program's folder {cwd!r} does not exist",
                 remedy="give a folder, relative to that of the spec",

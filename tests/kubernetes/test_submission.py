@@ -138,6 +138,7 @@ def test_the_program_comes_along_and_what_is_forgotten_is_named(tune: Tune, tmp_
     done = tune(trainer=TRAINER, kubernetes={**JOB, "files": ["train.py", "conf/base.yaml"]})
     assert done.code == 0, done.err
     config_map, job = manifest()
+    assert yaml.safe_load(config_map["data"]["0-study.yaml"])["trainer"]["cwd"] == "/autotune/study"
     pod = job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]
     (copier,) = pod["initContainers"]
     (files,) = (volume["configMap"]["items"] for volume in pod["volumes"] if "configMap" in volume)
@@ -150,6 +151,27 @@ def test_the_program_comes_along_and_what_is_forgotten_is_named(tune: Tune, tmp_
     subprocess.run(words, check=True)
     assert (tmp_path / "pod/study/conf/base.yaml").read_text() == "a: 1\n"
     assert (tmp_path / "pod/study/train.py").read_text() == "print('here')"
+
+
+def test_paths_are_those_of_the_pods(tune: Tune, tmp_path: Path) -> None:
+    (tmp_path / "code/conf").mkdir(parents=True)
+    for name in ("code/train.py", "code/conf/base.yaml", "tokens.txt"):
+        (tmp_path / name).write_text("a: 1\n" * 9)
+    trainer = {**TRAINER, "cwd": "code", "python": "/opt/conda", "env": {"CONF": f"{tmp_path}/code/conf"}}
+    job = {**JOB, "files": ["code/train.py", "code/conf/base.yaml"]}
+    forgot = tune(trainer=trainer, kubernetes=job, data="tokens.txt")
+    assert forgot.code == 2
+    assert 'files: ["tokens.txt"]' in forgot.err
+    done = tune(trainer=trainer, kubernetes={**job, "files": [*job["files"], "tokens.txt"]}, data="tokens.txt")
+    assert done.code == 0, done.err
+    spec = yaml.safe_load(manifest()[0]["data"]["0-study.yaml"])
+    assert spec["trainer"]["cwd"] == "/autotune/study/code"
+    assert spec["trainer"]["python"] == "/opt/conda", "of the image"
+    assert spec["trainer"]["env"] == {"CONF": "/autotune/study/code/conf"}
+    assert spec["data"] == "/autotune/study/tokens.txt"
+    assert str(tmp_path) not in yaml.safe_dump(spec)
+    in_image = tune(name="image", trainer={**TRAINER, "cwd": "/opt/in-the-image"})
+    assert in_image.code == 0, in_image.err
 
 
 @pytest.mark.thorough

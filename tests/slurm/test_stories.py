@@ -226,6 +226,20 @@ def test_ray_runs_on_all_nodes_of_the_job_and_leaves_nothing(login: LoginNode) -
 
 
 @pytest.mark.slow
+def test_programs_run_on_all_nodes_without_ray_and_leave_nothing(login: LoginNode) -> None:
+    job = login.submit(SPREAD, runner="slurm", budget={"max_trials": 3})
+    assert login.cluster.wait_for(job) == "COMPLETED", login.said("spread")
+    found = login.status("spread")
+    assert found["study"]["status"] == "COMPLETED"
+    assert found["best"]["config"]
+    assert {row["node"] for row in found["study"]["result"]["placed"]} == {node.name for node in login.cluster.nodes}
+    until(lambda: not login.is_left(), 60)
+    for node in login.cluster.nodes:
+        left = list((login.cluster.folder / f"own-{node.name}/tmp").glob("autotune-*"))
+        assert not left, "no folder of a keeper or a trial"
+
+
+@pytest.mark.slow
 def test_salloc_on_the_login_node_runs_on_the_nodes(login: LoginNode) -> None:
     (login.folder / "spec.yaml").write_text(
         yaml.safe_dump({**SPREAD, "cluster": "slurm", "space": {**SPREAD["space"], "world_sizes": [2]}})
@@ -241,8 +255,9 @@ def test_salloc_on_the_login_node_runs_on_the_nodes(login: LoginNode) -> None:
 
 
 @pytest.mark.slow
-def test_a_cancelled_job_ends_paused_and_the_next_one_goes_on(login: LoginNode) -> None:
-    job = login.submit(SPREAD)
+@pytest.mark.parametrize("runner", ["ray", "slurm"])
+def test_a_cancelled_job_ends_paused_and_the_next_one_goes_on(login: LoginNode, runner: str) -> None:
+    job = login.submit(SPREAD, runner=runner)
     login.wait_for_trials("spread", 1)
     login.cluster.run("scancel", job)
     login.cluster.wait_for(job)
@@ -252,7 +267,7 @@ def test_a_cancelled_job_ends_paused_and_the_next_one_goes_on(login: LoginNode) 
     before = login.completed("spread")
     assert before >= 1
     until(lambda: not login.is_left(), 60)
-    again = login.submit(SPREAD)
+    again = login.submit(SPREAD, runner=runner)
     login.wait_for_trials("spread", before + 1)
     login.autotune("stop", "--in", "spread")
     assert login.cluster.wait_for(again) == "COMPLETED"
@@ -260,8 +275,9 @@ def test_a_cancelled_job_ends_paused_and_the_next_one_goes_on(login: LoginNode) 
 
 
 @pytest.mark.slow
-def test_a_winner_is_named_before_the_limit(login: LoginNode) -> None:
-    job = login.submit(SLEEPING, slurm={"time": "3min"})
+@pytest.mark.parametrize("runner", ["local", "slurm"])
+def test_a_winner_is_named_before_the_limit(login: LoginNode, runner: str) -> None:
+    job = login.submit(SLEEPING, runner=runner, slurm={"time": "3min"})
     assert login.cluster.wait_for(job) == "COMPLETED", login.said("sleeping")
     found = login.status("sleeping")
     assert found["study"]["status"] == "COMPLETED"
@@ -291,9 +307,12 @@ def test_the_signal_before_the_limit_pauses(login: LoginNode) -> None:
 
 
 @pytest.mark.slow
-def test_a_preempted_job_pauses_in_its_time_of_grace_and_goes_on(login_of: Callable[..., LoginNode]) -> None:
+@pytest.mark.parametrize("runner", ["ray", "slurm"])
+def test_a_preempted_job_pauses_in_its_time_of_grace_and_goes_on(
+    login_of: Callable[..., LoginNode], runner: str
+) -> None:
     login = login_of(grace_s=60)
-    job = login.submit(SPREAD, slurm={"time": "30min", "requeue": True})
+    job = login.submit(SPREAD, runner=runner, slurm={"time": "30min", "requeue": True})
     login.wait_for_trials("spread", 1)
     urgent = login.cluster.run(
         "sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 20"
@@ -308,8 +327,9 @@ def test_a_preempted_job_pauses_in_its_time_of_grace_and_goes_on(login_of: Calla
 
 
 @pytest.mark.slow
-def test_a_lost_node_has_its_job_begin_again(login: LoginNode) -> None:
-    job = login.submit(SPREAD, slurm={"time": "30min", "requeue": True})
+@pytest.mark.parametrize("runner", ["ray", "slurm"])
+def test_a_lost_node_has_its_job_begin_again(login: LoginNode, runner: str) -> None:
+    job = login.submit(SPREAD, runner=runner, slurm={"time": "30min", "requeue": True})
     login.wait_for_trials("spread", 1)
     node = login.cluster.nodes[1]
     node.lose_power()
@@ -323,9 +343,10 @@ def test_a_lost_node_has_its_job_begin_again(login: LoginNode) -> None:
 
 
 @pytest.mark.slow
-def test_a_spare_node_takes_the_place_of_a_lost_one(login_of: Callable[..., LoginNode]) -> None:
+@pytest.mark.parametrize("runner", ["ray", "slurm"])
+def test_a_spare_node_takes_the_place_of_a_lost_one(login_of: Callable[..., LoginNode], runner: str) -> None:
     login = login_of(3)
-    job = login.submit(SPREAD, slurm={"time": "30min", "spare_nodes": 1})
+    job = login.submit(SPREAD, runner=runner, slurm={"time": "30min", "spare_nodes": 1})
     login.wait_for_trials("spread", 1)
     used = {row["node"] for row in login.status("spread")["study"]["result"]["placed"]}
     lost = next(node for node in login.cluster.nodes[1:] if node.name in used)
@@ -340,9 +361,10 @@ def test_a_spare_node_takes_the_place_of_a_lost_one(login_of: Callable[..., Logi
 
 
 @pytest.mark.slow
-def test_two_jobs_share_nodes(login: LoginNode) -> None:
+@pytest.mark.parametrize("runner", ["ray", "slurm"])
+def test_two_jobs_share_nodes(login: LoginNode, runner: str) -> None:
     shared = {"time": "30min", "exclusive": False, "cpus-per-task": 2}
-    jobs = [login.submit(SPREAD, name=name, slurm=shared) for name in ("one", "two")]
+    jobs = [login.submit(SPREAD, name=name, runner=runner, slurm=shared) for name in ("one", "two")]
     for name in ("one", "two"):
         login.wait_for_trials(name, 1)
     assert {login.cluster.job(job)["JobState"] for job in jobs} == {"RUNNING"}
@@ -353,7 +375,10 @@ def test_two_jobs_share_nodes(login: LoginNode) -> None:
 
 
 @pytest.mark.slow
-def test_programs_see_the_gpus_of_their_job_and_no_word_of_slurm(login_of: Callable[..., LoginNode]) -> None:
+@pytest.mark.parametrize("runner", ["ray", "slurm"])
+def test_programs_see_the_gpus_of_their_job_and_no_word_of_slurm(
+    login_of: Callable[..., LoginNode], runner: str
+) -> None:
     login = login_of(2, gpus=[2, 2])
     gpus = {
         "cluster": "h100-sxm-2x2",
@@ -361,7 +386,7 @@ def test_programs_see_the_gpus_of_their_job_and_no_word_of_slurm(login_of: Calla
     }
     env = {**SLEEPING["trainer"]["env"], "SEEN": f"{login.folder}/seen-"}
     trainer = {**SLEEPING["trainer"], "fixed": {"precision": "bf16"}, "env": env}
-    job = login.submit(SLEEPING, **gpus, name="gpus", trainer=trainer, runner="ray", budget={"max_trials": 1})
+    job = login.submit(SLEEPING, **gpus, name="gpus", trainer=trainer, runner=runner, budget={"max_trials": 1})
     login.cluster.wait_for(job)
     seen = {path.name.removeprefix("seen-"): path.read_text().strip() for path in login.folder.glob("seen-*")}
     assert seen == {node.name: "GPUs 0,1 of Slurm" for node in login.cluster.nodes}, login.said("gpus")
