@@ -58,10 +58,10 @@ def write_job(
                 field="--submit",
             )
         with places_in(document, but=overrides):
-            in_pods.check_cluster(asked)
+            in_pods.check_asked(asked)
             study = api.load_study(asked, base=base)
             api.check_study(study, same_files=False)
-            pods = KubernetesDocument.model_validate(asked.get("kubernetes") or {})
+            pods = KubernetesDocument.model_validate(asked["kubernetes"])
             made = in_pods.submission(study, asked, pods, base=base, folder=Path.cwd())
         _tell(made, submission.write(made), json=json)
         return
@@ -120,7 +120,7 @@ def _pairs(options: Sequence[str]) -> Iterator[tuple[str, Any]]:
         value: Any = {"true": True, "false": False}.get(
             text.lower(), int(text) if text.isdigit() and key != "time" else text
         )
-        yield key, [text] if key == "setup" else value
+        yield key, [text] if key == "setup" else text.split(",") if key in ("files", "env_from") else value
 
 
 def _server(store: str | None) -> str:

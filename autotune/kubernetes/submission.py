@@ -73,8 +73,14 @@ def submission(
     )
 
 
-def check_cluster(document: Mapping[str, Any]) -> None:
-    """Raises `SpecError` for a cluster that is looked at where the study runs: a job must ask for its nodes before."""
+def check_asked(document: Mapping[str, Any]) -> None:
+    """Raises `SpecError` for a spec that says nothing of the job, and for a cluster that is looked at where the study runs: a job must ask for its nodes before."""
+    if not document.get("kubernetes"):
+        raise SpecError(
+            "a job of Kubernetes needs an image, and a place that keeps its results",
+            remedy="write kubernetes: {image: NAME, store: SECRET}, or give --option image=NAME --option store=SECRET",
+            field="kubernetes",
+        )
     if document.get("cluster") in ("local", "slurm"):
         raise SpecError(
             f"a job of Kubernetes must say which nodes it asks for, but the cluster is {document['cluster']!r}",

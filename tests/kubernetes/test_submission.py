@@ -178,6 +178,7 @@ def test_paths_are_those_of_the_pods(tune: Tune, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"kubernetes": None}, "needs an image"),
         ({"kubernetes": {"time": "4h"}}, "image"),
         ({"kubernetes": {**JOB, "store": None}}, "nothing says where its results are kept"),
         ({"kubernetes": {**JOB, "store": None, "results": "/scratch"}}, "on none of kubernetes.volumes"),
@@ -204,6 +205,7 @@ def test_a_wrong_job_is_refused(tune: Tune, changes: dict[str, Any], words: str)
 
 def test_options_of_the_command_line_are_those_of_the_spec(tune: Tune) -> None:
     words = ["--option", "image=a:2", "--option", "time=90min", "--option", "retries=0"]
+    words += ["--option", "env_from=a,b"]
     assert tune(*words, kubernetes={"store": "s"}).code == 0
     spec = manifest()[1]["spec"]
     assert (spec["backoffLimit"], spec["activeDeadlineSeconds"]) == (0, 90 * 60 + START_S)
