@@ -22,11 +22,11 @@ from autotune_workers.gang.wire import Lines, Message
 from autotune_workers.probe.injected.written_files import COPY_BYTES
 from autotune_workers.probe.probe_folder import ProbeFolder, put_back_abandoned
 from autotune_workers.process import keeper_log, machine
-from autotune_workers.process.keeper_log import LogReader, Outbox, StepTest
+from autotune_workers.process.keeper_log import LeftOut, LogReader, Outbox, StepTest
 from autotune_workers.process.keeper_process import KeeperProcess
 from autotune_workers.process.machine import GpuMemory, descendants, is_alive
 from autotune_workers.process.network_interface import interface_of
-from autotune_workers.process.program_places import LeftOut, ProgramOrder
+from autotune_workers.process.program_places import ProgramOrder
 
 pytestmark = pytest.mark.alone
 

@@ -22,9 +22,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, final
-
-from autotune_workers.process.program_places import LeftOut
 
 BURST_BYTES = 4 << 20
 RATE_BYTES_PER_S = 256 << 10
@@ -71,6 +70,47 @@ def _with_mark(text: bytes, mark: re.Pattern[bytes]) -> Iterator[bytes]:
         ended = _LINE_END.search(text, found.end())
         place = ended.start() if ended else len(text)
         yield text[begin:place]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Lines in a row, or of several gaps together."""
+
+    lines: int = 0
+    bytes: int = 0
+    step_lines: int = 0
+    """lines among them that may have said something of a step: the owner had no time to read so many"""
+    blind: str = ""
+    """why step lines could not be told from others; empty where they could"""
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> LeftOut:
+        """What a message of lines says of those before it."""
+        return cls(**message.get("left_out", {}))
+
+    def __add__(self, other: LeftOut) -> LeftOut:
+        return LeftOut(
+            lines=self.lines + other.lines,
+            bytes=self.bytes + other.bytes,
+            step_lines=self.step_lines + other.step_lines,
+            blind=self.blind or other.blind,
+        )
+
+    def __bool__(self) -> bool:
+        return self.lines > 0
+
+    def plain(self) -> dict[str, Any]:
+        """As a message carries it."""
+        return asdict(self)
+
+    @property
+    def text(self) -> str:
+        """How much, and whether it may have said something of a step."""
+        size = f"{self.bytes / 2**20:.1f} MiB" if self.bytes >= 2**20 else f"{-(-self.bytes // 2**10)} KiB"
+        what = f"{self.lines} {'line' if self.lines == 1 else 'lines'} ({size})"
+        if self.blind:
+            return f"{what}, perhaps with step lines among them ({self.blind})"
+        return f"{what}, with {self.step_lines or 'no'} step {'line' if self.step_lines == 1 else 'lines'} among them"
 
 
 @final

@@ -23,9 +23,9 @@ from autotune.trainers.pattern_proposals import propose_patterns
 from autotune.trainers.trainer import LineReader, StepMetrics
 from autotune_workers.gang.failure_kind import divergence, weigh
 from autotune_workers.process.failure_cause import CauseReader
+from autotune_workers.process.keeper_log import LeftOut
 from autotune_workers.process.program_evidence import NodeEnd, explain, log_tail, rank_behind
 from autotune_workers.process.program_log import LoggedStep, ProgramLog
-from autotune_workers.process.program_places import LeftOut
 from autotune_workers.process.program_probe import SETTLED, ProgramProbe
 from autotune_workers.process.second_witness import SecondWitness
 

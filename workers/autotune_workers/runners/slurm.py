@@ -27,7 +27,7 @@ from autotune_workers.slurm.places import SlurmPlaces
 
 @final
 class SlurmRunner(ProgramRunner):
-    """Runs programs on the nodes of this job."""
+    """Runs programs on the nodes of a job of Slurm, without Ray."""
 
     def __init__(self, *, gpus_per_node: int | None = None, patience: Patience | None = None) -> None:
         """`gpus_per_node`: that programs use on each node; None: as many as the first one has. Raises `RunnerError` outside of a job."""

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import final
 
@@ -47,10 +48,8 @@ KEEPERS_CODE = (
     "process/__init__.py",
     "process/flight_recorder.py",
     "process/gpu_affinity.py",
-    "process/gpu_memory.py",
     "process/keeper.py",
     "process/keeper_log.py",
-    "process/left_out.py",
     "process/machine.py",
     "process/network_interface.py",
     "process/program_account.py",
@@ -252,6 +251,7 @@ class NodeLook:
         self._process.wait()
 
 
+@cache
 def keepers_code() -> dict[str, str]:
     """The files of the keeper, by their paths."""
     root = Path(autotune_workers.__path__[0])
