@@ -34,12 +34,13 @@ from tests.workers.process import test_several_nodes as several
 from tests.workers.process.test_program_runner import request as on_one_node
 
 WAIT_S = 120.0
+HOSTS = ["n1", "n2", "n3", "n4"]
 
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of Slurm's commands, in a job of four nodes."""
-    for name, value in job(tmp_path, ["n1", "n2", "n3", "n4"]).items():
+    for name, value in job(tmp_path, HOSTS).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path
@@ -83,7 +84,7 @@ def keepers() -> dict[str, int]:
             continue
         if b"becomes it" in words and b"srun" not in words.split(b"\0")[2]:
             names = [word.partition(b"=")[2].decode() for word in told if word.startswith(b"SLURMD_NODENAME=")]
-            if words.split(b"\0")[1] == b"-I":
+            if words.split(b"\0")[1] == b"-I" and names[0] in HOSTS:
                 found[names[0]] = int(entry)
     return found
 
@@ -255,7 +256,14 @@ def test_who_does_not_know_the_token_is_sent_away(runner: SlurmRunner) -> None:
     runner.start(several.program(0, "--step-s=0.3"))
     port = runner._source._listener.getsockname()[1]  # type: ignore[attr-defined]
     said = {"token": "0" * 64, "node": "n1", "step": "1", "address": "127.0.0.1", "port": 1, "environment": {}}
-    for words in (json.dumps(said).encode(), b"GET / HTTP/1.0\r\n\r", b"[]", b'{"token": 1}', b"\xff\xfe"):
+    for words in (
+        json.dumps(said).encode(),
+        b"GET / HTTP/1.0\r\n\r",
+        b"[]",
+        b'{"token": 1}',
+        b"\xff\xfe",
+        b"[" * 300_000,
+    ):
         with socket.create_connection(("127.0.0.1", port)) as caller:
             caller.sendall(words + b"\n")
             caller.setblocking(False)

@@ -27,6 +27,8 @@ class Spent:
     """configs that the searcher asked for and that cannot be run at all"""
     left_s: float | None = None
     """until the study's job ends, where it must name its winner before; not used up, but given by others"""
+    longest: float = 1.0
+    """the longest trial so far, in mean ones: the end of a job does not wait for finals that take as long"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
         return (
             f"{spent.gpu_s:.0f} of {budget.max_gpu_s:.0f} rank-seconds are spent; the rest is reserved for the finals"
         )
-    if spent.left_s is not None and reserve.wall_s >= spent.left_s:
+    if spent.left_s is not None and reserve.wall_s * spent.longest >= spent.left_s:
         return f"trials may run for {max(0.0, spent.left_s):.0f} s more in this job, which are reserved for the finals"
     return ""
 

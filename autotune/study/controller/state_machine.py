@@ -179,7 +179,9 @@ class Controller:
     @property
     def spent(self) -> Spent:
         """What is used up of the budget."""
-        return replace(self._accounts.spent, left_s=None if self._goes_on else self._left_s)
+        usual_s = self.index.usual_s
+        longest = max(1.0, self._longest_s / usual_s) if usual_s else 1.0
+        return replace(self._accounts.spent, left_s=None if self._goes_on else self._left_s, longest=longest)
 
     @property
     def infeasible(self) -> Mapping[str, int]:

@@ -35,6 +35,16 @@ def test_the_last_part_is_kept_for_the_finals() -> None:
     assert job.end.status is StudyStatus.COMPLETED
 
 
+def test_finals_that_take_as_long_as_the_longest_trial_have_their_time() -> None:
+    job = world()
+    job.tick(30.0)
+    job.finish(job.only, setup_s=SETUP_S)  # it waited for its nodes, or ran beside others
+    job.left_s = 80.0
+    job.tick(0.1)
+    job.finish(job.only, setup_s=SETUP_S)
+    assert job.controller.phase is StudyPhase.FINALS, "three trials of 10 s, but one has taken 30 s"
+
+
 def test_with_time_for_more_the_search_goes_on() -> None:
     job = world()
     job.left_s = 500.0

@@ -143,7 +143,7 @@ class SlurmPlaces:
         return []
 
     def _admit(self, caller: _Caller) -> list[tuple[Any, Message]]:
-        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, OSError):
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError):
             said = json.loads(caller.text)
             for step in self._steps:
                 node = None if step.is_ending else step.node_of(said)
