@@ -3,7 +3,7 @@
     srun        starts its program once for each host of --nodelist, in a container with an environment that knows nothing of ours
     scancel     signals a step's processes          scontrol, squeue     say what the runner asks
 
-A host whose file `down-HOST` lies in the folder starts nothing, and its srun never ends, as with a node that lost its power.
+A host whose file `down-HOST` lies in the folder starts nothing, and its srun never ends, as with a node that lost its power. With a file `away` the controller does not answer.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ while words[0].startswith("--"):
     options[name] = value
 step = str(os.getpid())
 mine = {"PATH": "/usr/bin:/bin", "SRUN_IMAGE": options["--container-image"]} if "--container-image" in options else {}
+if os.path.exists(f"{folder}/away"):
+    sys.exit("srun: error: Unable to contact slurm controller (connect failure)")
 tasks = []
 for host in options["--nodelist"].split(","):
     told = {"SLURMD_NODENAME": host, "SLURM_STEP_ID": step, "SLURM_STEP_NUM_NODES": "1", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURM_NTASKS": "2"}

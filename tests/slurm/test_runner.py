@@ -199,6 +199,20 @@ def test_a_node_that_never_starts_is_lost(runner: SlurmRunner, slurm: Path, monk
     assert one(runner, several.program(1)).failure is None
 
 
+@pytest.mark.thorough
+def test_while_slurms_controller_is_away_an_attempt_waits(
+    runner: SlurmRunner, slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "LOOK_AGAIN_S", 1.0)
+    (slurm / "away").touch()
+    asked = several.program(0)
+    runner.start(asked)
+    poll_until(runner, lambda event: isinstance(event, AttemptQueued))
+    (slurm / "away").unlink()
+    events = events_until_ended(runner, [asked.id])
+    assert ended(events).failure is None, ended(events).failure
+
+
 def on_all_nodes(number: int) -> TrialRequest:
     """A trial of four nodes with one rank each."""
     asked = several.program(number)

@@ -240,10 +240,10 @@ def test_programs_run_on_all_nodes_without_ray_and_leave_nothing(login: LoginNod
 
 
 @pytest.mark.slow
-def test_salloc_on_the_login_node_runs_on_the_nodes(login: LoginNode) -> None:
-    (login.folder / "spec.yaml").write_text(
-        yaml.safe_dump({**SPREAD, "cluster": "slurm", "space": {**SPREAD["space"], "world_sizes": [2]}})
-    )
+@pytest.mark.parametrize("runner", ["ray", "slurm"])
+def test_salloc_on_the_login_node_runs_on_the_nodes(login: LoginNode, runner: str) -> None:
+    here = {**SPREAD, "runner": runner, "cluster": "slurm", "space": {**SPREAD["space"], "world_sizes": [2]}}
+    (login.folder / "spec.yaml").write_text(yaml.safe_dump(here))
     (login.folder / "results").mkdir()
     words = ["salloc", "-N2", "-c1", "--time=30", AUTOTUNE, "tune", "spec.yaml", "--in", "results", "--max-trials", "1"]
     done = login.run(*words)
@@ -393,8 +393,9 @@ def test_programs_see_the_gpus_of_their_job_and_no_word_of_slurm(
 
 
 @pytest.mark.slow
-def test_slurms_controller_may_crash(login: LoginNode) -> None:
-    job = login.submit(SLEEPING, slurm={"time": "30min"})
+@pytest.mark.parametrize("runner", ["local", "slurm"])
+def test_slurms_controller_may_crash(login: LoginNode, runner: str) -> None:
+    job = login.submit(SLEEPING, runner=runner, slurm={"time": "30min"})
     login.wait_for_trials("sleeping", 2)
     time.sleep(8.0)  # it saves its state every few seconds, and forgets what is younger
     login.cluster.restart_controller()

@@ -181,6 +181,17 @@ class KeeperStep:
         size = os.fstat(self._errors.fileno()).st_size
         return os.pread(self._errors.fileno(), 500, max(0, size - 500)).decode(errors="replace").strip()
 
+    def give_back(self) -> None:
+        """Has no nodes any more, and may be started on others."""
+        self.forget_answers()
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+        self._errors.truncate(0)
+        for node in self.nodes:
+            node.name = ""
+
     def end(self, end_s: float = 0.0) -> None:
         """Has it end; `is_over` once it has. `end_s`: until when it is waited for the programs to end."""
         for node in self.nodes:

@@ -192,6 +192,9 @@ class SlurmPlaces:
         answers = step.answers()
         if None in answers.values():
             return []
+        if not any(answers.values()) and not any(node.ready for node in step.nodes):
+            self._take_back(step)
+            return []
         said: list[tuple[Any, Message]] = []
         for node in [node for node in step.nodes if not node.ready and node.name in answers]:
             if not answers[node.name]:
@@ -206,6 +209,15 @@ class SlurmPlaces:
                 )
         step.forget_answers()
         return said
+
+    def _take_back(self, step: KeeperStep) -> None:
+        """Slurm can start nothing on any of its nodes, as while its controller restarts: the attempt waits, and has lost nothing."""
+        hosts = [node.name for node in step.nodes]
+        step.give_back()
+        self._steps.remove(step)
+        self._busy.difference_update(hosts)
+        self._lost.update(dict.fromkeys(hosts, time.monotonic() + LOOK_AGAIN_S / 3))
+        self._waiting.append(step)
 
     def _job_ended(self) -> JobEndedError:
         return JobEndedError(
