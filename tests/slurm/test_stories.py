@@ -406,8 +406,10 @@ def test_slurms_controller_may_crash(login: LoginNode, runner: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "lightning"])
-def test_programs_of_several_nodes_run_as_trials(login: LoginNode, launcher: str) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "runner"), [("torchrun", "ray"), ("torchrun", "slurm"), ("lightning", "ray"), ("lightning", "slurm")]
+)
+def test_programs_of_several_nodes_run_as_trials(login: LoginNode, launcher: str, runner: str) -> None:
     if launcher == "lightning":
         pytest.importorskip("lightning")
         program = LIGHTNING
@@ -422,7 +424,7 @@ def test_programs_of_several_nodes_run_as_trials(login: LoginNode, launcher: str
         "fixed": {"precision": "fp32"},
         "env": {"ACC": "{accumulation_steps}"},
     }
-    job = login.submit(SPREAD, name=launcher, trainer=trainer, check=False, budget={"max_trials": 2})
+    job = login.submit(SPREAD, name=launcher, runner=runner, trainer=trainer, check=False, budget={"max_trials": 2})
     assert login.cluster.wait_for(job) == "COMPLETED", login.said(launcher)
     found = login.status(launcher)
     assert found["study"]["trials"]["COMPLETED"] >= 3, login.said(launcher)
