@@ -523,6 +523,7 @@ def test_the_documents_know_every_field_of_the_values() -> None:
         "knobs",
         "outputs",
         "probe",
+        "kubernetes",
         "slurm",
         "rl",
         "rollout",
