@@ -56,7 +56,6 @@ from autotune.results.answers import (
     result_of,
     study_document,
     submitted_document,
-    trial_document,
 )
 from autotune.results.calibrations import measured_constants, stored_calibration
 from autotune.results.explanations import explain, explained
@@ -65,7 +64,7 @@ from autotune.results.result import Result
 from autotune.slurm.allocation import JobClock, allocation
 from autotune.space import SearchSpace
 from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Study, Wanted, Workload
-from autotune.spec.plain import is_same_study
+from autotune.spec.study import is_same_study
 from autotune.study.assembly import assemble
 from autotune.study.callbacks import OnTrial, with_callbacks
 from autotune.study.check.prepared import check_document, prepare_check, run_check
@@ -423,7 +422,6 @@ __all__ = [
     "study_document",
     "submit_study",
     "submitted_document",
-    "trial_document",
     "tune",
     "what_if_of",
 ]

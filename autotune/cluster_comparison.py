@@ -17,6 +17,7 @@ from autotune.planning import Bill, NearestMiss, plan
 from autotune.space import Launchable, SearchSpace
 from autotune.spec import KNOBS, ClusterSpec, Estimate, ParallelConfig, SpaceSpec, Workload, catalog
 from autotune.spec.checks import positive
+from autotune.spec.plain import to_plain
 
 MAX_CLUSTERS = 100
 """clusters of one comparison; each takes about a second"""
@@ -58,13 +59,13 @@ class ClusterChoice:
             "cluster": self.cluster.name,
             "gpu": self.cluster.gpu.name,
             "num_gpus": self.cluster.num_gpus,
-            "config": self.config.to_dict() if self.config else None,
-            "estimate": self.estimate.to_dict() if self.estimate else None,
+            "config": to_plain(self.config),
+            "estimate": to_plain(self.estimate),
             "tokens_per_s_low": reach[0] if reach else None,
             "tokens_per_s_high": reach[1] if reach else None,
-            "bill": self.bill.to_dict() if self.bill else None,
+            "bill": to_plain(self.bill),
             "lacking": list(self.lacking),
-            "nearest_miss": self.nearest_miss.to_dict() if self.nearest_miss else None,
+            "nearest_miss": to_plain(self.nearest_miss),
             "reason": self.reason,
             "source": self.source,
         }

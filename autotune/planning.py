@@ -21,6 +21,7 @@ from autotune.space.exclusion import MEMORY
 from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Workload
 from autotune.spec.checks import positive, positive_int
 from autotune.spec.estimate import risk_text
+from autotune.spec.plain import Plain, to_plain
 from autotune.spec.post_training import RL_KNOBS
 from autotune.spec.size import format_bytes
 
@@ -30,7 +31,7 @@ _DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankedConfig:
+class RankedConfig(Plain):
     """One ranked config."""
 
     rank: int
@@ -39,13 +40,9 @@ class RankedConfig:
     estimate: Estimate
     """floats"""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"rank": self.rank, "config": self.config.to_dict(), "estimate": self.estimate.to_dict()}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NearestMiss:
+class NearestMiss(Plain):
     """The config that comes nearest to fitting, when none fits."""
 
     config: ParallelConfig
@@ -59,14 +56,6 @@ class NearestMiss:
         """Its memory, with the risk: the memory alone may be less than that of the GPU."""
         size, risk = format_bytes(float(self.estimate.peak_memory_bytes)), float(self.estimate.oom_probability)
         return f"{size}, with a risk of {risk_text(risk)} of running out of memory"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "config": self.config.to_dict(),
-            "estimate": self.estimate.to_dict(),
-            "remedies": list(self.remedies),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,21 +82,24 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: configs, feasible, infeasible, nearest_miss, source."""
-        return {
-            "configs": [row.to_dict() for row in self.rows],
-            "feasible": self.feasible,
-            "infeasible": dict(self.infeasible),
-            "nearest_miss": self.nearest_miss.to_dict() if self.nearest_miss else None,
-            "source": self.source,
-            "baseline": None if self.baseline is None else self.baseline.to_dict(),
-            "not_modelled": list(self.not_modelled),
-            **({"post_training": dict(self.post_training)} if self.post_training else {}),
-        }
+        document: dict[str, Any] = to_plain(
+            {
+                "configs": self.rows,
+                "feasible": self.feasible,
+                "infeasible": self.infeasible,
+                "nearest_miss": self.nearest_miss,
+                "source": self.source,
+                "baseline": self.baseline,
+                "not_modelled": self.not_modelled,
+                **({"post_training": self.post_training} if self.post_training else {}),
+            }
+        )
+        return document
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
+class Bill(Plain):
     """What a training takes on a cluster.
 
     gpu hours = days * 24 * GPUs          cost = gpu hours * price of a GPU          energy = gpu hours * board power of a GPU
@@ -140,19 +132,9 @@ class Bill:
             energy_kwh=None if power is None else hours * power / 1e3,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "tokens": self.tokens,
-            "days": self.days,
-            "gpu_hours": self.gpu_hours,
-            "cost_usd": self.cost_usd,
-            "energy_kwh": self.energy_kwh,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class WhatIf(Plain):
     """The best config of the same space on another number of GPUs."""
 
     num_gpus: int
@@ -167,17 +149,6 @@ class WhatIf:
     """of all GPUs of the cluster for that long, where the GPU's price is known"""
     reason: str = ""
     """why there is no config"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "num_gpus": self.num_gpus,
-            "config": self.config.to_dict() if self.config else None,
-            "estimate": self.estimate.to_dict() if self.estimate else None,
-            "days": self.days,
-            "cost_usd": self.cost_usd,
-            "reason": self.reason,
-        }
 
 
 def fits(estimate: Estimate) -> NDArray[np.bool_]:

@@ -19,7 +19,6 @@ from autotune.client import operations as module
 from autotune.client.operations import Operations
 from autotune.errors import AutotuneError, NotFoundError, ServiceError, SpecError, StoreUnavailableError
 from autotune.results.answers import result_from
-from autotune.results.records import record_document
 from tests.report import worlds
 
 
@@ -213,7 +212,7 @@ def test_each_action_has_a_method_of_its_name(verb: str, client_of: Any) -> None
 @both
 def test_a_result_is_the_one_that_python_makes_of_the_study_itself(client_of: Any) -> None:
     record, trials = worlds.record(), worlds.trials()
-    answers = ({"record": record_document(record)}, {"trials": [trial.to_dict() for trial in trials]})
+    answers = ({"record": record.to_dict()}, {"trials": [trial.to_dict() for trial in trials]})
     with Script(*((200, {}, answer) for answer in answers)) as script, client_of(script.url) as client:
         assert client.result("x") == result_from(record, trials)
 

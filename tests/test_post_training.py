@@ -12,7 +12,7 @@ import pytest
 from autotune import api
 from autotune.errors import SpecError
 from autotune.schema import parse_study
-from autotune.spec.plain import study_from_dict, study_to_dict
+from autotune.spec import Study
 from tests.trainers.test_verl import LINE
 
 SPEC: dict[str, Any] = {
@@ -57,7 +57,7 @@ def test_a_step_becomes_an_optimizer_step_of_its_mini_batch() -> None:
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_a_store_gives_back_what_was_asked(algorithm: str) -> None:
     study = parse_study(spec("rl.algorithm", algorithm))
-    assert study_from_dict(json.loads(json.dumps(study_to_dict(study)))) == study
+    assert Study.from_dict(json.loads(json.dumps(study.to_dict()))) == study
 
 
 @pytest.mark.parametrize(

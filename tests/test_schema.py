@@ -43,7 +43,6 @@ from autotune.spec import (
     catalog,
     config_label,
 )
-from autotune.spec.plain import study_from_dict, study_to_dict
 from autotune.spec.study import METRICS
 from autotune.spec.workload import OPTIMIZERS
 
@@ -330,7 +329,7 @@ def test_times_tokens_bytes_and_rates_may_have_units() -> None:
     assert (cluster.gpu.memory_bytes, cluster.gpu.memory_bytes_per_s) == (80 * 2**30, 3.35e12)
     assert cluster.gpu.peak_flops_per_s["bf16"] == 989e12
     assert (cluster.intra_node.latency_s, cluster.inter_node.bytes_per_s) == (5e-6, 50e9)
-    assert study_from_dict(json.loads(json.dumps(study_to_dict(found)))) == found
+    assert Study.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
 @pytest.mark.parametrize(
@@ -577,7 +576,7 @@ def test_a_study_brings_knobs_of_its_own() -> None:
         "the first value is the default"
     )
     assert asked.enqueue[0].extra["num_workers"] == 4
-    assert study_from_dict(json.loads(json.dumps(study_to_dict(asked)))) == asked
+    assert Study.from_dict(json.loads(json.dumps(asked.to_dict()))) == asked
     space = SearchSpace.build(asked.workload, asked.space)
     assert len(space) == 2 * 3 * 4 * 2 * 2
     assert asked.baseline in SearchSpace.build(asked.workload, replace(asked.space, knobs={}))
@@ -636,7 +635,7 @@ def test_keys_of_options_are_text_as_a_store_gives_them_back() -> None:
     trainer = {"kind": "command", "argv": ["x", "{flash}", "{bucket}"], **spec}
     found = study(trainer=trainer, knobs={"flash": [False, True], "bucket": [4, 8]})
     assert found.trainer_options["values"] == {"flash": {"true": "--flash", "false": None}, "bucket": {"8": "big"}}
-    assert study_from_dict(json.loads(json.dumps(study_to_dict(found), sort_keys=True))) == found
+    assert Study.from_dict(json.loads(json.dumps(found.to_dict(), sort_keys=True))) == found
 
 
 def test_an_inline_cluster_states_its_fabric_and_its_nvlink_domain() -> None:

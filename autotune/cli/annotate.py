@@ -8,6 +8,7 @@ import typer
 
 from autotune.cli.output import JsonOption, StoreOption, StudyArgument, UrlOption, emit
 from autotune.cli.output import note as say
+from autotune.errors import SpecError
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +29,6 @@ def note(
 ) -> None:
     """Write a note on a study, show its notes, or remove one."""
     from autotune.cli.named_study import source_of
-    from autotune.errors import SpecError
 
     if text is not None and remove is not None:
         raise SpecError("a note is either written or removed, but TEXT and --remove are both given", field="--remove")

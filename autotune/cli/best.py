@@ -19,6 +19,7 @@ from autotune.cli.output import (
     print_table,
 )
 from autotune.cli.quantities import sequence_tokens
+from autotune.errors import SpecError
 
 
 def register(app: typer.Typer) -> None:
@@ -110,7 +111,6 @@ def best(
     """
     from autotune.cli.named_study import source_of
     from autotune.cli.source import in_folder, open_source
-    from autotune.errors import SpecError
 
     if folder is not None:
         study, store = in_folder(study or "", store, url, folder)

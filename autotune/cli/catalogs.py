@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from autotune.cli.output import JsonOption, bare_table, consoles, emit
+from autotune.errors import AutotuneError
 
 LEAST_SENTENCE = 24
 """least width of a column of sentences, in characters"""
@@ -215,7 +216,6 @@ def runners(json: JsonOption = False) -> None:
 
 def _plugins(group: str) -> Iterator[tuple[dict[str, Any], Any]]:
     """Each plug-in of the group as a row, with the loaded object; None, and the reason in the row, for one that cannot be loaded."""
-    from autotune.errors import AutotuneError
     from autotune.registry import load, registered
 
     for name, found in registered(group).items():

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autotune.cli.exit_codes import FAILED
 from autotune.cli.output import JsonOption, SpecArgument, StoreOption, consoles, emit, note
 from autotune.cli.stand_ins import note_stand_ins
+from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
     from autotune.study.check.prepared import PreparedCheck
@@ -44,7 +46,6 @@ def check(
     understood it proposes patterns.
     """
     from autotune import api
-    from autotune.cli.exit_codes import FAILED
     from autotune.results.hidden import secrets_note
 
     study = api.load_study(spec, overrides={"runner": runner} if runner else None)
@@ -162,7 +163,6 @@ def _fix(spec: str, found: ProgramCheck) -> None:
     from pathlib import Path
 
     from autotune import api
-    from autotune.errors import AutotuneError
     from autotune.study.check.mended_spec import fixes_of, mended
 
     file = Path(spec)

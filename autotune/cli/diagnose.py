@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli.output import JsonOption, StoreOption, UrlOption, emit, note
+from autotune.errors import NotFoundError, SpecError
 
 if TYPE_CHECKING:
     from autotune.cli.source import Source
@@ -57,7 +58,6 @@ def diagnose(
 
 def _of_log(spec: str, log: Path, store: str | None) -> Diagnosis:
     from autotune.cli.review import _known_store, _text
-    from autotune.errors import SpecError
     from autotune.results.diagnoses import diagnosis_of_log
     from autotune.reviews import review
 
@@ -73,7 +73,6 @@ def _of_log(spec: str, log: Path, store: str | None) -> Diagnosis:
 
 
 def _of_stored(source: Source, asked: str, number: int | None) -> tuple[str, Diagnosis]:
-    from autotune.errors import NotFoundError
     from autotune.results.diagnoses import diagnosis_of_run
     from autotune.spec import ObservedRun
 

@@ -16,6 +16,7 @@ import typer
 
 from autotune import __version__
 from autotune.cli.output import JsonOption, StoreOption, bare_table, consoles, counted, emit
+from autotune.errors import SpecError, StoreError
 from autotune.extras import install_command, is_installed, own_requirements
 
 OK, HINT, WARNING, FAILED = "ok", "hint", "warning", "failed"
@@ -228,7 +229,6 @@ def _slurm() -> Check:
 
 def _store(url: str | None) -> Check:
     from autotune.api import open_store
-    from autotune.errors import SpecError, StoreError
 
     try:
         store = open_store(url)

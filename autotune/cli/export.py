@@ -19,6 +19,7 @@ from autotune.cli.output import (
     note,
     or_print,
 )
+from autotune.errors import SpecError
 
 
 def register(app: typer.Typer) -> None:
@@ -73,7 +74,6 @@ def export(
 
     from autotune.cli.named_study import source_of
     from autotune.cli.source import in_folder
-    from autotune.errors import SpecError
     from autotune.spec.secrets import masked
     from autotune.trainers import Launch, trainer, write_launch
     from autotune.trainers.schedulers import scheduler
@@ -153,7 +153,6 @@ def report(
     """
     from autotune.cli.named_study import source_of
     from autotune.cli.source import in_folder, study_with_trials
-    from autotune.errors import SpecError
     from autotune.report import html_report, markdown_report
 
     study, store = in_folder(study, store, url, folder)

@@ -13,6 +13,7 @@ from autotune.cli.exit_codes import FAILED
 from autotune.cli.output import JsonOption, SpecArgument, StoreOption, consoles, emit, never_printed, note, palette_of
 from autotune.cli.quantities import memory_gib, time_s
 from autotune.cli.stand_ins import note_stand_ins
+from autotune.errors import DryRunError, SpecError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,7 +90,6 @@ def fit(
     Exit code 0: the config is expected to fit (of several: at least one). 1: it is not, or no dry run could be made. 2: bad input.
     """
     from autotune import api
-    from autotune.errors import SpecError
     from autotune.ports import DryRunLimits
     from autotune.space import SearchSpace, complete
 
@@ -134,7 +134,6 @@ def _profiled(
 ) -> tuple[dict[str, Any], list[str]]:
     """What the dry runs say, as a document and in sentences; or why there are none."""
     from autotune.cost import calibration_for
-    from autotune.errors import DryRunError
     from autotune.profiling import dry_run_words, profile_document, profile_lines, profile_study
     from autotune.results.calibrations import known_constants, program_of
 

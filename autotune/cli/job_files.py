@@ -7,13 +7,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from autotune import api
 from autotune.cli.output import emit, note
-
-if TYPE_CHECKING:
-    from autotune.ports import StudyRecord
-    from autotune.slurm.submission import Submission
+from autotune.errors import AutotuneError, RunnerError, SpecError
+from autotune.kubernetes import submission as in_pods
+from autotune.ports import StudyRecord
+from autotune.schema import places_in
+from autotune.schema.spec_models import KubernetesDocument, SlurmDocument
+from autotune.slurm import submission
+from autotune.slurm.allocation import allocation, ask
+from autotune.slurm.submission import SUBMITTED, Submission
+from autotune.spec import StudyStatus
+from autotune.spec.checks import nearest
+from autotune.store.location import find_location
+from autotune.store.study_folder import StudyFolder
+from autotune.study.controller import JOB_ENDS, PAUSED_ON_REQUEST, TIME_IS_OVER
 
 SLURM, KUBERNETES = "slurm", "kubernetes"
 SCHEDULERS = (SLURM, KUBERNETES)
@@ -32,12 +42,6 @@ def write_job(
     json: bool,
 ) -> None:
     """Checks the study as far as the login node can, writes the files of its job, and submits it where that is asked. Raises what a wrong spec raises."""
-    from autotune import api
-    from autotune.errors import SpecError
-    from autotune.schema import places_in
-    from autotune.schema.spec_models import KubernetesDocument, SlurmDocument
-    from autotune.slurm import submission
-    from autotune.spec.checks import nearest
 
     if on not in SCHEDULERS:
         raise SpecError(
@@ -49,8 +53,6 @@ def write_job(
         document, overrides={**overrides, **{f"{on}.{key}": value for key, value in _pairs(options)}}
     )
     if on == KUBERNETES:
-        from autotune.kubernetes import submission as in_pods
-
         if submits:
             raise SpecError(
                 "--submit is for Slurm; a job of Kubernetes is started with kubectl, which is told where",
@@ -109,8 +111,6 @@ def _tell(made: Submission, written: Sequence[Path], *, json: bool, when: str = 
 
 
 def _pairs(options: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    from autotune.errors import SpecError
-
     for pair in options:
         key, sign, text = pair.partition("=")
         if not sign or not key:
@@ -125,7 +125,6 @@ def _pairs(options: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 def _server(store: str | None) -> str:
     """The database on a server that is named, without its password; empty for a file."""
-    from autotune.store.location import find_location
 
     location = find_location(store)
     return "" if location.is_sqlite else str(location)
@@ -145,10 +144,6 @@ class StudyPlace:
     def rests_as_asked(self, record: StudyRecord, document: Mapping[str, Any]) -> bool:
         """Whether the pause of the study is no failure of its job: a person asked for it, or the job begins again, as the spec wants where its time was over.
         Results are where they belong by now."""
-        from autotune.errors import RunnerError
-        from autotune.slurm.allocation import allocation
-        from autotune.spec import StudyStatus
-        from autotune.study.controller import JOB_ENDS, PAUSED_ON_REQUEST, TIME_IS_OVER
 
         wants = bool((document.get("slurm") or {}).get("requeue"))
         job = allocation()
@@ -168,14 +163,10 @@ class StudyPlace:
 @contextmanager
 def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
     """The user's store, or that of the folder, which is copied there while the study runs. Raises `SpecError` when both are named."""
-    from autotune.errors import SpecError
-    from autotune.slurm.allocation import allocation
-    from autotune.store.location import find_location
 
     if folder is None:
         yield StudyPlace(store=store, shown=str(find_location(store)))
         return
-    from autotune.store.study_folder import StudyFolder
 
     if store is not None:
         raise SpecError("--in and --store both say where results lie", remedy="leave one of them out", field="--in")
@@ -183,9 +174,6 @@ def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
     home: StudyFolder
 
     def hear(action: str) -> None:
-        from autotune import api
-        from autotune.errors import AutotuneError
-
         with closing(api.open_store(home.path)) as database:
             try:
                 for record in database.studies(limit=1):
@@ -200,10 +188,6 @@ def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
 def queue_state(folder: Path) -> dict[str, Any] | None:
     """What Slurm says of the job that was submitted last from the folder: {id, state, reason, left, start}; None where there is no such job or no Slurm here."""
     import json
-
-    from autotune.errors import RunnerError
-    from autotune.slurm.allocation import ask
-    from autotune.slurm.submission import SUBMITTED
 
     try:
         number = str(json.loads((folder / SUBMITTED).read_text())["job"])

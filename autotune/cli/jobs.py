@@ -24,6 +24,7 @@ from autotune.cli.output import (
     print_table,
 )
 from autotune.cli.stand_ins import note_stand_ins
+from autotune.errors import NotFoundError, SpecError
 
 POLL_S = 1.0
 
@@ -103,7 +104,6 @@ def list_studies(
     from autotune.cli.named_study import interval_of
     from autotune.cli.observe import print_runs
     from autotune.cli.source import open_source
-    from autotune.errors import SpecError
     from autotune.spec import StudyStatus
     from autotune.spec.checks import member_of
     from autotune.spec.speedup import format_speedup
@@ -242,7 +242,6 @@ def logs(
     from autotune.cli.named_study import source_of
     from autotune.cli.source import in_folder
     from autotune.cli.study_text import history_line, logged_line
-    from autotune.errors import NotFoundError
 
     study, store = in_folder(study, store, url, folder)
     with source_of(study, store, url) as source:

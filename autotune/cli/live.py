@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import consoles
 from autotune.cli.study_text import noisy_line, trial_line
+from autotune.ports import StudyRecord
 from autotune.report.table_layout import FittedTable
 from autotune.report.terminal import (
     Palette,
@@ -22,18 +23,17 @@ from autotune.report.terminal import (
     trials_table,
 )
 from autotune.results.answers import result_from
+from autotune.results.result import Result
 from autotune.spec import Study, StudyStatus, Trial, TrialPurpose, TrialStatus, config_label
 from autotune.study.controller.final_rounds import baseline_of
 from autotune.study.controller.finals import expected_runs, least_runs, most_runs
 from autotune.study.controller.too_noisy import too_noisy
 from autotune.study.controller.trial_index import ASKED
+from autotune.study.progress import LoopEvent
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from autotune.ports import StudyRecord
-    from autotune.results.result import Result
-    from autotune.study.progress import LoopEvent
 
 REDRAWS_PER_S = 4
 JUDGING = 20.0

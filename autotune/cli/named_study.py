@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import note
+from autotune.errors import NotFoundError
 from autotune.spec.speedup import format_speedup
 
 if TYPE_CHECKING:
@@ -82,8 +83,6 @@ def _named(source: Source, asked: str, **filters: Any) -> list[dict[str, Any]]:
 
 
 def _only(asked: str, found: Sequence[dict[str, Any]], what: str) -> str:
-    from autotune.errors import NotFoundError
-
     if len(found) < 2:
         return found[0]["id"] if found else asked
     listed = "; ".join(described(study) for study in found[:LISTED])

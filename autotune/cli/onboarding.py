@@ -10,6 +10,7 @@ import typer
 
 from autotune.cli.output import JsonOption, emit, note, or_print
 from autotune.cli.quantities import sequence_tokens
+from autotune.errors import AutotuneError, SpecError
 
 if TYPE_CHECKING:
     from autotune.onboarding.draft import Draft
@@ -145,7 +146,6 @@ def _watched(
 
 def _ask(yes: bool) -> None:
     """Raises unless a person agrees."""
-    from autotune.errors import SpecError
 
     if yes:
         return
@@ -216,7 +216,6 @@ def _hand_over(
 def _problem(draft: Draft, folder: Path) -> str:
     """Why the spec cannot be loaded; empty if it can."""
     from autotune import api
-    from autotune.errors import AutotuneError
     from autotune.schema.files import with_program_files
 
     document = draft.document
@@ -230,8 +229,6 @@ def _problem(draft: Draft, folder: Path) -> str:
 
 
 def _write(draft: Draft, output: Path, *, force: bool) -> None:
-    from autotune.errors import SpecError
-
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("w" if force else "x", encoding="utf-8") as file:
@@ -245,8 +242,6 @@ def _write(draft: Draft, output: Path, *, force: bool) -> None:
 
 
 def _exists(output: Path) -> Exception:
-    from autotune.errors import SpecError
-
     return SpecError(
         f"{output} exists", remedy="name another file with -o, or replace it with --force", field="--output"
     )

@@ -13,11 +13,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autotune.cli.exit_codes import AWAY, BAD_INPUT, FAILED
+from autotune.errors import (
+    AutotuneError,
+    ConflictError,
+    InfeasibleError,
+    ProgramError,
+    ServiceError,
+    ServiceUnavailableError,
+    SpecError,
+    StoreUnavailableError,
+)
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from autotune.errors import AutotuneError
     from autotune.report.terminal import Palette
 
 JsonOption = Annotated[
@@ -33,8 +44,6 @@ def or_print(path: Path | None) -> Path | None:
 def never_printed(context: typer.Context, parameter: typer.CallbackParam, path: Path | None) -> Path | None:
     """Callback of a parameter for files that cannot be printed: `-` would be a file of that name. Raises `SpecError`."""
     if path is not None and str(path) == "-" and not context.resilient_parsing:
-        from autotune.errors import SpecError
-
         field = parameter.opts[-1] if parameter.param_type_name == "option" else str(parameter.name)
         raise SpecError(
             f"{field} names what is written; `-` (print it) is not possible here", remedy="name a path", field=field
@@ -156,16 +165,6 @@ def counted(number: int, one: str, many: str) -> str:
 
 def report_error(error: Exception, *, as_json: bool) -> int:
     """Prints an error, with --json also as an error document on stdout, and returns the exit code."""
-    from autotune.cli.exit_codes import AWAY, BAD_INPUT, FAILED
-    from autotune.errors import (
-        AutotuneError,
-        ConflictError,
-        InfeasibleError,
-        ProgramError,
-        ServiceError,
-        ServiceUnavailableError,
-        StoreUnavailableError,
-    )
 
     if isinstance(error, AutotuneError):
         body = error.document()

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from autotune.cli.exit_codes import BAD_INPUT
 from autotune.cli.onboarding import BatchOption, ClusterOption, ModelOption, SequenceOption
 from autotune.cli.output import (
     JsonOption,
@@ -23,6 +24,7 @@ from autotune.cli.output import (
 )
 from autotune.cli.quantities import tokens
 from autotune.cli.stand_ins import note_stand_ins
+from autotune.errors import SpecError
 
 
 def register(app: typer.Typer) -> None:
@@ -78,7 +80,6 @@ def plan(
 ) -> None:
     """Rank all valid configs by predicted speed; needs no GPU."""
     from autotune import api
-    from autotune.errors import SpecError
     from autotune.results.hidden import secrets_note
     from autotune.spec.study import SIMULATED
 
@@ -151,8 +152,6 @@ def _tell(number: int, count: int, what: str) -> None:
 
 
 def _counts(text: str) -> list[int]:
-    from autotune.errors import SpecError
-
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
@@ -163,7 +162,6 @@ def _asked_document(
     model: str | None, cluster: str | None, seq_len: int | None, batch: int | None, trainer: str | None
 ) -> dict[str, Any]:
     """The spec that the options ask for. Its space is the one that ships for such a model and cluster. Raises `SpecError` for those that are missing."""
-    from autotune.errors import SpecError
     from autotune.schema.usual_space import usual_space
 
     asked = {"--model": model, "--cluster": cluster, "--seq-len": seq_len, "--batch": batch}
@@ -354,7 +352,6 @@ def estimate(
     For an invalid config it prints the reason instead.
     """
     from autotune import api
-    from autotune.cli.exit_codes import BAD_INPUT
     from autotune.space import complete, why_not_in
 
     study = api.load_study(spec)

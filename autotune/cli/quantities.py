@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import typer
 
+from autotune.errors import SpecError
+
 
 def time_s(*, least: float = 0.0) -> Callable[[str], float]:
     """Reads a time as seconds."""
@@ -38,7 +40,6 @@ def memory_gib(*, least: float) -> Callable[[str], float]:
 
 def _reader(kind: str, least: float) -> Callable[..., float]:
     def read(value: str, *, shown_per: int = 1) -> float:
-        from autotune.errors import SpecError
         from autotune.spec import quantity
 
         try:

@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
+from autotune.cli.exit_codes import FAILED
 from autotune.cli.output import JsonOption, StoreOption, StudyArgument, emit, never_printed, note
+from autotune.errors import SpecError
 
 
 def register(app: typer.Typer) -> None:
@@ -66,8 +68,6 @@ def recheck(
     A new study is proposed only where the order does not hold, or where they are slower.
     """
     from autotune import api
-    from autotune.cli.exit_codes import FAILED
-    from autotune.errors import SpecError
     from autotune.study.recheck import junit as as_junit
     from autotune.study.recheck import markdown, proposal
     from autotune.study.rechecking import recheck_study

@@ -12,6 +12,7 @@ import typer
 from autotune.cli.onboarding import BatchOption, ModelOption, PrecisionOption, SequenceOption
 from autotune.cli.output import JsonOption, StoreOption, emit, never_printed, note
 from autotune.cli.quantities import time_s, tokens
+from autotune.errors import SpecError
 
 if TYPE_CHECKING:
     from autotune.ports import ServiceStore
@@ -81,7 +82,6 @@ def review(
     json: JsonOption = False,
 ) -> None:
     """Review a launch: does it fit, how fast should it be, which edits make it faster. Nothing is run."""
-    from autotune.errors import SpecError
     from autotune.reviews import MOST, lines_of
     from autotune.reviews import review as review_launch
 
@@ -172,7 +172,6 @@ def _note_what_the_files_lack(found: Review) -> None:
 
 
 def _write(found: Review, file: Path) -> None:
-    from autotune.errors import SpecError
     from autotune.reviews.lines import edited
 
     changed = edited(found.texts, found.lines)
@@ -192,8 +191,6 @@ def _write(found: Review, file: Path) -> None:
 
 
 def _text(path: Path, field: str = "--log") -> str:
-    from autotune.errors import SpecError
-
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

@@ -11,11 +11,20 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from autotune import api
+from autotune.errors import NotFoundError, SpecError
+from autotune.ports import ServiceStore, StudyRecord
+from autotune.results.answers import waiting_behind
+from autotune.results.best_known import best_known
+from autotune.results.hidden import hidden_events, hidden_record, hidden_trials
+from autotune.results.question import Asked
+from autotune.results.records import record_of
+from autotune.results.result import Result
+from autotune.settings import settings
+from autotune.spec import Trial
+
 if TYPE_CHECKING:
     from autotune.client import Client
-    from autotune.ports import ServiceStore, StudyRecord
-    from autotune.results.result import Result
-    from autotune.spec import Trial
 
 Document = dict[str, Any]
 Source: TypeAlias = "Client | LocalSource"
@@ -31,7 +40,6 @@ class LocalSource:
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> Document:
         """Stores a study as QUEUED, for `autotune serve` on the same store."""
-        from autotune import api
 
         return api.submitted_document(
             api.submit_study(self.store, api.load_study(spec), spec, idempotency_key=idempotency_key)
@@ -39,21 +47,17 @@ class LocalSource:
 
     def studies(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> Document:
         """Newest first."""
-        from autotune import api
 
         records = self.store.studies(limit=limit, offset=offset, **filters)
         return {"studies": [self._study(api.judged_today(self.store, record)) for record in records]}
 
     def observed(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> Document:
         """Runs that people started themselves, the one that was kept last first."""
-        from autotune import api
 
         return api.observed_document(self.store, limit=limit, offset=offset, **filters)
 
     def status(self, study_id: str) -> Document:
         """The study with its best config and its baseline."""
-        from autotune import api
-        from autotune.results.answers import waiting_behind
 
         answer = api.document(api.result_of(self.store, study_id))
         answer["study"]["waits_behind"] = waiting_behind(self.store.waiting(), answer["study"]["id"])
@@ -61,34 +65,28 @@ class LocalSource:
 
     def record(self, study_id: str) -> Document:
         """The study in full."""
-        from autotune.results.hidden import hidden_record
-        from autotune.results.records import record_document
 
-        return {"record": record_document(hidden_record(self.store.study(study_id)))}
+        return {"record": hidden_record(self.store.study(study_id)).to_dict()}
 
     def trials(self, study_id: str) -> list[Document]:
         """All trials of a study."""
-        from autotune.results.hidden import hidden_trials
 
         record = self.store.study(study_id)
         return [trial.to_dict() for trial in hidden_trials(record, self.store.trials(record.id))]
 
     def result(self, study_id: str) -> Result:
         """The study with its trials."""
-        from autotune import api
 
         return api.result_of(self.store, study_id)
 
     def events(self, study_id: str, *, after: int = 0) -> list[Document]:
         """The next page of events after that sequence number."""
-        from autotune.results.hidden import hidden_events
 
         record = self.store.study(study_id)
         return [event.to_dict() for event in hidden_events(record, self.store.events(record.id, after=after))]
 
     def act(self, study_id: str, action: str) -> Document:
         """pause, resume, stop or cancel."""
-        from autotune import api
 
         api.act(self.store, study_id, action)
         return {"study": self.status(study_id)["study"]}
@@ -112,38 +110,31 @@ class LocalSource:
 
     def deletion(self, study_id: str) -> Document:
         """What deleting would take away."""
-        from autotune import api
 
         return {"deletion": api.deletion_of(self.store, study_id).to_dict()}
 
     def delete(self, study_id: str) -> Document:
         """Deletes a study that has ended."""
-        from autotune import api
 
         return {"deletion": api.delete_study(self.store, study_id).to_dict()}
 
     def best(self, study_id: str, *, top: int = 1, **asked: Any) -> Document:
         """Best configs of a study."""
-        from autotune import api
 
         return api.best_document(self.store, study_id, top=top, **asked)
 
     def explain(self, study_id: str, trial: int | None = None) -> Document:
         """Why a trial won or lost."""
-        from autotune import api
 
         return api.explain(self.store, study_id, trial)
 
     def best_across(self, *, top: int = 1, metric: str | None = None, **asked: Any) -> Document:
         """Best configs across all studies."""
-        from autotune.results.best_known import best_known
-        from autotune.results.question import Asked
 
         return best_known(self.store, Asked(**asked, metric=metric or ""), top=top)
 
     def export(self, study_id: str, trainer: str, options: Mapping[str, Any], *, on: str = "") -> Document:
         """The best config as a launch of that trainer."""
-        from autotune import api
 
         return api.export_document(self.store, study_id, trainer, options, on=on)
 
@@ -152,15 +143,11 @@ class LocalSource:
         self.store.close()
 
     def _study(self, record: StudyRecord) -> Document:
-        from autotune import api
-
         return api.study_document(record)
 
 
 def study_with_trials(source: Source, study_id: str) -> tuple[StudyRecord, tuple[Trial, ...]]:
     """The record and the trials of a study, from which this process makes reports and comparisons."""
-    from autotune.results.records import record_of
-    from autotune.spec import Trial
 
     record = record_of(source.record(study_id)["record"])
     return record, tuple(Trial.from_dict(values) for values in source.trials(record.id))
@@ -182,7 +169,6 @@ class FolderSource(LocalSource):
     def _open(self) -> ServiceStore:
         from autotune.cli.job_files import queue_state
         from autotune.cli.study_text import job_line
-        from autotune.errors import NotFoundError
         from autotune.store.study_folder import COPY, opened_copy
 
         self._opened.close()
@@ -219,7 +205,6 @@ class FolderSource(LocalSource):
 
 def in_folder(study: str, store: str | None, url: str | None, folder: Path | None) -> tuple[str, str | None]:
     """The study and the store that a command means: with `--in`, those of the folder. Raises `SpecError` when neither a study nor a folder is named."""
-    from autotune.errors import SpecError
 
     if folder is None:
         if not study:
@@ -251,8 +236,6 @@ def in_folder(study: str, store: str | None, url: str | None, folder: Path | Non
 @contextmanager
 def open_source(store: str | None, url: str | None) -> Iterator[Source]:
     """The service at `url`, or at AUTOTUNE_URL if no store is named; otherwise the results database, or a study's folder."""
-    from autotune import api
-    from autotune.settings import settings
 
     address = url or (None if store else settings().url)
     source: Source

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from autotune.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from autotune.cli.output import (
     JsonOption,
     NoCheckOption,
@@ -90,7 +91,6 @@ def tune(
     Ctrl-C stops it cleanly and keeps all results. The same command then continues the study.
     """
     from autotune import api
-    from autotune.cli.exit_codes import DONE, FAILED, INTERRUPTED
     from autotune.cli.job_files import study_place, write_job
     from autotune.cli.live import LiveView
     from autotune.cli.study_text import print_study

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from autotune.ports.study_record import StudyRecord
+from autotune.spec.plain import Plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudyNote:
+class StudyNote(Plain):
     """What somebody wrote on a study."""
 
     number: int
@@ -22,10 +23,6 @@ class StudyNote:
     """who wrote it; empty: the user of the machine"""
     text: str
     """plain text"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"number": self.number, "at": self.at.isoformat(), "author": self.author, "text": self.text}
 
 
 class AnnotationStore(Protocol):

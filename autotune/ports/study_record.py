@@ -11,10 +11,11 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 from autotune.spec import Study, StudyStatus, Wanted, Workload
+from autotune.spec.plain import Plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudyRecord:
+class StudyRecord(Plain):
     """A study as the store keeps it."""
 
     id: str

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from autotune.spec import Failure, Measurement, MeasureSpec, ParallelConfig, Study, Workload
+from autotune.spec.plain import Plain
 
 AttemptId = tuple[str, int, int]
 """(study id, trial number, attempt from 1)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRequest:
+class TrialRequest(Plain):
     """One attempt to be run. Plain values only: it crosses process and machine borders as JSON."""
 
     study: str

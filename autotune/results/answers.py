@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from autotune.errors import ExportError, MissingExtraError, NotFoundError, RunnerError, SpecError
 from autotune.ports import HistoryReader, ObservedFilter, ObservedStore, StudyReader, StudyRecord
@@ -22,14 +22,14 @@ from autotune.results.winner import standings, winner_of
 from autotune.reward import at_first_level
 from autotune.spec import ParallelConfig, Study, StudyStatus, Trial, TrialStatus, Workload
 from autotune.spec.duration import format_duration
+from autotune.spec.plain import to_plain
 from autotune.spec.study import SIMULATED
 from autotune.spec.usual_names import OF_A_RUN
 from autotune.study.controller import Winner, noisy_of, training_s
 from autotune.study.controller.finals import ROUNDING, total_of
 from autotune.study.process_id import is_gone
-
-if TYPE_CHECKING:
-    from autotune.trainers import Launch, Trainer
+from autotune.trainers import Launch, Trainer, python_line, trainer_names
+from autotune.trainers import trainer as trainer_of
 
 NO_CONTROLLER = (
     "No controller is running this study. A service on this store starts it again as soon as nothing is in the way, which its health names; "
@@ -118,7 +118,6 @@ def next_export(result: Result, able: Sequence[str]) -> dict[str, Any] | None:
     """{trainer, options}: how to launch the best config next: by the study's own trainer, else by the first of `able` (`exports_of`). None when there is
     none. An option that the study's trainer still needs, because its trials were only simulated, has its name in capitals as its value. Where only
     Python can start the study's trainer, `python` is the line that does."""
-    from autotune.trainers import python_line
 
     study = result.record.study
     if chosen_config(result) is not None and (line := python_line(study.trainer)):
@@ -130,11 +129,10 @@ def next_export(result: Result, able: Sequence[str]) -> dict[str, Any] | None:
 
 def _missing_options(result: Result) -> dict[str, str]:
     """What the study's own trainer must be told before it can launch the best config; empty when options do not help."""
-    from autotune.trainers import trainer
 
     study, chosen = result.record.study, chosen_config(result)
     assert chosen is not None
-    own, told = trainer(study.trainer), dict[str, str]()
+    own, told = trainer_of(study.trainer), dict[str, str]()
     names = {option.name for option in own.options}
     while True:
         try:
@@ -150,21 +148,18 @@ def _missing_options(result: Result) -> dict[str, str]:
 
 
 def _trainers(result: Result) -> list[str]:
-    from autotune.trainers import trainer_names
-
     own = result.record.study.trainer
     return sorted(trainer_names(), key=lambda name: name != own) if chosen_config(result) else []
 
 
 def _launches(result: Result, name: str, options: Mapping[str, Any]) -> bool:
     """Whether the trainer can launch the best config with these options, beside those of the study where it is the study's own."""
-    from autotune.trainers import trainer
 
     study, chosen = result.record.study, chosen_config(result)
     assert chosen is not None
     own = study.trainer_options if name == study.trainer else {}
     try:
-        trainer(name).launch(study.workload, chosen, {**own, **options})
+        trainer_of(name).launch(study.workload, chosen, {**own, **options})
     except (ExportError, SpecError, RunnerError, MissingExtraError):
         return False
     return True
@@ -217,7 +212,7 @@ def judged_today(store: StudyReader, record: StudyRecord) -> StudyRecord:
     if not record.status.is_terminal or record.speedup is None or "too_noisy" in record.result:
         return record
     found = result_of(store, record.id)
-    noisy = found.too_noisy.to_dict() if found.too_noisy is not None else None
+    noisy = to_plain(found.too_noisy)
     return replace(record, speedup=found.speedup, result={**record.result, "too_noisy": noisy})
 
 
@@ -225,11 +220,6 @@ def submitted_document(record: StudyRecord) -> dict[str, Any]:
     """{study, notes}: a study that was submitted, and what its owner should know."""
     told = secrets_note(record.study)
     return {"study": study_document(record), "notes": [told] if told else []}
-
-
-def trial_document(trial: Trial) -> dict[str, Any]:
-    """A trial as plain JSON values."""
-    return trial.to_dict()
 
 
 def waiting_behind(line: Sequence[tuple[str, str]], study_id: str) -> dict[str, int] | None:
@@ -258,7 +248,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
     `final_rounds` rounds, on which `speedup` rests.
     """
     study = study_document(result.record, is_left=result.is_left)
-    noisy = result.too_noisy.to_dict() if result.too_noisy is not None else None
+    noisy = to_plain(result.too_noisy)
     study["too_noisy"] = noisy  # as soon as it is known, and one answer also where an earlier release wrote the record
     if result.record.status.is_terminal:
         study["speedup"] = result.speedup
@@ -267,8 +257,8 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
     exports = exports_of(result)
     answer: dict[str, Any] = {
         "study": study,
-        "best": trial_document(result.best) if result.best else None,
-        "baseline": trial_document(result.baseline) if result.baseline else None,
+        "best": to_plain(result.best),
+        "baseline": to_plain(result.baseline),
         "speedup": result.speedup,
         "speedup_low": result.speedup_low,
         "speedup_high": result.speedup_high,
@@ -296,7 +286,7 @@ def past_studies(
     """
     filters |= {"runner": runner, "without_runner": "" if runner else SIMULATED}
     found = confirmed_best(store, model=model, one_each=not model, limit=limit, **filters)
-    return [{"study": study_document(record), "best": trial_document(trial)} for record, trial in found]
+    return [{"study": study_document(record), "best": trial.to_dict()} for record, trial in found]
 
 
 def observed_document(
@@ -345,7 +335,6 @@ def launch_document(
     measured yet, `CatalogError` for an unknown trainer or scheduler, and `SpecError` or `ExportError`.
     """
     from autotune.results.provenance import in_environment_of, provenance
-    from autotune.trainers import trainer as trainer_of
     from autotune.trainers.schedulers import DEFAULT, job_of, scheduler, split_options
 
     target, starter = trainer_of(trainer), scheduler(on or DEFAULT)
@@ -433,7 +422,7 @@ def ranked_documents(result: Result, top: int) -> list[dict[str, Any]]:
         note = result.below.get(trial.number, "")
         if not note and total_of(trial) > least + ROUNDING:
             note = why_below(trial, result, than=least)
-        rows.append({"rank": rank, **trial_document(trial), "note": note})
+        rows.append({"rank": rank, **trial.to_dict(), "note": note})
         least = min(least, total_of(trial))
     return rows
 

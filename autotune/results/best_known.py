@@ -14,7 +14,7 @@ from typing import Any
 from autotune.errors import AutotuneError, CatalogError, InfeasibleError
 from autotune.planning import plan
 from autotune.ports import HistoryReader, KnowledgeStore, StudyRecord
-from autotune.results.answers import past_studies, study_document, trial_document
+from autotune.results.answers import past_studies, study_document
 from autotune.results.calibrations import program_of, stored_calibration
 from autotune.results.measured_configs import evidence, measured_configs
 from autotune.results.nearest_workload import FARTHEST, BestKnownStore, distance, from_nearest, with_open_fields_of
@@ -53,7 +53,7 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
             hint += f"; simulated results are shown only with runner {SIMULATED}"
         return answer | {"notes": ["nothing was measured" + hint]}
     if pairs := measured_configs(store, asked, model=asked.model, cluster=asked.cluster):
-        rows = [{"study": study_document(record), "best": trial_document(trial)} for record, trial in pairs[:top]]
+        rows = [{"study": study_document(record), "best": trial.to_dict()} for record, trial in pairs[:top]]
         answer |= {**rows[0], "source": "measured", "configs": rows}
         return answer | {"evidence": evidence(pairs), "untried": _untried(store, pairs)} | _compared(asked, pairs)
     try:

@@ -12,17 +12,14 @@ import math
 from dataclasses import replace
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from autotune.spec import Study, Workload
-from autotune.spec.plain import identity, workload_to_dict
+from autotune.cost import Calibration, calibration_for
+from autotune.cost.from_dry_runs import PLAYED_TRAINERS, VERSION, DryRuns
+from autotune.ports import CalibrationStore, KnowledgeStore, ObservedStore, ProfileStore
+from autotune.spec import Study, Trial, Workload
+from autotune.spec.plain import identity
 from autotune.trainers.own_program import COMMAND, program_name
-
-if TYPE_CHECKING:
-    from autotune.cost import Calibration
-    from autotune.cost.from_dry_runs import DryRuns
-    from autotune.ports import CalibrationStore, KnowledgeStore, ObservedStore, ProfileStore
-    from autotune.spec import Trial
 
 LOOKED_AT = 20
 """last runs that are looked at"""
@@ -35,7 +32,6 @@ def measured_constants(workload: Workload, store: CalibrationStore | None) -> Ca
     values = store.calibration(workload.cluster.name, workload.trainer) if store is not None else None
     if values is None:
         return None
-    from autotune.cost import Calibration
 
     return Calibration.from_dict(values)
 
@@ -46,7 +42,6 @@ def known_constants(workload: Workload, store: KnowledgeStore | None, program: s
     runs = _runs_like(workload, store, program) if store is not None else []
     if not runs:
         return measured
-    from autotune.cost import calibration_for
 
     return _taught(measured or calibration_for(workload), runs)
 
@@ -56,7 +51,6 @@ def stored_calibration(workload: Workload, store: KnowledgeStore | None, program
     (`autotune.trainers.own_program`), where the trainer is any program; its runs alone tell of it."""
     if store is None:
         return None
-    from autotune.cost import calibration_for
 
     measured, runs = known_constants(workload, store, program), find_profile(workload, store)
     if runs is None:
@@ -68,7 +62,6 @@ def stored_calibration(workload: Workload, store: KnowledgeStore | None, program
 
 def find_profile(workload: Workload, store: ProfileStore | None) -> DryRuns | None:
     """The dry runs that the store keeps for the workload; None without any."""
-    from autotune.cost.from_dry_runs import PLAYED_TRAINERS, DryRuns
 
     if store is None or workload.trainer not in PLAYED_TRAINERS:
         return None
@@ -78,9 +71,8 @@ def find_profile(workload: Workload, store: ProfileStore | None) -> DryRuns | No
 
 def profile_fingerprint(workload: Workload) -> str:
     """The same for workloads whose dry runs are the same."""
-    from autotune.cost.from_dry_runs import VERSION
 
-    plain: dict[str, Any] = workload_to_dict(workload)
+    plain: dict[str, Any] = workload.to_dict()
     model = {name: value for name, value in plain["model"].items() if name != "name"}
     trained = [workload.seq_len, workload.optimizer, workload.document_len, plain["peft"]]
     return identity([VERSION, model, trained, _versions(), workload.cluster.gpu.is_cpu])

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from autotune.cost import estimate
 from autotune.planning import fits
 from autotune.ports import HistoryReader, KnowledgeStore
-from autotune.results.answers import study_document, trial_document
+from autotune.results.answers import study_document
 from autotune.results.calibrations import stored_calibration
 from autotune.results.measured_configs import evidence, measured_configs
 from autotune.results.question import Asked
@@ -81,7 +81,7 @@ def from_nearest(store: BestKnownStore, asked: Asked, workload: Workload, top: i
             if not fits(here):
                 continue
             first = first or {"config": config.to_dict(), "estimate": here.to_dict()}
-            rows.append({"study": study_document(record), "best": trial_document(trial)})
+            rows.append({"study": study_document(record), "best": trial.to_dict()})
             if len(rows) == top:
                 break
         if first:

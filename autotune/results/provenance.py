@@ -8,14 +8,12 @@ trials {measured, failed}   default {config, tokens_per_s, step_time_s, step_tim
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from autotune.results.result import Result
 from autotune.spec import Study, Trial, TrialPurpose
 from autotune.spec.config import config_label
-
-if TYPE_CHECKING:
-    from autotune.results.result import Result
-    from autotune.trainers import Launch
+from autotune.trainers import Launch
 
 
 def in_environment_of(study: Study, launch: Launch) -> Launch:

@@ -10,7 +10,7 @@ from typing import Any
 from autotune import reward
 from autotune.errors import SpecError
 from autotune.ports import StudyReader
-from autotune.results.answers import document, result_of, trial_document
+from autotune.results.answers import document, result_of
 from autotune.results.result import Result
 from autotune.results.winner import may_win
 from autotune.spec import Objective, Trial, Workload
@@ -70,7 +70,7 @@ def ranking_document(
     ranked = _ranked(result, asked) if asked != objective else []  # by its own objective they are ranked already
     if asked != objective:
         answer |= _under(result, ranked)
-        answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(ranked[:top], 1)]
+        answer["configs"] = [{"rank": i, **t.to_dict()} for i, t in enumerate(ranked[:top], 1)]
     if pareto:
         answer["configs"] = front_documents(result, {t.number: t for t in ranked})
     return answer
@@ -82,7 +82,7 @@ def front_documents(result: Result, rewarded: Mapping[int, Trial] = MappingProxy
     return [
         {
             "rank": i,
-            **trial_document(rewarded.get(t.number, t)),
+            **rewarded.get(t.number, t).to_dict(),
             "note": result.below.get(t.number, ""),
             "merits": merits_document(t, workload),
         }
@@ -115,7 +115,7 @@ def _under(result: Result, ranked: list[Trial]) -> dict[str, Any]:
     again = {t.number for t in result.confirmed}
     confirmed = best is not None and base is not None and {best.number, base.number} <= again
     return {
-        "best": trial_document(best) if best is not None else None,
+        "best": best.to_dict() if best is not None else None,
         "speedup": speeds[0] / speeds[1] if len(speeds) == 2 and result.too_noisy is None else None,
         "speedup_low": None,
         "speedup_high": None,

@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from autotune.cost import Calibration
 from autotune.errors import CatalogError, MissingExtraError, RunnerError, SpecError
 from autotune.registry import PASSED, SEARCHERS, find, load, passed_name, registered
 from autotune.search.passed_searcher import OneSearcher
 from autotune.search.searcher import Problem, Searcher
+from autotune.space import Launchable, SearchSpace
 from autotune.spec import Estimate, Objective, ParallelConfig, Study, Trial, Workload
 from autotune.spec.checks import nearest
 
 if TYPE_CHECKING:
-    from autotune.cost import Calibration
     from autotune.search.target_searcher import TargetSearcher
-    from autotune.space import SearchSpace
 
 SearcherFactory = Callable[[Problem], Searcher]
 """A class of `Searcher`, or a function that makes one of a problem"""
@@ -82,7 +82,6 @@ def make_target_searcher(
 ) -> TargetSearcher:
     """The searcher of a study with a target, which asks for proxies on the cluster at hand whatever searcher the study names."""
     from autotune.search.target_searcher import WORTH, TargetSearcher
-    from autotune.space import Launchable
 
     if study.at_hand is None:
         raise ValueError(f"the study {study.name} has no target")

@@ -21,11 +21,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri
+
+from autotune.spec.plain import Plain
 
 Array = NDArray[np.float64]
 
@@ -47,7 +49,7 @@ MOST = 5.0
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
+class Statement(Plain):
     """The first pick is within `within` of the best config with that confidence."""
 
     within: float
@@ -56,10 +58,6 @@ class Statement:
     """0 to 1"""
     replays: int
     """of published sweeps that it rests on"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"within": self.within, "confidence": self.confidence, "replays": self.replays}
 
 
 def statement(

@@ -27,6 +27,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from autotune.errors import InfeasibleError, SpecError
 from autotune.search import Searcher, make_searcher
 from autotune.search.optuna_artifacts import keep_files
+from autotune.space import SearchSpace
 from autotune.spec import (
     Failure,
     FailureKind,
@@ -40,7 +41,6 @@ from autotune.spec.checks import one_of
 if TYPE_CHECKING:
     from optuna.artifacts._protocol import ArtifactStore
 
-    from autotune.space import SearchSpace
 
 ASKED = "autotune:asked"
 """system attribute of a trial: the knobs that were suggested for it"""

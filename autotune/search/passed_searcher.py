@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from autotune.errors import SpecError
 from autotune.search.searcher import Problem, Searcher
-
-if TYPE_CHECKING:
-    from autotune.space import SearchSpace
+from autotune.space import SearchSpace
 
 
 @final

@@ -18,18 +18,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.cost import Calibration, estimate
 from autotune.errors import ConfigError
 from autotune.search.dominance import needs_as_much_memory
+from autotune.space import SearchSpace
 from autotune.spec import Estimate, FailureKind, Objective, ParallelConfig, Trial, TrialStatus, Workload
-
-if TYPE_CHECKING:
-    from autotune.cost import Calibration
-    from autotune.space import SearchSpace
 
 FREE, PENDING, DONE = 0, 1, 2
 """States of a candidate."""
@@ -62,7 +60,6 @@ class Problem:
         """The estimate of all N candidates, as arrays of shape (N,)."""
         if self.estimate is not None:
             return self.estimate
-        from autotune.cost import estimate
 
         return estimate(self.space.workload, self.space.table, calibration=self.calibration)
 

@@ -40,7 +40,7 @@ from autotune.search.surrogate.acquisition import log_expected_improvement
 from autotune.search.surrogate.posterior import Posterior
 from autotune.space.proxy import Proxy, proxy_of
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Trial, TrialStatus, Workload
-from autotune.spec.plain import fingerprint, workload_to_dict
+from autotune.spec.plain import fingerprint
 
 Array = NDArray[np.float64]
 
@@ -339,4 +339,4 @@ def _mark(proxy: Proxy) -> str:
 
 
 def _mark_of(workload: Workload, config: ParallelConfig) -> str:
-    return fingerprint([workload_to_dict(workload), config.key])
+    return fingerprint([workload.to_dict(), config.key])

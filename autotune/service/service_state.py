@@ -13,6 +13,7 @@ from fastapi import Depends, Path, Query, Request
 
 from autotune.errors import SpecError
 from autotune.ports import ServiceStore
+from autotune.results.answers import waiting_behind
 from autotune.service.access import Caller, Gate
 from autotune.service.counters import Counters
 from autotune.service.fair_queue import FairQueue
@@ -90,7 +91,6 @@ class ServiceState:
 
     def waiting_behind(self, study_id: str) -> dict[str, int] | None:
         """Behind what the study waits (`autotune.results.answers.waiting_behind`), at most `LINE_S` old. Raises `NotFoundError`."""
-        from autotune.results.answers import waiting_behind
 
         line, at_s = self._line
         if time.monotonic() - at_s >= LINE_S:

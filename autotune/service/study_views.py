@@ -15,7 +15,9 @@ from autotune.ports import Revision, ServiceStore
 from autotune.report.figures import FIGURES
 from autotune.report.figures.running_steps import running_steps
 from autotune.report.figures.source import FigureSource
+from autotune.results.answers import is_left, result_from
 from autotune.results.figure import Figure
+from autotune.results.hidden import hidden_record, hidden_trials
 from autotune.results.result import Result
 from autotune.spec import Trial, TrialStatus
 
@@ -53,7 +55,6 @@ class StudyViews:
 
     def result(self, study_id: str) -> Result:
         """What the store knows of the study now. Raises `NotFoundError`."""
-        from autotune.results.answers import is_left
 
         result, _ = self._seen(study_id)
         return replace(result, is_left=is_left(self._store, result.record))  # a lease runs out without a revision
@@ -108,9 +109,6 @@ class StudyViews:
             return view.figures[name]
 
     def _seen(self, study_id: str) -> tuple[Result, _View]:
-        from autotune.results.answers import result_from
-        from autotune.results.hidden import hidden_record, hidden_trials
-
         revision = self._store.revision(study_id)  # read before the trials: a view is never taken for newer than it is
         with self._lock:
             view = self._views.setdefault(revision.id, _View())

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from autotune import api
 from autotune.errors import AutotuneError, ConflictError, NotFoundError, RunnerError, StoreError
 from autotune.ports import Lease, LeasedStore, StudyRecord
 from autotune.service.launcher import Ended, Launcher
@@ -314,8 +315,6 @@ class Supervisor:
             log.warning("%s", error)
 
     def _cancel(self, study: str) -> None:
-        from autotune import api
-
         self._trouble.pop(study, None)
         try:
             api.act(self._store, study, "cancel")

@@ -23,6 +23,7 @@ from typing import Any, final
 from autotune.errors import ConfigError
 from autotune.spec.checks import nearest
 from autotune.spec.knob import Knob, Value, knob
+from autotune.spec.plain import Plain
 
 KEY_VERSION = 1
 """version of `ParallelConfig.key`; raised when a default changes, so that equal keys go on to mean equal configs"""
@@ -58,7 +59,7 @@ NO_EXTRA = Extra()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelConfig:
+class ParallelConfig(Plain):
     """How a model is spread over ranks and how a step is cut up."""
 
     tp: int = knob("degree", 1, "tensor-parallel degree", label="tp{}", unit="ranks", always_shown=True)

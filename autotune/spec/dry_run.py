@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autotune.spec.plain import Plain
+
 Phase = Literal["build", "forward", "backward", "optimizer"]
 """the part of a run in which something happens; recomputation is part of the backward pass"""
 
@@ -110,7 +112,7 @@ class CollectiveCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DryRun:
+class DryRun(Plain):
     """One rank of a job, run dry."""
 
     rank: int

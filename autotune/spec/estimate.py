@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.spec.plain import Plain
+
 Number = float | NDArray[np.float64]
 
 
@@ -26,7 +28,7 @@ def risk_text(oom_probability: float) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
+class _Parts(Plain):
     """Fields that add up to a total."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,7 +106,7 @@ class PhaseParts(_Parts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(Plain):
     """Prediction for one config (floats) or for N configs (arrays)."""
 
     step_time_s: Number
@@ -175,17 +177,6 @@ class Estimate:
             for f in fields(self)
             if (v := getattr(self, f.name)) is not None
         }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Estimate:
-        """The estimate of `to_dict`'s values."""
-        rest = {k: v for k, v in values.items() if k not in ("time_parts_s", "memory_parts_bytes", "phases_s")}
-        return cls(
-            **rest,
-            time_parts_s=TimeParts(**values["time_parts_s"]),
-            memory_parts_bytes=MemoryParts(**values["memory_parts_bytes"]),
-            phases_s=PhaseParts(**values["phases_s"]) if values.get("phases_s") else None,
-        )
 
 
 def _plain(value: Any) -> Any:

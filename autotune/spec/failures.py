@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import SpecError
 from autotune.spec.duration import format_duration
+from autotune.spec.plain import Plain
 
 if TYPE_CHECKING:
     from autotune.spec.config import ParallelConfig
@@ -90,7 +91,7 @@ class Failures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointPolicy:
+class CheckpointPolicy(Plain):
     """How often to save, and what failures and saving cost all the same."""
 
     interval_s: float
@@ -104,15 +105,8 @@ class CheckpointPolicy:
     checkpoint_s: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "interval_s": self.interval_s,
-            "interval_steps": self.interval_steps,
-            "lost_share": self.lost_share,
-            "failures_per_day": self.failures_per_day,
-            "checkpoint_s": self.checkpoint_s,
-            "source": "Daly 2006, eq. 37 and 20 (Young 1974, eq. 3, in first order)",
-        }
+        """Plain JSON values, with whose formula it is."""
+        return {**Plain.to_dict(self), "source": "Daly 2006, eq. 37 and 20 (Young 1974, eq. 3, in first order)"}
 
     @property
     def text(self) -> str:

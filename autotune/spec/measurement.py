@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from autotune.spec.loss_comparison import LossComparison
+from autotune.spec.plain import Plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(Plain):
     """The measurement of one attempt. Series hold one entry per optimizer step after warm-up."""
 
     step_times_s: tuple[float, ...]

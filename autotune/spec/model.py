@@ -19,13 +19,14 @@ from autotune.errors import SpecError
 from autotune.spec.checks import positive_int
 from autotune.spec.hugging_face import fields_of, text_of
 from autotune.spec.model_code import ModelCode
+from autotune.spec.plain import Plain
 
 _ASPECT, _HEAD = 64, 64
 """width by layers, and width of a head, of the decoder that stands for a model of which the number of weights alone is known"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
+class ModelSpec(Plain):
     """Shape of a decoder; counts are whole numbers >= 1."""
 
     name: str

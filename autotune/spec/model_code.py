@@ -56,11 +56,6 @@ class ModelCode:
     fingerprint: str = ""
     """digest of the code, its arguments and the versions of the packages that decide what it builds"""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "guessed", tuple(self.guessed))
-        kinds = (one if isinstance(one, LayerKind) else LayerKind(**one) for one in self.layers)  # of plain values
-        object.__setattr__(self, "layers", tuple(kinds))
-
     @property
     def attending_share(self) -> float:
         """Share of the layers that attend by scores, 0 to 1; 1 where nothing was counted."""

@@ -11,7 +11,7 @@ from typing import Any
 from autotune.spec.config import ParallelConfig
 from autotune.spec.estimate import Estimate
 from autotune.spec.measurement import Measurement
-from autotune.spec.plain import workload_from_dict, workload_to_dict
+from autotune.spec.plain import Plain, read_fields
 from autotune.spec.trial import Failure, Trial, TrialStatus
 from autotune.spec.workload import Workload
 
@@ -29,9 +29,11 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedRun:
+class ObservedRun(Plain):
     """One run. What was not seen is None."""
 
+    id: str = ""
+    """given by the store"""
     program: str
     """what trained: the file of a program, or the name of a trainer"""
     command: tuple[str, ...] = ()
@@ -60,8 +62,6 @@ class ObservedRun:
     """UTC"""
     ended_at: datetime
     """UTC"""
-    id: str = ""
-    """given by the store"""
 
     @property
     def step_time_s(self) -> float | None:
@@ -78,37 +78,9 @@ class ObservedRun:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {
-            "kind": OBSERVED,
-            "id": self.id,
-            "program": self.program,
-            "command": list(self.command),
-            "outcome": str(self.outcome),
-            "exit_code": self.exit_code,
-            "workload": workload_to_dict(self.workload) if self.workload else None,
-            "config": self.config.to_dict() if self.config else None,
-            "estimate": self.estimate.to_dict() if self.estimate else None,
-            "measurement": self.measurement.to_dict() if self.measurement else None,
-            "failure": self.failure.to_dict() if self.failure else None,
-            "versions": dict(self.versions),
-            "host": self.host,
-            "owner": self.owner,
-            "started_at": self.started_at.isoformat(),
-            "ended_at": self.ended_at.isoformat(),
-        }
+        return {"kind": OBSERVED, **Plain.to_dict(self)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ObservedRun:
         """The run of `to_dict`'s values."""
-        v = {name: value for name, value in values.items() if name != "kind"}
-        readers: dict[str, Any] = {
-            "workload": workload_from_dict,
-            "config": ParallelConfig.from_dict,
-            "estimate": Estimate.from_dict,
-            "measurement": Measurement.from_dict,
-            "failure": Failure.from_dict,
-        }
-        for name, read in readers.items():
-            v[name] = read(v[name]) if v[name] is not None else None
-        v |= {name: datetime.fromisoformat(v[name]) for name in ("started_at", "ended_at")}
-        return cls(**{**v, "command": tuple(v["command"]), "outcome": Outcome(v["outcome"])})
+        return read_fields(cls, {name: value for name, value in values.items() if name != "kind"})

@@ -1,7 +1,7 @@
-"""A study, and its parts, as plain JSON values and back: what the store keeps and the wire carries.
+"""Values as plain JSON and back: what the store keeps and the wire carries.
 
-Every field of every part is written, under its own name, so that a stored study means the same after a default has changed. Reading
-is strict: a key that no field has is an error, because dropping it would change what was asked.
+A frozen dataclass is the one declaration of its document: every field is written under its own name, so that a stored study means the same after a
+default has changed, and read back by its type. Reading is strict: a key that no field has is an error, because dropping it would change what was asked.
 """
 
 from __future__ import annotations
@@ -9,149 +9,109 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from datetime import datetime
+from enum import Enum
+from functools import cache, partial
+from types import NoneType
+from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from autotune.errors import SpecError
 from autotune.spec.checks import nearest
-from autotune.spec.cluster import ClusterSpec, GpuSpec, LinkSpec
-from autotune.spec.config import ParallelConfig
-from autotune.spec.dry_run import (
-    CollectiveCall,
-    DryRun,
-    MatrixProduct,
-    MemorySample,
-    ModuleCost,
-    Moment,
-)
-from autotune.spec.lengths import Lengths
-from autotune.spec.model import ModelSpec
-from autotune.spec.model_code import ModelCode
-from autotune.spec.post_training import PostTraining, Rollout
-from autotune.spec.study import Budget, MeasureSpec, Objective, SpaceSpec, Study
-from autotune.spec.workload import Peft, Workload
 
 Part = TypeVar("Part")
+Reader = Callable[[Any], Any]
+
+
+class Plain:
+    """Base of frozen dataclasses that are JSON documents by their fields."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values: dicts, lists, text, numbers, true, false and null."""
+        return _by_field(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The value of `to_dict`'s values; what is left out takes its default. Raises `SpecError` for a key that it does not know, and what the parts raise."""
+        return read_fields(cls, values)
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses and mappings as dicts, tuples as lists, all else as it is."""
+    """Dataclasses and mappings as dicts, tuples as lists, times and members of enums as text, all else as it is."""
+    if isinstance(value, Plain):
+        return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+        return _by_field(value)
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
-    return value
+    if isinstance(value, Enum):
+        return value.value
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
-def study_to_dict(study: Study) -> dict[str, Any]:
-    """All of a study as plain values: dicts, lists, text, numbers, true, false and null. A study without a target has no `at_hand`, so its fingerprint is
-    what it was before there were targets."""
-    values: dict[str, Any] = to_plain(study)
-    return values if study.at_hand is not None else {k: v for k, v in values.items() if k != "at_hand"}
+def _by_field(value: Any) -> dict[str, Any]:
+    return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
 
 
-def is_same_study(kept: Study, kept_spec: Mapping[str, Any], study: Study, spec: Mapping[str, Any]) -> bool:
-    """Whether a study of the same values, or of the same spec where there is one, was kept. A model whose code has changed makes another study."""
-    is_same = study_to_dict(kept) == study_to_dict(study) or (bool(spec) and to_plain(kept_spec) == to_plain(spec))
-    return is_same and kept.workload.model.code == study.workload.model.code
+def read_fields(kind: type[Part], values: Mapping[str, Any]) -> Part:
+    """The dataclass of `to_plain`'s values, each field read by its type."""
+    readers = _readers(kind)  # type: ignore[arg-type]
+    for name in values:
+        if name not in readers:
+            raise SpecError(
+                f"{kind.__name__} has no field called {name!r}",
+                remedy=nearest(name, readers) or "was it written by a newer release?",
+                field=str(name),
+            )
+    found = dict(values)
+    for name, value in values.items():
+        reader = readers[name]
+        if reader is not None and value is not None:
+            found[name] = reader(value)
+    return kind(**found)
 
 
-def study_from_dict(values: Mapping[str, Any]) -> Study:
-    """The study of `study_to_dict`'s values. Raises `SpecError` for a key that it does not know, and what the parts raise."""
-    plain = dict(values)
-    readers: dict[str, Any] = {
-        "workload": workload_from_dict,
-        "space": _space,
-        "objective": lambda part: _build(Objective, part),
-        "budget": lambda part: _build(Budget, part),
-        "measure": measure_from_dict,
-        "baseline": lambda part: None if part is None else ParallelConfig.from_dict(part),
-        "left_out": tuple,
-        "filled_in": tuple,
-        "enqueue": lambda part: tuple(ParallelConfig.from_dict(config) for config in part),
-        "at_hand": lambda part: None if part is None else cluster_from_dict(part),
-    }
-    return _build(Study, {name: readers[name](value) if name in readers else value for name, value in plain.items()})
+@cache
+def _readers(kind: type) -> Mapping[str, Reader | None]:
+    """By field, what makes its value of a plain one; None where they are the same."""
+    types = get_type_hints(kind)
+    return {f.name: _reader(types[f.name]) for f in fields(kind)}
 
 
-def workload_to_dict(workload: Workload) -> dict[str, Any]:
-    """All of a workload as plain values."""
-    return to_plain(workload)  # type: ignore[no-any-return]
+def _reader(kind: Any) -> Reader | None:
+    parts = get_args(kind)
+    origin = get_origin(kind)
+    if origin is tuple:
+        item = _reader(parts[0])
+        return tuple if item is None else lambda values: tuple(map(item, values))
+    if origin is Mapping:
+        entry = _reader(parts[1])
+        return None if entry is None else lambda values: {key: entry(value) for key, value in values.items()}
+    if isinstance(kind, type):
+        return _reader_of_class(kind)
+    several = [part for part in parts if part is not NoneType]
+    if len(several) == 1:
+        return _reader(several[0])
+    return _list_or_value if any(get_origin(part) is tuple for part in several) else None
 
 
-def workload_from_dict(values: Mapping[str, Any]) -> Workload:
-    """The workload of `workload_to_dict`'s values."""
-    plain = dict(values)
-    sizes = plain["global_batch_size"]
-    return _build(
-        Workload,
-        {
-            **plain,
-            "model": model_from_dict(plain["model"]),
-            "cluster": cluster_from_dict(plain["cluster"]),
-            "global_batch_size": tuple(sizes) if isinstance(sizes, list) else sizes,
-            **({"peft": _build(Peft, plain["peft"])} if plain.get("peft") else {}),
-            **({"rl": _post_training(plain["rl"])} if plain.get("rl") else {}),
-        },
-    )
+def _reader_of_class(kind: type) -> Reader | None:
+    if issubclass(kind, Plain):
+        return kind.from_dict
+    if is_dataclass(kind):
+        return partial(read_fields, kind)
+    if issubclass(kind, datetime):
+        return kind.fromisoformat
+    return kind if issubclass(kind, Enum) else None
 
 
-def _post_training(values: Mapping[str, Any]) -> PostTraining:
-    lengths = {
-        name: _build(Lengths, {**values[name], "values": tuple(values[name]["values"])})
-        for name in ("prompt_lengths", "response_lengths")
-    }
-    rollout, critic = values.get("rollout"), values.get("critic")
-    rates = tuple((int(tp), float(rate)) for tp, rate in rollout["tokens_per_s_per_gpu"]) if rollout else ()
-    return _build(
-        PostTraining,
-        {
-            **values,
-            **lengths,
-            "rollout": _build(Rollout, {**rollout, "tokens_per_s_per_gpu": rates}) if rollout else None,
-            "critic": model_from_dict(critic) if critic else None,
-        },
-    )
-
-
-def model_from_dict(values: Mapping[str, Any]) -> ModelSpec:
-    """The model of plain values, with its code."""
-    code = values.get("code")
-    return _build(ModelSpec, {**values, "code": _build(ModelCode, code)} if code else values)
-
-
-def dry_run_from_dict(values: Mapping[str, Any]) -> DryRun:
-    """The dry run of `to_plain`'s values."""
-    kinds = {"modules": ModuleCost, "products": MatrixProduct}
-    parts: dict[str, Any] = {
-        name: tuple(_build(kind, part) for part in values.get(name, ())) for name, kind in kinds.items()
-    }
-    calls = ({**call, "ranks": tuple(call["ranks"])} for call in values["collectives"])
-    samples = {name: tuple(_sample(part) for part in values[name]) for name in ("phase_peaks", "timeline")}
-    parts |= {**samples, "peak": _sample(values["peak"]), "guesses": tuple(values.get("guesses", ()))}
-    return _build(DryRun, {**values, **parts, "collectives": tuple(_build(CollectiveCall, call) for call in calls)})
-
-
-def _sample(values: Mapping[str, Any]) -> MemorySample:
-    return _build(MemorySample, {**values, "moment": _build(Moment, values["moment"])})
-
-
-def measure_from_dict(values: Mapping[str, Any]) -> MeasureSpec:
-    """The measurement rules of plain values."""
-    return _build(MeasureSpec, values)
-
-
-def cluster_from_dict(values: Mapping[str, Any]) -> ClusterSpec:
-    """The cluster of plain values, with its GPU and links."""
-    parts = {
-        "gpu": _build(GpuSpec, values["gpu"]),
-        "intra_node": _build(LinkSpec, values["intra_node"]),
-        "inter_node": _build(LinkSpec, values["inter_node"]),
-    }
-    return _build(ClusterSpec, {**values, **parts})
+def _list_or_value(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def canonical(values: Any) -> str:
@@ -192,22 +152,3 @@ def _said(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: said for key, item in value.items() if key not in _ADDED and (said := _said(item))}
     return [_said(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _space(values: Mapping[str, Any]) -> SpaceSpec:
-    knobs = {name: tuple(allowed) for name, allowed in values.get("knobs", {}).items()}
-    extra = {name: tuple(allowed) for name, allowed in values.get("extra", {}).items()}
-    sizes = tuple(values.get("world_sizes", ()))
-    return _build(SpaceSpec, {**values, "knobs": knobs, "world_sizes": sizes, "extra": extra})
-
-
-def _build(kind: type[Part], values: Mapping[str, Any]) -> Part:
-    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-    for name in values:
-        if name not in known:
-            raise SpecError(
-                f"{kind.__name__} has no field called {name!r}",
-                remedy=nearest(name, known) or "was it written by a newer release?",
-                field=str(name),
-            )
-    return kind(**values)

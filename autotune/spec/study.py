@@ -12,6 +12,7 @@ from autotune.spec.cluster import ClusterSpec
 from autotune.spec.config import ParallelConfig
 from autotune.spec.failures import Failures
 from autotune.spec.knob import Knob
+from autotune.spec.plain import Plain, to_plain
 from autotune.spec.workload import Workload
 
 METRICS = ("throughput", "goodput", "cost")
@@ -81,10 +82,6 @@ class Objective:
     failures: Failures | None = None
     """how the cluster fails and what a checkpoint costs; with the metric goodput what they cost counts"""
 
-    def __post_init__(self) -> None:
-        if isinstance(self.failures, Mapping):
-            object.__setattr__(self, "failures", Failures(**self.failures))
-
     def kept_share(self, ranks: int, gpus_per_node: int) -> float:
         """Share of the time that failures leave a training on so many ranks; 1 unless goodput counts them."""
         if self.metric != "goodput" or self.failures is None:
@@ -114,7 +111,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureSpec:
+class MeasureSpec(Plain):
     """How a trial is measured."""
 
     warmup_steps: int = 2
@@ -150,7 +147,7 @@ USUAL_SEARCHER = "bayesian"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class Study(Plain):
     """One tuning job: workload x space x objective x budget x searcher."""
 
     name: str
@@ -206,6 +203,17 @@ class Study:
             _check_target(self.workload.cluster, self.at_hand, self.objective)
             _check_searcher_of_proxies(self.searcher)
             _check_no_baseline(self.baseline)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values. A study without a target has no `at_hand`, so its fingerprint is what it was before there were targets."""
+        values = Plain.to_dict(self)
+        return values if self.at_hand is not None else {k: v for k, v in values.items() if k != "at_hand"}
+
+
+def is_same_study(kept: Study, kept_spec: Mapping[str, Any], study: Study, spec: Mapping[str, Any]) -> bool:
+    """Whether a study of the same values, or of the same spec where there is one, was kept. A model whose code has changed makes another study."""
+    is_same = kept.to_dict() == study.to_dict() or (bool(spec) and to_plain(kept_spec) == to_plain(spec))
+    return is_same and kept.workload.model.code == study.workload.model.code
 
 
 def _check_searcher_of_proxies(searcher: str) -> None:

@@ -15,12 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
 from autotune.spec.config import ParallelConfig
 from autotune.spec.estimate import Estimate
 from autotune.spec.measurement import Measurement
-from autotune.spec.plain import workload_from_dict, workload_to_dict
+from autotune.spec.plain import Plain
 from autotune.spec.workload import Workload
 
 MOST_NAMED = 12
@@ -63,7 +62,7 @@ class FailureKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(Plain):
     """How an attempt failed, with the evidence."""
 
     kind: FailureKind
@@ -85,25 +84,9 @@ class Failure:
         lines = (f"{self.kind}: {self.message}", self.exception, *self.log_tail)
         return "\n".join(line for line in lines if line)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "kind": str(self.kind),
-            "message": self.message,
-            "exception": self.exception,
-            "log_tail": list(self.log_tail),
-            "rank": self.rank,
-            "step": self.step,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Failure:
-        """The failure of `to_dict`'s values."""
-        return cls(**{**values, "kind": FailureKind(values["kind"]), "log_tail": tuple(values.get("log_tail", ()))})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reward:
+class Reward(Plain):
     """The reward of a trial: dimensionless, higher is better. Only differences between trials of the same study are meaningful."""
 
     total: float
@@ -114,20 +97,6 @@ class Reward:
     """0 to 1"""
     parts: Mapping[str, float] = field(default_factory=dict)
     """the parts of stability by name, each 0 to 1, and other terms that were used"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "total": self.total,
-            "throughput": self.throughput,
-            "stability": self.stability,
-            "parts": dict(self.parts),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Reward:
-        """The reward of `to_dict`'s values."""
-        return cls(**values)
 
 
 class TrialPurpose(StrEnum):
@@ -146,7 +115,7 @@ class TrialPurpose(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StandsFor:
+class StandsFor(Plain):
     """What a proxy trial stands for, and what ran in its place."""
 
     config: ParallelConfig
@@ -154,26 +123,17 @@ class StandsFor:
     workload: Workload
     """what the trial trained, on the cluster at hand"""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"config": self.config.to_dict(), "workload": workload_to_dict(self.workload)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> StandsFor:
-        """The value of `to_dict`'s values."""
-        return cls(config=ParallelConfig.from_dict(values["config"]), workload=workload_from_dict(values["workload"]))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(Plain):
     """A config in a study, with its state and outcome."""
 
-    config: ParallelConfig
-    """the config that is tried"""
-    number: int = 0
-    """number within the study, from 0"""
     study: str = ""
     """id of the study"""
+    number: int = 0
+    """number within the study, from 0"""
+    config: ParallelConfig
+    """the config that is tried"""
     seed: int = 0
     """seed of weights and data"""
     status: TrialStatus = TrialStatus.PENDING
@@ -209,48 +169,6 @@ class Trial:
             and self.measurement is not None
             and bool(self.measurement.step_times_s)
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "study": self.study,
-            "number": self.number,
-            "config": self.config.to_dict(),
-            "seed": self.seed,
-            "status": str(self.status),
-            "purpose": str(self.purpose),
-            "attempts": self.attempts,
-            "estimate": self.estimate.to_dict() if self.estimate else None,
-            "measurement": self.measurement.to_dict() if self.measurement else None,
-            "reward": self.reward.to_dict() if self.reward else None,
-            "failure": self.failure.to_dict() if self.failure else None,
-            "reason": self.reason,
-            "stands_for": self.stands_for.to_dict() if self.stands_for else None,
-            "created_at": self.created_at.isoformat() if self.created_at else None,
-            "started_at": self.started_at.isoformat() if self.started_at else None,
-            "ended_at": self.ended_at.isoformat() if self.ended_at else None,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Trial:
-        """The trial of `to_dict`'s values."""
-        v = dict(values)
-        v["config"] = ParallelConfig.from_dict(v["config"])
-        v["status"] = TrialStatus(v["status"])
-        v["purpose"] = TrialPurpose(v.get("purpose", "search"))
-        readers: dict[str, Any] = {
-            "estimate": Estimate.from_dict,
-            "measurement": Measurement.from_dict,
-            "reward": Reward.from_dict,
-            "failure": Failure.from_dict,
-            "stands_for": StandsFor.from_dict,
-            "created_at": datetime.fromisoformat,
-            "started_at": datetime.fromisoformat,
-            "ended_at": datetime.fromisoformat,
-        }
-        for name, read in readers.items():
-            v[name] = read(v[name]) if v.get(name) is not None else None
-        return cls(**v)
 
 
 def trial_numbers(numbers: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ from autotune.errors import SpecError
 from autotune.spec.checks import one_of, positive_int
 from autotune.spec.cluster import ClusterSpec
 from autotune.spec.model import ModelSpec
+from autotune.spec.plain import Plain
 from autotune.spec.post_training import PostTraining
 
 OPTIMIZERS = ("adamw", "sgd", "adamw_8bit", "muon", "adafactor")
@@ -44,7 +45,7 @@ class Peft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(Plain):
     """Model, cluster, sequence length, batch, optimizer and trainer."""
 
     model: ModelSpec

@@ -18,19 +18,16 @@ from sqlalchemy import Row
 
 from autotune.ports import HistoryEvent, StudyRecord
 from autotune.spec import (
-    Estimate,
-    Failure,
     Measurement,
     ParallelConfig,
-    Reward,
-    StandsFor,
+    Study,
     StudyStatus,
     Trial,
     TrialPurpose,
     TrialStatus,
     Wanted,
 )
-from autotune.spec.plain import canonical, finite, study_from_dict
+from autotune.spec.plain import canonical, finite, to_plain
 from autotune.store.database import from_us, to_us
 from autotune.store.packing import pack_document, unpack_document
 
@@ -54,7 +51,7 @@ def read_study(row: Row[Any], trial_counts: Mapping[str, int], tags: Iterable[st
     """The record of a row of `studies` joined with `specs`."""
     return StudyRecord(
         id=row.id,
-        study=study_from_dict(json.loads(row.values_text)),
+        study=Study.from_dict(json.loads(row.values_text)),
         spec=json.loads(row.spec),
         status=StudyStatus(row.status),
         created_at=from_us(row.created_us),
@@ -85,21 +82,14 @@ def read_event(study_id: str, row: Row[Any]) -> HistoryEvent:
 
 def read_trial(study_id: str, row: Row[Any]) -> Trial:
     """The trial of a row of `trials`."""
-    document = unpack_document(row.document)
-    return Trial(
-        config=ParallelConfig.from_dict(document["config"]),
+    return replace(
+        Trial.from_dict(unpack_document(row.document)),
         number=row.number,
         study=study_id,
         seed=row.seed,
         status=TrialStatus(row.status),
         purpose=TrialPurpose(row.purpose),
         attempts=row.attempts,
-        estimate=Estimate.from_dict(document["estimate"]) if document["estimate"] else None,
-        measurement=Measurement.from_dict(document["measurement"]) if document["measurement"] else None,
-        reward=Reward.from_dict(document["reward"]) if document["reward"] else None,
-        failure=Failure.from_dict(document["failure"]) if document["failure"] else None,
-        reason=document["reason"],
-        stands_for=StandsFor.from_dict(document["stands_for"]) if document.get("stands_for") else None,
         created_at=from_us(row.created_us),
         started_at=from_us(row.started_us) if row.started_us is not None else None,
         ended_at=from_us(row.ended_us) if row.ended_us is not None else None,
@@ -145,17 +135,11 @@ def ended_columns(asked: Trial, trial: Trial, *, num_gpus: int, now: int) -> dic
 
 def document_of(trial: Trial) -> dict[str, Any]:
     """Config and evidence of a trial as plain values, without derived values."""
-    stands_for = {"stands_for": trial.stands_for.to_dict()} if trial.stands_for else {}
-    return {
-        **stands_for,
-        "config": trial.config.to_dict(),
-        "estimate": trial.estimate.to_dict() if trial.estimate else None,
-        "measurement": _without_derived(trial.measurement) if trial.measurement else None,
-        "reward": trial.reward.to_dict() if trial.reward else None,
-        "failure": trial.failure.to_dict() if trial.failure else None,
-        "reason": trial.reason,
-    }
-
-
-def _without_derived(measurement: Measurement) -> dict[str, Any]:
-    return {name: v for name, v in measurement.to_dict().items() if name in Measurement.__dataclass_fields__}
+    names = ("config", "estimate", "measurement", "reward", "failure", "reason")
+    document: dict[str, Any] = {name: to_plain(getattr(trial, name)) for name in names}
+    if trial.measurement is not None:
+        stored = Measurement.__dataclass_fields__
+        document["measurement"] = {name: v for name, v in document["measurement"].items() if name in stored}
+    if trial.stands_for is not None:
+        document["stands_for"] = trial.stands_for.to_dict()
+    return document

@@ -7,7 +7,7 @@ import json
 from sqlalchemy import Connection, func, select
 
 from autotune.ports import KnownWorkload, Statistics
-from autotune.spec.plain import workload_from_dict
+from autotune.spec import Workload
 from autotune.store.tables import records, studies, trials, workloads
 
 
@@ -40,6 +40,6 @@ def known_workloads(connection: Connection) -> list[KnownWorkload]:
         .order_by(found.c.newest.desc())
     )
     return [
-        KnownWorkload(key=row.key, workload=workload_from_dict(json.loads(row.workload)), configs=row.configs)
+        KnownWorkload(key=row.key, workload=Workload.from_dict(json.loads(row.workload)), configs=row.configs)
         for row in rows
     ]

@@ -16,15 +16,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from autotune.errors import ConflictError
 from autotune.spec import Study, StudyStatus, Wanted, Workload
-from autotune.spec.plain import (
-    canonical,
-    fingerprint,
-    identity,
-    is_same_study,
-    study_from_dict,
-    study_to_dict,
-    workload_to_dict,
-)
+from autotune.spec.plain import canonical, fingerprint, identity
+from autotune.spec.study import is_same_study
 from autotune.store.database import lock, now_us
 from autotune.store.history import append
 from autotune.store.locking import TERMINAL
@@ -39,7 +32,7 @@ def submit(
     connection: Connection, study: Study, spec: Mapping[str, Any], idempotency_key: str | None, owner: str
 ) -> str:
     """Stores the study as QUEUED and returns its id; a key that was used before returns the id of its study."""
-    owner, values = clean(owner), study_to_dict(study)
+    owner, values = clean(owner), study.to_dict()
     mark = fingerprint([values, json_text(spec)])
     if idempotency_key is not None:
         lock(connection, fingerprint([owner, idempotency_key]))
@@ -52,7 +45,7 @@ def submit(
         if row is not None:
             # A release with more fields computes other fingerprints: then the stored study and spec decide. What a spec does not say of the budget may
             # have another default by now.
-            kept = study_from_dict(json.loads(row.values_text))
+            kept = Study.from_dict(json.loads(row.values_text))
             kept = replace(kept, budget=study.budget) if spec else kept
             if row.fingerprint != mark and (kept, row.spec) != (study, json_text(spec)):
                 raise ConflictError(
@@ -83,7 +76,7 @@ def find_unfinished(connection: Connection, study: Study, spec: Mapping[str, Any
         .order_by(studies.c.created_us.desc(), studies.c.key.desc())
     )
     for row in rows:
-        if is_same_study(study_from_dict(json.loads(row.values_text)), json.loads(row.spec), study, spec):
+        if is_same_study(Study.from_dict(json.loads(row.values_text)), json.loads(row.spec), study, spec):
             return str(row.id)
     return None
 
@@ -117,7 +110,7 @@ def _insert_study(connection: Connection, study: Study, owner: str, now: int) ->
 
 def keep_workload(connection: Connection, workload: Workload) -> int:
     """The key of the workload; a new workload is stored."""
-    values = workload_to_dict(workload)
+    values = workload.to_dict()
     mark = identity(values)
     known = select(workloads.c.key).where(workloads.c.fingerprint == mark)
     key = connection.execute(known).scalar()

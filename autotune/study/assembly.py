@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from autotune.cost import Calibration, estimate
 from autotune.errors import ClusterTooSmallError, InfeasibleError, RunnerError
 from autotune.planning import fits, nearest_miss
 from autotune.ports import KnowledgeStore, StudyReader, StudyRecord, TrialRunner
+from autotune.registry import make_runner
 from autotune.results.calibrations import program_of, stored_calibration
 from autotune.space import Launchable, SearchSpace, default_config, why_not
 from autotune.spec import Estimate, ParallelConfig, Study, Trial, Workload
@@ -25,9 +27,9 @@ from autotune.spec.study import SIMULATED
 from autotune.study.controller import HOPELESS
 from autotune.study.passed_runner import check_passed
 from autotune.study.preflight import check_here
+from autotune.trainers import trainer
 
 if TYPE_CHECKING:
-    from autotune.cost import Calibration
     from autotune.search import Searcher, SearcherFactory
     from autotune.search.target_searcher import TargetSearcher
 
@@ -66,7 +68,6 @@ class Assembly:
         index = self.space.index_of(config)
         if index is not None:
             return self.estimate.row(index)
-        from autotune.cost import estimate
 
         return estimate(self.study.workload, config, calibration=self.calibration)
 
@@ -154,8 +155,6 @@ def assemble(study: Study, store: KnowledgeStore | None = None) -> Assembly:
 
 def assemble_with(study: Study, calibration: Calibration | None) -> Assembly:
     """The same with these constants; None: those of the release."""
-    from autotune.cost import estimate
-    from autotune.trainers import trainer
 
     trainer(study.trainer).check_own_knobs(study.space.extra, study.trainer_options)
     space = SearchSpace.of_study(study)
@@ -171,7 +170,6 @@ def assemble_with(study: Study, calibration: Calibration | None) -> Assembly:
 
 def _here(assembly: Assembly) -> Assembly:
     """The first proxy as a study of its own. Raises `InfeasibleError` when none of the target's best configs has a proxy on the cluster at hand."""
-    from autotune.cost import estimate
 
     searcher = cast("TargetSearcher", assembly.searcher())
     first = searcher.propose()
@@ -240,7 +238,6 @@ def studies_alike(
 def make_runner_of(assembly: Assembly, passed: TrialRunner | None = None) -> TrialRunner:
     """The study's runner: `passed`, where it was passed as an object. Raises `RunnerError` when it cannot run this trainer, or has too few ranks for
     any config (`ClusterTooSmallError`); where the runner can say so beforehand, before it is made."""
-    from autotune.registry import make_runner
 
     assembly = assembly.runs_here
     study = assembly.study

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from autotune.cost import Calibration
 from autotune.errors import AutotuneError, ConflictError, StoreError
 from autotune.ports import CalibrationStore
 from autotune.registry import CALIBRATORS, calibrator, registered
 from autotune.results.calibrations import measured_constants
 from autotune.spec import Study, Trial
 from autotune.study.progress import Notice, OnEvent
-
-if TYPE_CHECKING:
-    from autotune.cost import Calibration
 
 REAL = ("local", "ray")
 """runners whose trials run on ranks of this machine, or of the Ray cluster that it belongs to"""
@@ -48,7 +45,6 @@ def calibrate_quickly(
 ) -> Calibration | None:
     """Measures the cluster and stores its constants, which are returned. None where that failed or was interrupted: then the study goes on with the
     constants that ship."""
-    from autotune.cost import Calibration
 
     cluster = study.workload.cluster
     began_s = time.monotonic()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autotune.ports import ReferenceLossStore
 from autotune.spec import Study, Trial, TrialPurpose
-from autotune.spec.plain import identity, workload_to_dict
+from autotune.spec.plain import identity
 from autotune.spec.study import SIMULATED
 from autotune.study.assembly import Assembly
 from autotune.study.controller.finals import whole
@@ -44,7 +44,7 @@ def _data(study: Study, batch: int) -> str:
     size = Path(name).stat().st_size if study.data and Path(name).is_file() else 0
     workload, made_up = study.workload, "simulated, " if study.runner == SIMULATED else ""
     # two models may have one name
-    digest = identity([workload_to_dict(workload)["model"], dict(study.trainer_options)])[:12]
+    digest = identity([workload.to_dict()["model"], dict(study.trainer_options)])[:12]
     return (
         f"{made_up}{name} of {size} bytes, {batch} x {workload.seq_len}, {workload.optimizer}, {study.trainer}, "
         f"warm-up {study.measure.warmup_steps}, model and options {digest}"

@@ -20,7 +20,6 @@ from autotune.ports import DryRunLimits
 from autotune.profiling import MOST_RUNS, TOP, next_run, profile_study
 from autotune.space import SearchSpace
 from autotune.spec import DryRun, ParallelConfig, Workload
-from autotune.spec.plain import workload_from_dict
 
 KEPT = json.loads((Path(__file__).parent / "data" / "dry_runs.json").read_text())["of"]
 WITHIN = 0.05
@@ -46,7 +45,7 @@ def corrected(workload: Workload, points: dict[ParallelConfig, RunDry]) -> tuple
 
 @pytest.mark.parametrize("kept", KEPT, ids=[kept["name"] for kept in KEPT])
 def test_the_best_of_a_plan_are_exact_and_others_near_or_said_to_be_wide(kept: dict[str, Any]) -> None:
-    workload, points = workload_from_dict(kept["workload"]), points_of(kept)
+    workload, points = Workload.from_dict(kept["workload"]), points_of(kept)
     space, constants, found = corrected(workload, points)
     assert len(found.points) < len(points)
     assert all(found.is_known(row.config) for row in plan(space, calibration=constants, top=TOP).rows)
@@ -66,7 +65,7 @@ def test_the_best_of_a_plan_are_exact_and_others_near_or_said_to_be_wide(kept: d
 
 
 def test_more_micro_batches_add_their_inputs_alone() -> None:
-    workload, points = workload_from_dict(KEPT[1]["workload"]), points_of(KEPT[1])
+    workload, points = Workload.from_dict(KEPT[1]["workload"]), points_of(KEPT[1])
     config = next(c for c in points if c.accumulation_steps == 2)
     constants = replace(calibration_for(workload), dry_runs=DryRuns(fingerprint="", points=(points[config],)))
     longer = replace(config, accumulation_steps=8)
@@ -84,7 +83,7 @@ def test_a_pipeline_runs_all_its_micro_batches() -> None:
 
 
 def test_what_nothing_pins_is_wider() -> None:
-    workload, points = workload_from_dict(KEPT[0]["workload"]), points_of(KEPT[0])
+    workload, points = Workload.from_dict(KEPT[0]["workload"]), points_of(KEPT[0])
     plain = [p for c, p in points.items() if c.recompute == "none" and c.zero_stage == 0]
     constants = replace(calibration_for(workload), dry_runs=DryRuns(fingerprint="", points=tuple(plain)))
     known, other = plain[0].config, replace(plain[0].config, recompute="full", zero_stage=3, dp=8)
@@ -95,7 +94,7 @@ def test_what_nothing_pins_is_wider() -> None:
 
 
 def test_products_are_corrected_by_their_flops() -> None:
-    workload, points = workload_from_dict(KEPT[0]["workload"]), points_of(KEPT[0])
+    workload, points = Workload.from_dict(KEPT[0]["workload"]), points_of(KEPT[0])
     config, point = next(iter(points.items()))
     twice = replace(point, product_flops=2.0 * point.product_flops)
     constants = calibration_for(workload)
@@ -107,7 +106,7 @@ def test_products_are_corrected_by_their_flops() -> None:
 
 
 def test_other_trainers_are_not_corrected() -> None:
-    workload, points = workload_from_dict(KEPT[0]["workload"]), points_of(KEPT[0])
+    workload, points = Workload.from_dict(KEPT[0]["workload"]), points_of(KEPT[0])
     other, config = replace(workload, trainer="torchtitan"), next(iter(points))
     constants = calibration_for(other)
     runs = DryRuns(fingerprint="", points=tuple(points.values()))

@@ -9,8 +9,7 @@ import pytest
 from autotune import api
 from autotune.errors import SpecError
 from autotune.space import SearchSpace
-from autotune.spec import ModelSpec
-from autotune.spec.plain import study_from_dict, study_to_dict
+from autotune.spec import ModelSpec, Study
 from tests.small_studies import spec
 
 COMMAND = {
@@ -33,7 +32,7 @@ def test_the_decoder_that_stands_for_it_has_about_as_many_weights(parameters: in
 def test_a_spec_names_it_and_a_store_keeps_it() -> None:
     study = api.load_study(spec(model={"parameters": 25_557_032, "name": "resnet50"}, trainer=COMMAND))
     assert (study.workload.model.name, study.workload.model.num_parameters) == ("resnet50", 25_557_032)
-    assert study_from_dict(study_to_dict(study)) == study
+    assert Study.from_dict(study.to_dict()) == study
     unnamed = api.load_study(spec(model={"parameters": 25_557_032}, name="images", trainer=COMMAND))
     assert unnamed.workload.model.name.startswith("images-")
     assert len(SearchSpace.of_study(unnamed)) > 1

@@ -11,9 +11,8 @@ import pytest
 from autotune import load_study
 from autotune.errors import SpecError
 from autotune.reward.total import reward
-from autotune.spec import Measurement, Objective, ParallelConfig
+from autotune.spec import Measurement, Objective, ParallelConfig, Study
 from autotune.spec.failures import Failures
-from autotune.spec.plain import study_from_dict, study_to_dict
 
 DAY = 86_400.0
 
@@ -89,7 +88,7 @@ def test_a_spec_says_it_and_a_study_keeps_it() -> None:
     kept = study.objective.failures
     assert kept is not None
     assert (kept.node_mtbf_s, kept.checkpoint_s, kept.restart_s) == (10 * DAY, 90.0, 600.0)
-    assert study_from_dict(study_to_dict(study)).objective.failures == kept
+    assert Study.from_dict(study.to_dict()).objective.failures == kept
     assert study.objective.kept_share(512, 8) < study.objective.kept_share(256, 8) < 1.0
     assert replace(study.objective, metric="throughput").kept_share(512, 8) == 1.0
     assert Objective(metric="goodput").kept_share(512, 8) == 1.0

@@ -10,7 +10,7 @@ import pytest
 from autotune.errors import CatalogError, SpecError
 from autotune.schema import parse_study
 from autotune.spec import Study
-from autotune.spec.plain import canonical, study_from_dict, study_to_dict
+from autotune.spec.plain import canonical
 
 SPEC: dict[str, Any] = {
     "model": "llama-1b",
@@ -43,11 +43,11 @@ def test_a_target_with_as_many_gpus_as_are_at_hand_is_run_as_it_is() -> None:
 
 def test_a_study_with_a_target_comes_back_from_its_plain_values() -> None:
     found = study(target="h100-sxm-4x8")
-    assert study_from_dict(json.loads(canonical(study_to_dict(found)))) == found
+    assert Study.from_dict(json.loads(canonical(found.to_dict()))) == found
 
 
 def test_the_plain_values_of_a_study_without_a_target_are_those_of_earlier_releases() -> None:
-    assert "at_hand" not in study_to_dict(study())
+    assert "at_hand" not in study().to_dict()
 
 
 def test_an_unknown_name_of_a_target_is_a_mistake_of_the_target_not_of_the_cluster() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from autotune.space import why_not
 from autotune.spec import ModelCode, ModelSpec, ParallelConfig, Workload, catalog
-from autotune.spec.plain import workload_from_dict, workload_to_dict
 from autotune.trainers import trainer
 
 CODE = ModelCode(module="mine:build", num_parameters=7)
@@ -83,5 +82,5 @@ def test_trainers_that_build_from_shapes_refuse_modules_alone() -> None:
 
 def test_a_model_with_code_is_the_same_after_storage() -> None:
     given = workload(guessed=("vocab_size",))
-    assert workload_from_dict(workload_to_dict(given)) == given
+    assert Workload.from_dict(given.to_dict()) == given
     assert given.model.num_parameters == 7

@@ -122,8 +122,8 @@ def test_experts_without_a_number_of_visited_ones_have_no_shape() -> None:
 
 
 def test_kinds_of_layers_survive_plain_values() -> None:
-    from autotune.spec.plain import model_from_dict, to_plain
+    from autotune.spec.plain import to_plain
 
     model = built({**FILES["jamba"], "model_type": "jamba"})
-    assert model_from_dict(json.loads(json.dumps(to_plain(model)))) == model
+    assert ModelSpec.from_dict(json.loads(json.dumps(to_plain(model)))) == model
     assert isinstance(model.code, ModelCode)

@@ -21,7 +21,6 @@ import torch.distributed as dist
 from autotune.errors import AutotuneError
 from autotune.ports import TrialRequest
 from autotune.spec.plain import to_plain
-from autotune_workers.gang.wire import request_from_plain
 from autotune_workers.training.rendezvous import tear_down
 from autotune_workers.training.run_trial import RankContext, StepReport, TrialFailed, TrialResult, run_trial
 
@@ -59,7 +58,7 @@ def read_request(path: Path) -> TrialRequest:
     text = path.read_bytes()
     if len(text) > MAX_REQUEST_BYTES:
         raise ValueError(f"it holds {len(text)} bytes, more than {MAX_REQUEST_BYTES}")
-    return request_from_plain(json.loads(text))
+    return TrialRequest.from_dict(json.loads(text))
 
 
 def train(request: TrialRequest) -> int:

@@ -9,6 +9,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from autotune.errors import SpecError
+from autotune.results.best_known import best_known
+from autotune.results.question import Asked
 from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import page, visitor
 from autotune.spec.study import METRICS
@@ -32,8 +34,6 @@ MOST_DAYS = 36_500
 @page
 async def best(request: Request) -> Response:
     """The best configs across all history. Where nothing was measured, it shows the nearest known workload or the cost model's ranking, and says so."""
-    from autotune.results.best_known import best_known
-    from autotune.results.question import Asked
 
     service, caller = await visitor(request)
     names = ("model", "cluster", "num_gpus", "trainer", "runner", "days", "metric")

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from autotune.errors import SpecError
 from autotune.report.side_by_side import side_by_side, study_facts, trial_facts
+from autotune.results.answers import trial_of
 from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import page, trial_number, visitor
 from autotune.spec import config_label
@@ -53,8 +54,6 @@ async def compare_trials(request: Request) -> Response:
     numbers = _distinct([trial_number(word) for word in re.split(r"[\s,]+", words) if word], MOST_TRIALS, "trials")
 
     def load() -> dict[str, Any]:
-        from autotune.results.answers import trial_of
-
         result = service.views.result(request.path_params["study_id"])
         chosen = numbers or list(dict.fromkeys(t.number for t in (result.baseline, result.best) if t is not None))
         trials = [trial_of(result, number) for number in chosen]

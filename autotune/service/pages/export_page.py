@@ -7,7 +7,7 @@ import tempfile
 import zipfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
@@ -18,9 +18,8 @@ from autotune.service.error_responses import status_of
 from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import page, trial_number, visitor
 from autotune.service.resources.studies import exported
-
-if TYPE_CHECKING:
-    from autotune.trainers import Launch
+from autotune.trainers import Launch, trainer_names, write_launch
+from autotune.trainers.schedulers import SCHEDULERS
 
 router = APIRouter()
 
@@ -29,8 +28,6 @@ router = APIRouter()
 @page
 async def export(request: Request) -> Response:
     """The launch, or what the trainer still needs to be told."""
-    from autotune.trainers import trainer_names
-    from autotune.trainers.schedulers import SCHEDULERS
 
     service, caller = await visitor(request)
     record = await run_in_threadpool(service.store.study, request.path_params["study_id"])
@@ -88,7 +85,6 @@ def command_of(document: dict[str, Any]) -> str:
 
 def _launch_of(document: dict[str, Any]) -> Launch:
     """The launch of the export's document."""
-    from autotune.trainers import Launch
 
     parts = {name: document[name] for name in ("env", "files", "cwd", "python")}
     return Launch(
@@ -97,8 +93,6 @@ def _launch_of(document: dict[str, Any]) -> Launch:
 
 
 def _archive(document: dict[str, Any]) -> bytes:
-    from autotune.trainers import write_launch
-
     packed = io.BytesIO()
     with tempfile.TemporaryDirectory(prefix="autotune-export-") as folder, zipfile.ZipFile(packed, "w") as file:
         for path in write_launch(_launch_of(document), folder, job=document["job"]):

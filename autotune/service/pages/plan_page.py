@@ -9,8 +9,11 @@ from fastapi import APIRouter, Request
 from markupsafe import Markup
 from starlette.responses import Response
 
+from autotune import api
 from autotune.errors import AutotuneError, SpecError
 from autotune.ports import StudyRecord
+from autotune.results.answers import result_from
+from autotune.schema.usual_space import usual_space
 from autotune.service.pages.rendering import render
 from autotune.service.pages.submit_page import count_of, problems_of
 from autotune.service.pages.visits import page
@@ -38,8 +41,6 @@ async def plan(request: Request) -> Response:
         return render("plan.html", caller=caller, asked=asked, plan=None, problems=[], map="")
 
     def work() -> dict[str, Any]:
-        from autotune import api
-
         study = confined(document_of(asked), service.options, may_run=False)
         found = api.plan_of(study, top=SHOWN, store=service.store, profile=False)
         base = found.baseline
@@ -60,7 +61,6 @@ async def plan(request: Request) -> Response:
 
 def document_of(asked: dict[str, str]) -> dict[str, Any]:
     """The spec that the fields ask for. Raises `SpecError` for what is missing or no number."""
-    from autotune.schema.usual_space import usual_space
 
     if missing := [name for name in ("model", "cluster", "seq_len", "batch") if not asked[name]]:
         raise SpecError(f"a plan needs model, cluster, seq_len and batch, but these are missing: {', '.join(missing)}", field=missing[0])  # fmt: skip
@@ -82,7 +82,6 @@ def _map(study: Study) -> str:
     from autotune.report.figures import FIGURES
     from autotune.report.figures.figure_html import figure_html
     from autotune.report.figures.source import FigureSource
-    from autotune.results.answers import result_from
 
     now = datetime.now(UTC)
     record = StudyRecord(id="plan", study=study, spec={}, status=StudyStatus.QUEUED, created_at=now, updated_at=now)

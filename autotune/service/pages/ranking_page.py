@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from autotune import api
 from autotune.errors import SpecError
 from autotune.report.reward_tables import cost_label
 from autotune.service.pages.rendering import render
@@ -27,8 +28,6 @@ async def ranking(request: Request) -> Response:
     asked = {name: request.query_params.get(name, "")[:40] for name in ("metric", "stability_weight", "pareto")}
 
     def load() -> dict[str, Any]:
-        from autotune import api
-
         return api.ranking_document(
             service.views.result(request.path_params["study_id"]),
             top=SHOWN,

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from autotune import api
 from autotune.report.deletion_notice import deletion_lines
 from autotune.service.pages.flash import done
 from autotune.service.pages.rendering import render
@@ -54,7 +55,6 @@ async def change_tags(request: Request) -> Response:
 @page
 async def ask_to_delete(request: Request) -> Response:
     """Says what deleting the study takes away, and asks."""
-    from autotune import api
 
     service = service_state_of(request)
     caller = await service.gate.admit(request, "submit")

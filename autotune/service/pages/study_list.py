@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
+from autotune import api
 from autotune.service.pages.flash import said
 from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import REFRESH_S, page, visitor
@@ -38,8 +39,6 @@ async def studies(request: Request) -> Response:
     filters: dict[str, Any] = {name: value for name, value in asked.items() if name != "status"}
 
     def load() -> dict[str, Any]:
-        from autotune import api
-
         found = service.store.studies(status=status, limit=PAGE + 1, offset=PAGE * max(0, at - 1), **filters)
         judged = (api.judged_today(service.store, record) for record in found[:PAGE])
         return {"studies": [api.study_document(record) for record in judged], "more": len(found) > PAGE}

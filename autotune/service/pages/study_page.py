@@ -10,6 +10,7 @@ from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, Response
 
+from autotune import api
 from autotune.ports import StudyRecord
 from autotune.report.figures.figure_html import figure_html, figures_html
 from autotune.report.figures.running_steps import running_steps, steps_left
@@ -17,6 +18,8 @@ from autotune.report.notes import infeasible_line
 from autotune.report.placement_text import placed_lines
 from autotune.report.target_text import HEADS, target_rows, target_sentences
 from autotune.report.terminal import format_count
+from autotune.results.answers import is_left
+from autotune.results.hidden import hidden_events
 from autotune.results.result import Result
 from autotune.service.pages.flash import done, said
 from autotune.service.pages.rendering import render
@@ -50,10 +53,6 @@ async def study(request: Request) -> Response:
     study_id, query = request.path_params["study_id"], TrialQuery.of(request.query_params)
 
     def load() -> dict[str, Any]:
-        from autotune import api
-        from autotune.results.answers import is_left
-        from autotune.results.hidden import hidden_events
-
         record = service.store.study(study_id)
         is_late = _is_large(record) and WHOLE not in request.query_params and not service.views.is_at_hand(record.id)
         results = {} if is_late else _results(service, service.views.result(record.id), query)
@@ -89,8 +88,6 @@ async def results(request: Request) -> Response:
     query = TrialQuery.of(request.query_params)
 
     def load() -> dict[str, Any]:
-        from autotune import api
-
         result = service.views.result(request.path_params["study_id"])
         open_s = 0 if result.record.status.is_terminal else REFRESH_S
         return {"study": api.study_document(result.record), "refresh": open_s, **_results(service, result, query)}
@@ -164,7 +161,6 @@ def _is_large(record: StudyRecord) -> bool:
 
 def _results(service: ServiceState, result: Result, query: TrialQuery) -> dict[str, Any]:
     """The values of the template `study_results.html` beside the study's own. The figures of a large study are left out until they are drawn."""
-    from autotune import api
 
     document = api.document(result)
     is_drawn = service.views.has_figures(result) or not _is_large(result.record)

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from autotune import api
 from autotune.errors import AutotuneError, SpecError
 from autotune.service.error_responses import RefusalError, status_of
 from autotune.service.pages.flash import done
@@ -68,8 +69,6 @@ async def preview(request: Request) -> Response:
     text = form.get("spec", "")
 
     def work() -> dict[str, Any]:
-        from autotune import api
-
         study = confined(_read(text), service.options, may_run=caller.allows("run"))
         # no dry runs within a request: they take minutes, and may run the caller's code
         plan = api.plan_of(study, top=PREVIEWED, store=service.store, profile=False)

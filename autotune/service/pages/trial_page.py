@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from markupsafe import Markup
 from starlette.responses import Response
 
+from autotune import api
 from autotune.diagnosis import lines_of
 from autotune.errors import AutotuneError, NotFoundError
 from autotune.ports import ServiceStore
@@ -17,7 +18,9 @@ from autotune.report.figures.figure_html import figure_html
 from autotune.report.figures.one_trial import TrialSource, trial_figures
 from autotune.report.reward_tables import reward_rows
 from autotune.report.side_by_side import knob_words
+from autotune.results.answers import trial_of
 from autotune.results.diagnoses import diagnosis_of_run
+from autotune.results.hidden import hidden_events
 from autotune.results.result import Result
 from autotune.service.pages.export_page import command_of
 from autotune.service.pages.rendering import render
@@ -68,10 +71,6 @@ async def figure_data(request: Request) -> Response:
 
 
 def _values(service: ServiceState, study_id: str, number: int) -> dict[str, Any]:
-    from autotune import api
-    from autotune.results.answers import trial_of
-    from autotune.results.hidden import hidden_events
-
     result = service.views.result(study_id)
     study, shown = result.record, trial_of(result, number)
     source = _source(service.store, result, number)

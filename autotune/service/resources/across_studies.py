@@ -10,6 +10,11 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
+from autotune import api
+from autotune.errors import SpecError
+from autotune.results.best_known import best_known
+from autotune.results.question import Asked
+from autotune.reviews import review_texts
 from autotune.schema.document import IN_QUERY, Document, SequenceLength, Tokens
 from autotune.service.error_responses import StrictJSONResponse
 from autotune.service.resources.studies import SPEC_BODY, Metric
@@ -50,8 +55,6 @@ async def best(
     Without a model: the best config of each model and cluster. Simulated results are included only with `runner=simulated`. With model and
     cluster, where nothing was measured: the configs of the nearest workload, otherwise the cost model's ranking; `source` says which.
     """
-    from autotune.results.best_known import best_known
-    from autotune.results.question import Asked
 
     asked = Asked(
         model=model,
@@ -84,8 +87,6 @@ async def plan(
 
     With `clusters`, also the best config on each of them, beside one another; a GPU type alone has as many GPUs as the spec's cluster.
     """
-    from autotune import api
-    from autotune.errors import SpecError
 
     names = [word.strip() for word in clusters.split(",") if word.strip()]
     if tokens is not None and not names:
@@ -121,7 +122,6 @@ def observed(
     offset: Offset = 0,
 ) -> Response:
     """Runs that people started themselves under `autotune run` or a callback, the one that was kept last first. They are no trials."""
-    from autotune import api
 
     found = api.observed_document(
         service.store,
@@ -167,7 +167,6 @@ async def review(service: TheService, caller: Planner, asked: ReviewRequest) -> 
 
     Texts only: no file of the service's machine is read.
     """
-    from autotune.reviews import review_texts
 
     said = asked.model_dump(exclude={"files"})
 

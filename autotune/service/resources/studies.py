@@ -11,6 +11,7 @@ from pydantic import BeforeValidator
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from autotune import api
 from autotune.errors import NotFoundError, SpecError
 from autotune.ports import StudyRecord
 from autotune.results.hidden import hidden_record
@@ -32,6 +33,7 @@ from autotune.service.response_models import (
 from autotune.service.service_state import Limit, Offset, Reader, ServiceState, StudyId, Submitter, TheService, Word
 from autotune.service.specs import JSON, YAML, confined, read_body
 from autotune.spec import StudyStatus
+from autotune.trainers import trainer_names
 
 router = APIRouter(tags=["studies"])
 
@@ -83,7 +85,6 @@ async def submit(
     ] = None,
 ) -> Response:
     """Stores a study as QUEUED. It starts as soon as fewer studies run than the service allows at once."""
-    from autotune import api
 
     body, media = await request.body(), request.headers.get("content-type", "")
 
@@ -100,7 +101,6 @@ def submitted(
     service: ServiceState, caller: Caller, document: dict[str, Any], idempotency_key: str | None
 ) -> StudyRecord:
     """Stores the study of the document, if this service allows it, with a line in the audit log, and returns its record."""
-    from autotune import api
 
     study = confined(document, service.options, may_run=caller.allows("run"))
     waiting = service.store.waiting()
@@ -140,7 +140,6 @@ def studies(
     offset: Offset = 0,
 ) -> Response:
     """Studies, newest first."""
-    from autotune import api
 
     records = service.store.studies(
         status=status, model=model, cluster=cluster, owner=owner, name=name, tag=tag, limit=limit + 1, offset=offset
@@ -162,8 +161,6 @@ async def status_of(
     behind = await run_in_threadpool(service.waiting_behind, study_id)
 
     def make(found: str) -> bytes:
-        from autotune import api
-
         answer = api.document(service.views.result(found))
         return strict_json(answer | {"study": answer["study"] | {"waits_behind": behind}})
 
@@ -176,9 +173,7 @@ async def record(study_id: StudyId, service: TheService, caller: Reader, if_none
     """The study in full, as the store holds it. Together with the trials, this is all that reports and comparisons need."""
 
     def make(found: str) -> bytes:
-        from autotune.results.records import record_document
-
-        return strict_json({"record": record_document(hidden_record(service.store.study(found)))})
+        return strict_json({"record": hidden_record(service.store.study(found)).to_dict()})
 
     return (await service.response_cache.get(study_id, "record", make)).response(if_none_match)
 
@@ -188,9 +183,8 @@ async def trials(study_id: StudyId, service: TheService, caller: Reader, if_none
     """All trials of a study. With the last ETag in If-None-Match: 304 while nothing has changed."""
 
     def make(found: str) -> bytes:
-        from autotune import api
 
-        return strict_json({"trials": [api.trial_document(trial) for trial in service.store.trials(found)]})
+        return strict_json({"trials": [trial.to_dict() for trial in service.store.trials(found)]})
 
     return (await service.response_cache.get(study_id, "trials", make)).response(if_none_match)
 
@@ -211,7 +205,6 @@ def best(
 
     With `pareto`: the configs that no other config beats in all of speed, stability, memory headroom and cost, with these four values.
     """
-    from autotune import api
 
     result = service.views.result(study_id)
     answer = api.ranking_document(result, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight)
@@ -228,7 +221,6 @@ def explain(
     ] = None,
 ) -> Response:
     """Why a trial won or lost: the parts of its reward, compared with the baseline and the runner-up (or the winner)."""
-    from autotune import api
 
     return StrictJSONResponse(api.explained(service.views.result(study_id), trial))
 
@@ -262,8 +254,6 @@ def exported(
     trial: int | None = None,
 ) -> dict[str, Any]:
     """The launch as plain values; with the study's secrets for its owner alone."""
-    from autotune import api
-    from autotune.trainers import trainer_names
 
     if trainer not in trainer_names():
         raise NotFoundError(
@@ -287,14 +277,12 @@ def exported(
 @router.post("/studies/{study_id}/{action}", responses=responses(404, 409, model=StudyAnswer))
 def act(study_id: StudyId, action: Action, service: TheService, caller: Submitter) -> Response:
     """pause: start no new trials. resume: continue. stop: let running trials finish and name the best config. cancel: kill running trials and end."""
-    from autotune import api
 
     return StrictJSONResponse({"study": api.study_document(acted(service, caller, study_id, action))})
 
 
 def acted(service: ServiceState, caller: Caller, study_id: str, action: str) -> StudyRecord:
     """Does the action, with a line in the audit log, and returns the study's record."""
-    from autotune import api
 
     record = service.store.study(study_id)
     caller.check_owns(record)

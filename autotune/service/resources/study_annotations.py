@@ -11,6 +11,7 @@ from fastapi import APIRouter, Path
 from pydantic import Field
 from starlette.responses import Response
 
+from autotune import api
 from autotune.ports import StudyRecord
 from autotune.schema.document import Document
 from autotune.service.access import Caller
@@ -60,7 +61,6 @@ def remove_note(study_id: StudyId, number: NoteNumber, service: TheService, call
 @router.patch("/studies/{study_id}/tags", responses=responses(404, model=StudyAnswer))
 def change_tags(study_id: StudyId, body: TagsBody, service: TheService, caller: Submitter) -> Response:
     """Adds and removes tags of a study. A tag that is there already, or was not, is no mistake."""
-    from autotune import api
 
     record = tagged(service, caller, study_id, body.add, body.remove)
     return StrictJSONResponse({"study": api.study_document(record)})
@@ -69,7 +69,6 @@ def change_tags(study_id: StudyId, body: TagsBody, service: TheService, caller: 
 @router.get("/studies/{study_id}/deletion", responses=responses(404, 409, model=DeletionAnswer))
 def deletion(study_id: StudyId, service: TheService, caller: Reader) -> Response:
     """What deleting the study would take away. Deletes nothing."""
-    from autotune import api
 
     return StrictJSONResponse({"deletion": api.deletion_of(service.store, study_id).to_dict()})
 
@@ -112,7 +111,6 @@ def tagged(service: ServiceState, caller: Caller, study_id: str, add: list[str],
 
 def deleted(service: ServiceState, caller: Caller, study_id: str) -> dict[str, Any]:
     """Deletes the study, with a line in the audit log, and returns what went."""
-    from autotune import api
 
     record = service.store.study(study_id)
     caller.check_owns(record)

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.space.exclusion import in_words
 from autotune.spec import Study, StudyStatus, Trial
+from autotune.spec.plain import to_plain
 from autotune.study.controller.commands import STOPPED_ON_REQUEST, EndStudy, StudyPhase
 from autotune.study.controller.final_rounds import ended_finals, measured_finals
 from autotune.study.controller.finals import failed_in_finals, first_finalists
@@ -87,6 +88,6 @@ def _outcome(trials: Sequence[Trial], study: Study, phase: StudyPhase, stop_reas
             "tied_with": list(winner.tied_with),
             "finals": finals,
             "notes": list(winner.notes),
-            "too_noisy": winner.too_noisy.to_dict() if winner.too_noisy is not None else None,
+            "too_noisy": to_plain(winner.too_noisy),
         },
     }

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.spec import Trial
+from autotune.spec.plain import Plain
 
 LIMIT = 1.3
 """times the slowest run of the baseline that its fastest may be"""
@@ -32,7 +33,7 @@ REMEDY = "close other work, give trials more steps (measure.min_steps), or take 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TooNoisy:
+class TooNoisy(Plain):
     """How far apart the runs of the baseline are."""
 
     slowest: float

@@ -7,7 +7,8 @@ import pytest
 from autotune.errors import DryRunError
 from autotune.ports import DryRunLimits
 from autotune.registry import DRY_RUNNERS, load
-from autotune.spec.plain import dry_run_from_dict, to_plain
+from autotune.spec import DryRun
+from autotune.spec.plain import to_plain
 from autotune_workers.dryrun.local import LocalDryRunner
 from tests.workers.trial_ranks import request
 
@@ -24,7 +25,7 @@ def test_rank_of_a_large_job_is_played_in_one_process() -> None:
     assert {(c.kind, c.axis) for c in run.collectives} >= {("all_gather", "dp_cp"), ("all_reduce", "tp")}
     assert run.peak.total_bytes == max(s.total_bytes for s in run.phase_peaks if s.moment.step == 1)
     assert run.peak.parts_bytes["optimizer"] > 0
-    assert dry_run_from_dict(to_plain(run)) == run, "it crosses processes as plain values"
+    assert DryRun.from_dict(to_plain(run)) == run, "it crosses processes as plain values"
 
 
 def test_run_that_takes_too_long_is_stopped_and_says_how_far_it_came() -> None:

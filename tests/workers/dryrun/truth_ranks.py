@@ -22,7 +22,7 @@ from typing import Any
 
 from autotune.ports import TrialRequest
 from autotune.spec import DryRun
-from autotune.spec.plain import dry_run_from_dict, to_plain
+from autotune.spec.plain import to_plain
 from tests.workers.trial_ranks import request, run_module
 
 MOST_RUNS = 6
@@ -77,7 +77,7 @@ def run_both(jobs: Sequence[Job], directory: Path, *, deadline_s: float = 1500) 
             assert all(path.exists() for path in paths), (
                 f"{job} on rank {rank}: {(directory / 'log').read_text()[-3000:]}"
             )
-            real, dry = (dry_run_from_dict(json.loads(path.read_text())) for path in paths)
+            real, dry = (DryRun.from_dict(json.loads(path.read_text())) for path in paths)
             pairs.append(Pair(job=job, rank=rank, real=real, dry=dry))
     return pairs
 

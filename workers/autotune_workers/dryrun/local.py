@@ -18,7 +18,7 @@ from typing import IO, Any, final
 from autotune.errors import DryRunError
 from autotune.ports import DryRunLimits
 from autotune.spec import DryRun, ModelSpec, ParallelConfig, Workload
-from autotune.spec.plain import dry_run_from_dict, model_from_dict, to_plain
+from autotune.spec.plain import to_plain
 from autotune_workers.dryrun.memory_guard import beyond_memory, was_refused_memory
 from autotune_workers.own_model.users_line import dumped_line
 from autotune_workers.process.children import rank_environment
@@ -41,14 +41,14 @@ class LocalDryRunner:
 
     def inspect(self, model: ModelSpec, *, limits: DryRunLimits) -> ModelSpec:
         """See `DryRunner.inspect`."""
-        return model_from_dict(_ask({"task": "inspect", "model": to_plain(model)}, limits))
+        return ModelSpec.from_dict(_ask({"task": "inspect", "model": to_plain(model)}, limits))
 
     def run(self, workload: Workload, config: ParallelConfig, *, pp_rank: int, limits: DryRunLimits) -> DryRun:
         """See `DryRunner.run`."""
         if not 0 <= pp_rank < config.pp:
             raise DryRunError(f"pp_rank must be in [0, pp), but pp_rank={pp_rank} and pp={config.pp}", field="pp_rank")
         task = {"task": "run", "workload": to_plain(workload), "config": config.to_dict(), "pp_rank": pp_rank}
-        return dry_run_from_dict(_ask(task, limits))
+        return DryRun.from_dict(_ask(task, limits))
 
 
 def _ask(task: Mapping[str, Any], limits: DryRunLimits) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from typing import Any
 from autotune.errors import AutotuneError, DryRunError
 from autotune.ports import TrialRequest
 from autotune.spec import MeasureSpec, ModelSpec, ParallelConfig, Workload
-from autotune.spec.plain import model_from_dict, to_plain, workload_from_dict
+from autotune.spec.plain import to_plain
 from autotune_workers.dryrun.memory_guard import MemoryGuard, beyond_memory, was_refused_memory
 from autotune_workers.dryrun.torch_private import (
     DataDependentOutputException,
@@ -226,9 +226,9 @@ def main() -> None:
     try:
         with guard.guarding():
             if task["task"] == "inspect":
-                answer = to_plain(_inspected(model_from_dict(task["model"]), reach))
+                answer = to_plain(_inspected(ModelSpec.from_dict(task["model"]), reach))
             else:
-                workload, config = workload_from_dict(task["workload"]), ParallelConfig.from_dict(task["config"])
+                workload, config = Workload.from_dict(task["workload"]), ParallelConfig.from_dict(task["config"])
                 answer = to_plain(_run(workload, config, task, reach, follow))
         if guard.is_passed:
             terminated()

@@ -11,29 +11,12 @@ plain ones and back.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
-
-from autotune.ports import TrialRequest
-from autotune.spec import ParallelConfig
-from autotune.spec.plain import measure_from_dict, workload_from_dict
 
 Message = dict[str, Any]
 
 MAX_LINE_BYTES = 64 << 20
 """a longer line can only be a mistake of the other end"""
-
-
-def request_from_plain(values: Mapping[str, Any]) -> TrialRequest:
-    """The request whose `to_plain` these values are. Raises `SpecError` for a part with a field that it does not know."""
-    return TrialRequest(
-        **{
-            **values,
-            "workload": workload_from_dict(values["workload"]),
-            "config": ParallelConfig.from_dict(values["config"]),
-            "measure": measure_from_dict(values["measure"]),
-        }
-    )
 
 
 def to_line(message: Message) -> bytes:

@@ -24,9 +24,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from autotune.ports import TrialRequest
 from autotune.spec.plain import to_plain
 from autotune_workers.gang.members import waits
-from autotune_workers.gang.wire import Lines, Message, request_from_plain, to_line
+from autotune_workers.gang.wire import Lines, Message, to_line
 from autotune_workers.process.gpu_affinity import bind_near_gpu
 from autotune_workers.process.machine import (
     be_expendable,
@@ -178,7 +179,7 @@ class Rank:
         from autotune_workers.training.mesh import RankContext
         from autotune_workers.training.rendezvous import process_group
 
-        request = request_from_plain(order["request"])
+        request = TrialRequest.from_dict(order["request"])
         rank, world_size, timeout_s = order["rank"], order["world_size"], order["collective_timeout_s"]
         injector = Injector([Fault.of(f) for f in order["faults"]])
         cluster = request.workload.cluster

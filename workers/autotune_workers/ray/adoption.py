@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from autotune.ports import TrialRequest
 from autotune_workers.gang.gang_runner import RankPool
-from autotune_workers.gang.wire import Message, request_from_plain
+from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_groups import ANSWER_S, ActorGroups
 from autotune_workers.ray.janitor import orphaned_groups, remove_groups
 from autotune_workers.ray.names import group_of, is_node, study_prefix
@@ -108,7 +108,7 @@ def _adopt(gang: str, names: list[str], ours: ActorGroups, folders: SentFolders)
     return AdoptedGang(
         pool=RankPool(handles=[seats.get(n) or others.pop(0) for n in range(len(known))], token=group),
         nodes=known[0].nodes,
-        request=request_from_plain(order["request"]) if order is not None and is_told else None,
+        request=TrialRequest.from_dict(order["request"]) if order is not None and is_told else None,
         run=run,
         begun=set(seats),
         joined=joined,
