@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.cli.output import bare_table, consoles, print_table
+from autotune.ports import EventKind
 from autotune.report.notes import infeasible_line, note_of
 from autotune.report.placement_text import placed_lines
 from autotune.report.table_layout import Column, FittedTable, Shortening
@@ -285,7 +286,6 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
     return table
 
 
-DECIDED = "study.decided"
 CAUSES: Mapping[str, str] = {
     "Tick": "time passed",
     "ControllerBegan": "a controller began",
@@ -302,10 +302,19 @@ CAUSES: Mapping[str, str] = {
 }
 """what the controller decided upon, by the name of the event (`autotune.study.controller.commands.Event`)"""
 
+MESSAGES: Mapping[str, str] = {
+    EventKind.MACHINE_CHANGED: "",
+    EventKind.GUESS_LEFT_OUT: "",
+    EventKind.GUESS_FILLED_IN: "",
+    EventKind.PROGRAM_CHECKED: "program checked: ",
+    EventKind.CALIBRATED: "cluster calibrated: ",
+}
+"""events that are their message, with what stands before it"""
+
 
 def logged_line(event: Mapping[str, Any]) -> str:
     """Any event in one line: `history_line`, and each decision of the controller with what it was decided upon."""
-    if event["kind"] != DECIDED:
+    if event["kind"] != EventKind.DECIDED:
         return history_line(event) or str(event["kind"])
     cause = event["data"]["cause"]
     words = CAUSES.get(cause["event"], cause["event"]).format_map(cause)
@@ -322,27 +331,21 @@ def history_line(event: Mapping[str, Any]) -> str:
             words.append(str(config) if isinstance(config, str) else config_label(ParallelConfig.from_dict(config)))
         words += [str(data[name]) for name in ("status", "kind", "message", "reason") if data.get(name)]
         return ": ".join([words[0], ", ".join(words[1:])]) if len(words) > 1 else words[0]
-    if kind == "attempt.ended":
+    if kind == EventKind.ATTEMPT_ENDED:
         failure = data.get("failure") or {}
         why = ": ".join(str(failure[name]) for name in ("kind", "message") if failure.get(name))
         return f"trial {data.get('number')}: attempt {data.get('attempt')} ended" + (f": {why}" if why else "")
-    if kind in ("attempt.cancelled", "attempt.queued"):
-        asked = "is asked to end" if kind == "attempt.cancelled" else "waits"
+    if kind in (EventKind.ATTEMPT_CANCELLED, EventKind.ATTEMPT_QUEUED):
+        asked = "is asked to end" if kind == EventKind.ATTEMPT_CANCELLED else "waits"
         return f"trial {data.get('number')}: it {asked}: {data.get('reason', '')}"
-    if kind == "controller.began":
+    if kind == EventKind.CONTROLLER_BEGAN:
         known = data.get("capacity")
         return f"controller started; {known} ranks available" if known else "controller started"
-    if kind == "machine.changed":
-        return str(data.get("message", ""))
-    if kind == "program.checked":
-        return f"program checked: {data.get('message', '')}"
-    if kind.startswith("guess."):
-        return str(data.get("message", ""))
-    if kind == "study.wanted":
+    if kind in MESSAGES:
+        return f"{MESSAGES[kind]}{data.get('message', '')}"
+    if kind == EventKind.WANTED:
         return data.get("message") or f"asked to {data.get('wanted')}"
-    if kind == "cluster.calibrated":
-        return f"cluster calibrated: {data.get('message', '')}"
-    if kind.startswith("study.") and kind != DECIDED:
+    if kind.startswith("study.") and kind != EventKind.DECIDED:
         message = data.get("message") or data.get("status") or ""
         return f"study {kind.removeprefix('study.')}" + (f": {message}" if message else "")
     return ""

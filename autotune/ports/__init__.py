@@ -25,6 +25,7 @@ from autotune.ports.service_store import (
     TokenStore,
 )
 from autotune.ports.study_record import (
+    EventKind,
     HistoryEvent,
     HistoryFilter,
     KnownWorkload,
@@ -34,6 +35,7 @@ from autotune.ports.study_record import (
     StudyFields,
     StudyFilter,
     StudyRecord,
+    status_kind,
 )
 from autotune.ports.study_store import (
     CalibrationStore,
@@ -82,6 +84,7 @@ __all__ = [
     "DryRunLimits",
     "DryRunner",
     "EndTrial",
+    "EventKind",
     "Fact",
     "HistoryEvent",
     "HistoryFilter",
@@ -122,4 +125,5 @@ __all__ = [
     "TrialRequest",
     "TrialRunner",
     "TrialWriter",
+    "status_kind",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, TypedDict
 
 from autotune.spec import Study, StudyStatus, Wanted, Workload
@@ -122,6 +123,49 @@ class ObservedFilter(TypedDict, total=False):
     """only those whose workload, config and step times are known"""
 
 
+class EventKind(StrEnum):
+    """What a line of a study's history says happened. Older stores may hold kinds that are written no more."""
+
+    SUBMITTED = "study.submitted"
+    WANTED = "study.wanted"
+    """people asked for a pause, its end or the like"""
+    CLAIMED = "study.claimed"
+    RELEASED = "study.released"
+    """a controller took the study, and left it"""
+    DECIDED = "study.decided"
+    """a decision of the controller, before the lines of its facts"""
+    NOTED = "study.noted"
+    NOTE_REMOVED = "study.note_removed"
+    TAGGED = "study.tagged"
+    TRIAL_ASKED = "trial.asked"
+    TRIAL_STARTED = "trial.started"
+    """an attempt was launched"""
+    TRIAL_ADOPTED = "trial.adopted"
+    """an attempt goes on under another controller"""
+    TRIAL_REMARK = "trial.remark"
+    TRIAL_ENDED = "trial.ended"
+    TRIAL_LATE = "trial.late"
+    """a report that came after the end and changed nothing"""
+    ATTEMPT_QUEUED = "attempt.queued"
+    ATTEMPT_CANCELLED = "attempt.cancelled"
+    """an attempt is to end soon"""
+    ATTEMPT_ENDED = "attempt.ended"
+    """an attempt was lost; the trial may be launched again"""
+    CONTROLLER_BEGAN = "controller.began"
+    CALIBRATED = "cluster.calibrated"
+    PROGRAM_CHECKED = "program.checked"
+    MACHINE_CHANGED = "machine.changed"
+    GUESS_LEFT_OUT = "guess.left_out"
+    GUESS_FILLED_IN = "guess.filled_in"
+    TEACHER_DELETED = "history.deleted"
+    """a study from which this one learnt was deleted"""
+
+
+def status_kind(status: StudyStatus) -> str:
+    """The kind of the line that says the study became that."""
+    return f"study.{status.lower()}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEvent:
     """One line of a study's append-only history."""
@@ -133,7 +177,7 @@ class HistoryEvent:
     at: datetime
     """when it was written"""
     kind: str
-    """e.g. study.submitted, study.wanted, trial.asked, trial.started, trial.ended, trial.late, study.paused"""
+    """an `EventKind`, `status_kind`, or what another release wrote"""
     data: Mapping[str, Any]
     """details of the event, plain values"""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from sqlalchemy import Connection, delete, insert, select
 
 from autotune.errors import NotFoundError
-from autotune.ports import StudyNote, StudyRecord
+from autotune.ports import EventKind, StudyNote, StudyRecord
 from autotune.spec.annotation import check_tag_count, checked_note, checked_tags
 from autotune.store import queries
 from autotune.store.database import Database, from_us, now_us
@@ -36,7 +36,7 @@ class AnnotationKeeper:
             text, author, now = checked_note(clean(text), notes=len(written)), clean(author), now_us()
             if written and (written[-1].author, written[-1].text) == (author, text):
                 return written[-1]
-            number = append(connection, key, [("study.noted", {"author": author})])
+            number = append(connection, key, [(EventKind.NOTED, {"author": author})])
             row = {"study": key, "number": number, "at_us": now, "author": author, "text": text}
             connection.execute(insert(notes).values(row))
         return StudyNote(number=number, at=from_us(now), author=author, text=text)
@@ -48,7 +48,7 @@ class AnnotationKeeper:
             removed = delete(notes).where(notes.c.study == key, notes.c.number == number)
             if not connection.execute(removed).rowcount:
                 raise NotFoundError(f"study {study_id} has no note {number}", remedy="it may have been removed already")
-            append(connection, key, [("study.note_removed", {"note": number, "author": clean(author)})])
+            append(connection, key, [(EventKind.NOTE_REMOVED, {"note": number, "author": clean(author)})])
 
     def change_tags(
         self, study_id: str, *, add: Iterable[str] = (), remove: Iterable[str] = (), author: str = ""
@@ -66,7 +66,7 @@ class AnnotationKeeper:
                 connection.execute(insert(tags), [{"study": key, "tag": tag} for tag in new])
             if new or gone:
                 line = {"added": new, "removed": gone, "author": clean(author)}
-                append(connection, key, [("study.tagged", line)])
+                append(connection, key, [(EventKind.TAGGED, line)])
             return queries.study(connection, study_id)
 
 

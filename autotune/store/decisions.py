@@ -12,7 +12,17 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, update
 
 from autotune.errors import ConflictError
-from autotune.ports import CloseAttempt, Decision, EndTrial, KeepNote, KeepSteps, KeepTrial, Lease, StartAttempt
+from autotune.ports import (
+    CloseAttempt,
+    Decision,
+    EndTrial,
+    EventKind,
+    KeepNote,
+    KeepSteps,
+    KeepTrial,
+    Lease,
+    StartAttempt,
+)
 from autotune.spec import StudyStatus
 from autotune.store import lifecycle, locking, trials
 from autotune.store.database import Database
@@ -33,7 +43,7 @@ def keep(database: Database, connection: Connection, lease: Lease, decision: Dec
         )
     connection.execute(_COUNT, {"of_key": study.key, "number": decision.number})
     line: Mapping[str, Any] = {"decision": decision.number, "cause": decision.cause}
-    append(connection, study.key, [("study.decided", line)])
+    append(connection, study.key, [(EventKind.DECIDED, line)])
     for fact in decision.facts:
         match fact:
             case KeepTrial(trial=trial):

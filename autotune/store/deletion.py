@@ -8,6 +8,7 @@ from itertools import groupby
 from sqlalchemy import Connection, delete, select, tuple_
 
 from autotune.errors import ConflictError
+from autotune.ports import EventKind
 from autotune.store import locking
 from autotune.store.best_trials import keep_records
 from autotune.store.history import append
@@ -32,7 +33,7 @@ def delete_study(connection: Connection, study_id: str, learners: Sequence[str])
     connection.execute(delete(studies).where(studies.c.key == study.key))
     for learner in learners:
         line = (
-            "history.deleted",
+            EventKind.TEACHER_DELETED,
             {"study": study_id, "message": f"study {study_id}, from which this one learnt, was deleted"},
         )
         append(connection, locking.find(connection, learner).key, [line])

@@ -40,7 +40,9 @@ def append(connection: Connection, study: int, lines: Sequence[Line], *, new_tri
     counts = {"of_study": study, "new_events": len(lines), "new_trials": new_trials, "now": now}
     first = connection.execute(_COUNT, counts).scalar_one() - len(lines) + 1
     rows = [
-        sealed(events, {"study": study, "sequence": first + i, "at_us": now, "kind": kind, "data": json_text(data)})
+        sealed(
+            events, {"study": study, "sequence": first + i, "at_us": now, "kind": str(kind), "data": json_text(data)}
+        )
         for i, (kind, data) in enumerate(lines)
     ]
     connection.execute(_INSERT, rows if len(rows) > 1 else rows[0])

@@ -15,11 +15,11 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from autotune.ports import HistoryEvent, StudyRecord
+from autotune.ports import EventKind, HistoryEvent, StudyRecord, status_kind
 from autotune.spec import StudyStatus, Trial, TrialStatus
 
-_ENDINGS = {f"study.{status.lower()}" for status in StudyStatus if status.is_terminal}
-_STATES = {f"study.{status.lower()}" for status in StudyStatus}
+_ENDINGS = {status_kind(status) for status in StudyStatus if status.is_terminal}
+_STATES = {status_kind(status) for status in StudyStatus}
 
 
 def broken_laws(record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]) -> list[str]:
@@ -38,14 +38,20 @@ def _faults(record: StudyRecord, trials: Sequence[Trial], events: Sequence[Histo
             break
     lines: dict[int, list[HistoryEvent]] = defaultdict(list)
     for event in events:
-        if event.kind in ("trial.asked", "trial.started", "trial.adopted", "attempt.ended", "trial.ended"):
+        if event.kind in (
+            EventKind.TRIAL_ASKED,
+            EventKind.TRIAL_STARTED,
+            EventKind.TRIAL_ADOPTED,
+            EventKind.ATTEMPT_ENDED,
+            EventKind.TRIAL_ENDED,
+        ):
             lines[event.data["number"]].append(event)
     for trial in trials:
         for fault in _trial_faults(trial, lines.pop(trial.number, [])):
             yield f"trial {trial.number} {fault}"
     for number in lines:
         yield f"trial {number} is in the history but not in the table of trials"
-    fences = [event.data["fence"] for event in events if event.kind == "study.claimed"]
+    fences = [event.data["fence"] for event in events if event.kind == EventKind.CLAIMED]
     if any(later <= earlier for earlier, later in itertools.pairwise(fences)):
         yield f"fencing numbers do not grow: {fences}"
     yield from _study_faults(record, trials, events)
@@ -53,27 +59,27 @@ def _faults(record: StudyRecord, trials: Sequence[Trial], events: Sequence[Histo
 
 def _trial_faults(trial: Trial, lines: Sequence[HistoryEvent]) -> Iterable[str]:
     kinds = [line.kind for line in lines]
-    if kinds.count("trial.asked") != 1 or kinds[0] != "trial.asked":
+    if kinds.count(EventKind.TRIAL_ASKED) != 1 or kinds[0] != EventKind.TRIAL_ASKED:
         yield f"must be asked once, at first, but was asked {kinds.count('trial.asked')} times, and its history begins with {kinds[:1]}"
-    ended = [line for line in lines if line.kind == "trial.ended"]
+    ended = [line for line in lines if line.kind == EventKind.TRIAL_ENDED]
     if len(ended) != (1 if trial.status.is_terminal else 0):
         yield f"is {trial.status} but ended {len(ended)} times"
     elif ended and ended[0].data["status"] != trial.status:
         yield f"ended as {ended[0].data['status']} but is {trial.status}"
-    started = [line.data["attempt"] for line in lines if line.kind == "trial.started"]
+    started = [line.data["attempt"] for line in lines if line.kind == EventKind.TRIAL_STARTED]
     if started != list(range(1, trial.attempts + 1)):
         yield f"has {trial.attempts} attempts but started {started}"
     is_open = False
     for kind in kinds:
-        if kind == "trial.started":
+        if kind == EventKind.TRIAL_STARTED:
             if is_open:
                 yield "was started again while an attempt ran"
             is_open = True
-        elif kind == "trial.adopted" and not is_open:
+        elif kind == EventKind.TRIAL_ADOPTED and not is_open:
             yield "was adopted while no attempt ran"
-        elif kind == "attempt.ended":
+        elif kind == EventKind.ATTEMPT_ENDED:
             is_open = False
-    if ended and kinds[-1] != "trial.ended":
+    if ended and kinds[-1] != EventKind.TRIAL_ENDED:
         yield f"has the event {kinds[-1]} after its end"
     if trial.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED) and not (trial.attempts and trial.is_measured):
         yield f"is {trial.status} with {trial.attempts} attempts and {'a' if trial.is_measured else 'no'} measurement"
@@ -91,5 +97,5 @@ def _study_faults(record: StudyRecord, trials: Sequence[Trial], events: Sequence
         yield f"is {record.status} but ended {len(endings)} times"
     elif endings and states[-1] != endings[0]:
         yield f"has the event {states[-1]} after its end"
-    if states and states[-1] != f"study.{record.status.lower()}":
+    if states and states[-1] != status_kind(record.status):
         yield f"is {record.status} but its history says {states[-1]}"

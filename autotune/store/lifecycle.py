@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, select, update
 
 from autotune.errors import ConflictError, NotFoundError
-from autotune.ports import Lease, StudyFields
+from autotune.ports import EventKind, Lease, StudyFields, status_kind
 from autotune.spec import StudyStatus, Wanted
 from autotune.store import locking
 from autotune.store.best_trials import place_anew
@@ -42,7 +42,9 @@ def want(connection: Connection, study_id: str, wanted: Wanted, message: str) ->
     now, text = now_us(), clean(message)
     values = {"wanted": str(wanted), "wanted_us": now, "message": text, "updated_us": now}
     connection.execute(update(studies).where(studies.c.key == study.key).values(**values))
-    append(connection, study.key, [("study.wanted", {"wanted": str(wanted), "from": str(before), "message": message})])
+    append(
+        connection, study.key, [(EventKind.WANTED, {"wanted": str(wanted), "from": str(before), "message": message})]
+    )
 
 
 def set_status(
@@ -96,7 +98,7 @@ def set_status(
     if "result" in fields:
         _write_result(connection, study.key, json_text(fields["result"]))
     if str(status) != study.status or clean(message) != study.message:
-        lines.append((f"study.{status.lower()}", {"from": study.status, "message": message}))
+        lines.append((status_kind(status), {"from": study.status, "message": message}))
     if lines:
         append(connection, study.key, lines)
 

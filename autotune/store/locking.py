@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from sqlalchemy import Connection, Row, bindparam, or_, select, update
 
 from autotune.errors import ConflictError, NotFoundError
-from autotune.ports import Lease
+from autotune.ports import EventKind, Lease
 from autotune.spec import StudyStatus
 from autotune.store.database import Database, from_us
 from autotune.store.history import append
@@ -60,7 +60,7 @@ def claim(database: Database, connection: Connection, study_id: str, owner: str,
         if found.status in TERMINAL:
             raise ConflictError(f"a study that has ended cannot be claimed, and study {study_id} is {found.status}")
         return None
-    append(connection, row.key, [("study.claimed", {"owner": owner, "fence": row.fence})])
+    append(connection, row.key, [(EventKind.CLAIMED, {"owner": owner, "fence": row.fence})])
     return Lease(study=study_id, owner=owner, fence=row.fence, expires_at=from_us(expires))
 
 
@@ -91,7 +91,7 @@ def release(connection: Connection, lease: Lease) -> None:
     held = connection.execute(_HOLD, _named(lease)).first()
     if held is not None:
         connection.execute(update(studies).where(studies.c.key == held.key).values(lease_owner="", lease_expires_us=0))
-        append(connection, held.key, [("study.released", {"owner": lease.owner, "fence": lease.fence})])
+        append(connection, held.key, [(EventKind.RELEASED, {"owner": lease.owner, "fence": lease.fence})])
 
 
 def hold(connection: Connection, lease: Lease) -> Row[Any]:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Table, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from autotune.errors import ConflictError
+from autotune.ports import EventKind
 from autotune.spec import Study, StudyStatus, Wanted, Workload
 from autotune.spec.plain import canonical, fingerprint, identity
 from autotune.spec.study import is_same_study
@@ -61,7 +62,7 @@ def submit(
         connection.execute(
             insert(submissions).values(owner=owner, idempotency_key=clean(idempotency_key), fingerprint=mark, study=key)
         )
-    append(connection, key, [("study.submitted", {"name": study.name, "owner": owner})])
+    append(connection, key, [(EventKind.SUBMITTED, {"name": study.name, "owner": owner})])
     return study_id
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from autotune.errors import ConflictError, NotFoundError
-from autotune.ports import Lease, StepsReported
+from autotune.ports import EventKind, Lease, StepsReported
 from autotune.spec import Failure, Trial, TrialStatus
 from autotune.store import locking
 from autotune.store.best_trials import keep_records
@@ -103,7 +103,7 @@ def add(connection: Connection, lease: Lease, trial: Trial) -> None:
         "reason": trial.reason,
         **({"stands_for": str(trial.stands_for.config)} if trial.stands_for else {}),
     }
-    append(connection, study.key, [("trial.asked", line)], new_trials=1)
+    append(connection, study.key, [(EventKind.TRIAL_ASKED, line)], new_trials=1)
 
 
 def start_attempt(connection: Connection, lease: Lease, number: int, attempt: int) -> None:
@@ -132,7 +132,7 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
     connection.execute(_RUN, {"of_key": row.key, **resealed(trials, row._mapping, runs)})
     started = {"study": study.key, "number": number, "attempt": attempt, "fence": lease.fence, "started_us": now}
     connection.execute(_ADD_ATTEMPT, sealed(attempts, {**started, "steps": b""}))
-    append(connection, study.key, [("trial.started", {"number": number, "attempt": attempt})])
+    append(connection, study.key, [(EventKind.TRIAL_STARTED, {"number": number, "attempt": attempt})])
 
 
 def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: int) -> None:
@@ -145,7 +145,7 @@ def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: in
     if running.fence != lease.fence:
         changes = resealed(attempts, running._mapping, {"fence": lease.fence})
         connection.execute(update(attempts).where(attempts.c.key == running.key).values(**changes))
-        append(connection, study.key, [("trial.adopted", {"number": number, "attempt": attempt})])
+        append(connection, study.key, [(EventKind.TRIAL_ADOPTED, {"number": number, "attempt": attempt})])
 
 
 def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReported]) -> None:
@@ -172,7 +172,7 @@ def end_attempt(connection: Connection, lease: Lease, number: int, attempt: int,
         return
     _close(connection, study, number, failure, now_us())
     line = {"number": number, "attempt": attempt, "failure": failure.to_dict()}
-    append(connection, study.key, [("attempt.ended", line)])
+    append(connection, study.key, [(EventKind.ATTEMPT_ENDED, line)])
 
 
 def end_trial(connection: Connection, lease: Lease, trial: Trial) -> None:
@@ -193,7 +193,7 @@ def end_trial(connection: Connection, lease: Lease, trial: Trial) -> None:
         _close(connection, study, trial.number, trial.failure, now)
     if columns["throughput"] is not None:
         keep_records(connection, row.workload, [row.config_key])
-    append(connection, study.key, [("trial.ended", _ending(trial, columns["throughput"], row.attempts))])
+    append(connection, study.key, [(EventKind.TRIAL_ENDED, _ending(trial, columns["throughput"], row.attempts))])
 
 
 def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[Line]:
@@ -206,7 +206,7 @@ def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[Li
         connection.execute(update(trials).where(trials.c.key == row.key).values(**changes))
         _close(connection, study, row.number, None, now)
     return [
-        ("trial.ended", {"number": row.number, "status": status, "attempts": row.attempts, "reason": reason})
+        (EventKind.TRIAL_ENDED, {"number": row.number, "status": status, "attempts": row.attempts, "reason": reason})
         for row in rows
     ]
 
@@ -214,7 +214,7 @@ def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[Li
 def keep_late(connection: Connection, study: int, trial: Trial, why: str, fence: int) -> None:
     """Stores a report that came too late in the history, with its evidence."""
     line: Mapping[str, Any] = {"number": trial.number, "why": why, "fence": fence, "trial": trial.to_dict()}
-    append(connection, study, [("trial.late", line)])
+    append(connection, study, [(EventKind.TRIAL_LATE, line)])
 
 
 def _ending(trial: Trial, throughput: float | None, attempts_made: int) -> dict[str, Any]:

@@ -11,16 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from autotune.ports import KeepNote, StudyRecord
+from autotune.ports import EventKind, KeepNote, StudyRecord
 from autotune.spec import Trial
 from autotune.study.assembly import Assembly
 from autotune.study.controller import Controller
 
 if TYPE_CHECKING:
     from autotune.search import Searcher
-
-BEGAN = "controller.began"
-"""kind of the line in the history"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +65,7 @@ class Beginning:
         """The line of the history."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         losses = {str(tokens): list(losses) for tokens, losses in self.fp32_losses.items()}
-        return KeepNote(kind=BEGAN, data={**values, "fp32_losses": losses})
+        return KeepNote(kind=EventKind.CONTROLLER_BEGAN, data={**values, "fp32_losses": losses})
 
     def controller(
         self,

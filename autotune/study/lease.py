@@ -19,7 +19,17 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from autotune.errors import ConflictError, StoreUnavailableError
-from autotune.ports import Decision, Fact, HistoryEvent, Lease, LeasedStore, StepsReported, StudyFields, StudyRecord
+from autotune.ports import (
+    Decision,
+    EventKind,
+    Fact,
+    HistoryEvent,
+    Lease,
+    LeasedStore,
+    StepsReported,
+    StudyFields,
+    StudyRecord,
+)
 from autotune.spec import StudyStatus, Trial, Wanted
 from autotune.study.controller import CUT_OFF
 from autotune.study.process_id import is_gone, this_process
@@ -99,7 +109,7 @@ class StudyLease:
     def told_in_order(self) -> list[Trial]:
         """All trials: the terminal ones in the order in which they ended, then the others by number."""
         trials = self.trials()
-        order = [int(event.data["number"]) for event in self._events() if event.kind == "trial.ended"]
+        order = [int(event.data["number"]) for event in self._events() if event.kind == EventKind.TRIAL_ENDED]
         ended = {n: trials[n] for n in order if n in trials and trials[n].status.is_terminal}
         return [*ended.values(), *(t for n, t in sorted(trials.items()) if n not in ended)]
 
@@ -109,7 +119,9 @@ class StudyLease:
 
     def lost(self) -> dict[int, int]:
         """By trial, how many of its attempts were lost, those aside that only the end of a controller cut off."""
-        ends = [event.data for event in self._events() if event.kind == "attempt.ended" and event.data["failure"]]
+        ends = [
+            event.data for event in self._events() if event.kind == EventKind.ATTEMPT_ENDED and event.data["failure"]
+        ]
         return dict(Counter(int(end["number"]) for end in ends if end["failure"]["message"] != CUT_OFF.message))
 
     def _events(self) -> Iterator[HistoryEvent]:
@@ -146,7 +158,7 @@ class StudyLease:
     def add_remark(self, number: int, text: str) -> None:
         """Keeps what was seen of a trial, in its history."""
         remark = {"number": number, "message": text}
-        self._patiently(lambda: self.store.record_event(self.study_id, "trial.remark", remark))
+        self._patiently(lambda: self.store.record_event(self.study_id, EventKind.TRIAL_REMARK, remark))
 
     def decide(
         self,

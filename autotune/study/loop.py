@@ -22,6 +22,7 @@ from autotune.ports import (
     AttemptEnded,
     CloseAttempt,
     EndTrial,
+    EventKind,
     Fact,
     KeepNote,
     KeepSteps,
@@ -272,13 +273,15 @@ class Loop:
             case KeepLate(event=late) if (report := self.controller.late(late)) is not None:
                 return EndTrial(trial=report)
             case NoteQueued(number=number, reason=reason):
-                return KeepNote(kind="attempt.queued", data={"number": number, "reason": reason})
+                return KeepNote(kind=EventKind.ATTEMPT_QUEUED, data={"number": number, "reason": reason})
             case CancelAttempt(id=(_, number, attempt), reason=reason):
-                return KeepNote(kind="attempt.cancelled", data={"number": number, "attempt": attempt, "reason": reason})
+                return KeepNote(
+                    kind=EventKind.ATTEMPT_CANCELLED, data={"number": number, "attempt": attempt, "reason": reason}
+                )
             case NoteMachineChange(change=change, again=again):
                 ended = {c.trial.number: c.trial for c in others if isinstance(c, EndTrial)}
                 self._change = f"{change_in_words(change, {**self.lease.trials(), **ended})} {plan_in_words(again)}"
-                return KeepNote(kind="machine.changed", data={"message": self._change, "again": list(again)})
+                return KeepNote(kind=EventKind.MACHINE_CHANGED, data={"message": self._change, "again": list(again)})
         return None
 
     def _carry_out(self, command: Command) -> None:

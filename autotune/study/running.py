@@ -21,7 +21,7 @@ from autotune.errors import (
     RunnerError,
     StoreError,
 )
-from autotune.ports import LeasedStore, Store, StudyFields, StudyRecord, TrialRunner
+from autotune.ports import EventKind, LeasedStore, Store, StudyFields, StudyRecord, TrialRunner
 from autotune.results.answers import result_of
 from autotune.results.hidden import secrets_note
 from autotune.results.result import Result
@@ -276,12 +276,14 @@ def _run(
     for guess in study.left_out:
         tell(Notice(message=f"enqueue: skipped a config that this cluster cannot run: {guess}"))
         if record.started_at is None:
-            store.record_event(record.id, "guess.left_out", {"message": guess})
+            store.record_event(record.id, EventKind.GUESS_LEFT_OUT, {"message": guess})
     if study.filled_in:
         told = f"enqueue: knobs left out were filled in for {len(study.filled_in)} config(s), e.g. {study.filled_in[0]}"
         tell(Notice(message=told))
         if record.started_at is None:
-            store.record_event(record.id, "guess.filled_in", {"message": told, "guesses": list(study.filled_in)})
+            store.record_event(
+                record.id, EventKind.GUESS_FILLED_IN, {"message": told, "guesses": list(study.filled_in)}
+            )
     past = lease.told_in_order()
     # The runner comes before a calibration, which shares its connection to Ray: of a process that connects a second time Ray shows no metrics any more.
     runner = _runner_in_time(
@@ -293,7 +295,7 @@ def _run(
         if passed is None and needs_calibration(assembly.runs_here.study, store, past, len(assembly.space)):
             constants = calibrate_quickly(assembly.runs_here.study, store, tell, interrupted)
             if constants is not None:
-                store.record_event(record.id, "cluster.calibrated", {"message": constants.source})
+                store.record_event(record.id, EventKind.CALIBRATED, {"message": constants.source})
                 assembly = assemble(study, store)
             elif _rests_as_wanted(lease):
                 return

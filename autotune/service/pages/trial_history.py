@@ -6,10 +6,9 @@ Trials are asked for in the order of their numbers, so the event that asked for 
 
 from __future__ import annotations
 
-from autotune.ports import HistoryEvent, StudyReader
+from autotune.ports import EventKind, HistoryEvent, StudyReader
 
 PAGE, MOST_EVENTS = 200, 2000
-ASKED, ENDED = "trial.asked", "trial.ended"
 
 
 def events_of_trial(store: StudyReader, study_id: str, number: int) -> list[HistoryEvent]:
@@ -27,7 +26,7 @@ def events_of_trial(store: StudyReader, study_id: str, number: int) -> list[Hist
     while after < last and (part := store.events(study_id, after=after, limit=PAGE)):
         after = part[-1].sequence
         found += [event for event in part if event.data.get("number") == number]
-        if any(event.kind == ENDED for event in found):
+        if any(event.kind == EventKind.TRIAL_ENDED for event in found):
             break
     return found
 
@@ -36,6 +35,6 @@ def _next_asked(store: StudyReader, study_id: str, after: int, until: int) -> Hi
     """The first event after that number, and not after `until`, that asked for a trial."""
     while after < until and (part := store.events(study_id, after=after, limit=min(PAGE, until - after))):
         after = part[-1].sequence
-        if (asked := next((event for event in part if event.kind == ASKED), None)) is not None:
+        if (asked := next((event for event in part if event.kind == EventKind.TRIAL_ASKED), None)) is not None:
             return asked
     return None

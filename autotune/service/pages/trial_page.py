@@ -13,7 +13,7 @@ from starlette.responses import Response
 from autotune import api
 from autotune.diagnosis import lines_of
 from autotune.errors import AutotuneError, NotFoundError
-from autotune.ports import ServiceStore
+from autotune.ports import EventKind, ServiceStore
 from autotune.report.figures.figure_html import figure_html
 from autotune.report.figures.one_trial import TrialSource, trial_figures
 from autotune.report.reward_tables import reward_rows
@@ -77,7 +77,7 @@ def _values(service: ServiceState, study_id: str, number: int) -> dict[str, Any]
     url = f"/studies/{study.id}/trials/{number}"
     figures = [Markup(figure_html(f, csv=f"{url}/{f.name}.csv")) for f in trial_figures(source)]
     events = hidden_events(service.store.study(study.id), events_of_trial(service.store, study.id, number))
-    asked = next((str(e.data.get("reason") or "") for e in events if e.kind == "trial.asked"), "")
+    asked = next((str(e.data.get("reason") or "") for e in events if e.kind == EventKind.TRIAL_ASKED), "")
     is_open = shown.status in (TrialStatus.PENDING, TrialStatus.RUNNING)
     explanation = api.explained(result, number) if not is_open else {"text": [], "notes": []}
     numbers = [t.number for t in result.shown]
@@ -95,8 +95,8 @@ def _values(service: ServiceState, study_id: str, number: int) -> dict[str, Any]
         "explanation": [*explanation["text"], *explanation["notes"]],
         "diagnosis": list(lines_of(diagnosis_of_run(source.trial))) if source.trial.is_measured else [],
         "reward": reward_rows(explanation),
-        "remarks": dict.fromkeys(e.data["message"] for e in events if e.kind == "trial.remark"),
-        "lost": [e.data["failure"] for e in events if e.kind == "attempt.ended" and e.data.get("failure")],
+        "remarks": dict.fromkeys(e.data["message"] for e in events if e.kind == EventKind.TRIAL_REMARK),
+        "lost": [e.data["failure"] for e in events if e.kind == EventKind.ATTEMPT_ENDED and e.data.get("failure")],
         "launch": _launch(service, study.id, study.study.trainer, number),
         "before": numbers[at - 1] if at else None,
         "after": numbers[at + 1] if at + 1 < len(numbers) else None,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from autotune.errors import AutotuneError, ProgramError
-from autotune.ports import StudyReader, TrialRunner
+from autotune.ports import EventKind, StudyReader, TrialRunner
 from autotune.spec import ParallelConfig, Study, Trial, TrialStatus
 from autotune.spec.plain import canonical
 from autotune.spec.study import SIMULATED
@@ -25,8 +25,6 @@ from autotune.study.program_remarks import listed
 from autotune.study.progress import Notice, OnEvent
 
 NATIVE = "native"
-CHECKED = "program.checked"
-"""kind of the event in the study's history that says that the check passed"""
 LOOKED_AT = 200
 """newest studies with the same trainer and runner that are looked through"""
 GLANCE_S = 1.0
@@ -40,7 +38,7 @@ def needs_check(study: Study, store: StudyReader, study_id: str, past: Sequence[
         return False
     if any(trial.is_measured or trial.failure is not None for trial in past):
         return False
-    if any(event.kind == CHECKED for event in store.events(study_id)):
+    if any(event.kind == EventKind.PROGRAM_CHECKED for event in store.events(study_id)):
         return False
     earlier = store.studies(trainer=study.trainer, runner=study.runner, limit=LOOKED_AT)
     options = _options(study)
@@ -90,7 +88,7 @@ def check_unseen(
             remedy=f"{verdict.remedy}{patterns}; `autotune check SPEC` shows the log, --no-check begins without a check",
         )
     tell(Notice(message=str(verdict) if verdict.ready else f"the study begins, but {verdict}"))
-    lease.store.record_event(lease.study_id, CHECKED, {"message": verdict.message})
+    lease.store.record_event(lease.study_id, EventKind.PROGRAM_CHECKED, {"message": verdict.message})
 
 
 def config_to_check(assembly: Assembly, capacity: float = math.inf) -> ParallelConfig:

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.ports import HistoryEvent
+from autotune.ports import EventKind, HistoryEvent
 from autotune.spec import StudyStatus
-from autotune.study.beginning import BEGAN
 
 FACTS = frozenset(
     {
@@ -20,7 +19,7 @@ FACTS = frozenset(
         "attempt.queued",
         "attempt.cancelled",
         "machine.changed",
-        BEGAN,
+        EventKind.CONTROLLER_BEGAN,
     }
 )
 """kinds of lines that belong to a decision"""

@@ -10,10 +10,10 @@ from typing import Any, final
 
 from autotune.cost import Calibration
 from autotune.errors import AutotuneError
-from autotune.ports import HistoryEvent, Store, StudyRecord
+from autotune.ports import EventKind, HistoryEvent, Store, StudyRecord
 from autotune.spec import StudyStatus, Trial, Wanted
 from autotune.study.assembly import assemble_with, history_of
-from autotune.study.beginning import BEGAN, Beginning
+from autotune.study.beginning import Beginning
 from autotune.study.controller import decide
 from autotune.study.target_findings import TargetFindings
 from tests.chaos.replay.chapter import Chapter
@@ -73,7 +73,7 @@ class _Run:
         self._decisions += 1
         for line in step.lines:
             self._known.take(line)
-        if beginnings := step.of(BEGAN):
+        if beginnings := step.of(EventKind.CONTROLLER_BEGAN):
             return self._begin(beginnings[0])
         if self._chapter is None:
             return Unfollowed(event=step.event, recorded="a decision", expected="that its controller began")

@@ -9,10 +9,9 @@ import pytest
 
 from autotune import api
 from autotune.errors import ProgramError
-from autotune.ports import Store
+from autotune.ports import EventKind, Store
 from autotune.spec import StudyStatus
 from autotune.store import MemoryStore
-from autotune.study.check.unseen_program import CHECKED
 from autotune.study.progress import LoopEvent, Notice
 from tests.program_specs import PROGRAM, program_spec
 from tests.small_studies import spec
@@ -36,12 +35,12 @@ def test_a_program_is_tried_once_for_all_studies_and_not_as_a_trial(store: Store
     first = api.tune(asked, store=store, on_event=hear)
     assert first.record.status is StudyStatus.COMPLETED
     assert [trial.number for trial in first.trials] == [0, 1]
-    assert history(store, first.record.id).count(CHECKED) == 1
+    assert history(store, first.record.id).count(EventKind.PROGRAM_CHECKED) == 1
     assert "5 steps of it are tried first: " in said[0]
     assert "train.py --steps=4 --batch=1 --accum=4" in said[0], "the baseline, told a trial's number of steps"
     assert said[1].startswith("ready: read 4 steps"), "a trial of this study has no more"
     second = api.tune(asked, store=store)
-    assert CHECKED not in history(store, second.record.id)
+    assert EventKind.PROGRAM_CHECKED not in history(store, second.record.id)
 
 
 def test_a_program_that_does_not_work_ends_the_study_before_anything_is_searched(store: Store, tmp_path: Path) -> None:
@@ -53,14 +52,14 @@ def test_a_program_that_does_not_work_ends_the_study_before_anything_is_searched
     assert record.status is StudyStatus.FAILED
     assert "install it for the Python that runs the program" in record.message
     assert not store.trials(record.id)
-    assert CHECKED not in history(store, record.id)
+    assert EventKind.PROGRAM_CHECKED not in history(store, record.id)
 
 
 def test_without_the_check_the_study_begins(store: Store, tmp_path: Path) -> None:
     unread = program_spec(tmp_path, metrics={"loss": "no such line ([0-9]+)"}) | {"check": False}
     result = api.tune(unread, store=store)
     assert [str(trial.failure.kind) for trial in result.failed if trial.failure] == ["METRICS_MISSING"] * 2
-    assert CHECKED not in history(store, result.record.id)
+    assert EventKind.PROGRAM_CHECKED not in history(store, result.record.id)
 
 
 def test_whoever_runs_a_submitted_study_tries_its_program(store: Store, tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_a_study_that_is_stopped_meanwhile_is_tried_again_when_it_goes_on(store:
     record = api.submit_study(store, api.load_study(asked))
     paused = api.run_study(store, record.id, interrupted=lambda: True)
     assert paused.record.status is StudyStatus.PAUSED
-    assert CHECKED not in history(store, record.id)
+    assert EventKind.PROGRAM_CHECKED not in history(store, record.id)
     api.act(store, record.id, "resume")
 
     def cancel(event: LoopEvent) -> None:
@@ -85,7 +84,7 @@ def test_a_study_that_is_stopped_meanwhile_is_tried_again_when_it_goes_on(store:
             api.act(store, record.id, "cancel")
 
     assert api.run_study(store, record.id, on_event=cancel).record.status is StudyStatus.CANCELLED
-    assert CHECKED not in history(store, record.id)
+    assert EventKind.PROGRAM_CHECKED not in history(store, record.id)
 
 
 def test_simulated_and_native_trials_need_no_check(store: Store, tmp_path: Path) -> None:
