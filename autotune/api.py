@@ -58,27 +58,32 @@ from autotune.results.answers import (
     submitted_document,
 )
 from autotune.results.calibrations import measured_constants, stored_calibration
-from autotune.results.explanations import explain, explained
-from autotune.results.rankings import best_document, front_documents, pareto, ranking_document, rerank
+from autotune.results.rankings import (
+    best_document,
+    explain,
+    explained,
+    front_documents,
+    pareto,
+    ranking_document,
+    rerank,
+)
 from autotune.results.result import Result
 from autotune.slurm.allocation import JobClock, allocation
 from autotune.space import SearchSpace
 from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Study, Wanted, Workload
 from autotune.spec.study import is_same_study
 from autotune.study.assembly import assemble
-from autotune.study.callbacks import OnTrial, with_callbacks
 from autotune.study.check.prepared import check_document, prepare_check, run_check
 from autotune.study.check.verdict import verdict_of as check_verdict
 from autotune.study.deletion import Deletion, delete_study, deletion_of
-from autotune.study.first_profile import profile_first
-from autotune.study.passed_runner import run_by, runner_name
-from autotune.study.preflight import check_there
-from autotune.study.progress import OnEvent
+from autotune.study.preflight import check_there, run_by, runner_name
+from autotune.study.progress import OnEvent, OnTrial, with_callbacks
+from autotune.study.quick_calibration import profile_first
 from autotune.study.running import ACTIONS, WANTED, act, run_study, submit_study
 from autotune.will_it_fit import Fit, OnRank, answers, configs_of, fits_document
 
 if TYPE_CHECKING:
-    from autotune.results.nearest_workload import BestKnownStore
+    from autotune.results.best_known import BestKnownStore
     from autotune.reviews import Review
     from autotune.schema.spec_models import SlurmDocument
     from autotune.search import Searcher, SearcherFactory
@@ -190,7 +195,7 @@ def tune(
     closed at the end. In an allocation of Slurm, Ray is started on its nodes, and the time that is left of the job is heeded: a winner is named before, or with
     `slurm: {requeue: true}` the study pauses. `profile`: for a model that code builds, whether a new study begins with the dry runs that `store` does not hold yet, on this machine.
 
-    Callbacks (`autotune.study.callbacks`): `on_trial` is called with each trial that ends, `on_best` with each new best one, `on_end` once with the result, before it
+    Callbacks (`autotune.study.progress`): `on_trial` is called with each trial that ends, `on_best` with each new best one, `on_end` once with the result, before it
     is returned; `on_event` with every event of the loop (`autotune.study.progress`).
 
     Raises `SpecError` for a wrong spec; `InfeasibleError` before anything starts, when no config is legal or fits; `RunnerError` when trials cannot run

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.errors import InfeasibleError
 from autotune.space import Launchable, SearchSpace, why_not
-from autotune.space.exclusion import MEMORY
+from autotune.space.enumeration import MEMORY
 from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Workload
+from autotune.spec.as_text import format_bytes
 from autotune.spec.checks import positive, positive_int
 from autotune.spec.estimate import risk_text
 from autotune.spec.plain import Plain, to_plain
 from autotune.spec.post_training import RL_KNOBS
-from autotune.spec.size import format_bytes
 
 FITS = 0.5
 """largest P(OOM) of a config that is expected to fit"""

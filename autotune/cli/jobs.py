@@ -105,8 +105,8 @@ def list_studies(
     from autotune.cli.observe import print_runs
     from autotune.cli.source import open_source
     from autotune.spec import StudyStatus
+    from autotune.spec.as_text import format_speedup
     from autotune.spec.checks import member_of
-    from autotune.spec.speedup import format_speedup
 
     wanted = member_of("--status", status, StudyStatus) if status else None
     filters: dict[str, Any] = {"model": model, "cluster": cluster, "tag": tag, **({"status": wanted} if wanted else {})}

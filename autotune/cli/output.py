@@ -120,7 +120,7 @@ def palette_of(out: Console) -> Palette:
 
 def bare_table() -> Table:
     """An empty table without lines; tabs in a file or a pipe."""
-    from autotune.report.tab_table import TabTable
+    from autotune.report.table_layout import TabTable
 
     return TabTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
 

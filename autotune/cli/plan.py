@@ -162,7 +162,7 @@ def _asked_document(
     model: str | None, cluster: str | None, seq_len: int | None, batch: int | None, trainer: str | None
 ) -> dict[str, Any]:
     """The spec that the options ask for. Its space is the one that ships for such a model and cluster. Raises `SpecError` for those that are missing."""
-    from autotune.schema.usual_space import usual_space
+    from autotune.schema.space_models import usual_space
 
     asked = {"--model": model, "--cluster": cluster, "--seq-len": seq_len, "--batch": batch}
     if missing := [name for name, value in asked.items() if value is None]:
@@ -191,7 +191,7 @@ def _policy(study: Any, found: Any) -> Any:
 def _print_plan(study: Any, found: Any, sizes: Any, *, verbose: bool) -> None:
     from autotune.report.cluster_table import format_usd
     from autotune.report.terminal import format_bytes, format_count, plan_table
-    from autotune.space.exclusion import in_words
+    from autotune.space.enumeration import in_words
     from autotune.spec import config_label
 
     out, _ = consoles()

@@ -1,4 +1,7 @@
-"""Options whose numbers have units, as people write them: `--train-tokens 15T`, `--max-wall-s 10min`. A number without a unit is in the base unit."""
+"""Options whose numbers have units, as people write them: `--train-tokens 15T`, `--max-wall-s 10min`. A number without a unit is in the base unit.
+
+Spans of time as options take them: a number with a unit, such as 90d or 12h.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable
 import typer
 
 from autotune.errors import SpecError
+from autotune.spec.quantity import TIME
 
 
 def time_s(*, least: float = 0.0) -> Callable[[str], float]:
@@ -51,3 +55,13 @@ def _reader(kind: str, least: float) -> Callable[..., float]:
         return float(number)
 
     return read
+
+
+def time_span_s(text: str, option: str) -> float:
+    """The span in seconds. Raises `SpecError` for text without a unit, and for what is no time."""
+    if not text[-1:].isalpha():
+        raise SpecError(f"a time needs a unit, but is {text!r}", remedy="write it as in 90d or 12h", field=option)
+    try:
+        return TIME.parse(text)
+    except SpecError as error:
+        raise SpecError(error.message, remedy=error.remedy, field=option) from None

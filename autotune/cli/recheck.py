@@ -69,8 +69,7 @@ def recheck(
     """
     from autotune import api
     from autotune.study.recheck import junit as as_junit
-    from autotune.study.recheck import markdown, proposal
-    from autotune.study.rechecking import recheck_study
+    from autotune.study.recheck import markdown, proposal, recheck_study
 
     if output is not None and output.exists():
         raise SpecError(f"{output} is there already", remedy="name another file with -o", field="-o")

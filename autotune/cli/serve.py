@@ -110,7 +110,7 @@ def serve(
 
     if print_monitoring:
         from autotune import assets
-        from autotune.service.monitoring import prometheus_configuration
+        from autotune.service.scrape_targets import prometheus_configuration
 
         print(prometheus_configuration(), end="")
         note(
@@ -170,7 +170,7 @@ def create(
     """Create a token and print it, this one time."""
     import getpass
 
-    from autotune.cli.time_span import time_span_s
+    from autotune.cli.quantities import time_span_s
     from autotune.store import open_store
 
     owner = owner or getpass.getuser()

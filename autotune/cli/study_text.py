@@ -35,7 +35,7 @@ from autotune.spec import (
     config_changes,
     config_label,
 )
-from autotune.spec.speedup import DEFAULT_IS_BEST
+from autotune.spec.as_text import DEFAULT_IS_BEST
 from autotune.spec.trial import trial_numbers
 
 OPTIONAL_COLUMNS = ("stability", "step", "memory", "reward")

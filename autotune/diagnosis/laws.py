@@ -30,8 +30,7 @@ import numpy as np
 from autotune.diagnosis.critical import LEAST_STEPS, Series, Steps, share_of
 from autotune.diagnosis.evidence import Evidence, Link, Place, Rank
 from autotune.diagnosis.finding import Diagnosis, Finding
-from autotune.spec.duration import format_duration
-from autotune.spec.size import format_bytes
+from autotune.spec.as_text import format_bytes, format_duration
 
 CLAIMED, SURE = 0.05, 0.02
 COMMUNICATION, OPTIMIZER = 0.25, 0.35

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from autotune.spec import ObservedRun, Outcome
-from autotune.spec.count import format_count
-from autotune.spec.duration import format_duration
-from autotune.spec.size import format_bytes
+from autotune.spec.as_text import format_bytes, format_count, format_duration
 
 PREFIX = "autotune: "
 WORST = 160

@@ -104,7 +104,7 @@ class HistoryReader(Protocol):
         """Best measured trials by the tokens per second and GPU of the cluster at which they stand, best first, one for each workload and config.
 
         A config that was measured more than once is represented by its median, the lower one of an even number. Simulated measurements
-        count only where there is no real one. It stands at what the finals of its median's study say (`autotune.reward.standing`); of those that
+        count only where there is no real one. It stands at what the finals of its median's study say (`autotune.reward.ranking`); of those that
         stand equal, the one that was measured faster comes first. `one_each`: only the best of each model and cluster, the latest study first, for
         the speeds of unlike models say nothing about each other.
         """

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.space.exclusion import in_words
+from autotune.space.enumeration import in_words
 from autotune.spec import FailureKind, Measurement, Trial, TrialStatus
 
 SHARED_BY = 3

@@ -35,9 +35,8 @@ from autotune.report.study_facts import (
 from autotune.report.target_text import HEADS, TEXT_COLUMNS, target_rows, target_sentences
 from autotune.report.terminal import speeds_line
 from autotune.results.answers import result_from
-from autotune.results.explanations import explained
 from autotune.results.figure import Figure
-from autotune.results.rankings import front_documents
+from autotune.results.rankings import explained, front_documents
 from autotune.results.result import Result
 from autotune.results.target import target_of
 from autotune.reward import STABILITY_RULE

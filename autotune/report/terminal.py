@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from autotune.report.notes import brief_note, gist_of, notes_of
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus, config_label
-from autotune.spec.count import format_count as format_count
-from autotune.spec.duration import format_duration as format_duration
+from autotune.spec.as_text import format_bytes as format_bytes
+from autotune.spec.as_text import format_count as format_count
+from autotune.spec.as_text import format_duration as format_duration
 from autotune.spec.estimate import MemoryParts, TimeParts
-from autotune.spec.size import format_bytes as format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -344,7 +344,7 @@ def plain_table(palette: Palette, title: str = "") -> Table:
     """An empty table in the manner of all of them; ASCII borders with a plain palette, tabs in a file or a pipe."""
     from rich import box  # rich takes a while to import, and most commands print no table
 
-    from autotune.report.tab_table import TabTable
+    from autotune.report.table_layout import TabTable
 
     return TabTable(
         title=title or None,

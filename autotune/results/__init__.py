@@ -1,10 +1,9 @@
 """Answers about studies from what the store holds. Nothing is run or changed here.
 
-answers.py        Result of a study, its JSON documents, exports     explanations.py   why a trial won or lost
-rankings.py       the same trials under another objective, and the Pareto front
+answers.py        Result of a study, its JSON documents, exports
+rankings.py       the same trials under another objective, and the Pareto front; why a trial won or lost
 best_known.py     the best known config of a model on a cluster: measured, of the nearest workload, or predicted
 winner.py         who won, and the configs of a study best first          config_figures.py   the one speed that is shown of each config
 question.py       what is asked: model, cluster, objective     measured_configs.py   what history has measured for it
-nearest_workload.py   distance between workloads, and the configs of the nearest one
 records.py        a study's record as JSON and back          calibrations.py   stored constants of the cost model
 """

@@ -13,15 +13,14 @@ from autotune.errors import ExportError, MissingExtraError, NotFoundError, Runne
 from autotune.ports import HistoryReader, ObservedFilter, ObservedStore, StudyReader, StudyRecord
 from autotune.registry import PASSED
 from autotune.results.config_figures import with_figures
-from autotune.results.confirmed import confirmed_best
 from autotune.results.hidden import hidden_record, hidden_trials, secrets_note
 from autotune.results.result import Result
 from autotune.results.standing_notes import why_below, with_standing
 from autotune.results.target import first_pick, prediction_note, target_of
-from autotune.results.winner import standings, winner_of
+from autotune.results.winner import confirmed_best, standings, winner_of
 from autotune.reward import at_first_level
 from autotune.spec import ParallelConfig, Study, StudyStatus, Trial, TrialStatus, Workload
-from autotune.spec.duration import format_duration
+from autotune.spec.as_text import format_duration
 from autotune.spec.plain import to_plain
 from autotune.spec.study import SIMULATED
 from autotune.spec.usual_names import OF_A_RUN

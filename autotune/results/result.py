@@ -1,16 +1,20 @@
-"""The result of a study: its trials, the winner with its speedup, and how Python shows them."""
+"""The result of a study: its trials, the winner with its speedup, and how Python shows them.
+
+A result's trials as a pandas DataFrame.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from autotune.errors import MissingExtraError
 from autotune.ports import StudyRecord
 from autotune.results.plots import Plots, result_view
-from autotune.results.trial_frame import trial_frame
 from autotune.spec import Trial
-from autotune.spec.speedup import format_speedup
+from autotune.spec.as_text import format_speedup
+from autotune.spec.trial_row import TRIAL_COLUMNS, trial_row
 from autotune.study.controller import TooNoisy
 
 if TYPE_CHECKING:
@@ -90,3 +94,17 @@ class Result:
 
     def _repr_html_(self) -> str:
         return result_view().summary_html(self)
+
+
+def trial_frame(trials: Sequence[Trial]) -> DataFrame:
+    """One row for each trial, indexed by its number; the columns are those of `autotune store export`. Raises `MissingExtraError` without pandas."""
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "a data frame needs pandas, which is not installed", remedy="install it with: pip install pandas"
+        ) from error
+    frame = pandas.DataFrame([trial_row(trial) for trial in trials], columns=list(TRIAL_COLUMNS))
+    for name in ("created_at", "started_at", "ended_at"):
+        frame[name] = pandas.to_datetime(frame[name], utc=True, format="ISO8601")
+    return frame.set_index("number")

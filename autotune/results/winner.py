@@ -2,14 +2,19 @@
 
 The rule is `autotune.study.controller.decide`: the final rounds, else the first measurements. Everybody who names a winner, a baseline or a speedup
 asks here, so that `status`, `best`, `explain` and the report agree.
+
+Measured configs of many studies in the order in which they stand, each as its study's finals showed it (`autotune.reward.ranking`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from autotune import reward
-from autotune.ports import StudyRecord
+from autotune.ports import HistoryReader, StudyRecord
+from autotune.reward import slowed, speeds_in_finals, tokens_per_s
 from autotune.spec import ParallelConfig, Study, Trial, TrialPurpose
 from autotune.study.controller import Winner, decide, failed_in_finals
 
@@ -43,3 +48,15 @@ def may_win(trials: Sequence[Trial], study: Study) -> list[Trial]:
     failed = failed_in_finals(trials)
     once = (t for t in reward.counted_once(trials) if t.config not in failed)
     return [t for t in once if reward.competes(t, study)]
+
+
+def confirmed_best(store: HistoryReader, **filters: Any) -> list[tuple[StudyRecord, Trial]]:
+    """The best of all studies, best first; measurements of configs that were re-measured have the speed of the finals. `filters`: of `HistoryReader.best`."""
+    return [(record, _as_confirmed(record, trial)) for record, trial in store.best(**filters)]
+
+
+def _as_confirmed(record: StudyRecord, trial: Trial) -> Trial:
+    speed = speeds_in_finals(record.result).get(trial.config)
+    if trial.measurement is None or speed is None:
+        return trial
+    return replace(trial, measurement=slowed(trial.measurement, tokens_per_s(trial) / speed))

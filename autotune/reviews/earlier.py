@@ -19,7 +19,7 @@ from autotune.spec.study import SIMULATED
 from autotune.trainers.own_program import program_name
 
 if TYPE_CHECKING:
-    from autotune.results.nearest_workload import BestKnownStore
+    from autotune.results.best_known import BestKnownStore
 
 PUBLISHED_FILE = Path(__file__).with_name("published.csv")
 """facts from public sources, with the source in each row"""

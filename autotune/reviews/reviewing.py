@@ -24,12 +24,12 @@ from autotune.schema.files import is_model_file, with_program_files
 from autotune.space import SearchSpace, complete
 from autotune.space.baseline import default_config
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study, Workload, catalog, config_label
-from autotune.spec.count import format_count
+from autotune.spec.as_text import format_count
 from autotune.trainers import trainer
 
 if TYPE_CHECKING:
     from autotune.onboarding.launch_script import Started
-    from autotune.results.nearest_workload import BestKnownStore
+    from autotune.results.best_known import BestKnownStore
 
 _HOW = {
     "model": ("the model's shape", "say --model with a catalog name, a hub id or the path of its config.json"),

@@ -6,8 +6,7 @@ evidence.py      priors for what few steps tell                          run_noi
 equal_tokens.py  loss at equal tokens, where the data differ             autocorrelation.py  what steps that resemble their neighbours tell
 goodput.py       gradient noise scale, efficiency of a batch             price.py         cost of a token
 machine_level.py by which factor the machine was faster or slower in each trial
-standing.py      at what speed a measured config stands among those of all studies
-explanation.py   why a trial won or lost, in words                       ranking.py       who competes, Pareto front
+explanation.py   why a trial won or lost, in words                       ranking.py       who competes, Pareto front; where a config stands among all studies
 """
 
 from autotune.reward.equal_tokens import LossCurve, compare_at_equal_tokens
@@ -32,10 +31,9 @@ from autotune.reward.machine_level import (
 )
 from autotune.reward.parts import STABILITY_PARTS, STABILITY_RULE, THROUGHPUT_TERMS
 from autotune.reward.price import TokenCost, token_cost
-from autotune.reward.ranking import asked_again, competes, counted_once, merits, pareto
+from autotune.reward.ranking import asked_again, competes, counted_once, merits, pareto, speeds_in_finals, standing
 from autotune.reward.run_noise import RunNoise, squares_of_rounds, steady_rounds, undisturbed, within_run_variance
 from autotune.reward.stability import diverged, spikes, stability, stability_parts
-from autotune.reward.standing import speeds_in_finals, standing
 from autotune.reward.total import DIVERGED_CEILING, reward
 from autotune.reward.trial_score import by_reward, first_measured, reference_of, rerank, score, tokens_per_s
 

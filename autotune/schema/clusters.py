@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, final
 
 from autotune.errors import SpecError
-from autotune.schema.located import located
+from autotune.schema.source_text import located
 from autotune.schema.spec_models import ClusterDocument, LinkDocument, StudyDocument, TargetDocument
 from autotune.spec import ClusterSpec, GpuSpec, LinkSpec, catalog
 from autotune.spec.cluster import FABRICS

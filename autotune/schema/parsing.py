@@ -24,7 +24,6 @@ from autotune.errors import SpecError
 from autotune.schema.clusters import LOCAL, SLURM, asked_cluster, asked_job
 from autotune.schema.document import MOST_MISTAKES
 from autotune.schema.files import find_data, is_model_file, is_space_file, locate, name_of, read_model
-from autotune.schema.located import located
 from autotune.schema.model_code import Inspect, own_model, transformers_model
 from autotune.schema.model_documents import (
     AskedModel,
@@ -36,7 +35,7 @@ from autotune.schema.model_documents import (
 )
 from autotune.schema.reading import check_size, read_document
 from autotune.schema.rl_documents import fine_tuning_of, post_training_of
-from autotune.schema.source_text import ReadDocument
+from autotune.schema.source_text import ReadDocument, located
 from autotune.schema.space_models import SpaceDocument, ValueRule
 from autotune.schema.spec_models import KindDocument, SlurmDocument, StudyDocument
 from autotune.schema.unknown_names import checked_names, in_own_keys, unknown_names, with_others

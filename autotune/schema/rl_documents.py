@@ -17,7 +17,7 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr, Tag
 from autotune.errors import SpecError
 from autotune.schema.document import Count, Document, Fraction, Number, Positive, Seconds, Text, either
 from autotune.schema.files import locate
-from autotune.schema.located import located
+from autotune.schema.source_text import located
 from autotune.spec import ClusterSpec, ModelSpec
 from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import PostTraining, Rollout

@@ -4,18 +4,20 @@
     entry        a key with its value, or one item of a list: what an error points at
 
 A text is parsed for places only once a mistake is known, so a correct spec costs nothing.
+
+Errors of values, told with the field of the spec that they come from.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
-from autotune.errors import AutotuneError, SourcePlace
+from autotune.errors import AutotuneError, CatalogError, ConfigError, SourcePlace, SpecError
 
 MAX_BRACKETS = 100
 """open brackets of YAML, quoted ones included: its parser takes seconds over a kilobyte of them before it gives up"""
@@ -154,3 +156,24 @@ def _excerpt(lines: list[str], number: int, column: int, length: int) -> str:
             shown.append(f"{i:>{width}} | {clean}".rstrip())
     length = max(1, min(length, MOST_CARETS, from_column + WIDTH - column + 1))
     return "\n".join([*shown, f"{'':>{width}} | {'':>{column - 1 - from_column}}{'^' * length}"])
+
+
+T = TypeVar("T")
+
+
+def located(field: str, make: Callable[[], T]) -> T:
+    """What `make` returns; its errors name the field of the spec."""
+    try:
+        return make()
+    except CatalogError as error:
+        if not field.endswith(f".{error.field}"):
+            raise
+        raise CatalogError(error.message, remedy=error.remedy, field=field) from None
+    except (SpecError, ConfigError) as error:
+        nested = error.field and not field.endswith(error.field) and not error.field.startswith(field)
+        where = f"{field}.{error.field}" if nested else error.field if error.field.startswith(field) else field
+        raise SpecError(error.message, remedy=error.remedy, field=where) from None
+    except (TypeError, ValueError) as error:
+        if isinstance(error, AutotuneError):
+            raise
+        raise SpecError(str(error), field=field) from None

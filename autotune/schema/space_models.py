@@ -1,19 +1,24 @@
 """The values that knobs may take, as a spec writes them: one value, a list, or a rule.
 
 The keys of `SpaceDocument` are made from the declarations of the knobs (`autotune.spec.config.KNOBS`).
+
+The search space that ships for a model and a cluster, where nobody named one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Discriminator, Field, StrictBool, StrictInt, Tag, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from autotune.schema.document import Count, Document, Name, Number, Text
+from autotune.schema.files import is_model_file, read_model
+from autotune.schema.source_text import located
 from autotune.space.enumeration import MAX_VALUES
-from autotune.spec import KNOBS
+from autotune.spec import KNOBS, ClusterSpec, ModelSpec, catalog
 
 
 class ValueRule(Document, defer_build=True):
@@ -113,3 +118,19 @@ else:
         __doc__=_DOC,
         **{name: (KnobValues | None, Field(default=None, description=knob.doc)) for name, knob in KNOBS.items()},
     )
+
+
+def usual_space(document: Mapping[str, Any], *, base: Path | None = None) -> str:
+    """The name of the space for a spec's `model` (a name or a file) and `cluster` (a name). Raises `SpecError` or `CatalogError` for one that nobody knows."""
+    model, cluster = str(document["model"]), str(document["cluster"])
+    read = located("model", lambda: read_model(model, base) if is_model_file(model) else catalog.model(model))
+    return space_for(read, located("cluster", lambda: catalog.cluster(cluster)))
+
+
+def space_for(model: ModelSpec, cluster: ClusterSpec) -> str:
+    """By experts, nodes and GPUs."""
+    if cluster.num_gpus == 1:
+        return "single-gpu"
+    if model.num_experts:
+        return "moe-multi-node"
+    return "dense-single-node" if cluster.num_nodes == 1 else "dense-multi-node"

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.errors import AutotuneError, SpecError
 from autotune.schema.clusters import LOCAL
 from autotune.schema.files import is_model_file, is_space_file
-from autotune.schema.located import located
+from autotune.schema.source_text import located
 
 
 def unknown_names(document: Mapping[str, Any]) -> list[AutotuneError]:

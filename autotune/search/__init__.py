@@ -6,17 +6,15 @@
     bayesian.py         the default: Bayesian search on the cost model's prediction, corrected by every trial
     reinforce.py        a policy trained on simulated clusters, adapted during the study
     optuna.py           any Optuna sampler as a searcher
-    optuna_study.py     our searchers as Optuna samplers; export of a study to an Optuna storage
+    optuna_study.py     our searchers as Optuna samplers; export of a study to an Optuna storage, with its evidence as artifacts
     optuna_constraint.py  predicted memory as a constraint of any Optuna sampler
-    optuna_artifacts.py  the evidence of exported trials as Optuna artifacts
 
     target_searcher.py  proxies of a target's configs on fewer GPUs, and how those configs rank
     model_based.py      ModelBasedSearcher, the base of bayesian and reinforce: estimates the gain of further trials
     surrogate/          its models of time, memory and failures
     objective_model.py  from step time to score
     dominance.py        which candidates an out-of-memory failure rules out
-    transfer.py         how much another workload's measurements tell about this one
-    history.py          constants of the cost model refitted to earlier studies
+    history.py          what earlier studies tell: how near another workload is, constants refitted to them
     policy.py           the policy of reinforce; its weights are in policy.json
 
 A family of searchers has several names, FAMILY:VARIANT: its class has `variants` (name -> a line about it) and takes a keyword `variant`.
@@ -33,9 +31,9 @@ from autotune.search.by_name import (
     searcher_name,
     searcher_names,
 )
+from autotune.search.history import transfer_weight
 from autotune.search.passed_searcher import OneSearcher
 from autotune.search.searcher import Problem, Searcher, score
-from autotune.search.transfer import transfer_weight
 
 __all__ = [
     "PASSED",

@@ -9,24 +9,37 @@ The study maximizes tokens per second. An objective may set user attributes of t
 other threads then see the trial as pending.
 
 This module imports Optuna when it is imported; nothing else in the package imports this module.
+
+The evidence of exported trials as Optuna artifacts: files of a trial, which optuna-dashboard shows beside it.
+
+    trial.json    the whole trial: config, estimate, every step time and loss, reward, failure
+    failure.log   of a failed trial: kind, message, exception, last log lines
+
+Exported trials have ended, and `optuna.artifacts.upload_artifact` takes only trials that run. So the files are written first, and a trial is made with their descriptions
+in its system attributes, in the form in which `upload_artifact` writes them.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import threading
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import optuna
+from optuna.artifacts._protocol import ArtifactStore
+from optuna.artifacts._upload import ARTIFACTS_ATTR_PREFIX, ArtifactMeta
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.errors import InfeasibleError, SpecError
 from autotune.search import Searcher, make_searcher
-from autotune.search.optuna_artifacts import keep_files
 from autotune.space import SearchSpace
 from autotune.spec import (
     Failure,
@@ -176,7 +189,7 @@ def export_study(
     """Writes trials as an Optuna study of that name into a storage (e.g. `sqlite:///study.db`), which optuna-dashboard opens.
 
     The value is tokens per second; reward, peak memory, failure and the reason are user attributes. `artifact_store` (e.g. an
-    `optuna.artifacts.FileSystemArtifactStore`): also keeps each trial's evidence as artifacts (`autotune.search.optuna_artifacts`). Raises Optuna's
+    `optuna.artifacts.FileSystemArtifactStore`): also keeps each trial's evidence as artifacts (`autotune.search.optuna_study`). Raises Optuna's
     `DuplicatedStudyError` when the storage has a study of that name.
     """
     study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
@@ -220,3 +233,22 @@ def _exported(trial: Trial, choices: dict[str, CategoricalDistribution], files: 
     if ended is not None and state.is_finished():
         frozen.datetime_complete = ended.astimezone().replace(tzinfo=None)
     return frozen
+
+
+def keep_files(trial: Trial, store: ArtifactStore) -> dict[str, str]:
+    """Writes the trial's files; returns the system attributes that name them."""
+    attributes: dict[str, str] = {}
+    for name, text in _files(trial).items():
+        key = str(uuid.uuid4())
+        kind = "application/json" if name.endswith(".json") else "text/plain"
+        store.write(key, io.BytesIO(text.encode()))
+        described = ArtifactMeta(artifact_id=key, filename=name, mimetype=kind, encoding=None)
+        attributes[ARTIFACTS_ATTR_PREFIX + key] = json.dumps(asdict(described))
+    return attributes
+
+
+def _files(trial: Trial) -> dict[str, str]:
+    files = {"trial.json": json.dumps(trial.to_dict(), indent=1)}
+    if trial.failure is not None:
+        files["failure.log"] = trial.failure.evidence + "\n"
+    return files

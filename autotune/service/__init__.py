@@ -5,10 +5,8 @@
     app.py               create_app(store, options): routes, middleware, error handlers, OpenAPI
     options.py           the options of `autotune serve`
     service_state.py     what all routes share
-    fair_queue.py        CPU-heavy requests, by turns among callers; submissions wait behind no plan
-    study_views.py       results and figures of studies, kept until the study changes
-    revision_watch.py    what event streams look at, read once for all streams of a study
-    stream_places.py     places for event streams, some of them kept for owners
+    fair_use.py          CPU-heavy requests by turns among callers, rate limits, places for event streams
+    study_views.py       results and figures of studies, kept until the study changes; what event streams look at
     resources/           the routes under /api/v1
     response_models.py   the shapes of the responses, for OpenAPI
     response_cache.py    responses kept until the study's revision changes
@@ -18,11 +16,8 @@
     Security
     access.py            tokens, scopes, owners, protection against cross-site requests
     middleware.py        Host allow-list, limits on request bodies, security headers
-    rates.py             rate limits (token buckets)
     refusals.py          refused requests, written to the audit log
-    specs.py             specs of requests: read strictly, restricted to what this service allows
-    trainer_access.py    which trainer options a spec may set, by what they name
-    allowed_folders.py   the folders in which files and programs may lie
+    specs.py             specs of requests: read strictly, restricted to the options, folders and programs that this service allows
 
     Running studies
     presence.py          which stores the services of this machine run
@@ -36,9 +31,8 @@
       ray_head.py          a process of its own
 
     Metrics
-    counters.py          the service's own metrics for Prometheus
     scrape_targets.py    the files from which Prometheus knows what to scrape
-    study_metrics.py     metrics of a running study, through Ray
+    study_metrics.py     metrics of a running study, through Ray; the service's own
 
 The store is the only state. Any process of the service may be killed at any time; when the service starts again, its studies continue.
 """

@@ -14,6 +14,10 @@ connection of another user's program (`peer_user`), as which proxies run.
 
 A request that changes something is refused when a browser sends it for a page of another site. Origin and Sec-Fetch-Site are checked for everybody;
 callers that the browser authenticates by itself (by cookie or loopback) must also send a form token.
+
+Which user of this machine has the other end of a loopback connection, as Linux lists its sockets (`/proc/net/tcp`, proc(5)).
+
+Proxies and tunnels run as users of their own (nginx's workers as www-data): a request that they pass on without any sign of it still comes from their socket.
 """
 
 from __future__ import annotations
@@ -21,10 +25,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import os
 import secrets
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
@@ -32,10 +38,9 @@ from starlette.requests import Request
 
 from autotune.ports import SCOPES, StudyRecord, Token, TokenStore
 from autotune.service.error_responses import RefusalError
+from autotune.service.fair_use import Limiter
 from autotune.service.middleware import host_in
 from autotune.service.options import LOOPBACK, ServiceOptions, is_loopback
-from autotune.service.peer_user import is_of_another_user
-from autotune.service.rates import Limiter
 
 COOKIE = "autotune_token"
 RECHECK_S = 0.5
@@ -260,3 +265,31 @@ def too_many(message: str, wait_s: float) -> RefusalError:
     return RefusalError(
         429, "rate_limited", message, remedy=f"try again in {seconds} s", headers={"Retry-After": seconds}
     )
+
+
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+LOCAL, REMOTE, USER = 1, 2, 7
+"""columns of these tables: HEXADDRESS:HEXPORT of both ends, and the user's number"""
+
+
+def is_of_another_user(peer_port: int, own_port: int) -> bool:
+    """Whether the socket from `peer_port` to `own_port` belongs to another user than this process. False where the machine does not tell."""
+    users = {
+        row[USER]
+        for table in TABLES
+        for row in _rows(table)
+        if _port(row[LOCAL]) == peer_port and _port(row[REMOTE]) == own_port
+    }
+    return bool(users) and str(os.geteuid()) not in users
+
+
+def _rows(table: Path) -> list[list[str]]:
+    try:
+        lines = table.read_text(encoding="ascii", errors="replace").splitlines()[1:]
+    except OSError:
+        return []
+    return [row for row in map(str.split, lines) if len(row) > USER]
+
+
+def _port(end: str) -> int:
+    return int(end.rpartition(":")[2], 16)

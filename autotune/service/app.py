@@ -18,13 +18,13 @@ from autotune.ports import ServiceStore
 from autotune.schema import StudyDocument
 from autotune.service import error_responses, pages
 from autotune.service.access import COOKIE, Gate
-from autotune.service.counters import Counters, CountRequests
 from autotune.service.middleware import HeadAsGet, RequestGuards
 from autotune.service.options import ServiceOptions
 from autotune.service.refusals import Refusals
 from autotune.service.resources import across_studies, events, health, studies, study_annotations, study_figures
 from autotune.service.response_cache import ResponseCache
 from autotune.service.service_state import ServiceState
+from autotune.service.study_metrics import Counters, CountRequests
 from autotune.service.supervisor import Supervisor
 
 ROOT = "/api/v1"

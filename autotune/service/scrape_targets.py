@@ -6,6 +6,8 @@
 DATA is the user's data folder. The format is that of Prometheus' file-based discovery
 (https://prometheus.io/docs/prometheus/latest/configuration/configuration/#file_sd_config). Ray keeps such a file too, but in a folder that changes with
 each start. The files stay when the service ends, so that Prometheus sees that it is down.
+
+The configuration of Prometheus for this machine: `dashboards/prometheus/prometheus.yml` with the paths that it has here.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from autotune import assets
 from autotune.errors import AutotuneError
-from autotune.settings import own_folder
+from autotune.settings import data_folder, own_folder
 
 log = logging.getLogger("autotune.service")
 
@@ -63,3 +66,15 @@ def write(name: str, targets: Targets) -> None:
     part.write_text(json.dumps(targets, indent=1))
     part.chmod(0o644)
     part.replace(folder / f"{name}.json")
+
+
+CONTAINER_FOLDER = "/data/prometheus"
+"""where the containers of `dashboards/deploy` have what the service lists for Prometheus"""
+
+
+def prometheus_configuration() -> str:
+    """The text of a prometheus.yml."""
+    folder = assets.dashboards() / "prometheus"
+    text = (folder / "prometheus.yml").read_text(encoding="utf-8")
+    text = text.replace(CONTAINER_FOLDER, str(data_folder() / FOLDER))
+    return text.replace("- alerts.yml", f"- {folder / 'alerts.yml'}")

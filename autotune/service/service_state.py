@@ -15,13 +15,11 @@ from autotune.errors import SpecError
 from autotune.ports import ServiceStore
 from autotune.results.answers import waiting_behind
 from autotune.service.access import Caller, Gate
-from autotune.service.counters import Counters
-from autotune.service.fair_queue import FairQueue
+from autotune.service.fair_use import FairQueue, StreamPlaces
 from autotune.service.options import LOOPBACK, ServiceOptions
 from autotune.service.response_cache import ResponseCache
-from autotune.service.revision_watch import RevisionWatch
-from autotune.service.stream_places import StreamPlaces
-from autotune.service.study_views import StudyViews
+from autotune.service.study_metrics import Counters
+from autotune.service.study_views import RevisionWatch, StudyViews
 from autotune.service.supervisor import Supervisor
 from autotune.spec.checks import nearest
 

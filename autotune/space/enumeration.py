@@ -8,6 +8,14 @@ the counts in `excluded` add up, with the legal rows, to the full product.
     choices   the values (codes) of each knob, in rising order; for a derived dp the world sizes, for derived accumulation_steps the batch sizes
 
 Memory: growth goes in chunks of `CHUNK` rows, so beyond the legal rows themselves it needs a few hundred MB at most.
+
+Why configs are excluded, for people: the words for the short names under which excluded combinations are counted.
+
+    tp_heads            a law: what is wrong with configs that break it
+    megatron_compile    a limit: the trainer, and the knob whose value it cannot express
+    memory              the cost model expects it to run out of memory
+
+Names that are sentences already, such as those of studies of older releases, stay as they are. JSON documents keep the names.
 """
 
 from __future__ import annotations
@@ -21,11 +29,13 @@ from numpy.typing import NDArray
 
 from autotune.errors import ConfigError, SpecError
 from autotune.space.completion import default_precision
-from autotune.space.constraint import laws_for, reasons
+from autotune.space.constraint import LAWS, laws_for, reasons
 from autotune.space.law import Law
 from autotune.space.mesh_laws import world_size_law
+from autotune.space.rl_laws import RL_LAWS
 from autotune.spec import FIELDS, KNOBS, ConfigTable, Knob, ParallelConfig, SpaceSpec, Workload
 from autotune.spec.checks import nearest
+from autotune.trainers import trainer_names
 
 Columns = dict[str, NDArray[Any]]
 
@@ -259,3 +269,27 @@ def _too_many(choices: Mapping[str, NDArray[np.int64]]) -> SpecError:
         + ", ".join(f"{name} ({len(choices[name])} values)" for name in widest if len(choices[name]) > 1),
         field="space",
     )
+
+
+MEMORY = "memory"
+"""the name under which configs are counted that are expected to run out of memory"""
+_WORDS = {law.name: law.broken for law in (*LAWS, *RL_LAWS)} | {MEMORY: "expected to run out of memory"}
+
+
+def exclusion_words(name: str) -> str:
+    """What is wrong with the configs that are counted under this name."""
+    if name in _WORDS:
+        return _WORDS[name]
+    trainer = next((known for known in trainer_names() if name.startswith(f"{known}_")), None)
+    if trainer is not None and " " not in name:
+        return f"{trainer} cannot run this {name.removeprefix(f'{trainer}_')}"
+    return name
+
+
+def in_words(counts: Mapping[str, int]) -> dict[str, int]:
+    """The counts by what is wrong, the most frequent first."""
+    found: dict[str, int] = {}
+    for name, count in counts.items():
+        words = exclusion_words(name)
+        found[words] = found.get(words, 0) + count
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

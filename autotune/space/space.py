@@ -16,8 +16,15 @@ from numpy.typing import NDArray
 
 from autotune.errors import InfeasibleError
 from autotune.space.constraint import why_not
-from autotune.space.enumeration import DERIVED, choices_of, enumerate_configs, laws_of, nearest_miss, world_sizes
-from autotune.space.exclusion import in_words
+from autotune.space.enumeration import (
+    DERIVED,
+    choices_of,
+    enumerate_configs,
+    in_words,
+    laws_of,
+    nearest_miss,
+    world_sizes,
+)
 from autotune.space.launchable import Launchable
 from autotune.spec import KNOBS, ConfigTable, ParallelConfig, SpaceSpec, Study, Workload
 

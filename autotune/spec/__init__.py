@@ -4,10 +4,10 @@
     config.py     ParallelConfig, the point that is tuned                              knob_use.py  KnobUse, what a part of the program does with each knob
     model.py      ModelSpec         cluster.py   GpuSpec, LinkSpec, ClusterSpec        workload.py  Workload, Peft
     estimate.py   Estimate          trial.py     Trial, Failure, Reward, StandsFor     study.py     Study and its parts
-    measurement.py  Measurement     loss_comparison.py  LossComparison, a trial's loss against other configs' at equal tokens
+    measurement.py  Measurement, and its loss against other configs' at equal tokens
     model_code.py  ModelCode, the user's code that builds a model                      dry_run.py   DryRun, one rank of a job run without a GPU
     observed.py   ObservedRun, a training that people started themselves
-    duration.py   durations as text                                                    speedup.py   speedups as text, with their interval
+    as_text.py    sizes, counts, durations and speedups as text
     trial_row.py  a trial as one row of a table
     catalog/      models and GPUs by name, one YAML file each
 
@@ -29,8 +29,7 @@ from autotune.spec.dry_run import (
 from autotune.spec.estimate import Estimate, MemoryParts, TimeParts
 from autotune.spec.knob import Knob
 from autotune.spec.knob_use import KnobUse
-from autotune.spec.loss_comparison import LossComparison
-from autotune.spec.measurement import Measurement
+from autotune.spec.measurement import LossComparison, Measurement
 from autotune.spec.model import ModelSpec
 from autotune.spec.model_code import LayerKind, ModelCode
 from autotune.spec.observed import ObservedRun, Outcome

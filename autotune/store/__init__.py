@@ -8,11 +8,11 @@
     tables, schema, migrations                the tables, their version, and the upgrades of older databases
     submissions, lifecycle, locking,
     trials, decisions, history, best_trials,
-    annotation_keeper, deletion               the writes, one subject each
-    rows, packing, queries                    values as rows, compact encodings, the reads
+    annotation_keeper                         the writes, one subject each
+    rows, packing, queries                    values as rows, compact encodings, the reads with counts for dashboards
     checksums, examination                    a checksum for each row of a history; what `autotune store check` finds
     observed                                  runs that people started themselves
-    tokens, audit, measured_once, statistics  what the service and the cost model store here
+    tokens, measured_once                     what the service and the cost model store here
     laws, maintenance, table_files            the laws of every history; check, backup, vacuum; CSV and Parquet files
     restoring                                 restore from a backup, upgrade with a dry run
 

@@ -4,7 +4,7 @@ that `best` is one short index scan.
 A config that was measured more than once is represented by the trial with the median throughput (the lower one of two). With the fastest trial
 instead, a config would look better the more often it is measured. Simulated measurements count only where there is no real one.
 
-It stands at what the finals of that trial's study say (`autotune.reward.standing`): at the trial's throughput until the study has ended.
+It stands at what the finals of that trial's study say (`autotune.reward.ranking`): at the trial's throughput until the study has ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""Reads: one study, lists of studies, trials, steps, and the best configs across all studies. Each uses an index."""
+"""Reads: one study, lists of studies, trials, steps, and the best configs across all studies. Each uses an index.
+
+Counts for dashboards, and the workloads that have measurements. Each number is read from an index.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
@@ -10,8 +14,8 @@ from typing import Any
 from sqlalchemy import Column, ColumnElement, Connection, Row, Select, bindparam, case, func, select
 
 from autotune.errors import NotFoundError
-from autotune.ports import Revision, StudyRecord
-from autotune.spec import StudyStatus, Trial
+from autotune.ports import KnownWorkload, Revision, Statistics, StudyRecord
+from autotune.spec import StudyStatus, Trial, Workload
 from autotune.store.database import from_us, to_us
 from autotune.store.packing import unpack_steps
 from autotune.store.rows import read_study, read_trial
@@ -276,3 +280,37 @@ def _trial_counts(connection: Connection, keys: list[int]) -> dict[int, dict[str
         for key, status, count in connection.execute(query.group_by(trials.c.study, trials.c.status)):
             counts[key][status] = count
     return counts
+
+
+def statistics(connection: Connection, now: int) -> Statistics:
+    """The present counts."""
+    by_status = select(studies.c.status, func.count()).group_by(studies.c.status)
+    by_ending = select(trials.c.status, trials.c.failure, func.count()).group_by(trials.c.status, trials.c.failure)
+    trial_counts: dict[str, int] = {}
+    failures: dict[str, int] = {}
+    for status, failure, count in connection.execute(by_ending):
+        trial_counts[status] = trial_counts.get(status, 0) + count
+        if failure is not None:
+            failures[failure] = failures.get(failure, 0) + count
+    leased = select(func.count()).select_from(studies).where(studies.c.lease_expires_us > now)
+    return Statistics(
+        studies={row[0]: row[1] for row in connection.execute(by_status)},
+        trials=trial_counts,
+        failures=failures,
+        leased=int(connection.execute(leased).scalar_one()),
+    )
+
+
+def known_workloads(connection: Connection) -> list[KnownWorkload]:
+    """All workloads that have measurements, the one with the newest representative first."""
+    configs, newest = func.count().label("configs"), func.max(records.c.trial).label("newest")
+    found = select(records.c.workload, configs, newest).group_by(records.c.workload).subquery()
+    rows = connection.execute(
+        select(workloads.c.key, workloads.c.workload, found.c.configs)
+        .join(found, found.c.workload == workloads.c.key)
+        .order_by(found.c.newest.desc())
+    )
+    return [
+        KnownWorkload(key=row.key, workload=Workload.from_dict(json.loads(row.workload)), configs=row.configs)
+        for row in rows
+    ]

@@ -26,9 +26,7 @@ from autotune.ports import (
 )
 from autotune.spec import ObservedRun, Study, StudyStatus, Trial, Wanted
 from autotune.store import (
-    audit,
     decisions,
-    deletion,
     history,
     lifecycle,
     locking,
@@ -36,14 +34,13 @@ from autotune.store import (
     observed,
     queries,
     schema,
-    statistics,
     submissions,
     trials,
 )
 from autotune.store.annotation_keeper import AnnotationKeeper
 from autotune.store.database import Database
 from autotune.store.location import StoreLocation
-from autotune.store.tokens import TokenKeeper
+from autotune.store.tokens import TokenKeeper, keep_audit, read_audit
 
 
 class SqlStore:
@@ -122,7 +119,7 @@ class SqlStore:
     def delete(self, study_id: str, *, learners: Sequence[str] = ()) -> None:
         """Removes a study that has ended, for good."""
         with self.database.write(durable=True) as connection:
-            deletion.delete_study(connection, study_id, learners)
+            lifecycle.delete_study(connection, study_id, learners)
 
     def claim(self, study_id: str, owner: str, *, lease_s: float) -> Lease | None:
         """Takes the lease; None while somebody else holds it."""
@@ -217,12 +214,12 @@ class SqlStore:
     def known_workloads(self) -> list[KnownWorkload]:
         """All workloads that have measurements. `best` takes the `key` of one as its filter `workload`."""
         with self.database.read() as connection:
-            return statistics.known_workloads(connection)
+            return queries.known_workloads(connection)
 
     def statistics(self) -> Statistics:
         """Counts of studies and trials by status, and of failures by kind."""
         with self.database.read() as connection:
-            return statistics.statistics(connection, self.database.server_now_us(connection))
+            return queries.statistics(connection, self.database.server_now_us(connection))
 
     def ping(self) -> None:
         """Begins and ends a write that changes nothing. Raises `StoreUnavailableError` when the store cannot be written now."""
@@ -272,12 +269,12 @@ class SqlStore:
     def record_audit(self, actor: str, action: str, subject: str = "", data: Mapping[str, Any] | None = None) -> None:
         """Appends a line to the audit log."""
         with self.database.write() as connection:
-            audit.record(connection, actor, action, subject, data or {})
+            keep_audit(connection, actor, action, subject, data or {})
 
     def audit_events(self, *, after: int | None = None, limit: int = 1000) -> list[AuditEvent]:
         """The newest lines of the audit log, or the first ones after that number, in order."""
         with self.database.read() as connection:
-            return audit.read(connection, after=after, limit=limit)
+            return read_audit(connection, after=after, limit=limit)
 
     def close(self) -> None:
         """Closes all connections."""

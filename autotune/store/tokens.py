@@ -4,25 +4,29 @@
 
 Nobody guesses 256 random bits, so a fast hash (HMAC-SHA-256, with a salt) keeps a secret as safe as a slow one, and a wrong token costs no more than a
 right one. Stores of earlier releases hold scrypt hashes. Such a token pays the slow hash once: when it is first shown, its row gets the fast hash.
+
+The audit log: who did what through the service. It is only ever appended to.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import secrets
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import Row, bindparam, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from autotune.errors import NotFoundError, SpecError, StoreError
-from autotune.ports import SCOPES, Token
+from autotune.ports import SCOPES, AuditEvent, Token
 from autotune.spec.checks import one_of
 from autotune.store.database import Database, from_us, now_us
-from autotune.store.rows import clean
-from autotune.store.tables import tokens
+from autotune.store.rows import clean, json_text
+from autotune.store.tables import audit, tokens
 
 FAST = b"hmac-sha256:"
 """how a fast hash begins; a scrypt hash has 32 bytes and no beginning"""
@@ -126,3 +130,30 @@ def _read(row: Row[Any]) -> Token:
         expires_at=None if row.expires_us is None else from_us(row.expires_us),
         revoked_at=None if row.revoked_us is None else from_us(row.revoked_us),
     )
+
+
+def keep_audit(connection: Connection, actor: str, action: str, subject: str, data: Mapping[str, Any]) -> None:
+    """Appends a line."""
+    row = {"actor": clean(actor), "action": clean(action), "subject": clean(subject), "data": json_text(data)}
+    connection.execute(insert(audit).values(at_us=now_us(), **row))
+
+
+def read_audit(connection: Connection, *, after: int | None, limit: int) -> list[AuditEvent]:
+    """The first lines with a larger number than `after`, in order; of None, the newest lines."""
+    if after is None:
+        newest = connection.execute(select(audit).order_by(audit.c.sequence.desc()).limit(limit))
+        rows = list(newest)[::-1]
+    else:
+        found = select(audit).where(audit.c.sequence > after).order_by(audit.c.sequence).limit(limit)
+        rows = list(connection.execute(found))
+    return [
+        AuditEvent(
+            sequence=row.sequence,
+            at=from_us(row.at_us),
+            actor=row.actor,
+            action=row.action,
+            subject=row.subject,
+            data=json.loads(row.data),
+        )
+        for row in rows
+    ]

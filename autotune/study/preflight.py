@@ -5,16 +5,20 @@
     check_here      what this machine cannot run: too few ranks, no GPU, a program that is not installed. Asked where the study will run
 
 Runners that say nothing beforehand (`autotune.ports.PreflightRunner` is optional) are judged once they are made.
+
+A runner that is passed to `tune` as an object: its name in the study's record, and the check that whoever goes on with the study passes it too.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from autotune.errors import MissingExtraError, RunnerError
-from autotune.registry import runner_class
+from autotune.errors import CatalogError, ConflictError, MissingExtraError, RunnerError
+from autotune.ports import TrialRunner
+from autotune.registry import PASSED, passed_name, runner_class
 from autotune.space import SearchSpace
 from autotune.spec import ParallelConfig, Study
 
@@ -54,3 +58,30 @@ def _ask(study: Study, question: str, *about: Any) -> None:
     answer = getattr(runner_class(study.runner, study.runner_options), question, None)
     if answer is not None:
         answer(study, *about)
+
+
+def runner_name(runner: TrialRunner) -> str:
+    """By what name a study records it: `python:MODULE.CLASS`."""
+    return passed_name(type(runner))
+
+
+def run_by(study: Study, runner: TrialRunner) -> Study:
+    """The study with that runner."""
+    return replace(study, runner=runner_name(runner), runner_options={})
+
+
+def check_passed(study: Study, runner: TrialRunner | None) -> None:
+    """Raises `CatalogError` when the study's runner was passed as an object and is not passed now, `ConflictError` when another one is."""
+    name = study.runner
+    if runner is None and name.startswith(PASSED):
+        raise CatalogError(
+            f"the runner {name.removeprefix(PASSED)!r} was passed to autotune.tune as an object and is known by no name",
+            remedy="go on with the Python code that started the study, which passes it again",
+            field="runner",
+        )
+    if runner is not None and runner_name(runner) != name:
+        raise ConflictError(
+            f"the study runs on {name!r}, but {runner_name(runner)!r} was passed",
+            remedy="pass the runner that it was submitted with, or submit a new study",
+            field="runner",
+        )

@@ -3,6 +3,8 @@
 It is made for new studies with real trials of the native trainer on the cluster of this machine (runner `local` or `ray`), where the store holds no
 calibration, unless `calibrate: false` in the spec leaves it out or the budget tries the whole space, so that their order does not matter. It is stored before
 the first trial, so a study that is resumed predicts the same. `autotune calibrate` replaces it by a full one.
+
+The dry runs of a model that code builds, made before the first study of it begins.
 """
 
 from __future__ import annotations
@@ -12,10 +14,14 @@ from collections.abc import Callable, Sequence
 
 from autotune.cost import Calibration
 from autotune.errors import AutotuneError, ConflictError, StoreError
-from autotune.ports import CalibrationStore
+from autotune.ports import CalibrationStore, Store
+from autotune.profiling import FIRST_PROFILE, dry_run_words, ensure_profile
 from autotune.registry import CALIBRATORS, calibrator, registered
 from autotune.results.calibrations import measured_constants
+from autotune.space import SearchSpace
 from autotune.spec import Study, Trial
+from autotune.study.assembly import assemble
+from autotune.study.preflight import check_here
 from autotune.study.progress import Notice, OnEvent
 
 REAL = ("local", "ray")
@@ -76,3 +82,27 @@ def calibrate_quickly(
     took_s = time.monotonic() - began_s
     tell(Notice(message=f"calibrated in {took_s:.0f} s; `autotune calibrate` measures it more precisely"))
     return Calibration.from_dict(values)
+
+
+def profile_first(study: Study, store: Store, tell: OnEvent, *, passed: bool) -> None:
+    """Makes the dry runs that the study's model lacks, and says what comes of it. `passed`: whether the runner is an object, which is asked nothing."""
+    space = SearchSpace.of_study(study)
+    if not passed:  # a study that cannot run here need not wait for dry runs to hear it
+        if study.at_hand is None:
+            check_here(study, space)
+        else:
+            here = assemble(study, store).runs_here
+            check_here(here.study, here.space)
+
+    def on_run(number: int, count: int, what: str) -> None:
+        if number == 1:
+            tell(Notice(message=FIRST_PROFILE.format(count=count)))
+        tell(Notice(message=dry_run_words(number, count, what)))
+
+    problem = ensure_profile(study, store, space=space, on_run=on_run)
+    if problem:
+        tell(
+            Notice(
+                message=f"memory is predicted by the formulas of a decoder, because no dry run could be made: {problem}"
+            )
+        )

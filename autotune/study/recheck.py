@@ -8,22 +8,29 @@
 The change is called slower than S when its 95% interval does not hold 0 and reaches beyond S: with 2% between runs, three configs and two rounds, a slowdown of 5%
 is found in 98 of 100 studies, and one is invented in 2 (tests/study/test_recheck.py). The order holds where no config is ahead of a better one of then by more than its
 interval. Machines that are busy with other work are told apart from releases by the evidence of the runs (`autotune.diagnosis`).
+
+The recheck of a stored study: its configs out of the store, measured on its own runner, and a note of what came of it back into the store.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from autotune import reward
 from autotune.diagnosis import Evidence, diagnose
-from autotune.errors import NotFoundError
-from autotune.ports import AttemptEnded, AttemptQueued, TrialRequest, TrialRunner
+from autotune.errors import NotFoundError, SpecError, StoreError
+from autotune.ports import AttemptEnded, AttemptQueued, ServiceStore, StudyRecord, TrialRequest, TrialRunner
+from autotune.results.answers import result_of
+from autotune.results.result import Result
 from autotune.reward.run_noise import RunNoise
 from autotune.spec import Failure, Measurement, ParallelConfig, Study, Trial, config_label
+from autotune.study.assembly import assemble, make_runner_of
 from autotune.trainers import trainer
 
 ROUNDS, MOST_CONFIGS = 2, 3
@@ -340,3 +347,45 @@ def _speed(runs: Sequence[Measurement]) -> float | None:
 def _versions(runs: Sequence[Measurement]) -> Mapping[str, str]:
     """Of the last run that knows them."""
     return next((m.versions for m in reversed(runs) if m.versions), {})
+
+
+SLOWER = 0.03
+"""relative slowdown that is spoken of where none was named"""
+
+
+def recheck_study(
+    store: ServiceStore,
+    asked: str,
+    *,
+    rounds: int = ROUNDS,
+    max_slowdown: float | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    runner: TrialRunner | None = None,
+) -> tuple[StudyRecord, Recheck]:
+    """Runs it. `runner`: the study's own where that was passed as an object. Raises `NotFoundError` for a study without a measured config, `SpecError` for one
+    whose trials stand for others, and `RunnerError` for what cannot run here."""
+    found = result_of(store, asked)
+    record = found.record
+    if record.study.at_hand is not None:
+        raise SpecError(
+            f"the trials of {record.study.name} stand for configs of its target, so none of its configs was measured itself",
+            remedy="recheck a study on the cluster that it runs on",
+            field="STUDY",
+        )
+    configs = chosen(found.trials, _ranked(found), found.baseline.config if found.baseline else None)
+    with closing(make_runner_of(assemble(record.study, store), runner)) as opened:
+        seen = run_recheck(record.study, record.id, opened, configs, rounds=rounds, say=say)
+    result = Recheck(
+        name=record.study.name, configs=seen, max_slowdown=SLOWER if max_slowdown is None else max_slowdown
+    )
+    with suppress(StoreError):  # the answer is worth more than its note
+        store.annotations.add_note(record.id, f"recheck: {result.verdict}; {result.order}")
+    return record, result
+
+
+def _ranked(found: Result) -> list[ParallelConfig]:
+    """Its configs, best first."""
+    best = [found.best.config] if found.best else []
+    confirmed = [trial.config for trial in found.confirmed]
+    others = [trial.config for trial in sorted((t for t in found.measured if t.reward), key=reward.by_reward)]
+    return list(dict.fromkeys([*best, *confirmed, *others]))

@@ -33,8 +33,7 @@ from autotune.study.controller import CANCELLED_ON_REQUEST, JOB_ENDS, PAUSED_ON_
 from autotune.study.controller.ending import has_found
 from autotune.study.lease import StudyLease, release_dead
 from autotune.study.loop import Loop
-from autotune.study.passed_runner import check_passed
-from autotune.study.preflight import check_here, check_runner
+from autotune.study.preflight import check_here, check_passed, check_runner
 from autotune.study.progress import Notice, OnEvent, StudyOpened
 from autotune.study.quick_calibration import calibrate_quickly, needs_calibration
 from autotune.study.references import keep_losses, known_losses

@@ -19,7 +19,7 @@ SECTIONS = {
         "autotune.spec.Measurement",
         "autotune.spec.Estimate",
     ),
-    "Callbacks": ("autotune.study.callbacks", "autotune.study.progress"),
+    "Callbacks": ("autotune.study.progress",),
     "The service's client": ("autotune.client.Client", "autotune.client.AsyncClient"),
     "What is asked": (
         "autotune.spec.Study",

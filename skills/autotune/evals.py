@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import autotune
-from autotune.schema.usual_space import usual_space
+from autotune.schema.space_models import usual_space
 from autotune.space import complete, why_not_in
 from autotune.spec import Study
 

@@ -18,7 +18,7 @@ from autotune.errors import AutotuneError, SpecError
 from autotune.predictions import plan_of
 from autotune.report.cluster_table import format_usd
 from autotune.report.terminal import plan_table
-from autotune.schema.usual_space import usual_space
+from autotune.schema.space_models import usual_space
 from tests.cli.conftest import SPEC
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.report.figures.rank_parts import rank_parts
+from autotune.report.figures.step_and_memory_parts import rank_parts
 from autotune.spec import Measurement, ParallelConfig, Trial, TrialStatus
 from tests.diagnosing.made_up import run
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autotune.report import html_report
 from autotune.report.figures import FIGURES, figures_of
-from autotune.report.figures.missing import MISSING
+from autotune.report.figures.figure_html import MISSING
 from autotune.report.figures.running_steps import running_steps, steps_left
 from autotune.report.figures.source import FigureSource
 from autotune.report.svg.bars import Bar, stacked_bars

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from autotune import api
 from autotune.errors import SpecError
-from autotune.results.best_known import best_known
-from autotune.results.nearest_workload import FARTHEST, distance
+from autotune.results.best_known import FARTHEST, best_known, distance
 from autotune.results.question import Asked
 from autotune.spec import Workload, catalog
 from autotune.store import SqlStore, open_store

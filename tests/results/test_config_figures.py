@@ -11,8 +11,7 @@ from autotune import api
 from autotune.ports import StudyRecord
 from autotune.report import html_report
 from autotune.results.answers import result_from
-from autotune.results.explanations import explained
-from autotune.results.rankings import front_documents, pareto
+from autotune.results.rankings import explained, front_documents, pareto
 from autotune.results.result import Result
 from autotune.reward import score, tokens_per_s
 from autotune.spec import Failure, FailureKind, Measurement, MeasureSpec, Trial, TrialPurpose, TrialStatus

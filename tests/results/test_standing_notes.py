@@ -18,7 +18,7 @@ from autotune.report.figures import figures_of
 from autotune.report.markdown_page import markdown_report
 from autotune.report.page import html_report
 from autotune.report.terminal import trials_table
-from autotune.results import explanations
+from autotune.results import rankings
 from autotune.results.answers import document, ranked_documents, result_from, standings_of
 from autotune.results.rankings import front_documents, ranking_document
 from autotune.results.result import Result
@@ -98,7 +98,7 @@ PLACES: dict[str, Callable[[Result], str]] = {
     "the report": lambda r: html_report(r.record, r.trials),
     "the report in Markdown": lambda r: markdown_report(r.record, r.trials),
     "figures": lambda r: next(f.svg for f in figures_of(r) if f.name == "best_so_far"),
-    "explain": lambda r: str(explanations.explained(r, LUCKY)["text"]),
+    "explain": lambda r: str(rankings.explained(r, LUCKY)["text"]),
     "tools for agents": lambda r: str([TrialRow.of(t) for t in r.shown]),
     "a data frame": lambda r: str(r.shown[LUCKY].reason),
 }

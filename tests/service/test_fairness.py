@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from autotune.service.error_responses import RefusalError
-from autotune.service.fair_queue import FairQueue
+from autotune.service.fair_use import FairQueue
 from autotune.service.options import ServiceOptions
 from tests.service.running import API, DEADLINE_S, Service, bearer, slow_spec, spec, until
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.service import rates
+from autotune.service import fair_use
+from autotune.service.fair_use import Limiter
 from autotune.service.options import Rate
-from autotune.service.rates import Limiter
 
 
 class Clock:
@@ -40,7 +40,7 @@ def test_never_more_than_the_burst_and_what_time_brought(pauses: list[float]) ->
 
 def test_callers_are_forgotten_from_the_oldest() -> None:
     limiter = Limiter(Rate(per_s=1e-9, burst=1))
-    for number in range(rates.MOST_CALLERS + 1):
+    for number in range(fair_use.MOST_CALLERS + 1):
         assert limiter.wait_s(str(number)) == 0
-    assert limiter.wait_s(str(rates.MOST_CALLERS)) > 0
+    assert limiter.wait_s(str(fair_use.MOST_CALLERS)) > 0
     assert limiter.wait_s("0") == 0

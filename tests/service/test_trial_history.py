@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.ports import HistoryEvent
-from autotune.service.pages.trial_history import MOST_EVENTS, PAGE, events_of_trial
+from autotune.service.pages.trial_page import MOST_EVENTS, PAGE, events_of_trial
 from autotune.store import SqlStore, history, locking, open_store
 from autotune.testing.stores import measured, pending, run_trial, running_study
 

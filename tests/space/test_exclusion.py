@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.space import LAWS
-from autotune.space.exclusion import exclusion_words, in_words
+from autotune.space.enumeration import exclusion_words, in_words
 from autotune.trainers import trainer_names
 
 

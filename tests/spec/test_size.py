@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from autotune.spec.size import format_bytes
+from autotune.spec.as_text import format_bytes
 
 
 @pytest.mark.parametrize(

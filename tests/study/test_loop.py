@@ -22,7 +22,7 @@ from autotune.report.placement_text import placed_lines
 from autotune.results.answers import result_of, study_document
 from autotune.search.grid import GridSearcher
 from autotune.search.searcher import Problem
-from autotune.service.pages.trial_history import events_of_trial
+from autotune.service.pages.trial_page import events_of_trial
 from autotune.space import SearchSpace
 from autotune.spec import Failure, FailureKind, StudyStatus, TrialPurpose, TrialStatus, Wanted
 from autotune.store import MemoryStore

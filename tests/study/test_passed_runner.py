@@ -15,7 +15,7 @@ from autotune.spec import StudyStatus, Wanted
 from autotune.store import MemoryStore
 from autotune.study import running
 from autotune.study.assembly import assemble, make_runner_of
-from autotune.study.passed_runner import run_by
+from autotune.study.preflight import run_by
 from autotune.study.progress import Notice
 from autotune.study.running import run_study
 from tests.small_studies import QUIET, configs, spec

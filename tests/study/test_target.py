@@ -15,7 +15,7 @@ from autotune.ports import Store
 from autotune.report import html_report
 from autotune.report.comparison import facts
 from autotune.report.target_text import BLIND_WORDS, target_rows, target_sentences
-from autotune.results.explanations import explained
+from autotune.results.rankings import explained
 from autotune.results.result import Result
 from autotune.search.history import informed
 from autotune.search.target_searcher import TargetSearcher

@@ -4,11 +4,10 @@
     speed_over_study.py    best so far over trials and over time          predictions.py        predicted against measured
     step_and_memory_parts.py  where time and memory go                    trial_timeline.py     trials on ranks
     budget_spent.py        limits: spent and left                         loss_curves.py        loss against the reference
-    feasible_map.py        two knobs as a grid, the best of each cell     predicted_space.py    the feasible set, predicted
-    knobs_and_speed.py     importance of knobs, trials across knobs       knob_values.py        the knobs that vary
+    feasible_map.py        two knobs as a grid, the best of each cell
+    knobs_and_speed.py     importance of knobs, trials across knobs
     pareto_front.py        speed against memory                           one_trial.py          those of one trial
-    rank_parts.py          each rank's step, predicted and measured
-    running_steps.py       steps of the running trials, and what is left  missing.py            what each figure needs
+    running_steps.py       steps of the running trials, and what is left
 
 `FIGURES` names all of them, in the order in which they are shown. Names never change: files and notebooks use them.
 """
@@ -24,11 +23,10 @@ from autotune.report.figures.knobs_and_speed import knob_importance, parallel_co
 from autotune.report.figures.loss_curves import loss_curves
 from autotune.report.figures.pareto_front import pareto_front
 from autotune.report.figures.predictions import predicted_measured, predicted_measured_memory
-from autotune.report.figures.rank_parts import winners_rank_parts
 from autotune.report.figures.running_steps import running_steps
 from autotune.report.figures.source import FigureSource, StepSeries
 from autotune.report.figures.speed_over_study import best_so_far, best_so_far_over_time
-from autotune.report.figures.step_and_memory_parts import memory_parts, step_parts
+from autotune.report.figures.step_and_memory_parts import memory_parts, step_parts, winners_rank_parts
 from autotune.report.figures.trial_timeline import trial_timeline
 from autotune.results.figure import Figure
 from autotune.results.result import Result

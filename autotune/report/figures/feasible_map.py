@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
-from autotune.report.figures.knob_values import order_of, varying, word_of
-from autotune.report.figures.source import FigureSource, title_of
+from autotune.report.figures.source import FigureSource, order_of, title_of, varying, word_of
 from autotune.report.svg.tiles import LEVELS, Tile, tiles
 from autotune.report.terminal import format_count
 from autotune.results.figure import Column, Figure, table_of

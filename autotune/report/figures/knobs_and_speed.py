@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.report.figures.knob_values import varying, word_of
 from autotune.report.figures.source import (
     CONFIG,
     MEASURED,
@@ -29,6 +28,8 @@ from autotune.report.figures.source import (
     FigureSource,
     left_out,
     title_of,
+    varying,
+    word_of,
 )
 from autotune.report.notes import note_of
 from autotune.report.svg.bars import Bar, stacked_bars

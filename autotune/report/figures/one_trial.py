@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.report.figures.loss_curves import loss_axis
-from autotune.report.figures.rank_parts import rank_parts
-from autotune.report.figures.step_and_memory_parts import MEMORY_NAMES, OVERLAPPED, memory_bars, part_names
+from autotune.report.figures.step_and_memory_parts import MEMORY_NAMES, OVERLAPPED, memory_bars, part_names, rank_parts
 from autotune.report.findings import time_parts
 from autotune.report.svg.axes import Axis, Line, Point, plot
 from autotune.report.svg.bars import Bar, stacked_bars

@@ -2,6 +2,14 @@
 
 Figures show at most `MAX_MARKS` trials: more can't be told apart. Left-out trials are spread evenly; the best, the baseline, each improvement and what
 failed last stay. A figure's table holds all of them.
+
+The knobs that vary in a study, with their values.
+
+The feasible set of a study with what the cost model says of each config.
+
+    N    configs of the space, at most `LISTED`; of more, an even sample
+
+Step times are at the level that the study's own trials showed (`Estimate.level` of the latest trial).
 """
 
 from __future__ import annotations
@@ -10,13 +18,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from typing import Any
 
-from autotune.report.figures.predicted_space import PredictedSpace, predicted_space
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.cost import estimate
+from autotune.errors import AutotuneError
+from autotune.planning import fits
 from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.results.figure import Column
 from autotune.results.result import Result
 from autotune.reward import counted_once, tokens_per_s
-from autotune.spec import Trial, TrialPurpose, config_label
+from autotune.space import SearchSpace
+from autotune.spec import ConfigTable, Study, Trial, TrialPurpose, config_label
 
 StepSeries = Mapping[str, Sequence[float]]
 """step, step_time_s, loss, grad_norm of an attempt so far"""
@@ -102,3 +117,69 @@ def title_of(trial: Trial, *facts: str) -> str:
 def left_out(shown: int, of: int) -> str:
     """That a figure does not show all trials, as a sentence; empty where it does."""
     return f" {shown:,} of {of:,} trials are drawn; the data hold all." if shown < of else ""
+
+
+def varying(source: FigureSource) -> dict[str, tuple[Any, ...]]:
+    """Knobs with two values or more among the space and the trials, in their usual order."""
+    found: dict[str, set[Any]] = {}
+    for trial in source.result.shown:
+        for name, value in trial.config.values().items():
+            found.setdefault(name, set()).add(value)
+    if (space := source.space) is not None:
+        for name, knob in space.table.knobs.items():
+            column = set(space.table.column(name).tolist())
+            found.setdefault(name, set()).update(knob.decode(code) for code in column)
+    return {name: tuple(sorted(values, key=order_of)) for name, values in found.items() if len(values) > 1}
+
+
+def word_of(value: Any) -> str:
+    """A knob's value as people write it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None else str(value)
+
+
+def order_of(value: Any) -> tuple[bool, float, str]:
+    """The key that sorts values: numbers by size, then words."""
+    is_number = isinstance(value, int | float)
+    return not is_number, float(value) if is_number else 0.0, str(value)
+
+
+LISTED = 50_000
+"""configs that are predicted; a map of more looks the same"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedSpace:
+    """Legal configs as columns, with predictions of shape (N,)."""
+
+    table: ConfigTable
+    tokens_per_s: NDArray[np.float64]
+    """of the whole job"""
+    fits: NDArray[np.bool_]
+    """whether it is expected to fit into memory"""
+    total: int
+    """configs of the space, also where only a sample of them is here"""
+
+    @property
+    def optimum_tokens_per_s(self) -> float | None:
+        """The most that is predicted for a config that fits."""
+        return float(self.tokens_per_s[self.fits].max()) if self.fits.any() else None
+
+
+def predicted_space(study: Study, trials: Sequence[Trial]) -> PredictedSpace | None:
+    """The space of a study, predicted by the constants that ship; None where it can't be listed here."""
+    try:
+        space = SearchSpace.of_study(study)
+        each = -(-len(space) // LISTED)
+        table = space.table if each == 1 else space.table.take(np.arange(0, len(space), each))
+        found = estimate(study.workload, table)
+    except AutotuneError:
+        return None
+    level = next((float(t.estimate.level) for t in reversed(trials) if t.estimate is not None), 1.0)
+    return PredictedSpace(
+        table=table,
+        tokens_per_s=np.asarray(found.tokens_per_s, dtype=float) / level,
+        fits=fits(found),
+        total=len(space),
+    )

@@ -8,7 +8,6 @@
     ranking_page.py another order of the configs  flash.py        what an action did
     compare_page.py studies or trials side by side
     trial_page.py   one trial                          trial_table.py  the trials of a study, sorted and filtered
-    trial_history.py a trial's events
     rendering.py    templates and filters         visits.py       who asks, forms, errors as pages
     static_files.py style sheet and script
 

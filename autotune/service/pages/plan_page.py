@@ -13,7 +13,7 @@ from autotune import api
 from autotune.errors import AutotuneError, SpecError
 from autotune.ports import StudyRecord
 from autotune.results.answers import result_from
-from autotune.schema.usual_space import usual_space
+from autotune.schema.space_models import usual_space
 from autotune.service.pages.rendering import render
 from autotune.service.pages.submit_page import count_of, problems_of
 from autotune.service.pages.visits import page

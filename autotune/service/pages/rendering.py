@@ -17,7 +17,7 @@ from autotune.report.notes import infeasible_line
 from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.service.options import LOOPBACK
 from autotune.spec import ParallelConfig, config_changes, config_label
-from autotune.spec.speedup import format_speedup
+from autotune.spec.as_text import format_speedup
 from autotune.spec.trial import trial_numbers
 
 if TYPE_CHECKING:

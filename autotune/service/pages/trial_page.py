@@ -1,4 +1,10 @@
-"""A trial's page: its config, why it was tried, its steps, its loss, where time and memory go, how it failed, and its launch."""
+"""A trial's page: its config, why it was tried, its steps, its loss, where time and memory go, how it failed, and its launch.
+
+The events of one trial, found without reading the history of the whole study.
+
+Trials are asked for in the order of their numbers, so the event that asked for one is found by halves; its other events follow until it ends. At most
+`MOST_EVENTS` are read from there on: of a trial beside which more happened, later events are left out.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,7 @@ from starlette.responses import Response
 from autotune import api
 from autotune.diagnosis import lines_of
 from autotune.errors import AutotuneError, NotFoundError
-from autotune.ports import EventKind, ServiceStore
+from autotune.ports import EventKind, HistoryEvent, ServiceStore, StudyReader
 from autotune.report.figures.figure_html import figure_html
 from autotune.report.figures.one_trial import TrialSource, trial_figures
 from autotune.report.reward_tables import reward_rows
@@ -24,7 +30,6 @@ from autotune.results.hidden import hidden_events
 from autotune.results.result import Result
 from autotune.service.pages.export_page import command_of
 from autotune.service.pages.rendering import render
-from autotune.service.pages.trial_history import events_of_trial
 from autotune.service.pages.visits import REFRESH_S, page, visitor
 from autotune.service.resources.studies import exported
 from autotune.service.service_state import ServiceState
@@ -136,3 +141,35 @@ def _launch(service: ServiceState, study_id: str, trainer: str, number: int) -> 
     except AutotuneError as error:
         return {"error": error.message, "remedy": error.remedy}
     return {"error": "", "command": command_of(document), "notes": document["notes"]}
+
+
+PAGE, MOST_EVENTS = 200, 2000
+
+
+def events_of_trial(store: StudyReader, study_id: str, number: int) -> list[HistoryEvent]:
+    """The events of the trial, in order. Raises `NotFoundError`."""
+    low, high = 0, store.revision(study_id).events
+    while high - low > PAGE:
+        middle = (low + high) // 2
+        asked = _next_asked(store, study_id, middle, high)
+        if asked is not None and asked.data["number"] <= number:
+            low = asked.sequence - 1
+        else:
+            high = middle
+    found: list[HistoryEvent] = []
+    after, last = low, low + MOST_EVENTS
+    while after < last and (part := store.events(study_id, after=after, limit=PAGE)):
+        after = part[-1].sequence
+        found += [event for event in part if event.data.get("number") == number]
+        if any(event.kind == EventKind.TRIAL_ENDED for event in found):
+            break
+    return found
+
+
+def _next_asked(store: StudyReader, study_id: str, after: int, until: int) -> HistoryEvent | None:
+    """The first event after that number, and not after `until`, that asked for a trial."""
+    while after < until and (part := store.events(study_id, after=after, limit=min(PAGE, until - after))):
+        after = part[-1].sequence
+        if (asked := next((event for event in part if event.kind == EventKind.TRIAL_ASKED), None)) is not None:
+            return asked
+    return None

@@ -19,10 +19,10 @@ from autotune.errors import AutotuneError, NotFoundError
 from autotune.results.hidden import hidden_events
 from autotune.service.access import Caller
 from autotune.service.error_responses import StrictJSONResponse
+from autotune.service.fair_use import PlacedStream
 from autotune.service.middleware import WITHOUT_BODY
 from autotune.service.response_models import EventList, responses
 from autotune.service.service_state import STREAM_POLL_S, Limit, Reader, ServiceState, StudyId, TheService
-from autotune.service.stream_places import PlacedStream
 from autotune.spec.plain import finite
 
 router = APIRouter(tags=["studies"])

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from autotune.errors import NotFoundError
-from autotune.report.figures.missing import MISSING
+from autotune.report.figures.figure_html import MISSING
 from autotune.results.figure import Figure
 from autotune.service.error_responses import StrictJSONResponse
 from autotune.service.response_models import Answer, responses

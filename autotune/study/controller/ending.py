@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autotune.space.exclusion import in_words
+from autotune.space.enumeration import in_words
 from autotune.spec import Study, StudyStatus, Trial
 from autotune.spec.plain import to_plain
 from autotune.study.controller.commands import STOPPED_ON_REQUEST, EndStudy, StudyPhase

@@ -1,0 +1,66 @@
+"""Figures as text: sizes, counts, durations, and speedups with their interval."""
+
+from __future__ import annotations
+
+import math
+
+
+def format_bytes(value: float | None) -> str:
+    """`1.5 GiB`, with three significant digits; `-` when unknown."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    size, sign = abs(value), "-" if value < 0 else ""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1023.5 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{sign}{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{sign}{size:.3g} {unit}"
+
+
+def format_count(value: float | None) -> str:
+    """`1.23k`, `45.6M`: three significant digits and an SI prefix; `-` when unknown."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    size = abs(value)
+    for unit in ("", "k", "M", "G", "T"):
+        if size < 999.5 or unit == "T":
+            return ("-" if value < 0 else "") + (f"{size:.3g}" if size < 999.5 else f"{size:.0f}") + unit
+        size /= 1000
+    raise AssertionError("the last unit always answers")
+
+
+def format_duration(seconds: float | None) -> str:
+    """`850 us`, `12.3 ms`, `4.21 s`, `3m 05s`, `2h 10m`; `-` when unknown."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    if seconds < 0:
+        return "-" + format_duration(-seconds)
+    if seconds == 0:
+        return "0 s"
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else "1 s"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m {rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes:02d}m"
+
+
+DEFAULT_IS_BEST = "the baseline is the best"
+
+
+def format_speedup(
+    speedup: float, low: float | None, high: float | None, *, times: str = "x", over: str = "", is_open: bool = False
+) -> str:
+    """`1.18x (95% CI 1.14-1.22)`; without the ends of an interval `1.18x`; `DEFAULT_IS_BEST` where it is the baseline's own.
+
+    `times`: what stands behind the number. `over`: what stands behind it all. `is_open`: the study goes on, so that the baseline is the best so far only.
+    """
+    if speedup == low == high == 1.0:
+        return DEFAULT_IS_BEST + (" so far" if is_open else "")
+    interval = f" (95% CI {low:.2f}-{high:.2f})" if low is not None and high is not None else ""
+    return f"{speedup:.2f}{times}{interval}{over}"
