@@ -45,8 +45,7 @@ OPTIONAL_COLUMNS = ("stability", "step", "memory", "reward")
 def trial_line(trial: Trial, palette: Palette) -> str:
     """A trial that has ended, in one line."""
     label = f"trial {trial.number} {config_label(trial.config)}: {trial.status.lower()}"
-    if trial.is_measured and trial.measurement is not None:
-        m = trial.measurement
+    if (m := trial.measured) is not None:
         predicted = f" (predicted {format_count(float(trial.estimate.tokens_per_s))})" if trial.estimate else ""
         label += f", {format_count(m.tokens_per_s)} tokens/s{predicted}, {format_bytes(m.peak_memory_bytes)}"
     remark = note_of(trial)

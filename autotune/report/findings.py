@@ -90,8 +90,7 @@ def _tokens(trial: Trial) -> float:
 
 
 def _memory(baseline: Trial, best: Trial) -> str:
-    a = baseline.measurement.peak_memory_bytes if baseline.measurement else None
-    b = best.measurement.peak_memory_bytes if best.measurement else None
+    a, b = baseline.peak_memory_bytes, best.peak_memory_bytes
     if not a or not b:
         return ""
     return f"Peak memory of the fullest rank: {format_bytes(b)} against {format_bytes(a)}."

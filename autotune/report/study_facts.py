@@ -73,8 +73,7 @@ def speed_row(trial: Trial) -> list[str]:
 
 def trial_row(trial: Trial, note: str) -> list[str]:
     """A trial under `TRIAL_HEADS`; speeds in tokens per second."""
-    m = trial.measurement if trial.is_measured else None
-    peak = trial.measurement.peak_memory_bytes if trial.measurement else None
+    m, peak = trial.measured, trial.peak_memory_bytes
     return [
         str(trial.number),
         config_label(trial.config) + ("" if trial.purpose is TrialPurpose.SEARCH else f" ({trial.purpose})"),

@@ -204,10 +204,10 @@ def configs_of_study_table(
         caption="\n".join((speeds_line([t for t, _, _ in rows]), *(safe(line, palette) for line in notes.shared))),
     )
     for trial, runs, spent in rows:
-        measured = trial.measurement if trial.is_measured else None
+        measured = trial.measured
         wins = best is not None and trial.config == best and trial.purpose is not TrialPurpose.REFERENCE
         named = trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.REFERENCE, TrialPurpose.PROXY)
-        memory = trial.measurement.peak_memory_bytes if trial.measurement else None
+        memory = trial.peak_memory_bytes
         table.add_row(
             f"{trial.number}{palette.best if wins else ''}",
             config_label(trial.config) + (f" ({trial.purpose})" if named else ""),
@@ -264,13 +264,13 @@ def trials_table(
         caption=None if one_line else "\n".join((speeds_line(shown), *(safe(line, palette) for line in notes.shared))),
     )
     for trial in shown:
-        measured = trial.measurement if trial.is_measured else None
+        measured = trial.measured
         nothing = palette.nothing
         number = f"{trial.number}{palette.best if trial.number == best else ''}"
         label = config_label(trial.config)
         if trial.purpose is not TrialPurpose.SEARCH:
             label += f" ({trial.purpose})"
-        memory = trial.measurement.peak_memory_bytes if trial.measurement else None
+        memory = trial.peak_memory_bytes
         table.add_row(
             number,
             label,

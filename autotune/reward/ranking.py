@@ -69,9 +69,7 @@ def pareto(trials: Sequence[Trial], gpu: GpuSpec) -> list[Trial]:
 
     Costs that cannot be compared (power was measured in some only) count in rank-seconds.
     """
-    first = [
-        (t, t.measurement) for t in trials if t.purpose not in _OUTSIDE and t.is_measured and t.measurement is not None
-    ]
+    first = [(t, t.measured) for t in trials if t.purpose not in _OUTSIDE and t.measured is not None]
     costs = [token_cost(m, gpu) for _, m in first]
     alike = len({cost.source for cost in costs}) == 1
     scored = [

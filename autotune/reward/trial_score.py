@@ -50,7 +50,7 @@ def rerank(
     scored = [
         replace(t, reward=score(t, reference=reference, objective=objective, workload=workload))
         for t in trials
-        if t.is_measured and t.measurement is not None
+        if t.is_measured
     ]
     return sorted(scored, key=by_reward)
 

@@ -206,13 +206,12 @@ def export_study(
 def _exported(trial: Trial, choices: dict[str, CategoricalDistribution], files: Mapping[str, str]) -> FrozenTrial:
     """The trial as Optuna's; `files`: system attributes that name its artifacts."""
     state = STATES.get(trial.status, TrialState.FAIL)
-    measured = trial.is_measured and trial.measurement is not None
     attributes = {
         "status": str(trial.status),
         "reason": trial.reason,
         "reward": trial.reward.total if trial.reward else None,
         "stability": trial.reward.stability if trial.reward else None,
-        "peak_memory_bytes": trial.measurement.peak_memory_bytes if trial.measurement else None,
+        "peak_memory_bytes": trial.peak_memory_bytes,
         "failure": str(trial.failure.kind) if trial.failure else None,
         "message": trial.failure.message if trial.failure else None,
     }
@@ -220,7 +219,7 @@ def _exported(trial: Trial, choices: dict[str, CategoricalDistribution], files: 
         state=state,
         params={n: getattr(trial.config, n) for n in choices} if state is not TrialState.WAITING else {},
         distributions=choices if state is not TrialState.WAITING else {},
-        value=trial.measurement.tokens_per_s if measured and trial.measurement else None,
+        value=trial.measured.tokens_per_s if trial.measured else None,
         user_attrs={k: v for k, v in attributes.items() if v not in (None, "")},
         system_attrs={
             **files,

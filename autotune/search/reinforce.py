@@ -70,7 +70,7 @@ class ReinforceSearcher(ModelBasedSearcher):
         if not self._tried[index]:
             self._adapt(index, trial)
         self._tried[index] = True
-        peak = trial.measurement.peak_memory_bytes if trial.is_measured and trial.measurement else None
+        peak = trial.peak_memory_bytes if trial.is_measured else None
         ran_out = trial.failure is not None and trial.failure.kind is FailureKind.OUT_OF_MEMORY
         self._search_state.add(
             index,

@@ -207,4 +207,4 @@ def permutation(length: int, seed: int) -> Sequence[int]:
 
 
 def _has_time(trial: Trial) -> bool:
-    return trial.is_measured and trial.measurement is not None and trial.measurement.tokens_per_s > 0
+    return trial.measured is not None and trial.measured.tokens_per_s > 0

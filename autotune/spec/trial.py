@@ -170,6 +170,16 @@ class Trial(Plain):
             and bool(self.measurement.step_times_s)
         )
 
+    @property
+    def measured(self) -> Measurement | None:
+        """Its measurement, where it ended with a valid step time."""
+        return self.measurement if self.is_measured else None
+
+    @property
+    def peak_memory_bytes(self) -> float | None:
+        """Measured peak of the fullest rank, also of a trial that failed; None where it is not known."""
+        return self.measurement.peak_memory_bytes if self.measurement else None
+
 
 def trial_numbers(numbers: Sequence[int]) -> str:
     """`trial 7`, `trials 7 and 9`, `trials 3, 7 and 9`; of many the first `MOST_NAMED`: `trials 3, 7, 9 and 5,312 others`."""

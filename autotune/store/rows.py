@@ -122,7 +122,7 @@ def ended_columns(asked: Trial, trial: Trial, *, num_gpus: int, now: int) -> dic
         reason=trial.reason or asked.reason,
         stands_for=asked.stands_for,
     )
-    measured = trial.measurement if trial.is_measured and asked.stands_for is None else None
+    measured = trial.measured if asked.stands_for is None else None
     return {
         "status": str(trial.status),
         "failure": str(trial.failure.kind) if trial.failure else None,

@@ -218,9 +218,7 @@ def chosen(
     found = []
     for config in wanted[:MOST_CONFIGS]:
         seen = tuple(
-            t.measurement
-            for t in trials
-            if t.config == config and t.measurement is not None and t.is_measured and t.stands_for is None
+            t.measured for t in trials if t.config == config and t.measured is not None and t.stands_for is None
         )
         role = "winner" if config == wanted[0] else "default" if config == default else "runner-up"
         if seen:

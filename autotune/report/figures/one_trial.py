@@ -208,7 +208,7 @@ def _memory_over_time(source: TrialSource) -> Figure | None:
 
 def _time(source: TrialSource) -> Figure | None:
     trial = source.trial
-    step_s = trial.measurement.step_time_s if trial.is_measured and trial.measurement else None
+    step_s = trial.measured.step_time_s if trial.measured else None
     found: list[tuple[str, dict[str, float]]] = []
     if trial.estimate is not None:
         found.append(("predicted", _parts(trial.estimate.time_parts_s.to_dict())))

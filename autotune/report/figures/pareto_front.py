@@ -18,7 +18,7 @@ def pareto_front(source: FigureSource) -> Figure | None:
     workload = source.result.record.study.workload
     front = {t.number: t for t in pareto(source.result)}
     searched = [t for t in source.searched if t.purpose is not TrialPurpose.PROXY]
-    placed = [(peak, t) for t in searched if (peak := _peak(t)) is not None]
+    placed = [(peak, t) for t in searched if (peak := t.peak_memory_bytes) is not None]
     if len(placed) < 2:
         return None
     shown = {t.number for t in source.thinned([t for _, t in placed])} | set(front)
@@ -47,7 +47,7 @@ def pareto_front(source: FigureSource) -> Figure | None:
                 t.number,
                 config_label(t.config),
                 tokens_per_s(t),
-                _peak(t),
+                t.peak_memory_bytes,
                 merits.get("memory_headroom"),
                 merits.get("stability"),
                 cost_label(merits["cost_of_million_tokens"], merits["cost_unit"]) if merits else "",
@@ -87,7 +87,3 @@ def _kind(source: FigureSource, trial: Trial, *, is_front: bool) -> str:
     if kind != "dot":
         return kind
     return "front" if is_front else "soft"
-
-
-def _peak(trial: Trial) -> float | None:
-    return trial.measurement.peak_memory_bytes if trial.measurement is not None else None

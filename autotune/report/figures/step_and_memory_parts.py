@@ -105,7 +105,7 @@ def memory_parts(source: FigureSource) -> Figure | None:
         if trial.estimate is None:
             continue
         parts = {n: float(v) for n, v in trial.estimate.memory_parts_bytes.to_dict().items()}
-        peak = trial.measurement.peak_memory_bytes if trial.measurement else None
+        peak = trial.peak_memory_bytes
         note = format_bytes(peak or sum(parts.values()))
         bars.append(Bar(label=f"{role} #{trial.number}", parts=parts, mark=peak, note=note))
         rows.append((role, trial, parts, peak))

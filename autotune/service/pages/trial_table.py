@@ -34,9 +34,9 @@ COLUMNS: Mapping[str, tuple[str, bool, _Key]] = {
     "config": ("Config", False, lambda t: config_label(t.config)),
     "status": ("Status", False, lambda t: str(t.status)),
     "predicted": ("Predicted", True, lambda t: float(t.estimate.tokens_per_s) if t.estimate else None),
-    "measured": ("Measured", True, lambda t: t.measurement.tokens_per_s if t.is_measured and t.measurement else None),
-    "step": ("Step", True, lambda t: t.measurement.step_time_s if t.is_measured and t.measurement else None),
-    "memory": ("Memory", True, lambda t: t.measurement.peak_memory_bytes if t.measurement else None),
+    "measured": ("Measured", True, lambda t: t.measured.tokens_per_s if t.measured else None),
+    "step": ("Step", True, lambda t: t.measured.step_time_s if t.measured else None),
+    "memory": ("Memory", True, lambda t: t.peak_memory_bytes),
 }
 """(heading, whether it is a number, value) by the name in the address"""
 

@@ -76,9 +76,9 @@ def too_noisy(trials: Sequence[Trial], default: Trial | None) -> TooNoisy | None
     if default is None:
         return None
     speeds = [
-        t.measurement.median_tokens_per_s
+        t.measured.median_tokens_per_s
         for t in sorted(trials, key=lambda t: t.number)
-        if t.config == default.config and t.is_measured and t.measurement is not None
+        if t.config == default.config and t.measured is not None
     ]
     if len(speeds) < 2 or max(speeds) <= LIMIT * min(speeds) or _are_levels(speeds):
         return None
