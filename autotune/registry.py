@@ -6,7 +6,7 @@
     autotune.runners         a class, called with the study's `runner_options`       -> `autotune.ports.TrialRunner`
     autotune.calibrators     a function(progress=None) -> dict of measured figures   (see `autotune_workers.calibrate`)
     autotune.dry_runners     a class, called without arguments                     -> `autotune.ports.DryRunner`
-    autotune.views           a class, called without arguments                     -> `autotune.results.plots.ResultView`
+    autotune.views           a class, called without arguments                     -> `autotune.results.figure.ResultView`
 
 What ships with autotune is registered in the same way, in pyproject.toml. An entry is imported when it is asked for by name, so that a
 broken one does not affect the others. Where two packages register one name, autotune's own counts, else that of the package that is found first.

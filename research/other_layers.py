@@ -17,7 +17,7 @@ import autotune
 from autotune.errors import AutotuneError
 from autotune.ports import DryRunLimits
 from autotune.registry import dry_runner
-from autotune.schema.model_code import transformers_model
+from autotune.schema.files import transformers_model
 from autotune.spec import ModelSpec, ParallelConfig, Workload, catalog
 
 SIZES = {

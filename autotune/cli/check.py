@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli.exit_codes import FAILED
-from autotune.cli.output import JsonOption, SpecArgument, StoreOption, consoles, emit, note
-from autotune.cli.stand_ins import note_stand_ins
+from autotune.cli.output import JsonOption, SpecArgument, StoreOption, consoles, emit, note, note_stand_ins
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:

@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli.exit_codes import FAILED
-from autotune.cli.output import JsonOption, SpecArgument, StoreOption, consoles, emit, never_printed, note, palette_of
+from autotune.cli.output import (
+    JsonOption,
+    SpecArgument,
+    StoreOption,
+    consoles,
+    emit,
+    never_printed,
+    note,
+    note_stand_ins,
+    palette_of,
+)
 from autotune.cli.quantities import memory_gib, time_s
-from autotune.cli.stand_ins import note_stand_ins
 from autotune.errors import DryRunError, SpecError
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from autotune.cli.output import (
     consoles,
     emit,
     note,
+    note_stand_ins,
     print_table,
 )
-from autotune.cli.stand_ins import note_stand_ins
 from autotune.errors import NotFoundError, SpecError
 
 POLL_S = 1.0

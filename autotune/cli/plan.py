@@ -19,11 +19,11 @@ from autotune.cli.output import (
     consoles,
     emit,
     note,
+    note_stand_ins,
     palette_of,
     print_table,
 )
 from autotune.cli.quantities import tokens
-from autotune.cli.stand_ins import note_stand_ins
 from autotune.errors import SpecError
 
 

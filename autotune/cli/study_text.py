@@ -13,8 +13,7 @@ from typing import Any
 
 from autotune.cli.output import bare_table, consoles, print_table
 from autotune.ports import EventKind
-from autotune.report.notes import infeasible_line, note_of
-from autotune.report.placement_text import placed_lines
+from autotune.report.notes import infeasible_line, note_of, placed_lines
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.report.terminal import (
     MIN_CONFIG,

@@ -18,9 +18,9 @@ from autotune.cli.output import (
     VerboseOption,
     emit,
     note,
+    note_stand_ins,
 )
 from autotune.cli.quantities import tokens
-from autotune.cli.stand_ins import note_stand_ins
 
 
 def register(app: typer.Typer) -> None:

@@ -17,7 +17,7 @@ from autotune.spec.as_text import format_speedup
 
 
 class NotebookView:
-    """The `autotune.results.plots.ResultView` that ships."""
+    """The `autotune.results.figure.ResultView` that ships."""
 
     def plots(self) -> Mapping[str, Callable[[Result], Figure | None]]:
         """The figures of a study's page."""

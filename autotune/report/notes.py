@@ -3,6 +3,8 @@
 A table of trials shows a note in each row. A note that `SHARED_BY` or more rows share is written once, under the table, and the rows show only its
 gist: what it says before its colon (`OUT_OF_MEMORY`, `cannot win`), or a number in brackets where it has none. Errors share a note only where their
 cause is the same but for its figures, so that each cause is seen.
+
+Where the ranks of a study are, in words: nodes, and GPUs or CPU ranks on each; and why trials wait for some. For the terminal and the study's page.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from autotune.space.enumeration import in_words
 from autotune.spec import FailureKind, Measurement, Trial, TrialStatus
@@ -129,3 +132,28 @@ def _sharing(trial: Trial) -> str:
     if failure is None or failure.kind not in CAUSES:
         return gist_of(trial) or note_of(trial)
     return f"{failure.kind}: {re.sub('[0-9]+', '#', failure.exception or failure.message)}"
+
+
+def placed_lines(study: Mapping[str, Any]) -> list[str]:
+    """One line for each trial that is placed: `trial 3 has ranks 0 to 3 on a with GPUs 0, 1, 2, 3; ranks 4 to 7 on b with ...`, then
+    one for each that waits: `trial 4 waits: ...`. `study`: its document."""
+    verb = "had" if study["ended_at"] else "has"
+    trials: dict[int, list[str]] = {}
+    for place in study.get("placed") or ():
+        trials.setdefault(place["trial"], []).append(_on_node(place))
+    placed = [f"trial {number} {verb} {'; '.join(places)}" for number, places in trials.items()]
+    return [*placed, *(f"trial {row['trial']} waits: {row['reason']}" for row in study.get("waiting") or ())]
+
+
+def _on_node(place: Mapping[str, Any]) -> str:
+    gpus: Sequence[str] = place["gpus"]
+    with_ = f" with {'GPU' if len(gpus) == 1 else 'GPUs'} {', '.join(gpus)}" if gpus else ""
+    return f"{_ranks(place['ranks'])} on {place['node']}{with_ or ' (CPU)'}"
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"ranks {numbers[0]} to {numbers[-1]}"
+    return f"ranks {', '.join(map(str, numbers))}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import MissingExtraError
 from autotune.ports import StudyRecord
-from autotune.results.plots import Plots, result_view
+from autotune.results.figure import Plots, result_view
 from autotune.spec import Trial
 from autotune.spec.as_text import format_speedup
 from autotune.spec.trial_row import TRIAL_COLUMNS, trial_row

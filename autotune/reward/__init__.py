@@ -1,7 +1,7 @@
 """What a measurement is worth: throughput (or goodput, or cost) relative to the baseline, and stability by parts.
 
-parts.py         the parts of a reward: names, what is scored, limits    total.py         reward of a measurement
-stability.py     the parts of stability, hard gates                      trial_score.py  score of a trial, and the order it gives
+parts.py         the parts of a reward: names, what is scored, limits    total.py         reward of a measurement, score of a trial, and the order it gives
+stability.py     the parts of stability, hard gates
 evidence.py      priors for what few steps tell                          run_noise.py     noise between runs of one config
 equal_tokens.py  loss at equal tokens, where the data differ             autocorrelation.py  what steps that resemble their neighbours tell
 goodput.py       gradient noise scale, efficiency of a batch             price.py         cost of a token
@@ -34,8 +34,16 @@ from autotune.reward.price import TokenCost, token_cost
 from autotune.reward.ranking import asked_again, competes, counted_once, merits, pareto, speeds_in_finals, standing
 from autotune.reward.run_noise import RunNoise, squares_of_rounds, steady_rounds, undisturbed, within_run_variance
 from autotune.reward.stability import diverged, spikes, stability, stability_parts
-from autotune.reward.total import DIVERGED_CEILING, reward
-from autotune.reward.trial_score import by_reward, first_measured, reference_of, rerank, score, tokens_per_s
+from autotune.reward.total import (
+    DIVERGED_CEILING,
+    by_reward,
+    first_measured,
+    reference_of,
+    rerank,
+    reward,
+    score,
+    tokens_per_s,
+)
 
 __all__ = [
     "DIVERGED_CEILING",

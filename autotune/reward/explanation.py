@@ -13,7 +13,7 @@ from typing import Any
 from autotune.reward.goodput import known_noise_scale, learning_rate_factor
 from autotune.reward.parts import STABILITY_PARTS
 from autotune.reward.stability import diverged, spikes, stability_parts
-from autotune.reward.trial_score import first_measured, reference_of, score
+from autotune.reward.total import first_measured, reference_of, score
 from autotune.spec import Measurement, Objective, Reward, Trial, TrialPurpose, Workload
 from autotune.spec.as_text import format_duration
 

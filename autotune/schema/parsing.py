@@ -23,8 +23,17 @@ from autotune.assets import space_file
 from autotune.errors import SpecError
 from autotune.schema.clusters import LOCAL, SLURM, asked_cluster, asked_job
 from autotune.schema.document import MOST_MISTAKES
-from autotune.schema.files import find_data, is_model_file, is_space_file, locate, name_of, read_model
-from autotune.schema.model_code import Inspect, own_model, transformers_model
+from autotune.schema.files import (
+    Inspect,
+    find_data,
+    is_model_file,
+    is_space_file,
+    locate,
+    name_of,
+    own_model,
+    read_model,
+    transformers_model,
+)
 from autotune.schema.model_documents import (
     AskedModel,
     CountedModelDocument,

@@ -1,13 +1,12 @@
 """Searchers: which config to try next. They are registered as entry points of the group `autotune.searchers`, here and by other packages.
 
     searcher.py         Searcher, the base class: ask, tell, expected_gain, reason; Problem: what is searched
-    by_name.py          makes a searcher of its name             passed_searcher.py  one that Python code passes as an object
+    by_name.py          makes a searcher of its name, or takes one that Python code passes as an object
     random.py           grid.py           cost_ranked.py           rule_of_thumb.py
     bayesian.py         the default: Bayesian search on the cost model's prediction, corrected by every trial
     reinforce.py        a policy trained on simulated clusters, adapted during the study
     optuna.py           any Optuna sampler as a searcher
-    optuna_study.py     our searchers as Optuna samplers; export of a study to an Optuna storage, with its evidence as artifacts
-    optuna_constraint.py  predicted memory as a constraint of any Optuna sampler
+    optuna_study.py     our searchers as Optuna samplers; export of a study to an Optuna storage, with its evidence as artifacts; predicted memory as a constraint
 
     target_searcher.py  proxies of a target's configs on fewer GPUs, and how those configs rank
     model_based.py      ModelBasedSearcher, the base of bayesian and reinforce: estimates the gain of further trials
@@ -24,6 +23,7 @@ Assumptions: the candidates are enumerated (`SearchSpace`). A trial takes far lo
 
 from autotune.registry import PASSED
 from autotune.search.by_name import (
+    OneSearcher,
     SearcherFactory,
     check_searcher,
     make_searcher,
@@ -32,7 +32,6 @@ from autotune.search.by_name import (
     searcher_names,
 )
 from autotune.search.history import transfer_weight
-from autotune.search.passed_searcher import OneSearcher
 from autotune.search.searcher import Problem, Searcher, score
 
 __all__ = [

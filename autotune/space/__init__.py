@@ -4,7 +4,7 @@
     constraint.py    LAWS, and which configs obey them                  enumeration.py   the product of the knobs, cut by the laws
     space.py         SearchSpace: the list that searchers choose from    baseline.py      the config that nobody tuned
     launchable.py    what a study's trainer can launch     completion.py    a config as people write it, with dp and accumulation derived
-    proxy.py         a training on few GPUs that stands for one on many     stage_model.py   the model of one pipeline stage
+    proxy.py         a training on few GPUs that stands for one on many, and the model of one pipeline stage
 
 The feasible set is enumerated: a searcher scores a list, so no suggestion is ever illegal. Whether a config fits into memory is not a law but
 an estimate (`autotune.cost`).

@@ -13,7 +13,7 @@ SECTIONS = {
     "Will it fit?": ("autotune.api.fit", "autotune.will_it_fit.Fit", "autotune.spec.DryRun"),
     "Results": (
         "autotune.results.result.Result",
-        "autotune.results.plots.Plots",
+        "autotune.results.figure.Plots",
         "autotune.results.figure.Figure",
         "autotune.spec.Trial",
         "autotune.spec.Measurement",
@@ -35,7 +35,7 @@ SECTIONS = {
     "Trainers": ("autotune.trainers.Trainer", "autotune.trainers.Launch", "autotune.trainers.StepMetrics"),
     "Runners": ("autotune.ports.TrialRunner", "autotune.ports.TrialRequest", "autotune.ports.AttemptEnded"),
     "Ray Train": ("autotune.ray.tune_torch_trainer", "autotune.ray.with_config"),
-    "Optuna": ("autotune.search.optuna_study", "autotune.search.optuna_constraint"),
+    "Optuna": ("autotune.search.optuna_study", "autotune.search.optuna_study"),
     "Errors": ("autotune.errors",),
 }
 

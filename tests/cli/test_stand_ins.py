@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from autotune.cli.stand_ins import note_stand_ins, stand_ins
+from autotune.cli.output import note_stand_ins, stand_ins
 
 PROGRAM = """\
 import argparse

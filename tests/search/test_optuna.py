@@ -15,8 +15,14 @@ from optuna.artifacts import FileSystemArtifactStore, download_artifact, get_all
 from autotune.cost import estimate
 from autotune.errors import SpecError
 from autotune.search import make_searcher
-from autotune.search.optuna_constraint import MemoryConstraint, constraints
-from autotune.search.optuna_study import SearcherSampler, distributions, export_study, suggest_config
+from autotune.search.optuna_study import (
+    MemoryConstraint,
+    SearcherSampler,
+    constraints,
+    distributions,
+    export_study,
+    suggest_config,
+)
 from autotune.space import SearchSpace
 from autotune.spec import FailureKind, ParallelConfig, Trial, TrialStatus
 from autotune.testing.searchers import WORKLOAD, SearcherContract, candidates, failed, measured, truth

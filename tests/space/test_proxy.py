@@ -17,8 +17,7 @@ from autotune.cost.estimator import sensitivity
 from autotune.cost.refit import uncertain
 from autotune.errors import ConfigError, SpecError
 from autotune.space import SearchSpace, why_not
-from autotune.space.proxy import ONE_STAGE, Proxy, proxy_of
-from autotune.space.stage_model import fullest_stage, stage_model
+from autotune.space.proxy import ONE_STAGE, Proxy, fullest_stage, proxy_of, stage_model
 from autotune.spec import (
     FIELDS,
     ClusterSpec,

@@ -18,7 +18,7 @@ from autotune.ports import (
     Store,
     TrialRequest,
 )
-from autotune.report.placement_text import placed_lines
+from autotune.report.notes import placed_lines
 from autotune.results.answers import result_of, study_document
 from autotune.search.grid import GridSearcher
 from autotune.search.searcher import Problem

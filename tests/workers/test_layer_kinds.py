@@ -10,7 +10,7 @@ import pytest
 
 import autotune
 from autotune.errors import SpecError
-from autotune.schema.model_code import transformers_model
+from autotune.schema.files import transformers_model
 from autotune.spec import ModelCode, ModelSpec, ParallelConfig, Workload, catalog
 from autotune_workers.own_model.inspection import decoder_of_kinds, inspect
 from tests.matrix import sampled

@@ -22,7 +22,7 @@ from typing import Any
 
 from autotune.ports import TrialRequest
 from autotune.spec import ClusterSpec, GpuSpec, MeasureSpec, ModelCode, ModelSpec, ParallelConfig, Peft, Workload
-from autotune.spec.hugging_face_plans import PIPELINE_SPLITS, TENSOR_PLANS
+from autotune.spec.hugging_face_shapes import PIPELINE_SPLITS, TENSOR_PLANS
 
 SIZE: dict[str, Any] = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
 MODELS = {

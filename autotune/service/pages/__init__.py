@@ -5,10 +5,10 @@
     study_actions.py notes, tags, deleting        study_tools.py  what these need on the study's page
     plan_page.py    a plan of a model and a cluster
     submit_page.py  a new study                   export_page.py  a launch of a trainer
-    ranking_page.py another order of the configs  flash.py        what an action did
+    ranking_page.py another order of the configs
     compare_page.py studies or trials side by side
     trial_page.py   one trial                          trial_table.py  the trials of a study, sorted and filtered
-    rendering.py    templates and filters         visits.py       who asks, forms, errors as pages
+    rendering.py    templates and filters         visits.py       who asks, forms, errors as pages, what an action did
     static_files.py style sheet and script
 
 The only script, `live.js`, keeps the page of a running study current by its event stream; without scripts the page reloads itself every few seconds.

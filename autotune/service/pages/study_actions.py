@@ -10,9 +10,8 @@ from starlette.responses import Response
 
 from autotune import api
 from autotune.report.deletion_notice import deletion_lines
-from autotune.service.pages.flash import done
 from autotune.service.pages.rendering import render
-from autotune.service.pages.visits import changing, page
+from autotune.service.pages.visits import changing, done, page
 from autotune.service.resources.study_annotations import deleted, noted, tagged, unnoted
 from autotune.service.service_state import service_state_of
 

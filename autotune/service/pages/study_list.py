@@ -9,9 +9,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from autotune import api
-from autotune.service.pages.flash import said
 from autotune.service.pages.rendering import render
-from autotune.service.pages.visits import REFRESH_S, page, visitor
+from autotune.service.pages.visits import REFRESH_S, page, said, visitor
 from autotune.spec import StudyStatus
 from autotune.spec.checks import member_of
 

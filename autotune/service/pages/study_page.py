@@ -14,18 +14,16 @@ from autotune import api
 from autotune.ports import StudyRecord
 from autotune.report.figures.figure_html import figure_html, figures_html
 from autotune.report.figures.running_steps import running_steps, steps_left
-from autotune.report.notes import infeasible_line
-from autotune.report.placement_text import placed_lines
+from autotune.report.notes import infeasible_line, placed_lines
 from autotune.report.target_text import HEADS, target_rows, target_sentences
 from autotune.report.terminal import format_count
 from autotune.results.answers import is_left
 from autotune.results.hidden import hidden_events
 from autotune.results.result import Result
-from autotune.service.pages.flash import done, said
 from autotune.service.pages.rendering import render
 from autotune.service.pages.study_tools import tools_of
 from autotune.service.pages.trial_table import TrialQuery, trial_table
-from autotune.service.pages.visits import REFRESH_S, changing, page, visitor
+from autotune.service.pages.visits import REFRESH_S, changing, done, page, said, visitor
 from autotune.service.resources.studies import Action, acted
 from autotune.service.service_state import ServiceState
 from autotune.spec import ModelSpec, StudyStatus, Wanted

@@ -1,8 +1,12 @@
-"""A visit: who asks for a page, what they sent with its form, and errors shown as pages. Forms carry the form token (`autotune.service.access`)."""
+"""A visit: who asks for a page, what they sent with its form, and errors shown as pages. Forms carry the form token (`autotune.service.access`).
+
+Flash messages: what an action did, said on the page that follows it. The address names the message; its text stands only here, so that a link of
+somebody else's cannot put words into a page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from urllib.parse import parse_qs, quote
 
@@ -76,3 +80,26 @@ def trial_number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < len(str(MAX_TRIAL))):
         raise SpecError(f"the number of a trial is a whole number from 0, but is {text[:40]!r}", field="trial")
     return int(text)
+
+
+MESSAGES: Mapping[str, str] = {
+    "pause": "Pause asked for: running trials finish, and no new ones start.",
+    "resume": "The study goes on.",
+    "stop": "Stop asked for: running trials finish, then the best config is named.",
+    "cancel": "Cancel asked for: running trials are killed.",
+    "submit": "The study is submitted.",
+    "note": "The note is written.",
+    "unnote": "The note is removed.",
+    "tag": "The tags are changed.",
+    "delete": "The study is deleted, with its trials and its history.",
+}
+
+
+def said(request: Request) -> str:
+    """The message that the address names; empty without one."""
+    return MESSAGES.get(request.query_params.get("done", ""), "")
+
+
+def done(path: str, what: str) -> RedirectResponse:
+    """Leads to the page at `path`, which says what was done."""
+    return RedirectResponse(f"{path}?done={what}", status_code=303)

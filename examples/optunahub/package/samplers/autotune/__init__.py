@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import autotune
-from autotune.search.optuna_constraint import MemoryConstraint
+from autotune.search.optuna_study import MemoryConstraint, suggest_config
 from autotune.search.optuna_study import SearcherSampler as AutotuneSampler
-from autotune.search.optuna_study import suggest_config
 from autotune.space import SearchSpace
 
 
