@@ -10,7 +10,6 @@ from collections.abc import Callable
 import typer
 
 from autotune.errors import SpecError
-from autotune.spec.quantity import TIME
 
 
 def time_s(*, least: float = 0.0) -> Callable[[str], float]:
@@ -59,6 +58,8 @@ def _reader(kind: str, least: float) -> Callable[..., float]:
 
 def time_span_s(text: str, option: str) -> float:
     """The span in seconds. Raises `SpecError` for text without a unit, and for what is no time."""
+    from autotune.spec.quantity import TIME
+
     if not text[-1:].isalpha():
         raise SpecError(f"a time needs a unit, but is {text!r}", remedy="write it as in 90d or 12h", field=option)
     try:
