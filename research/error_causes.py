@@ -34,11 +34,12 @@ from autotune.cost.calibration import refit_values
 from autotune.cost.refit import uncertain
 from autotune.cost.traits import traits_of
 from autotune.spec import ParallelConfig
-from research.fit_cost_model import CONSTANTS, timed_files, unread_rows
+from research.fit_cost_model import unread_rows
 from research.held_out import FREE, Fold, Judged, judged, kind_of
 from research.study_trials import errors_after
 from research.unread_level import KINDS, NORMAL, PROGRAMS
 from research.unseen import unread_of
+from tests.benchmarks.accuracy_page import CONSTANTS, timed_files
 from tests.benchmarks.published import FILES
 from tests.benchmarks.published.unseen import READ, unseen
 

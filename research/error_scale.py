@@ -26,10 +26,11 @@ from autotune.cost import Calibration, calibration_for
 from autotune.cost.calibration import refit_values
 from autotune.cost.correction import DEGREES, SCALE, learnt
 from autotune.cost.refit import uncertain
-from research.fit_cost_model import CONSTANTS, timed_files, unread_rows
+from research.fit_cost_model import unread_rows
 from research.held_out import FREE, Judged, judged
 from research.study_trials import studies
 from research.unseen import unread_of
+from tests.benchmarks.accuracy_page import CONSTANTS, timed_files
 from tests.benchmarks.published.unseen import READ, unseen
 
 TRIALS = (1, 3)

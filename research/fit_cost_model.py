@@ -1,9 +1,8 @@
 """Fits the cost model's time constants to published measurements, and measures the prediction error on held-out data.
 
     python -m research.fit_cost_model            fit, cross-validate, print the tables
-    python -m research.fit_cost_model --write    the same, and write autotune/cost/constants.json and the page on accuracy
+    python -m research.fit_cost_model --write    the same, and write autotune/cost/constants.json and research/held_out.md
     python -m research.fit_cost_model --keep-error-bars --write    time constants anew; the error bars and the prior of trials stay those that ship
-    python -m research.fit_cost_model --page     write the page for the constants that ship, without fitting
     python -m research.fit_cost_model --level    only the level of trainers that were never fitted, for the constants and error bars that ship, and the
                                                          lines of files that were not read; with --write they replace those of before (2 minutes)
 
@@ -27,12 +26,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import autotune.cost
 from autotune.cost import Calibration
 from autotune.cost.refit import OwnError
 from research import fit_memory
@@ -51,16 +48,9 @@ from research.held_out import (
 )
 from research.time_fit import Pair, fit_time, pairs
 from research.unread_level import Levels, program_levels, unread_trainer, without
-from tests.benchmarks.accuracy_page import shipped_rows, write_page
+from tests.benchmarks.accuracy_page import CONSTANTS, HELD_OUT, timed_files, write_held_out
 from tests.benchmarks.accuracy_tables import LEAST_SIGMA, Line, line, sigma_of, table, trials_table
 from tests.benchmarks.published import FILES
-
-CONSTANTS = Path(autotune.cost.__file__).with_name("constants.json")
-
-
-def timed_files() -> list[str]:
-    """The data files that print speeds."""
-    return [n for n, read in FILES.items() if any(np.isfinite(b.tokens_per_s_per_gpu).any() for b in read())]
 
 
 def with_widths(pair: Pair, constants: Calibration, rows: Judged) -> Calibration:
@@ -71,33 +61,29 @@ def with_widths(pair: Pair, constants: Calibration, rows: Judged) -> Calibration
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fit, cross-validate, print; with --write also keep the constants and write the page."""
+    """Fit, cross-validate, print; with --write also keep the constants and the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--write", action="store_true", help="write autotune/cost/constants.json and the page on accuracy"
+        "--write", action="store_true", help="write autotune/cost/constants.json and research/held_out.md"
     )
     parser.add_argument("--level", action="store_true", help="only the level of trainers that were never fitted")
     parser.add_argument("--keep-error-bars", action="store_true", help="fit no error bars: those that ship stay")
-    parser.add_argument("--page", action="store_true", help="only write the page, for the constants that ship")
     parser.add_argument("--jobs", type=int, default=1, help="fits that run at once, each in a process")
     options = parser.parse_args(arguments)
     print("\n".join(fit_memory.shipped_lines()), flush=True)
     old = json.loads(CONSTANTS.read_text(encoding="utf-8"))
     files = timed_files()
-    if not options.page:
-        if options.level:
-            new, lines = level_document(old, files, options.jobs)
-        else:
-            new, lines = fitted_document(old, files, options.jobs, keeps_errors=options.keep_error_bars)
-        print("\n".join([*table(lines), "", *trials_table(lines)]), flush=True)
-        for name, values in new["pairs"].items():
-            print(f"{name}: error of a config {values['time_sigma']:.3f}, level {values['level_sigma']:.3f}")
-        if options.write:
-            CONSTANTS.write_text(json.dumps(new, indent=1) + "\n", encoding="utf-8")
-            print(f"wrote {CONSTANTS}", flush=True)
-            write_page(shipped_rows(files, new), lines, keep_others=options.level)
+    if options.level:
+        new, lines = level_document(old, files, options.jobs)
     else:
-        write_page(shipped_rows(files, old))
+        new, lines = fitted_document(old, files, options.jobs, keeps_errors=options.keep_error_bars)
+    print("\n".join([*table(lines), "", *trials_table(lines)]), flush=True)
+    for name, values in new["pairs"].items():
+        print(f"{name}: error of a config {values['time_sigma']:.3f}, level {values['level_sigma']:.3f}")
+    if options.write:
+        CONSTANTS.write_text(json.dumps(new, indent=1) + "\n", encoding="utf-8")
+        write_held_out(lines, keep_others=options.level)
+        print(f"wrote {CONSTANTS} and {HELD_OUT}", flush=True)
     return 0
 
 

@@ -24,9 +24,9 @@ from scipy.optimize import minimize
 from autotune.cost import estimate
 from autotune.cost.layout import layout_of
 from autotune.cost.stalls import Stalls, waiting_sends
-from research.fit_cost_model import CONSTANTS
 from research.held_out import by_model, held_out
 from research.time_fit import pairs
+from tests.benchmarks.accuracy_page import CONSTANTS
 
 SOURCE = "nanotron_h100.csv"
 PRIORS = {"per_doubling": (0.0, 0.5), "log_send_s": (np.log(0.3), 2.0), "log_spread": (np.log(0.15), 0.7)}

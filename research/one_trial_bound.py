@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 
 from research.error_fit import ENOUGH
-from research.fit_cost_model import CONSTANTS, timed_files, unread_rows
+from research.fit_cost_model import unread_rows
 from research.held_out import NEAR, Judged
 from research.study_trials import after_trials, studies
+from tests.benchmarks.accuracy_page import CONSTANTS, timed_files
 
 FACTORS = (0.1, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 """multiples of a number of the prior that are tried"""

@@ -32,10 +32,10 @@ from autotune.cost.calibration import refit_values
 from autotune.cost.refit import uncertain
 from autotune.cost.uncertainty import Z90
 from research import fit_memory
-from research.fit_cost_model import CONSTANTS
 from research.held_out import FREE, Judged, judged
 from research.study_trials import errors_after
 from research.unread_level import without
+from tests.benchmarks.accuracy_page import CONSTANTS
 from tests.benchmarks.published import Block
 from tests.benchmarks.published.unseen import BATCHES, unseen
 

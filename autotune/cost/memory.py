@@ -54,7 +54,7 @@ class RankMemory:
         """What an `Estimate` says of memory; `spread`: standard deviation of log peak memory.
 
         Where all that is needed fits, nobody sees a larger peak than the GPU has: what may be spared is not there, and every part is smaller by the same
-        factor, for it is not known which of them the program does without."""
+        factor, for it is not known which of them the program does without. So it is at the upper end of the interval."""
         usable, parts, peak = gpu.memory_bytes * constants.usable_fraction, self.parts, np.asarray(self.parts.total)
         needed = peak - self.spare
         spared = (peak > gpu.memory_bytes) & (needed <= usable)
@@ -63,6 +63,8 @@ class RankMemory:
             parts = MemoryParts(**{f.name: getattr(parts, f.name) * factor for f in fields(MemoryParts)})
             peak = np.asarray(parts.total)
         low, high = interval(peak, spread)
+        fits = interval(needed, spread)[1] <= usable
+        high = np.where(fits, np.minimum(high, gpu.memory_bytes), high)
         return {
             "peak_memory_bytes": peak,
             "peak_memory_low_bytes": low,

@@ -5,10 +5,13 @@ gain    step time of the launch as it is over that of the edited one: 1.2 is 20%
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Any
 
+from autotune.cost.uncertainty import Z90
 from autotune.planning import FITS
 from autotune.reviews.earlier import Earlier
 from autotune.spec import Estimate, ParallelConfig, Study, config_label
@@ -43,6 +46,13 @@ class Gain:
     """lower end of the 90% interval"""
     high: float
     """upper end"""
+
+    @property
+    def chance(self) -> float:
+        """That it is a gain: of a normal distribution of its logarithm with that lower end."""
+        if self.low >= self.gain:
+            return float(self.gain > 1.0)
+        return NormalDist().cdf(Z90 * math.log(self.gain) / math.log(self.gain / self.low))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +193,8 @@ class Review:
     """all edits at once; None where there is none"""
     best_gain: float = 1.0
     """the most that is predicted of any config that fits, proposed or not"""
+    worth_a_trial: Edit | None = None
+    """the change that most likely gains, where none is sure to"""
     is_upper_bound: bool = False
     """whether the launch has options that lower the memory and are not in the cost model"""
     warnings: tuple[Danger, ...] = ()
@@ -230,5 +242,6 @@ class Review:
             "edits": [edit.to_dict() for edit in self.edits],
             "together": self.together.to_dict() if self.together else None,
             "best_gain": self.best_gain,
+            "worth_a_trial": self.worth_a_trial.to_dict() if self.worth_a_trial else None,
             "warnings": [each.to_dict() for each in self.warnings],
         }

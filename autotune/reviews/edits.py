@@ -1,6 +1,7 @@
 """Which edits make a launch faster: the best config of its space that surely fits, taken apart into changes that each gain by themselves.
 
-A change is proposed where the 90% interval of its gain, alone or beside the others, has no loss in it. Batch and number of ranks stay.
+A change is proposed where the 90% interval of its gain, alone or beside the others, has no loss in it. Where no change is that sure, the one that most likely
+gains is named as worth a trial. Batch and number of ranks stay.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ LEAST = 1.03
 """gain below which nothing is proposed"""
 SURELY = 1.005
 """lower end of the interval of a gain that is no loss"""
+LIKELY, LEAST_LIKELY = 0.7, 1.05
+"""chance of a gain, and gain, from which a change that is not sure is worth a trial"""
 LITTLE = 0.02
 """share of the speed that one change must add"""
 MOST_CONFIGS = 60_000
@@ -65,6 +68,8 @@ class Proposal:
     together: Together | None
     best_gain: float
     """the most that is predicted of any config that surely fits"""
+    worth_a_trial: Edit | None = None
+    """the change that most likely gains, where none is sure to"""
 
 
 def proposal(space: SearchSpace, config: ParallelConfig, constants: Calibration, measured_s: float | None) -> Proposal:
@@ -77,10 +82,11 @@ def proposal(space: SearchSpace, config: ParallelConfig, constants: Calibration,
     speed = np.where(sure, np.asarray(predicted.tokens_per_s), 0.0)
     fastest = [space[int(row)] for row in np.argsort(-speed, kind="stable")[:LOOKED_AT] if speed[row] > 0]
     weighed = _Weighed(space, config, constants, measured_s)
-    target = weighed.surely_faster(fastest)
+    leading = weighed.leading(fastest)
+    target = weighed.surely_faster(leading)
     most = max(1.0, weighed.gain(fastest[0]).gain)
     if target is None:
-        return Proposal((), None, most)
+        return Proposal((), None, most, weighed.worth_a_trial(leading))
     edits = tuple(sorted((weighed.edit(group, target) for group in _groups(config, target)), key=_order))
     return Proposal(edits, Together(config=target, estimate=weighed.estimate(target), gain=weighed.gain(target)), most)
 
@@ -115,9 +121,9 @@ class _Weighed:
         can = self._launchable is None or self._launchable.why_not(self._workload, config) is None
         return can and why_not(self._workload, config) is None
 
-    def surely_faster(self, fastest: Sequence[ParallelConfig]) -> ParallelConfig | None:
-        """The config with the highest lower end of its gain, among the fastest and what takes them apart, with as few changes as say the same; None where none
-        surely gains. A launch that does not fit takes any that does."""
+    def leading(self, fastest: Sequence[ParallelConfig]) -> ParallelConfig | None:
+        """The config with the highest lower end of its gain, among the fastest and what takes them apart, with as few changes as say the same; None where no
+        other surely fits."""
         config = self._config
         self.look_at(fastest)
         lead = sorted(fastest, key=lambda each: -self.gain(each).low)[:FOLLOWED]
@@ -127,7 +133,6 @@ class _Weighed:
         if not sure:
             return None
         best = max(sure, key=lambda each: (self.gain(each).low, self.gain(each).gain))
-        fits = self.risk(config) <= FITS
         while True:  # fewer changes that say the same
             groups = _groups(config, best)
             fewer = [_with(config, best, [each for each in groups if each != group]) for group in groups]
@@ -136,11 +141,29 @@ class _Weighed:
             kept = [each for each in legal if self.surely_fits(each)]
             plainer = max(kept, key=lambda each: self.gain(each).low, default=None)
             if plainer is None or self.gain(plainer).low < (1.0 - LITTLE) * self.gain(best).low:
-                break
+                return best
             best = plainer
-        best = self._of_sure_parts(best)
+
+    def surely_faster(self, leading: ParallelConfig | None) -> ParallelConfig | None:
+        """The leading config without changes that are sure to gain neither alone nor together; None where nothing is left. A launch that does not fit takes
+        any that does."""
+        if leading is None:
+            return None
+        best = self._of_sure_parts(leading)
+        if gain_between(self._look(best)[2], self._look(leading)[2]).low > SURELY:
+            best = leading
         gain = self.gain(best)
-        return None if fits and (gain.low <= SURELY or gain.gain < LEAST) else best
+        return None if self.risk(self._config) <= FITS and (gain.low <= SURELY or gain.gain < LEAST) else best
+
+    def worth_a_trial(self, leading: ParallelConfig | None) -> Edit | None:
+        """All changes of the leading config as one; None where they are not likely to gain."""
+        if leading is None:
+            return None
+        gain = self.gain(leading)
+        if gain.gain < LEAST_LIKELY or gain.chance < LIKELY:
+            return None
+        knobs = tuple(name for name in KNOBS if getattr(self._config, name) != getattr(leading, name))
+        return replace(self.edit(knobs, leading), alone=gain, beside=None)
 
     def _of_sure_parts(self, best: ParallelConfig) -> ParallelConfig:
         """The config without each change that surely gains neither alone nor beside the others."""

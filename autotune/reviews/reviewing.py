@@ -173,6 +173,7 @@ def _review(
         together=proposed.together,
         is_upper_bound=bool(unmodelled),
         best_gain=proposed.best_gain,
+        worth_a_trial=_located(found, study, config, proposed.worth_a_trial) if proposed.worth_a_trial else None,
         lines=lines,
         unplaced=unplaced,
         warnings=tuple(dangers_of(found.texts, study.workload, config, predicted)),

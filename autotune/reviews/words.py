@@ -155,10 +155,14 @@ def _earlier(found: Earlier) -> str:
 def _edit(number: int, edit: Edit, review: Review) -> list[str]:
     remark = f"; {edit.remark}" if edit.remark else ""
     rows = _rows(f"{number}. {_changes(edit)}: {_gain_of(edit, review)}, {_memory(edit.memory_bytes)}{remark}")
-    rows += [_excerpt(line) for line in edit.lines]
+    return rows + [row for line in _where(edit) for row in _rows(line)]
+
+
+def _where(edit: Edit) -> Iterator[str]:
+    """The lines of the files that change, and what has no line."""
+    yield from map(_excerpt, edit.lines)
     if edit.unplaced:
-        rows += _rows(f"     and set {', '.join(edit.unplaced)} (no line for these in the file)")
-    return rows
+        yield f"     and set {', '.join(edit.unplaced)} (no line for these in the file)"
 
 
 def _together(review: Review) -> Iterator[str]:
@@ -169,6 +173,9 @@ def _together(review: Review) -> Iterator[str]:
         more = review.best_gain - 1.0
         if review.fits is False:
             yield "no edit makes it fit with these ranks and this batch: more GPUs, or knobs that the launch does not have"
+        elif (edit := review.worth_a_trial) is not None:
+            yield f"no edit is sure to gain; worth a trial: {_changes(edit)}: {_gain_of(edit, review)}, {_memory(edit.memory_bytes)}"
+            yield from _where(edit)
         elif more >= 0.03:
             yield f"no edit is sure to gain: the best guess is {more:+.0%}, and its interval has losses in it; a trial, or --measured, tells more"
         else:
@@ -213,7 +220,7 @@ def _excerpt(line: LineEdit) -> str:
     elif len(place) + len(text) > WIDTH:
         begin, end = _changed(line.before.strip(), text)
         room = WIDTH - len(place) - len("... ...")
-        at = 0 if end <= room else max(0, begin - _CONTEXT, end - room)
+        at = 0 if end <= room else max(0, begin - _CONTEXT)
         words = at if at == 0 or text[at - 1] == " " else text.find(" ", at, begin) + 1
         text = ("... " if words else "") + text[words:]
     return _cut(place + text)

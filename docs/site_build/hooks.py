@@ -1,4 +1,4 @@
-"""Hooks of the site's build: reference pages are made from the code, the example notebook is run, formulas become MathML.
+"""Hooks of the site's build: reference pages are made from the code, the cost model predicts every published run, the example notebook is run, formulas become MathML.
 
 mkdocs calls `on_files` before it reads the pages and `on_page_content` for each page. Nothing is fetched from the network.
 """
@@ -17,9 +17,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from notebook_page import page_of, run_notebook
 from reference import pages
+
+from tests.benchmarks import accuracy_page
 
 NOTEBOOK = "examples/first_study.ipynb"
 
@@ -35,8 +38,8 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages of the reference, the notebook, and the benchmarks' results with their figure."""
-    for path, text in pages().items():
+    """Adds the pages of the reference and of every prediction, the notebook, and the benchmarks' results with their figure."""
+    for path, text in {**pages(), **accuracy_page.pages(accuracy_page.shipped_rows())}.items():
         files.append(File.generated(config, path, content=text))
     root = Path(config.config_file_path).parent
     run = run_notebook(root / NOTEBOOK)

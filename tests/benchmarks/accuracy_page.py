@@ -1,13 +1,17 @@
-"""The page on accuracy: every published run beside its prediction, made by `python -m research.fit_cost_model --write` (or `--page`).
+"""The page on accuracy: every published run beside the prediction of the constants that ship. The site's build makes it (`docs/site_build/hooks.py`).
 
-docs/predictions.md              tables: held out, by file for the constants that ship, and the worst rows of each file
-docs/predictions.csv             every row
-docs/images/predictions.svg      predicted against measured
+predictions.md              tables: held out, by file for the constants that ship, and the worst rows of each file
+predictions.csv             every row
+images/predictions.svg      predicted against measured
+
+What is held out takes hours of fits: `python -m research.fit_cost_model --write` writes it into `research/held_out.md`.
 """
 
 from __future__ import annotations
 
 import csv
+import io
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,16 +20,17 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
+import autotune.cost
 from research.held_out import Judged, folds_of, judged
 from tests.benchmarks.accuracy_tables import Line, table, trials_table
 from tests.benchmarks.figure import COLORS
 from tests.benchmarks.published import FILES
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE, ROWS, FIGURE = DOCS / "predictions.md", DOCS / "predictions.csv", DOCS / "images" / "predictions.svg"
+CONSTANTS = Path(autotune.cost.__file__).with_name("constants.json")
+HELD_OUT = Path(__file__).parents[2] / "research" / "held_out.md"
+PAGE, ROWS, FIGURE = "predictions.md", "predictions.csv", "images/predictions.svg"
 WORST = 8
 """rows of each file that the page itself shows"""
-BEGIN, END = "<!-- held out: begin -->", "<!-- held out: end -->"
 COLUMNS = (
     "file", "cluster and software", "model", "sequence", "GPUs", "config", "measured_s", "predicted_s", "error", "inside", "slower_than_best",
     "constants",
@@ -46,9 +51,19 @@ TRIALS = (
 )
 
 
-def shipped_rows(files: Sequence[str], known: Mapping[str, Any]) -> dict[str, Judged]:
-    """Every row with a printed speed by file, predicted by these constants."""
-    return {name: judged(folds_of(FILES[name](), known), with_sensitivity=False) for name in files}
+def timed_files() -> list[str]:
+    """The data files that print speeds."""
+    return [
+        name
+        for name, read in FILES.items()
+        if any(np.isfinite(block.step_time_s[~block.failed]).any() for block in read())
+    ]
+
+
+def shipped_rows() -> dict[str, Judged]:
+    """Every row with a printed speed by file, predicted by the constants that ship."""
+    known = json.loads(CONSTANTS.read_text(encoding="utf-8"))
+    return {name: judged(folds_of(FILES[name](), known), with_sensitivity=False) for name in timed_files()}
 
 
 def summary(rows: Mapping[str, Judged]) -> list[str]:
@@ -63,28 +78,36 @@ def summary(rows: Mapping[str, Judged]) -> list[str]:
     return lines
 
 
-def write_page(rows: Mapping[str, Judged], lines: Sequence[Line] | None = None, *, keep_others: bool = False) -> None:
-    """Writes the page, its file of rows and its figure. Without `lines` the held-out tables stay as they are; with `keep_others` their other lines do."""
-    held = [*table(lines), "", *TRIALS, "", *trials_table(lines)] if lines is not None else _held_out_before()
+def pages(rows: Mapping[str, Judged]) -> dict[str, str]:
+    """The page, its file of rows and its figure, by their paths on the site."""
+    table_of_rows = io.StringIO(newline="")
+    writer = csv.writer(table_of_rows, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for name, every in rows.items():
+        writer.writerows(_cells(name, every, i) for i in np.argsort(-np.abs(every.error), kind="stable"))
+    return {
+        PAGE: "\n".join(_page(rows)) + "\n",
+        ROWS: table_of_rows.getvalue(),
+        FIGURE: scatter_svg(rows),
+    }
+
+
+def write_held_out(lines: Sequence[Line], *, keep_others: bool = False) -> None:
+    """Writes the tables of what is held out. With `keep_others` the lines of other files stay as they are."""
+    held = [*table(lines), "", *TRIALS, "", *trials_table(lines)]
     if keep_others:
         new = {_key(line): line for line in held if line.startswith("|")}
-        held = [new.get(_key(line), line) for line in _held_out_before()]
-    with ROWS.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for name, every in rows.items():
-            writer.writerows(_cells(name, every, i) for i in np.argsort(-np.abs(every.error), kind="stable"))
-    FIGURE.write_text(scatter_svg(rows), encoding="utf-8")
-    PAGE.write_text("\n".join(_page(rows, held)) + "\n", encoding="utf-8")
+        held = [new.get(_key(line), line) for line in HELD_OUT.read_text(encoding="utf-8").splitlines()]
+    HELD_OUT.write_text("\n".join(held) + "\n", encoding="utf-8")
 
 
-def _page(rows: Mapping[str, Judged], held: Sequence[str]) -> list[str]:
+def _page(rows: Mapping[str, Judged]) -> list[str]:
     total = sum(map(len, rows.values()))
     text = [
         "# Every prediction",
         "",
-        f"Step times of {total:,} published runs beside the cost model's predictions. `python -m research.fit_cost_model --write` makes this page and",
-        "the constants; `--page` makes it again for the constants that ship. All runs were published by others; data and sources are in `tests/benchmarks/data`.",
+        f"Step times of {total:,} published runs beside the cost model's predictions, by the constants that ship. `python -m research.fit_cost_model --write` fits",
+        "the constants and what is held out. All runs were published by others; data and sources are in `tests/benchmarks/data`.",
         "",
         "![Predicted against measured step times](images/predictions.svg)",
         "",
@@ -96,9 +119,7 @@ def _page(rows: Mapping[str, Judged], held: Sequence[str]) -> list[str]:
         "- *By cluster and trainer*: the whole file was never read. *Nothing*: constants fitted to these very rows, for comparison.",
         "- *Inside*: share of rows in the 90% interval before any trial. *By own error*: the same, if the level of the cluster were known ([Error bars](mathematics/cost-model.md#error-bars)).",
         "",
-        BEGIN,
-        *held,
-        END,
+        *HELD_OUT.read_text(encoding="utf-8").splitlines(),
         "",
         "## With the constants that ship",
         "",
@@ -135,11 +156,6 @@ def _figures(rows: Judged) -> str:
 def _key(line: str) -> tuple[str, ...]:
     """What a line of either table is of: its first two cells, and the number of columns."""
     return (*line.split("|")[1:3], str(line.count("|")))
-
-
-def _held_out_before() -> list[str]:
-    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    return text.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
 
 
 def scatter_svg(rows: Mapping[str, Judged]) -> str:

@@ -10,6 +10,7 @@ published, by the constants that ship; with --usual among those of the usual spa
     named     an edit is about a knob in which the two differ, and goes where the best one lies
     other     edits are proposed, and none of them does
     silent    nothing is proposed
+    trial     nothing is proposed, and what is called worth a trial goes where the best one lies; `trial?`: it does not
     slower    all edits together, or one alone that was published too, were measured slower than the plain config, or failed
 """
 
@@ -34,6 +35,7 @@ from tests.benchmarks.published.unseen import BATCHES, unseen
 
 WORTH = 1.05
 """gain of the best config from which it is worth naming"""
+VERDICTS = ("named", "trial", "other", "trial?", "silent")
 NOISE = 1.01
 """factor between step times that are called equal"""
 
@@ -58,9 +60,10 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """`named`, `other` or `silent`."""
+        """`named`, `other`, `trial`, `trial?` or `silent`."""
         if not self.found.edits:
-            return "silent"
+            tried = self.found.worth_a_trial
+            return "silent" if tried is None else "trial" if self._is_toward(tried.changes) else "trial?"
         return "named" if any(self._is_toward(edit.changes) for edit in self.found.edits) else "other"
 
     def _is_toward(self, changes: object) -> bool:
@@ -82,8 +85,19 @@ class Pair:
         for edit in self.found.edits:
             if edit.alone is not None:
                 proposed.append(replace(self.plain, **{name: new for name, (_, new) in edit.changes.items()}))
-        limit = NOISE * self.step_time_s[self.plain]
-        return [config for config in dict.fromkeys(proposed) if self.step_time_s.get(config, 0.0) > limit]
+        return [config for config in dict.fromkeys(proposed) if self._is_slower(config)]
+
+    @property
+    def tried_is_slower(self) -> bool | None:
+        """Whether what is called worth a trial was measured slower, or failed; None where there is none, or it was not published."""
+        if self.found.worth_a_trial is None:
+            return None
+        changes = self.found.worth_a_trial.changes
+        config = replace(self.plain, **{name: new for name, (_, new) in changes.items()})
+        return self._is_slower(config) if config in self.step_time_s else None
+
+    def _is_slower(self, config: ParallelConfig) -> bool:
+        return self.step_time_s.get(config, 0.0) > NOISE * self.step_time_s[self.plain]
 
 
 def pairs(names: list[str], *, usual: bool = False, every: int = 1) -> Iterator[Pair]:
@@ -156,10 +170,12 @@ def _usual_space(workload: Workload, plain: ParallelConfig) -> SearchSpace | Non
 
 
 def _line(pair: Pair) -> str:
-    edits = "; ".join(", ".join(f"{n} {a}->{b}" for n, (a, b) in edit.changes.items()) for edit in pair.found.edits)
+    shown = pair.found.edits or ([pair.found.worth_a_trial] if pair.found.worth_a_trial else [])
+    edits = "; ".join(", ".join(f"{n} {a}->{b}" for n, (a, b) in edit.changes.items()) for edit in shown)
     configs = f"{config_label(pair.plain)} -> {config_label(pair.best)}"
     job = f"{pair.source}{' (blind)' if pair.is_blind else ''}, {pair.workload.model.name}, {pair.plain.world_size} x {pair.workload.cluster.gpu.name}"
-    return f"{pair.verdict:7} {pair.gain:5.2f}x {len(pair.step_time_s):3} {job}: {configs} | {edits or '-'}{'  SLOWER' if pair.slower else ''}"
+    slower = "  SLOWER" if pair.slower else "  TRIAL SLOWER" if pair.tried_is_slower else ""
+    return f"{pair.verdict:7} {pair.gain:5.2f}x {len(pair.step_time_s):3} {job}: {configs} | {edits or '-'}{slower}"
 
 
 def main() -> None:
@@ -172,24 +188,28 @@ def main() -> None:
     asked = parser.parse_args()
     worth: Counter[tuple[str, str]] = Counter()
     slower: Counter[str] = Counter()
+    tried: Counter[bool] = Counter()
     for pair in pairs(asked.source, usual=asked.usual, every=asked.every):
         kind = "blind" if pair.is_blind else "fitted"
         slower[kind] += bool(pair.slower)
         slower["all"] += 1
+        if pair.tried_is_slower is not None:
+            tried[pair.tried_is_slower] += 1
         if pair.gain >= WORTH:
             for name in (pair.source, f"all {kind}", "all"):
                 worth[name, pair.verdict] += 1
-        if not asked.brief and (pair.gain >= WORTH or pair.slower):
+        if not asked.brief and (pair.gain >= WORTH or pair.slower or pair.tried_is_slower):
             print(_line(pair), flush=True)
     print(
-        f"\n| source | pairs with a best config at least {WORTH - 1:.0%} faster | named | other | silent |\n|---|---|---|---|---|"
+        f"\n| source | pairs with a best config at least {WORTH - 1:.0%} faster | {' | '.join(VERDICTS)} |\n|---|---|---|---|---|---|---|"
     )
     for source in dict.fromkeys(name for name, _ in worth):
-        counts = [worth[source, verdict] for verdict in ("named", "other", "silent")]
+        counts = [worth[source, verdict] for verdict in VERDICTS]
         print(f"| {source} | {sum(counts)} | {' | '.join(map(str, counts))} |")
     print(
         f"\nproposals that were measured slower or failed: {slower['fitted']} + {slower['blind']} blind, of {slower['all']} pairs"
     )
+    print(f"worth a trial, and published: {tried[True]} of {tried.total()} were measured slower or failed")
 
 
 if __name__ == "__main__":

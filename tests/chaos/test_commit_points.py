@@ -58,7 +58,7 @@ def test_a_death_at_some_of_the_writes_changes_nothing(name: str, every: int) ->
     assert faults_of(story, MemoryStore, points, expected) == []
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.timeout(6 * 3600)
 @pytest.mark.parametrize("name", STORIES)
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
@@ -79,8 +79,8 @@ def test_a_death_at_any_write_changes_nothing(
     [
         ("sqlite", 27),
         pytest.param("postgresql", 60, marks=pytest.mark.thorough),
-        pytest.param("sqlite", 5, marks=pytest.mark.slow),
-        pytest.param("postgresql", 5, marks=pytest.mark.slow),
+        pytest.param("sqlite", 5, marks=pytest.mark.chaos),
+        pytest.param("postgresql", 5, marks=pytest.mark.chaos),
     ],
 )
 def test_a_process_that_is_killed_at_a_write_is_replaced(

@@ -32,7 +32,7 @@ SPEC: dict[str, Any] = {
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.slow,
+    pytest.mark.chaos,
     pytest.mark.timeout(3 * 3600),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

@@ -120,7 +120,7 @@ def test_a_server_whose_standby_takes_its_place(tmp_path: Path, seed: int) -> No
     assert played.met == ("kill", "database")
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.timeout(6 * 3600)
 def test_many_schedules_on_sqlite(tmp_path: Path, files: Callable[[int], list[Place]]) -> None:
     played = play_all(map(seeded, range(FIRST_SEED, FIRST_SEED + MANY)), files(AT_ONCE), tmp_path)
@@ -128,7 +128,7 @@ def test_many_schedules_on_sqlite(tmp_path: Path, files: Callable[[int], list[Pl
     assert wrong(played) == []
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.timeout(6 * 3600)
 def test_many_schedules_on_postgresql(tmp_path: Path, servers: Callable[[int], list[Place]]) -> None:
     played = play_all(map(seeded, range(FIRST_SEED, FIRST_SEED + MANY)), servers(AT_ONCE), tmp_path)

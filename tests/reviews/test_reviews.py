@@ -140,6 +140,36 @@ def test_what_is_proposed_is_legal_surely_fits_and_surely_gains(
         assert edit.alone is None or edit.alone.low > 1.0
 
 
+def test_where_no_edit_is_sure_the_one_that_most_likely_gains_is_worth_a_trial(script: Path) -> None:
+    script.write_text(TRAINER.replace("    --gradient_checkpointing True \\\n", ""))
+    found = review(script, cluster="h100-sxm")
+    assert not found.edits
+    assert found.together is None
+    tried = found.worth_a_trial
+    assert tried is not None
+    assert tried.alone is not None
+    assert tried.alone.low < 1.0 < tried.alone.gain
+    assert tried.alone.chance == pytest.approx(0.9, abs=0.1)
+    assert tried.lines
+    (line,) = [line for line in lines_of(found) if "worth a trial" in line]
+    assert "compile off -> on: +" in line
+    assert found.to_dict()["worth_a_trial"]["knob"] == "compile"
+
+
+def test_changes_that_surely_gain_together_are_proposed_though_none_is_sure_alone(tmp_path: Path) -> None:
+    launch = tmp_path / "one_line.sh"
+    launch.write_text(
+        "torchrun --nproc-per-node 8 run_clm.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 2 --gradient_accumulation_steps 8 "
+        '--bf16 --gradient_checkpointing --fsdp "full_shard auto_wrap" --block_size 4096 --output_dir out\n'
+    )
+    found = review(launch, cluster="h100-sxm")
+    assert found.together is not None
+    assert found.together.gain.low > 1.0
+    assert {edit.knob for edit in found.edits} == {"micro_batch_size", "recompute", "compile"}
+    assert all(edit.alone is None for edit in found.edits)
+    assert float(found.estimate.peak_memory_high_bytes) <= found.study.workload.cluster.gpu.memory_bytes  # type: ignore[union-attr]
+
+
 def test_what_is_missing_is_named_with_how_to_say_it_and_nothing_is_predicted(script: Path) -> None:
     found = review(script)
     assert [each.what for each in found.missing] == ["the GPUs that it runs on"]

@@ -119,6 +119,22 @@ def test_of_a_long_line_what_changes_is_shown(tmp_path: Path) -> None:
     assert len(line) <= WIDTH
 
 
+def test_of_a_long_line_with_changes_far_apart_the_first_is_shown() -> None:
+    options = "".join(f"--option_{number} value " for number in range(20))
+    before = f"torchrun train.py {options}--micro 2 {options}--compile False"
+    line = LineEdit(
+        file="train.sh",
+        line=1,
+        before=before,
+        after=before.replace("--micro 2", "--micro 4").replace("False", "True"),
+    )
+    edit = Edit(changes={"micro_batch_size": (2, 4), "compile": (False, True)}, alone=None, lines=(line,))
+    found = lines_of(Review(target="train.sh", understood="a launch", edits=(edit,)))
+    (shown,) = [each for each in found if "train.sh:1: " in each]
+    assert "--micro 4" in shown
+    assert len(shown) <= WIDTH
+
+
 def test_all_prints_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.sh"
     options = "".join(f"export {name}=1\n" for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "CUDA_LAUNCH_BLOCKING"))
