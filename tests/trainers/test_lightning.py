@@ -120,6 +120,7 @@ class TestLightningWithYourOwnProgram(TrainerContract):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .srun. command is available")  # on a machine with Slurm
 @pytest.mark.parametrize("stage", [0, 2, 3])
 @pytest.mark.parametrize(("precision", "pure"), [("bf16", False), ("bf16", True), ("fp32", False)])
 def test_lightning_itself_takes_what_is_written(precision: str, pure: bool, stage: int) -> None:
