@@ -13,7 +13,8 @@
     surrogate/          its models of time, memory and failures
     objective_model.py  from step time to score
     dominance.py        which candidates an out-of-memory failure rules out
-    history.py          what earlier studies tell: how near another workload is, constants refitted to them
+    transfer.py         how much another workload's measurements tell about this one
+    history.py          constants of the cost model refitted to earlier studies
     policy.py           the policy of reinforce; its weights are in policy.json
 
 A family of searchers has several names, FAMILY:VARIANT: its class has `variants` (name -> a line about it) and takes a keyword `variant`.
@@ -31,8 +32,8 @@ from autotune.search.by_name import (
     searcher_name,
     searcher_names,
 )
-from autotune.search.history import transfer_weight
 from autotune.search.searcher import Problem, Searcher, score
+from autotune.search.transfer import transfer_weight
 
 __all__ = [
     "PASSED",

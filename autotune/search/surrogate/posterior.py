@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import log_ndtr, logsumexp
 
-from autotune.search.history import residual_transfer_weight, transfer_weight
 from autotune.search.objective_model import log_cost, log_efficiency, offset_of, slope
 from autotune.search.searcher import Problem
 from autotune.search.surrogate import training_data
@@ -26,6 +25,7 @@ from autotune.search.surrogate.failure_rate import failure_rate
 from autotune.search.surrogate.kernel import distances, matern52, surrogate_points
 from autotune.search.surrogate.model_average import ModelAverage
 from autotune.search.surrogate.training_data import REPEAT_SD, DataPoint
+from autotune.search.transfer import residual_transfer_weight, transfer_weight
 from autotune.spec import ParallelConfig, Trial, Workload
 
 Array = NDArray[np.float64]
