@@ -53,6 +53,7 @@ for step in range(1, 13):
     time.sleep(0.3)
     print(f"step {step} loss: 2.5 step time: {0.3 + 0.01 * batch}", flush=True)
 """
+PATIENT = {"start_timeout_s": 600, "step_timeout_s": 600, "trial_timeout_s": 1200}
 SLEEPING: dict[str, Any] = {
     "name": "sleeping",
     "model": "nano-gpt",
@@ -61,7 +62,15 @@ SLEEPING: dict[str, Any] = {
     "space": {"world_sizes": [1], "micro_batch_size": [1, 2, 3, 4, 6, 8, 12, 16, 24, 48], "precision": ["fp32"]},
     "knobs": {"width": list(range(1, 11))},
     "budget": {"max_trials": 100, "max_wall_s": "1h", "min_gain": 0},
-    "measure": {"warmup_steps": 1, "min_steps": 8, "max_steps": 8, "first_look": 0, "finalists": 1, "final_rounds": 1},
+    "measure": {
+        "warmup_steps": 1,
+        "min_steps": 8,
+        "max_steps": 8,
+        "first_look": 0,
+        "finalists": 1,
+        "final_rounds": 1,
+        **PATIENT,
+    },
     "calibrate": False,
     "check": False,
     "searcher": "random",
@@ -97,9 +106,7 @@ NATIVE: dict[str, Any] = {
         "max_steps": 2,
         "first_look": 0,
         "finalists": 0,
-        "start_timeout_s": 600,
-        "step_timeout_s": 600,
-        "trial_timeout_s": 1200,
+        **PATIENT,
     },
 }
 """warm ranks on two nodes"""
@@ -441,21 +448,23 @@ for step in range(1, 11):
 dist.destroy_process_group()
 """
 LIGHTNING = """
-import argparse, time, torch, lightning as L
+import argparse, os, time, torch, lightning as L
 from torch.utils.data import DataLoader, TensorDataset
 words = argparse.ArgumentParser(); words.add_argument("--batch-size", type=int); words.add_argument("--width"); batch = words.parse_args().batch_size
+accumulation = int(os.environ["ACC"])
 class Model(L.LightningModule):
     def __init__(self):
         super().__init__(); self.layer = torch.nn.Linear(8, 1); self.began = time.monotonic()
     def training_step(self, rows, index):
-        time.sleep(0.1); loss = self.layer(rows[0]).mean().abs() + 1
+        time.sleep(0.01); return self.layer(rows[0]).mean().abs() + 1
+    def on_train_batch_end(self, outputs, rows, index):
+        if (index + 1) % accumulation: return
         now = time.monotonic()
-        if self.global_rank == 0: print(f"step {index + 1} loss: {float(loss)} step time: {now - self.began}", flush=True)
+        if self.global_rank == 0: print(f"step {self.global_step} loss: {float(outputs['loss'])} step time: {now - self.began}", flush=True)
         self.began = now
-        return loss
     def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.0)
 if __name__ == "__main__":
-    trainer = L.Trainer(max_steps=10, accelerator="cpu", devices=1, num_nodes=2, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer = L.Trainer(max_steps=10, accumulate_grad_batches=accumulation, accelerator="cpu", devices=1, num_nodes=2, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     assert trainer.world_size == 2
-    trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(40 * batch, 8)), batch_size=batch))
+    trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(20 * accumulation * batch, 8)), batch_size=batch))
 """
