@@ -100,8 +100,7 @@ def load_study(
     """The study of a spec file (YAML or JSON; `-`: standard input) or of a spec as a mapping.
 
     `overrides` replace keys of the document; a dotted key reaches inside: `{"budget.max_trials": 5}`. `base`: folder of the paths in a
-    mapping (None: paths are refused); those in a file are relative to the file, unless `base` says otherwise. `limits`: of the process that builds a model of your
-    own. `slurm_cluster`: what stands for the nodes of the job where the cluster is `slurm`; None: this process is in it. Raises `SpecError`.
+    mapping (None: paths are refused); those in a file are relative to the file, unless `base` is given. `limits`: for the process that builds your own model. `slurm_cluster`: assumed nodes of the job if the cluster is `slurm`; None: this process is in the job. Raises `SpecError`.
     """
     from autotune.schema import parse_study, places_in
 
@@ -139,7 +138,7 @@ def read_document(
         for name in path:
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
-                raise SpecError(f"{key!r} reaches into {name!r}, which is {inner!r} and no mapping", field=name)
+                raise SpecError(f"{key!r} reaches into {name!r}, which is {inner!r} and not a mapping", field=name)
         inner[last] = value
     if overrides:
         check_size(document)
@@ -159,9 +158,9 @@ def review(
     store: BestKnownStore | None = None,
     **said: Any,
 ) -> Review:
-    """What there is to say of a launch without running it: whether it fits, how fast it should be, which edits make it faster (`autotune.reviews.review`).
+    """Review a launch without running it: whether it fits, how fast it should be, which edits make it faster (`autotune.reviews.review`).
 
-    `target`: a file, a text of several lines, or the words of a command. `store`: for what was measured before. Raises `SpecError` for what is no launch.
+    `target`: a file, a text of several lines, or the words of a command. `store`: for earlier measurements. Raises `SpecError` if it is not a launch.
     """
     from autotune.reviews import review as review_launch
 
@@ -184,23 +183,20 @@ def tune(
     runner: TrialRunner | None = None,
     profile: bool = True,
 ) -> Result:
-    """Runs a study in the foreground, to its end or to Ctrl-C (then the record is PAUSED and the same call goes on).
+    """Run a study in the foreground, to its end or to Ctrl-C (then the record is PAUSED and the same call continues it).
 
-    `resume`: an unfinished study of the same name and spec goes on instead of a new one; `study_id` names it outright; `spec`: the
-    document as written, kept beside the study. `searcher`: another searcher than the study's: a registered name, a class of
+    `resume`: continue an unfinished study of the same name and spec instead of starting a new one; `study_id` names it outright; `spec`: the document as written, stored with the study. `searcher`: another searcher than the study's: a registered name, a class of
     `autotune.search.Searcher`, a function that makes one of an `autotune.search.Problem`, or a fresh searcher over
     `SearchSpace.of_study(study)`. The study records the name of such an object
-    (`python:MODULE.NAME`); a later call goes on with the study when it passes the same object, which makes the searcher anew and is told all
-    trials again. `runner`: an `autotune.ports.TrialRunner` that runs the trials instead of the study's, recorded and resumed in the same way; it is
-    closed at the end. In an allocation of Slurm, Ray is started on its nodes, and the time that is left of the job is heeded: a winner is named before, or with
-    `slurm: {requeue: true}` the study pauses. `profile`: for a model that code builds, whether a new study begins with the dry runs that `store` does not hold yet, on this machine.
+    (`python:MODULE.NAME`); a later call that passes the same object continues the study: the searcher is made anew and replays all trials. `runner`: an `autotune.ports.TrialRunner` that runs the trials instead of the study's, recorded and resumed in the same way; it is
+    closed at the end. In a Slurm allocation, Ray is started on its nodes, and the job's remaining time limits the study: a winner is named before it ends, or with `slurm: {requeue: true}` the study pauses. `profile`: for a model built by code, whether a new study begins with the dry runs missing in `store`, on this machine.
 
     Callbacks (`autotune.study.progress`): `on_trial` is called with each trial that ends, `on_best` with each new best one, `on_end` once with the result, before it
     is returned; `on_event` with every event of the loop (`autotune.study.progress`).
 
-    Raises `SpecError` for a wrong spec; `InfeasibleError` before anything starts, when no config is legal or fits; `RunnerError` when trials cannot run
+    Raises `SpecError` for a wrong spec; `InfeasibleError` before anything starts, if no config is valid and fits; `RunnerError` when trials cannot run
     here; `MissingExtraError` when a package is missing; `StoreError` when the database fails; `ConflictError` when another live controller has the study;
-    `CallbackError` when `on_trial` or `on_best` raises: the study is then paused, and the same call goes on. A failed trial raises nothing: it is in `Result.failed`.
+    `CallbackError` when `on_trial` or `on_best` raises: the study is then paused, and the same call continues it. A failed trial raises nothing: it is in `Result.failed`.
     """
     if not isinstance(study, Study):
         spec = read_document(study) if spec is None else spec
@@ -273,10 +269,8 @@ def fit(
 ) -> tuple[Fit, ...]:
     """Whether configs fit into memory, by dry runs of the model without a GPU; one `Fit` for each, in the order of `configs`.
 
-    `configs` None: the `top` best of the study's plan, or the config that comes nearest where none is expected to fit. A model of your own is built in
-    a process of its own within `limits`. `on_rank` hears of every dry run that begins or ends; `runner` replaces the one that ships. `space`: that of the
-    study, where it is enumerated already. Where no dry run can be made the cost model answers, and `Fit.problem` says why. Raises `MissingExtraError`
-    without torch, `ConfigError` for an illegal config.
+    `configs` None: the `top` best of the study's plan, or the nearest miss if none is expected to fit. Your own model is built in a separate process within `limits`. `on_rank` is called for every dry run that begins or ends; `runner` replaces the built-in one. `space`: the study's space, if it is already enumerated. If a dry run is impossible the cost model answers, and `Fit.problem` says why. Raises `MissingExtraError`
+    without torch, `ConfigError` for an invalid config.
     """
     asked = study if isinstance(study, Study | Workload) else load_study(study, limits=limits)
     workload = asked.workload if isinstance(asked, Study) else asked

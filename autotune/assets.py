@@ -46,7 +46,7 @@ def space_file(name: str) -> Path:
     files = space_files()
     if name not in files:
         raise CatalogError(
-            f"no search space is called {name!r}",
+            f"there is no search space {name!r}",
             remedy=nearest(name, files) or f"choose one of {', '.join(files)}, or give the knobs inline",
             field="space",
         )

@@ -222,7 +222,7 @@ def _on(
     cluster = workload.cluster
     per_node = min(count, cluster.gpus_per_node)
     if count % per_node:
-        return WhatIf(num_gpus=count, reason=f"{count} GPUs are no whole number of nodes of {per_node}")
+        return WhatIf(num_gpus=count, reason=f"{count} GPUs are not a whole number of nodes of {per_node}")
     resized = replace(workload, cluster=cluster.resized(num_nodes=count // per_node, gpus_per_node=per_node))
     try:
         best = plan(SearchSpace.build(resized, space, launchable=launchable), calibration=calibration, top=1)
@@ -289,5 +289,7 @@ def _more_gpus(workload: Workload, config: ParallelConfig, constants: Calibratio
     enough = np.flatnonzero(fits(estimate(workload, ConfigTable.of(wide), calibration=constants)))
     if len(enough):
         gpus = config.world_size * times[int(enough[0])]
-        return (f"about {gpus:,} GPUs, with zero_stage=3, recompute=full and micro_batch_size=1, would hold it",)
-    return ("no number of such GPUs holds it by sharding alone; cut the sequence (cp) or the layers (tp) further",)
+        return (f"about {gpus:,} GPUs, with zero_stage=3, recompute=full and micro_batch_size=1, would be enough",)
+    return (
+        "sharding alone cannot make it fit on any number of such GPUs; split the sequence (cp) or the layers (tp) further",
+    )

@@ -181,7 +181,7 @@ def _sources(
     """Where the constants come from, and the memory of these configs. `problem`: why nothing could be run dry, where that was tried."""
     source = (known_constants(study.workload, store, program_of(study)) or calibration_for(study.workload)).source
     if problem:
-        return f"{source}; memory by the formulas of a decoder, because no dry run could be made: {problem}"
+        return f"{source}; memory by the formulas of a decoder, because a dry run was impossible: {problem}"
     runs = calibration.dry_runs if calibration is not None else None
     if calibration is None or runs is None or not runs.points:
         return source

@@ -63,7 +63,7 @@ def profile_study(
     """The dry runs by which plans, estimates and searches correct the memory of the study's configs; those that `store` lacks are made, and kept there.
 
     `configs`: runs these alone, in place of leaders and pins. Building a model of your own runs its code, in a process of its own within `limits`. `on_run` hears of each
-    config before it is run. `space`: that of the study, where it is enumerated already. Raises `DryRunError` where the model cannot be run dry, and `MissingExtraError`
+    config before it is run. `space`: the study's space, if it is already enumerated. Raises `DryRunError` where the model cannot be run dry, and `MissingExtraError`
     without torch. A single config that cannot is named in `DryRuns.failed`.
     """
     workload = study.workload
@@ -97,7 +97,7 @@ def _refuse(workload: Workload) -> None:
     remedy = "plans and searches take the memory from the formulas; `autotune fit --config` runs one config dry"
     if workload.trainer not in PLAYED_TRAINERS:
         raise DryRunError(
-            f"dry runs tell the memory of the trainers whose code they run ({', '.join(PLAYED_TRAINERS)}), but trainer={workload.trainer}",
+            f"dry runs give the memory of trainers whose code they run ({', '.join(PLAYED_TRAINERS)}), but trainer={workload.trainer}",
             remedy=remedy,
         )
     if code is not None and code.has_towers:

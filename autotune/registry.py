@@ -70,7 +70,7 @@ def find(group: str, name: str) -> Registration:
     if name not in known:
         names = ", ".join(known) or "none: is the package installed?"
         raise CatalogError(
-            f"no {noun} is called {name!r}", remedy=nearest(name, known) or f"{noun}s: {names}", field=noun
+            f"there is no {noun} {name!r}", remedy=nearest(name, known) or f"{noun}s: {names}", field=noun
         )
     return known[name]
 
@@ -90,7 +90,7 @@ def load(group: str, name: str) -> Any:
         raise RunnerError(
             f"the {_noun(group)} {name!r} ({found.entry.value} of {found.package} {found.version}) cannot be loaded: "
             f"{type(error).__name__}: {error}",
-            remedy=f"if the module is yours, correct it; else install what it needs, or another release of {found.package} (`autotune doctor` says what is missing)",
+            remedy=f"if the module is yours, correct it; otherwise install what it needs, or another release of {found.package} (`autotune doctor` says what is missing)",
         ) from error
 
 
@@ -162,7 +162,7 @@ def _check_options(name: str, factory: Callable[..., Any], options: Mapping[str,
         if option not in parameters:
             known = ", ".join(parameters) or "none"
             raise SpecError(
-                f"the runner {name!r} takes no option {option!r}",
+                f"the runner {name!r} has no option {option!r}",
                 remedy=nearest(option, parameters) or f"options: {known}",
                 field=f"runner.{option}",
             )

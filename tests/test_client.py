@@ -116,7 +116,7 @@ def test_an_empty_name_is_refused_before_anything_is_asked(client_of: Any) -> No
         for method in ("status", "trials", "pause"):
             with pytest.raises(NotFoundError, match="the name of the study is empty"):
                 getattr(client, method)("")
-        with pytest.raises(NotFoundError, match="no trainer is called ''"):
+        with pytest.raises(NotFoundError, match="there is no trainer ''"):
             client.export("x", "")
         assert service.asked == []
 

@@ -72,7 +72,7 @@ def test_a_gpu_type_alone_has_as_many_gpus_in_nodes_of_its_own_size() -> None:
         (["h100"], "h100-nvl, h100-pcie, h100-sxm or h100-sxm-96gb"),
         (["h100-sxm-2x8", "h100-sxm"], "named twice"),
         ([], "1 to 100 clusters"),
-        (["h100-sxm-2by8"], "no GPU is called"),
+        (["h100-sxm-2by8"], "there is no GPU"),
     ],
 )
 def test_mistaken_names_are_answered_with_the_remedy(names: list[str], words: str) -> None:
@@ -94,7 +94,7 @@ def test_a_precision_that_a_gpu_lacks_is_said() -> None:
     a100, h100 = compared("a100-80gb", "h100-sxm", space=narrow)
     assert (a100.lacking, h100.lacking) == (("fp8",), ())
     assert a100.config is not None
-    assert "compared without fp8, which the GPU lacks: a100-80gb-2x8" in cluster_notes([a100, h100])
+    assert "compared without fp8, because the GPU lacks it: a100-80gb-2x8" in cluster_notes([a100, h100])
     only = replace(SPACE, knobs={**SPACE.knobs, "precision": ("nvfp4",)})
     h100, b200 = compared("h100-sxm", "b200-sxm", space=only)
     assert h100.config is None

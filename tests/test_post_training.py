@@ -67,16 +67,16 @@ def test_a_store_gives_back_what_was_asked(algorithm: str) -> None:
         ("rl.prompts", None, "rl.prompts", "required"),
         ("rl.mini_batch_prompts", 24, "rl.mini_batch_prompts", "must divide prompts"),
         ("rl.response_lengths", {"mean": 900, "file": "x.txt"}, "rl.response_lengths", "one way"),
-        ("rl.response_lengths", {"p50": 900, "p95": 800, "max": 1000}, "rl.response_lengths", "must not fall"),
+        ("rl.response_lengths", {"p50": 900, "p95": 800, "max": 1000}, "rl.response_lengths", "must not decrease"),
         ("rl.response_lengths", {"mean": 900, "max": 16384}, "workload.seq_len", "longest sequence"),
         ("rl.staleness", 1, "rl.staleness", "placement=colocated"),
-        ("rl.placement", "async", "rl.staleness", "staleness that is allowed"),
+        ("rl.placement", "async", "rl.staleness", "allowed staleness"),
         ("rl.placement", {"split": [12, 8]}, "rl.placement", "must fit the cluster"),
         ("rl.critic", {"model": "llama-1b"}, "rl.critic", "only ppo"),
-        ("rl.resposes", 3, "rl.resposes", "no key is called"),
+        ("rl.resposes", 3, "rl.resposes", "there is no key"),
         ("rollout", None, "rollout", "told, never modelled"),
         ("rollout.generation_s", 20, "rollout", "one way"),
-        ("rollout.tp", 4, "rollout.tp", "not among those that are told"),
+        ("rollout.tp", 4, "rollout.tp", "not given"),
         ("rollout.memory_fraction", 1.5, "rollout.memory_fraction", "less than or equal"),
         ("rl", None, "rollout", "no `rl`"),
         ("workload.global_batch_size", 100, "workload.global_batch_size", "prompts x responses / mini_batches"),
@@ -153,7 +153,7 @@ def test_fine_tuning_on_unequal_lengths_is_a_step_without_generation() -> None:
     phases = rows[0].estimate.phases_s
     assert phases is not None
     assert phases.update == phases.total
-    with pytest.raises(SpecError, match="steps that generate"):
+    with pytest.raises(SpecError, match="generating responses"):
         parse_study({**document, "knobs": {"rollout_tp": [1, 2]}})
 
 

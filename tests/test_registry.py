@@ -78,7 +78,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         ("optuna:", "optuna:"),
         ("grid:all", "grid"),
     ):
-        with pytest.raises(CatalogError, match=f"no searcher is called '{name}'.*; .*{known}"):
+        with pytest.raises(CatalogError, match=f"there is no searcher '{name}'.*; .*{known}"):
             make_searcher(name, space)
 
 

@@ -123,7 +123,7 @@ def test_layers_of_multi_token_prediction_are_set_beside_a_catalog_name() -> Non
     assert study(model={"name": "deepseek-v3", "mtp_layers": 1}).workload.model == replace(plain, mtp_layers=1)
     with pytest.raises(SpecError, match="mtp_layers"):
         study(model={"name": "deepseek-v3", "mtp_layers": -1})
-    with pytest.raises(CatalogError, match="no model is called 'deepsek'"):
+    with pytest.raises(CatalogError, match="there is no model 'deepsek'"):
         study(model={"name": "deepsek", "mtp_layers": 1})
 
 
@@ -183,7 +183,7 @@ def test_a_users_function_is_asked_for_its_model_only_where_the_spec_is_a_file(t
     assert found.name == "pack.age.build"
     assert found.code == ModelCode(module="pack.age:build", args='{"width":8}', folder=str(tmp_path))
     for base in (None, tmp_path):
-        with pytest.raises(SpecError, match="runs its code, which happens only where the spec is a file"):
+        with pytest.raises(SpecError, match="runs its code, which is only allowed if the spec is a file"):
             parse_study(document, base=base)
     with pytest.raises(SpecError, match=r"model.module"):
         parse_study({**MINIMAL, "model": {"module": "no function"}}, base=tmp_path, inspect=lambda model: model)
@@ -200,13 +200,13 @@ def test_a_space_from_a_file_of_ones_own(tmp_path: Path) -> None:
     "change", [{"model": "../config.json"}, {"model": {"hf": "../config.json"}}, {"space": "./mine.yaml"}]
 )
 def test_what_came_over_the_wire_names_no_files(change: dict[str, str]) -> None:
-    with pytest.raises(SpecError, match="read only where the spec itself is a file"):
+    with pytest.raises(SpecError, match="read only if the spec itself is a file"):
         study(**change)
 
 
 def test_a_cluster_that_is_looked_for_must_be_here() -> None:
     assert study(cluster="local", space="laptop").workload.cluster.name == "cpu-1x4"
-    with pytest.raises(SpecError, match="not looked at here"):
+    with pytest.raises(SpecError, match="cannot be inspected here"):
         parse_study({**MINIMAL, "cluster": "local"})
 
 
@@ -236,7 +236,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"space": {"tp": ["2"]}}, "space.tp", "whole number from 1"),
     ({"space": {"tp": [1, [2]]}}, "space.tp.1", "must be a word, a whole number"),
     ({"space": {"tp": {"powers_of_two": [8, 1]}}}, "space.tp", "must rise"),
-    ({"space": {"tp": {"range": [1, 10**9]}}}, "space.tp", "may hold 4096 values"),
+    ({"space": {"tp": {"range": [1, 10**9]}}}, "space.tp", "may have 4096 values"),
     ({"space": {"tp": {"range": [1, 5, 0]}}}, "space.tp", "must rise"),
     ({"space": {"tp": {}}}, "space.tp", "give one of"),
     ({"space": {"precision": "fp9"}}, "space.precision", "did you mean fp8?"),
@@ -257,7 +257,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"trainer": {"kind": "native", "steps": 3}}, "trainer.steps", "autotune export --option steps="),
     ({"trainer": {"kind": "command", "argv": "python train.py"}}, "trainer.argv", "must be a list"),
     ({"enqueue": ["tp=x"]}, "enqueue.0.tp", "must be a whole number"),
-    ({"enqueue": [{"tq": 2}]}, "enqueue.0.tq", "no knob is called"),
+    ({"enqueue": [{"tq": 2}]}, "enqueue.0.tq", "there is no knob"),
     ({"enqueue": "tp=2"}, "enqueue", "must be a list"),
     ({"baseline": {"zero_stage": 4}}, "baseline.zero_stage", "must be 0, 1, 2 or 3"),
     ({"name": "../x"}, "name", "must begin with a letter"),
@@ -588,8 +588,8 @@ def test_a_study_brings_knobs_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("change", "field", "words"),
     [
-        ({"knobs": {"tp": [1]}}, "knobs.tp", "a knob of every study.*under `space`"),
-        ({"knobs": {"world_sizes": [1]}}, "knobs.world_sizes", "has a meaning in a space or a config already"),
+        ({"knobs": {"tp": [1]}}, "knobs.tp", "a built-in knob.*under `space`"),
+        ({"knobs": {"world_sizes": [1]}}, "knobs.world_sizes", "already has a meaning in a space or a config"),
         ({"knobs": {"Bad name": [1]}}, "knobs", "lower-case letters"),
         ({"knobs": {"mine": [1, "a"]}}, "knobs.mine", "all numbers, all words, or true and false"),
         ({"knobs": {"mine": []}}, "knobs.mine", "must have 1 or more entries"),
@@ -602,18 +602,18 @@ def test_a_study_brings_knobs_of_its_own() -> None:
         (
             {"knobs": {"name": [1, 2]}},
             "knobs.name",
-            "has a meaning in a space or a config already; name the knob otherwise",
+            "already has a meaning in a space or a config; name the knob otherwise",
         ),
-        ({"knobs": {"extra": [1, 2]}}, "knobs.extra", "has a meaning in a space or a config already"),
-        ({"knobs": {f"k{i}": [0, 1] for i in range(17)}}, "knobs", "must have 16 entries at most"),
+        ({"knobs": {"extra": [1, 2]}}, "knobs.extra", "already has a meaning in a space or a config"),
+        ({"knobs": {f"k{i}": [0, 1] for i in range(17)}}, "knobs", "must have at most 16 entries"),
         (
             {"knobs": {"mine": [1, 2]}, "enqueue": [{"tp": 1, "extra": 5}]},
             "enqueue.0.extra",
-            "values by knob, but is 5",
+            "must map knobs to values, but is 5",
         ),
         ({"knobs": {"mine": [1, 2]}, "enqueue": ["tp=1,mine=3"]}, "enqueue.0.mine", "must be one of 1, 2, but is 3"),
         ({"knobs": {"mine": [1, 2]}, "baseline": "mime=1"}, "baseline.mime", "did you mean mine"),
-        ({"space": {"mine": [1]}}, "space.mine", "no key is called 'mine'"),
+        ({"space": {"mine": [1]}}, "space.mine", "there is no key 'mine'"),
         ({"knobs": {"mine": [1, 2]}}, "knobs.mine", "the trainer native cannot carry the knob mine.*kind command"),
         (
             {"knobs": {"mine": [1, 2]}, "trainer": {"kind": "command", "argv": ["train", "{tp}"]}},

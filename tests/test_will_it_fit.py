@@ -92,7 +92,7 @@ def test_a_dry_run_that_contradicts_the_formulas_says_which_one_counts():
     (fit,) = autotune.fit(workload, config, runner=FakeDryRunner())  # its weights are not sharded
     assert fit.verdict == DOES_NOT_FIT
     assert fit.cost_model_verdict != DOES_NOT_FIT
-    assert "the dry run counts, because it runs the trainer's code" in other_verdict_line(fit)
+    assert "the dry run is authoritative, because it runs the trainer's code" in other_verdict_line(fit)
 
 
 def test_fit_answers_for_each_config_in_order_and_tells_of_every_run():

@@ -20,9 +20,9 @@ def register(app: typer.Typer) -> None:
 def note(
     study: StudyArgument,
     text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="The note. Default: the study's notes are shown.")
+        str | None, typer.Argument(metavar="[TEXT]", help="The note. Default: show the study's notes.")
     ] = None,
-    remove: Annotated[int | None, typer.Option("--remove", help="Remove the note of this number.")] = None,
+    remove: Annotated[int | None, typer.Option("--remove", help="Remove the note with this number.")] = None,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -56,7 +56,7 @@ def note(
 def tag(
     study: StudyArgument,
     tags: Annotated[
-        list[str] | None, typer.Argument(metavar="[TAG]...", help="Tags to add. Default: the tags are shown.")
+        list[str] | None, typer.Argument(metavar="[TAG]...", help="Tags to add. Default: show the tags.")
     ] = None,
     remove: Annotated[list[str] | None, typer.Option("--remove", help="Remove this tag; may be repeated.")] = None,
     store: StoreOption = None,

@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 def best(
     study: Annotated[
         str | None,
-        typer.Argument(metavar="[ID]", help="Study: id, start of the id, or name. Without it: across all studies."),
+        typer.Argument(metavar="[ID]", help="Study: id, prefix of the id, or name. Without it: across all studies."),
     ] = None,
     model: Annotated[str, typer.Option("--model", help="Across studies: only this model.")] = "",
     cluster: Annotated[str, typer.Option("--cluster", help="Across studies: only this cluster.")] = "",
@@ -44,7 +44,7 @@ def best(
         ),
     ] = "",
     num_gpus: Annotated[
-        int | None, typer.Option("--num-gpus", min=1, help="Across studies: only clusters of so many GPUs.")
+        int | None, typer.Option("--num-gpus", min=1, help="Across studies: only clusters with this many GPUs.")
     ] = None,
     days: Annotated[
         float | None,
@@ -52,7 +52,7 @@ def best(
             "--days",
             min=0.0,
             max=36_500.0,
-            help="Across studies: only what was measured in the last DAYS days.",
+            help="Across studies: only measurements of the last DAYS days.",
             metavar="DAYS",
         ),
     ] = None,
@@ -62,13 +62,15 @@ def best(
             "--seq-len",
             metavar="TOKENS",
             parser=sequence_tokens,
-            help="Across studies: tokens per sequence, used where nothing was measured.",
+            help="Across studies: tokens per sequence, for predictions if nothing was measured.",
         ),
     ] = None,
     global_batch_size: Annotated[
         int | None,
         typer.Option(
-            "--global-batch-size", min=1, help="Across studies: sequences per step, used where nothing was measured."
+            "--global-batch-size",
+            min=1,
+            help="Across studies: sequences per step, for predictions if nothing was measured.",
         ),
     ] = None,
     top: Annotated[
@@ -81,7 +83,7 @@ def best(
         bool,
         typer.Option(
             "--pareto",
-            help="Show the configs that no other beats in all of speed, stability, memory headroom and cost.",
+            help="Show the configs that no other config beats in speed, stability, memory headroom and cost at once.",
         ),
     ] = False,
     metric: Annotated[
@@ -97,7 +99,7 @@ def best(
             "--stability-weight",
             min=0.0,
             max=1.0,
-            help="Rank with this weight of stability instead. Across studies this needs --model and --cluster.",
+            help="Rank with this stability weight instead. Across studies this needs --model and --cluster.",
         ),
     ] = None,
     store: StoreOption = None,
@@ -119,7 +121,7 @@ def best(
     given = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value not in ("", None)]
     if study and given:
         raise SpecError(
-            f"{', '.join(given)} searches across studies, but the study {study!r} is given too",
+            f"{', '.join(given)} searches across studies, but the study {study!r} is given",
             remedy="leave one of them out",
         )
     if not study and pareto:
@@ -162,13 +164,13 @@ def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
 
     out, _ = consoles()
     if asked := document.get("objective"):
-        note(f"ranked by {asked['metric']}, weight of stability {asked['stability_weight']:g}")
+        note(f"ranked by {asked['metric']}, stability weight {asked['stability_weight']:g}")
     if pareto:
         from autotune.report.reward_tables import front_rows
 
         heads, rows = front_rows(document["configs"])
         print_table(heads, rows, numbers=heads[2:6])
-        out.print("no other measured config is at least as good in all four columns and better in one")
+        out.print("no other measured config is at least as good in all four columns")
     elif document.get("source") == "cost_model":
         _print_predicted(document)
     else:

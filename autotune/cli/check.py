@@ -35,7 +35,7 @@ def check(
         str | None, typer.Option("--runner", help="Runner to use instead of the spec's: ray or local.")
     ] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Write what was seen into the spec, where it says something else.")
+        bool, typer.Option("--fix", help="Write what was observed into the spec, if the spec says something else.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -125,7 +125,7 @@ def _print_launch(prepared: PreparedCheck) -> None:
         ("config", f"{config_label(prepared.config)} ({prepared.why_config})"),
     ]
     if launch is None:
-        rows.append(("command", "none: the runner's own ranks train it"))
+        rows.append(("command", "none: the runner's own ranks train the model"))
     else:
         rows.append(("command", launch.command))
         rows.append(("folder", prepared.folder))
@@ -154,7 +154,7 @@ def _print_seen(found: ProgramCheck) -> None:
             sign = "differs" if row.agrees is False else "" if row.agrees else "not told"
             print(f"  {row.name:20} {row.said:28} {row.seen or '-':40} {sign}".rstrip())
     if found.seen is not None and not runs and found.step_times_s:
-        print("\nthe probe saw no optimizer step of torch, so the log counts")
+        print("\nthe probe observed no optimizer step of torch, so the log is used")
 
 
 def _fix(spec: str, found: ProgramCheck) -> None:
@@ -169,7 +169,7 @@ def _fix(spec: str, found: ProgramCheck) -> None:
         before = file.read_text(encoding="utf-8") if file.is_file() else ""
         after = mended(before, key, value)
         if after is None:
-            note(f"write {key}: {value} yourself: {spec} has no plain place for it")
+            note(f"write {key}: {value} yourself: {spec} has no simple place for it")
             continue
         file.write_text(after, encoding="utf-8")
         try:
@@ -185,7 +185,7 @@ def _print_end(proposal: Any, verdict: Verdict) -> None:
     from autotune.study.check.verdict import quoted
 
     if proposal:
-        print("\nproposed patterns, which read these lines; write them into the spec under `trainer`:\n")
+        print("\nproposed patterns that read these lines; write them into the spec under `trainer`:\n")
         print("  metrics:")
         for name, pattern in proposal.items():
             print(f"    {name}: {quoted(pattern)}")

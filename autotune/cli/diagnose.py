@@ -26,7 +26,7 @@ def diagnose(
         str,
         typer.Argument(
             metavar="STUDY|RUN|SPEC",
-            help="A study (id, start of the id, or name), an observed run (id), or with --log the spec or launch that wrote it.",
+            help="A study (id, prefix of the id, or name), an observed run (id), or, with --log, the spec or launch that wrote it.",
         ),
     ],
     trial: Annotated[int | None, typer.Argument(help="Number of a trial. Default: the study's best.")] = None,
@@ -65,7 +65,7 @@ def _of_log(spec: str, log: Path, store: str | None) -> Diagnosis:
         found = review(spec, store=database)
     if found.study is None:
         raise SpecError(
-            f"too little of {spec} is known to read its log: {'; '.join(str(missing) for missing in found.missing)}",
+            f"{spec} lacks what is needed to read its log: {'; '.join(str(missing) for missing in found.missing)}",
             remedy="name a spec (`autotune init` drafts one)",
             field="SPEC",
         )

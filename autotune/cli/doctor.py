@@ -97,7 +97,7 @@ def _python() -> Check:
 
 def _torch() -> Check:
     if not is_installed("torch"):
-        detail = "not installed; the native trainer and `autotune calibrate` do not run"
+        detail = "not installed; the native trainer and `autotune calibrate` are unavailable"
         return Check(name="torch", status=WARNING, detail=detail, remedy=install_command("native"))
     import torch
     import torch.distributed as dist
@@ -115,7 +115,7 @@ def _dry_runs() -> Check:
         return Check(
             name="dry runs",
             status=HINT,
-            detail="`autotune fit` needs torch; without it the formulas of `autotune plan` answer",
+            detail="`autotune fit` needs torch; `autotune plan` uses formulas without it",
             remedy=install_command("native"),
         )
     installed = metadata.version("torch")
@@ -162,7 +162,7 @@ def _gpus() -> Check:
             return Check(
                 name="GPUs",
                 status=WARNING,
-                detail=f"CUDA_VISIBLE_DEVICES={announced} announces GPUs, but torch {torch.__version__} {found}: trials of the native trainer are refused",
+                detail=f"CUDA_VISIBLE_DEVICES={announced} lists GPUs, but torch {torch.__version__} {found}: trials of the native trainer are refused",
                 remedy="install a build of torch for these GPUs and their driver, or unset CUDA_VISIBLE_DEVICES to train on the CPU",
             )
         if shutil.which("nvidia-smi"):
@@ -213,7 +213,7 @@ def _slurm() -> Check:
         return Check(
             name="Slurm",
             status=HINT,
-            detail="no allocation here; `autotune tune SPEC --on slurm` makes a job of a study",
+            detail="no allocation here; `autotune tune SPEC --on slurm` runs a study as a job",
         )
     left_s = job.left_s()
     cpus = f" with {job.cpus_per_node} CPUs each" if job.cpus_per_node else ""
@@ -222,7 +222,7 @@ def _slurm() -> Check:
     detail += "; runner: ray starts Ray on them, runner: slurm starts programs without it"
     detail += ", in a container" if in_container() else ""
     if job.cpus_per_node == 1:
-        remedy = "ask for more with --cpus-per-task or --exclusive: without either, Slurm gives one"
+        remedy = "ask for more with --cpus-per-task or --exclusive; the default is one"
         return Check(name="Slurm", status=WARNING, detail=detail, remedy=remedy)
     return Check(name="Slurm", status=OK, detail=detail)
 

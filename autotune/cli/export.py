@@ -43,7 +43,7 @@ def export(
         typer.Option(
             "--on",
             metavar="SCHEDULER",
-            help="What starts it on its nodes: shell (launch.sh), slurm (job.sbatch), ray (ray_job.py) or kubernetes (job.yaml).",
+            help="Launcher on the nodes: shell (launch.sh), slurm (job.sbatch), ray (ray_job.py) or kubernetes (job.yaml).",
         ),
     ] = "shell",
     output: Annotated[
@@ -106,11 +106,11 @@ def export(
     has_secrets = launch.shown != launch
     if json:
         if has_secrets:
-            note("note: the answer holds the secrets of the spec")
+            note("note: the answer contains the secrets in the spec")
         emit({**found, "written": [str(path) for path in written]})
         return
     if has_secrets and not output:
-        note("note: secrets of the spec show as ***; -o FOLDER writes them, in files that you alone can read")
+        note("note: secrets in the spec are shown as ***; -o FOLDER writes them, to files only you can read")
         launch, job = launch.shown, masked(job)
     for remark in (*launch.notes, *job["notes"]):
         note(f"note: {remark}")
@@ -139,7 +139,7 @@ def report(
         Literal["html", "markdown"] | None,
         typer.Option(
             "--format",
-            help="html: one page with figures. markdown: for a pull request. Default: markdown for a file .md, else html.",
+            help="html: one page with figures. markdown: for a pull request. Default: markdown for a .md file, otherwise html.",
         ),
     ] = None,
     store: StoreOption = None,

@@ -47,11 +47,11 @@ def fit(
         typer.Option(
             "--config",
             metavar="KNOB=VALUE,...",
-            help="The config to ask about, e.g. tp=2,micro_batch_size=4. Default: the best one of the plan, or the nearest miss where none is expected to fit.",
+            help="The config to check, e.g. tp=2,micro_batch_size=4. Default: the plan's best, or the nearest miss if none is expected to fit.",
         ),
     ] = None,
     top: Annotated[
-        int | None, typer.Option("--top", min=1, max=1000, help="Ask about this many of the plan's best configs.")
+        int | None, typer.Option("--top", min=1, max=1000, help="Check this many of the plan's best configs.")
     ] = None,
     output: Annotated[
         Path | None,
@@ -85,7 +85,7 @@ def fit(
         bool,
         typer.Option(
             "--profile",
-            help="Also run dry the best configs of the plan and some that tell of the others: plan, estimate and tune take the memory from them.",
+            help="Also dry-run the plan's best configs and some that correct the formulas for the others: plan, estimate and tune then take memory from them.",
         ),
     ] = False,
     store: StoreOption = None,
@@ -156,7 +156,7 @@ def _profiled(
         )
     except DryRunError as error:
         problem = {"problem": error.message, "remedy": error.remedy}
-        return problem, [f"no dry run could be made: {error.message}", *([f"  {error.remedy}"] if error.remedy else [])]
+        return problem, [f"a dry run was impossible: {error.message}", *([f"  {error.remedy}"] if error.remedy else [])]
     document = profile_document(
         made, space, known_constants(study.workload, store, program_of(study)) or calibration_for(study.workload)
     )
@@ -229,7 +229,7 @@ def _print_one(out: Console, answer: Fit, palette: Palette, *, chosen_by_plan: b
     if other := other_verdict_line(answer):
         out.print(safe(other, palette))
     out.print(safe(workload_line(answer.workload), palette))
-    why = " (the plan's choice; --config asks about another)" if chosen_by_plan else ""
+    why = " (the plan's choice; --config selects another)" if chosen_by_plan else ""
     out.print(safe(config_label(answer.config) + why, palette))
     fullest = answer.fullest
     if fullest is not None:

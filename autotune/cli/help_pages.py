@@ -88,7 +88,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "check": ("autotune check study.yaml", "autotune check study.yaml --runner local"),
     "calibrate": ("autotune calibrate",),
     "tune": (
-        "autotune tune laptop                 a small study that ships",
+        "autotune tune laptop                 a small built-in study",
         "autotune tune study.yaml --max-trials 10",
         "autotune tune study.yaml --train-tokens 15T --json > result.json",
         "autotune tune study.yaml --on slurm --submit --option time=4h --option partition=gpu",

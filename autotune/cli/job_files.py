@@ -45,7 +45,7 @@ def write_job(
 
     if on not in SCHEDULERS:
         raise SpecError(
-            f"a study runs as a job of {' or '.join(SCHEDULERS)}, but --on is {on[:80]!r}",
+            f"a study can run as a job of {' or '.join(SCHEDULERS)}, but --on is {on[:80]!r}",
             remedy=nearest(on, SCHEDULERS),
             field="--on",
         )
@@ -76,11 +76,9 @@ def write_job(
     written = submission.write(made)
     when = submission.check(made)
     if asked["cluster"] == SLURM:
-        note(
-            "note: the GPUs of the nodes are looked at when the job begins; until then those of an H100 node stand for them"
-        )
+        note("note: the nodes' GPUs are detected when the job starts; until then an H100 node is assumed")
     if server:
-        note(f"note: the job keeps its results in {server}, which AUTOTUNE_STORE must name in its environment too")
+        note(f"note: the job keeps its results in {server}; set AUTOTUNE_STORE to it in the job's environment too")
     _tell(made, written, json=json, when=when, number=submission.submit(made) if submits else "")
 
 
@@ -154,9 +152,9 @@ class StudyPlace:
         try:
             job.requeue()
         except RunnerError as error:  # it was cancelled
-            note(f"job {job.job} does not begin again: {error.message}")
+            note(f"job {job.job} is not requeued: {error.message}")
             return False
-        note(f"job {job.job} begins again, and the study goes on there")
+        note(f"job {job.job} is requeued, and the study continues there")
         return True
 
 
@@ -169,7 +167,7 @@ def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
         return
 
     if store is not None:
-        raise SpecError("--in and --store both say where results lie", remedy="leave one of them out", field="--in")
+        raise SpecError("--in and --store both name a place for results", remedy="leave one of them out", field="--in")
     job = allocation()
     home: StudyFolder
 
@@ -179,7 +177,7 @@ def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
                 for record in database.studies(limit=1):
                     api.act(database, record.id, action)
             except (AutotuneError, ValueError) as error:
-                note(f"the wish {action!r} was not heard: {error}")
+                note(f"the request {action!r} did not arrive: {error}")
 
     with StudyFolder(folder, job=job.job if job else "", on_wish=hear, on_trouble=note) as home:
         yield StudyPlace(store=str(home.path), shown=str(folder.absolute()), changed=home.changed)

@@ -64,7 +64,7 @@ def submit(
         if isinstance(source, LocalSource):
             _say_who_serves(store)
         if wait:
-            note(f"study {study['id']} is submitted")
+            note(f"submitted study {study['id']}")
             _watch(source, study["id"], json)
             return
     if json:
@@ -93,7 +93,7 @@ def list_studies(
     tag: Annotated[str, typer.Option("--tag", help="Only studies with this tag.")] = "",
     observed: Annotated[
         bool,
-        typer.Option("--observed", help="List the runs that were started under `autotune run` or a callback instead."),
+        typer.Option("--observed", help="List runs started with `autotune run` or a callback instead."),
     ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Number of studies to show.")] = 50,
     store: StoreOption = None,
@@ -112,7 +112,9 @@ def list_studies(
     filters: dict[str, Any] = {"model": model, "cluster": cluster, "tag": tag, **({"status": wanted} if wanted else {})}
     if observed and (status or tag):
         raise SpecError(
-            "--status and --tag are of studies, but --observed lists runs", remedy="leave them out", field="--observed"
+            "--status and --tag apply to studies, but --observed lists runs",
+            remedy="leave them out",
+            field="--observed",
         )
     with open_source(store, url) as source:
         if observed:
@@ -304,5 +306,5 @@ def _action(action: str, told: str) -> Callable[..., None]:
 
 pause = _action("pause", "Pause a study: running trials finish, no new ones start.")
 resume = _action("resume", "Resume a paused study.")
-stop = _action("stop", "Stop a study: running trials finish, then the best is named.")
+stop = _action("stop", "Stop a study: running trials finish, then the best config is named.")
 cancel = _action("cancel", "Cancel a study: running trials are killed at once.")

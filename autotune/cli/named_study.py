@@ -27,7 +27,7 @@ def tell_namesakes(source: Source, asked: str) -> None:
     found = _named(source, asked)
     if len(found) > 1:
         note(
-            f"{_count(found)} studies are called {asked!r}; this is the newest, {found[0]['id']}. Name another one by its id:"
+            f"{_count(found)} studies are named {asked!r}; this is the newest, {found[0]['id']}. Name another one by its id:"
         )
         for study in found[1:LISTED]:
             note(f"  {described(study)}")
@@ -87,8 +87,8 @@ def _only(asked: str, found: Sequence[dict[str, Any]], what: str) -> str:
         return found[0]["id"] if found else asked
     listed = "; ".join(described(study) for study in found[:LISTED])
     raise NotFoundError(
-        f"{_count(found)} {what} are called {asked!r}: {listed}",
-        remedy=f"name the one that you mean by its id, e.g. {found[0]['id']}",
+        f"{_count(found)} {what} are named {asked!r}: {listed}",
+        remedy=f"give the id of the one you mean, e.g. {found[0]['id']}",
     )
 
 

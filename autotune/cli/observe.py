@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 def run(
     command: Annotated[
         list[str],
-        typer.Argument(metavar="-- COMMAND ...", help="The command that starts the training, as you type it."),
+        typer.Argument(metavar="-- COMMAND ...", help="The command that starts the training, as you would type it."),
     ],
     model: ModelOption = None,
     cluster: Annotated[
@@ -33,13 +33,13 @@ def run(
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="KNOB=VALUE,...", help="The config that it trains with.")
+        str | None, typer.Option("--config", metavar="KNOB=VALUE,...", help="The config it trains with.")
     ] = None,
     diagnose: Annotated[
         bool,
         typer.Option(
             "--diagnose",
-            help="Watch every rank from inside, and say at the end what holds the run back. On several nodes, start each node's command so.",
+            help="Observe every rank from inside and report at the end what slows the run down. On several nodes, start every node's command this way.",
         ),
     ] = False,
     store: StoreOption = None,

@@ -25,14 +25,14 @@ OutputOption = Annotated[
         help="File to write the spec to. Default, and -: print it.",
     ),
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file that -o names if it exists.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file given with -o if it exists.")]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Catalog name, hub id, or path of the model's config.json.")
 ]
 SequenceOption = Annotated[
     int | None, typer.Option("--seq-len", metavar="TOKENS", parser=sequence_tokens, help="Tokens of a sequence.")
 ]
-BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Sequences of an optimizer step.")]
+BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Sequences per optimizer step.")]
 PrecisionOption = Annotated[str | None, typer.Option("--precision", help="bf16, fp16, tf32 or fp32.")]
 ClusterOption = Annotated[
     str | None, typer.Option("--cluster", metavar="NAME", help="Cluster: GPU-NODESxGPUS, e.g. h100-sxm-2x8, or local.")
@@ -50,7 +50,7 @@ def init(
         list[str],
         typer.Argument(
             metavar="FILE | -- COMMAND",
-            help="A training script, the script that launches it, a trainer's configuration file, or the command itself behind --.",
+            help="A training script, the script that launches it, a trainer's configuration file, or the command itself after --.",
             show_default=False,
         ),
     ],
@@ -60,10 +60,10 @@ def init(
     run: Annotated[
         bool,
         typer.Option(
-            "--run", help="Start the launch on this machine for a few optimizer steps, and write what is seen of it."
+            "--run", help="Start the launch on this machine for a few optimizer steps, and write what is observed."
         ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --run: start it without a question.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --run: start it without confirmation.")] = False,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -116,16 +116,14 @@ def _watched(
         launch, what = launch_of_script(file), file.name
     request = request_of(launch, here)
     shown = launch_shown(request)
-    note(f"autotune starts this on this machine, and ends it after {STEPS} optimizer steps:")
+    note(f"autotune will start this on this machine and stop it after {STEPS} optimizer steps:")
     note(f"  command  {shlex.join(shown.argv)}")
     note(f"  folder   {launch.cwd.resolve()}")
     for name, value in shown.env.items():
         note(f"  variable {name}={value}")
     for remark in shown.notes:
         note(f"  outputs  {remark}")
-    note(
-        "  files    what it writes elsewhere is written; files that are there and that it writes are put back when it has ended"
-    )
+    note("  files    other output is written as usual; existing files that it changes are restored at the end")
     note("  else     it does all that it does when you start it: data, downloads, and trackers such as wandb")
     _ask(yes)
     with interrupts() as interrupted, closing(make_runner("local")) as runner:
@@ -135,11 +133,11 @@ def _watched(
     if seen.files:
         existed = {path: told for path, told in seen.files.items() if told["existed"]}
         lost = {path: told for path, told in existed.items() if not told["kept"]}
-        note(f"note: it wrote outside of a folder of its own: {listed(seen.files)}")
+        note(f"note: it wrote outside its own folder: {listed(seen.files)}")
         if existed:
             note(
-                f"note: of these existed before: {listed(existed)}; "
-                + (f"not put back: {listed(lost)}" if lost else "they were put back")
+                f"note: these existed before: {listed(existed)}; "
+                + (f"not restored: {listed(lost)}" if lost else "they were put back")
             )
     return lawful(draft, what, folder, here), seen_document(seen, watched.steps)
 
@@ -151,8 +149,8 @@ def _ask(yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise SpecError(
-            "--run starts your program, and nobody can be asked here",
-            remedy="add --yes, or leave --run out: then the launch is read and not started",
+            "--run starts your program, and there is no terminal to ask for confirmation",
+            remedy="add --yes, or omit --run to read the launch without starting it",
             field="--run",
         )
     if not typer.confirm("Start it?", err=True):
@@ -167,7 +165,7 @@ def import_(
     source: Annotated[
         str,
         typer.Option(
-            "--from", metavar="TRAINER", help="Trainer that the configuration is of, e.g. deepspeed or megatron."
+            "--from", metavar="TRAINER", help="Trainer the configuration belongs to, e.g. deepspeed or megatron."
         ),
     ],
     output: OutputOption = None,
@@ -207,7 +205,7 @@ def _hand_over(
     if draft.fill_in:
         note(f"fill in: {', '.join(draft.fill_in)}")
     if problem and not {"cluster", "model"} & set(draft.fill_in):  # a stand-in would be complained of
-        note(f"the spec does not load yet: {problem}")
+        note(f"the spec cannot be loaded yet: {problem}")
     if output:
         step = "check" if draft.document["trainer"] != "native" and "argv" in draft.document["trainer"] else "plan"
         note(f"wrote {output}; next: autotune {step} {output}")

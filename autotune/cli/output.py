@@ -86,9 +86,9 @@ NoProfileOption = Annotated[
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", help="Also print what was excluded, where ranks ran, and why the winner won.")
 ]
-StudyArgument = Annotated[str, typer.Argument(metavar="ID", help="Study: id, start of the id, or name.")]
+StudyArgument = Annotated[str, typer.Argument(metavar="ID", help="Study: id, prefix of the id, or name.")]
 StudyOfFolder = Annotated[
-    str, typer.Argument(metavar="ID", help="Study: id, start of the id, or name. With --in: the study of the folder.")
+    str, typer.Argument(metavar="ID", help="Study: id, prefix of the id, or name. With --in: the study of the folder.")
 ]
 InOption = Annotated[
     Path | None,
@@ -229,8 +229,7 @@ def note_stand_ins(spec: str) -> None:
     if found:
         lines = ", ".join(f"line {number}{f' ({key})' if key else ''}" for number, key in found)
         note(
-            f"note: {spec} still says `fill in` at {lines}: what is predicted and counted there is of a stand-in; "
-            "write your own value and delete the comment"
+            f"note: {spec} still has `fill in` at {lines}: results are for a placeholder; write your own value and delete the comment"
         )
 
 

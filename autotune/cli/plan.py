@@ -38,7 +38,7 @@ def plan(
         str | None,
         typer.Argument(
             metavar="[SPEC]",
-            help="Study spec: a YAML or JSON file, - for standard input, or the name of one that ships. Without it: --model, --cluster, --seq-len and --batch.",
+            help="Study spec: a YAML or JSON file, - for standard input, or the name of a built-in one. Without it: --model, --cluster, --seq-len and --batch.",
         ),
     ] = None,
     model: ModelOption = None,
@@ -46,7 +46,7 @@ def plan(
     seq_len: SequenceOption = None,
     batch: BatchOption = None,
     trainer: Annotated[
-        str | None, typer.Option("--trainer", help="Trainer whose overheads count, with --model. Default: native.")
+        str | None, typer.Option("--trainer", help="With --model: trainer whose overheads to assume. Default: native.")
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, max=100_000, help="Number of configs to show.")] = 10,
     gpus: Annotated[
@@ -92,7 +92,7 @@ def plan(
     source = spec if spec is not None else _asked_document(model, cluster, seq_len, batch, trainer)
     if spec is not None and (model or cluster or seq_len or batch or trainer):
         raise SpecError(
-            "--model, --cluster, --seq-len, --batch and --trainer stand in for a spec, but one is named too",
+            "--model, --cluster, --seq-len, --batch and --trainer replace a spec, but one is given too",
             remedy="leave the spec or these options out; `--clusters` compares other clusters",
             field="SPEC",
         )
@@ -119,7 +119,7 @@ def plan(
     document |= {"clusters": [choice.to_dict() for choice in compared]} if clusters is not None else {}
     rl = study.workload.rl
     if clusters is not None and rl is not None and rl.generates:
-        told = f"responses are generated as fast on every cluster as was told for {study.workload.cluster.gpu.name}"
+        told = f"responses are assumed to be generated as fast on every cluster as on {study.workload.cluster.gpu.name}"
         document["assumed"] = [*document["assumed"], told]
         note(f"assumed: {told}")
     if json:
@@ -256,14 +256,12 @@ def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
         return
     out, _ = consoles()
     target, at_hand = study.workload.cluster, study.at_hand
-    out.print(f"what would run on {at_hand.name} in their place, {target.num_gpus / at_hand.num_gpus:g} times smaller:")
+    out.print(f"what would run on {at_hand.name} instead, {target.num_gpus / at_hand.num_gpus:g} times smaller:")
     print_table(PROXY_HEADS, proxy_rows(proxies), numbers=[head for i, head in enumerate(PROXY_HEADS) if i != 1])
     if unknown := blind_words(name for row in proxies if row["proxy"] for name in row["proxy"]["blind"]):
-        out.print(f"proxies cannot tell: {', '.join(unknown)}")
+        out.print(f"proxies cannot show: {', '.join(unknown)}")
     first = ParallelConfig.from_dict(findings["configs"][0]["config"])
-    counted = (
-        "counting the odds that a run fails or that sends between nodes stall, and what earlier studies measured, "
-    )
+    counted = "counting the risk that a run fails or that sends between nodes stall, and earlier studies, "
     out.print(
         f"before any of them ran, {'' if first == found.rows[0].config else counted}the first config is {config_label(first)}; {statement_sentence(findings)}"
     )
@@ -305,12 +303,12 @@ def _print_post_training(found: Any) -> None:
         print_table(heads, rows, numbers=heads[:-1])
         best, balanced = min(splits, key=lambda row: row["step_time_s"]), beside["balanced"]
         out.print(
-            f"best split: {best['training_gpus']} train, {best['rollout_gpus']} generate; neither side would wait with {balanced['rollout_gpus']:.1f} that generate"
+            f"best split: {best['training_gpus']} train, {best['rollout_gpus']} generate; neither side would wait with {balanced['rollout_gpus']:.1f} generating"
         )
     words = {"both": "on all GPUs", "training": "for training", "generation": "for generation"}
     for side, row in beside.get("one_more_node", {}).items():
         gives = (
-            "nothing in the space is legal or fits"
+            "no config in the space is valid and fits"
             if row is None
             else f"{format_duration(row['step_time_s'])} a step, with {row['label']}"
         )

@@ -26,7 +26,7 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise typer.BadParameter(f"a share is a percentage from 0% to 100%, such as 3%, but this is {text!r}")
+        raise typer.BadParameter(f"a share must be a percentage from 0% to 100%, such as 3%, but is {text!r}")
     return value
 
 
@@ -38,10 +38,10 @@ def recheck(
             "--max-slowdown",
             metavar="SHARE",
             parser=share,
-            help="Exit with 1 where the configs are slower beyond chance and more than this is not ruled out, e.g. 3%.",
+            help="Exit with 1 if the configs are significantly slower and a slowdown of more than this is not ruled out, e.g. 3%.",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=2, help="Times that each config is measured.")] = 2,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=2, help="Number of measurements of each config.")] = 2,
     junit: Annotated[
         Path | None,
         typer.Option("--junit", metavar="FILE", callback=never_printed, help="Write the result as a JUnit file."),
@@ -57,7 +57,7 @@ def recheck(
             "--output",
             metavar="SPEC",
             callback=never_printed,
-            help="Write the spec of the study that is proposed.",
+            help="Write the spec of the proposed study.",
         ),
     ] = None,
     store: StoreOption = None,
@@ -89,7 +89,7 @@ def recheck(
     else:
         print(markdown(found), end="")
         if next_study is not None:
-            where = f"{output}" if output is not None else "the spec that -o FILE writes"
-            print(f"\nproposed: a new study, begun from this one: autotune tune {where}")
+            where = f"{output}" if output is not None else "the spec written with -o FILE"
+            print(f"\nproposed: a new study based on this one: autotune tune {where}")
     if max_slowdown is not None and found.is_slower:
         raise typer.Exit(FAILED)

@@ -32,35 +32,33 @@ def review(
         list[str],
         typer.Argument(
             metavar="TARGET | -- COMMAND ...",
-            help="A shell or Slurm script, a Python script, a trainer's configuration, a Kubernetes manifest or a study spec; or a command behind `--`.",
+            help="A shell or Slurm script, a Python script, a trainer's configuration, a Kubernetes manifest or a study spec; or a command after `--`.",
         ),
     ],
     model: ModelOption = None,
     cluster: Annotated[
         str | None,
         typer.Option(
-            "--cluster", metavar="NAME", help="GPU-NODESxGPUS (h100-sxm-1x8), a GPU alone (h100-sxm), or local."
+            "--cluster", metavar="NAME", help="GPU-NODESxGPUS (h100-sxm-1x8), a GPU type (h100-sxm), or local."
         ),
     ] = None,
     seq_len: SequenceOption = None,
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="KNOB=VALUE,...", help="The config that it trains with today.")
+        str | None, typer.Option("--config", metavar="KNOB=VALUE,...", help="The config it trains with today.")
     ] = None,
     train_tokens: Annotated[
         float | None,
         typer.Option(
-            "--tokens", metavar="TOKENS", parser=tokens(), help="Also show days and cost of this many tokens."
+            "--tokens", metavar="TOKENS", parser=tokens(), help="Also show days and cost for this many tokens."
         ),
     ] = None,
     measured: Annotated[
         float | None,
-        typer.Option("--measured", metavar="TIME", parser=time_s(), help="Time of one of its steps, e.g. 2.1s."),
+        typer.Option("--measured", metavar="TIME", parser=time_s(), help="Measured step time, e.g. 2.1s."),
     ] = None,
-    log: Annotated[
-        Path | None, typer.Option("--log", metavar="FILE", help="Its log, from which step times are read.")
-    ] = None,
+    log: Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Its log, to read step times from.")] = None,
     diff: Annotated[bool, typer.Option("--diff", help="Print the edits as a patch of the file.")] = False,
     write: Annotated[
         Path | None,
@@ -76,7 +74,7 @@ def review(
         ),
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Print all that there is to say, not the most valuable 25 lines of it.")
+        bool, typer.Option("--all", help="Print everything, not only the 25 most valuable lines.")
     ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
@@ -87,8 +85,8 @@ def review(
 
     if len(target) > 1 and target[0].endswith((".sh", ".yaml", ".yml", ".toml", ".json")):
         raise SpecError(
-            f"there is one TARGET, but {target[1]!r} follows {target[0]!r}",
-            remedy="review a command with its words behind `--`: autotune review -- torchrun train.py ...",
+            f"only one TARGET is possible, but {target[1]!r} follows {target[0]!r}",
+            remedy="put a command after `--`: autotune review -- torchrun train.py ...",
             field="TARGET",
         )
     said = {"model": model, "cluster": cluster, "seq_len": seq_len, "batch": batch, "config": config}

@@ -33,16 +33,19 @@ def serve(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8600,
     store: StoreOption = None,
     max_studies: Annotated[
-        int, typer.Option("--max-studies", min=0, max=10_000, help="Most studies that run at once on this host.")
+        int,
+        typer.Option(
+            "--max-studies", min=0, max=10_000, help="Maximum number of studies running at once on this host."
+        ),
     ] = 4,
     max_waiting: Annotated[
-        int, typer.Option("--max-waiting", min=1, max=10_000, help="Most studies of one owner that wait to be started.")
+        int, typer.Option("--max-waiting", min=1, max=10_000, help="Maximum number of waiting studies per owner.")
     ] = 1000,
     runner: Annotated[
         str,
         typer.Option(
             "--runner",
-            help="ray: each study runs as a Ray job. local: as a process of this machine, without Ray; specs may then name only the runners local and simulated.",
+            help="ray: each study runs as a Ray job. local: as a process on this machine, without Ray; specs may then only use the runners local and simulated.",
         ),
     ] = "ray",
     ray: Annotated[
@@ -55,28 +58,28 @@ def serve(
         list[str] | None,
         typer.Option(
             "--allowed-host",
-            help="Further host name that requests may use, such as that of a proxy in front; may be repeated. Implies --require-token.",
+            help="Additional host name that requests may use, such as a proxy's; may be repeated. Implies --require-token.",
         ),
     ] = None,
     public_url: Annotated[
         str,
         typer.Option(
             "--public-url",
-            help="URL of the web page, shown in the Ray dashboard. One that is not of this machine implies --require-token.",
+            help="URL of the web page, shown in the Ray dashboard. A non-local one implies --require-token.",
         ),
     ] = "",
     require_token: Annotated[
-        bool, typer.Option("--require-token", help="Require a token from callers on this machine too.")
+        bool, typer.Option("--require-token", help="Require a token on this machine too.")
     ] = False,
     data_root: Annotated[
         list[Path] | None,
-        typer.Option("--data-root", help="Folder whose files a spec may name as `data`; may be repeated."),
+        typer.Option("--data-root", help="Folder with files that specs may use as `data`; may be repeated."),
     ] = None,
     program_root: Annotated[
         list[Path] | None,
         typer.Option(
             "--program-root",
-            help="Folder whose programs callers of scope run may name as a trainer's script; may be repeated. Implies --require-token. Default: none.",
+            help="Folder with programs that callers of scope run may use as a trainer's script; may be repeated. Implies --require-token. Default: none.",
         ),
     ] = None,
     program_user: Annotated[
@@ -89,12 +92,14 @@ def serve(
     program_env: Annotated[
         list[str] | None,
         typer.Option(
-            "--program-env", metavar="NAME", help="Variable that trainers' programs see too; may be repeated."
+            "--program-env",
+            metavar="NAME",
+            help="Environment variable to pass on to training programs; may be repeated.",
         ),
     ] = None,
     print_monitoring: Annotated[
         bool,
-        typer.Option("--print-monitoring", help="Print the configuration of Prometheus for this machine, and end."),
+        typer.Option("--print-monitoring", help="Print a Prometheus configuration for this machine, and exit."),
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -142,7 +147,7 @@ def serve(
         if json:
             emit({"url": url, "access": access})
         note(access)
-        note(f"autotune serves at {url}; Ctrl-C ends it, and running studies continue when it is started again")
+        note(f"autotune serves at {url}; Ctrl-C ends it; running studies continue at the next start")
 
     serve_until_stopped(options, store_url=store, on_ready=ready)
 
@@ -152,7 +157,7 @@ def create(
         str,
         typer.Option(
             "--scope",
-            help="read; submit (read, and submit and control one's own studies); run (submit, also with programs of the service's program folders); or admin (control all studies too).",
+            help="read; submit (read, and submit and control your own studies); run (submit, including programs in the service's program folders); or admin (control all studies).",
         ),
     ] = "submit",
     owner: Annotated[
@@ -181,7 +186,7 @@ def create(
     if json:
         emit({"token": text, **_plain(token)})
         return
-    note(f"token {token.id} of {token.owner}, scope {token.scope}; copy it now, it is not shown again:")
+    note(f"token {token.id} of {token.owner}, scope {token.scope}; copy it now, it will not be shown again:")
     print(text)
 
 
@@ -222,7 +227,7 @@ def revoke(
 def audit(
     after: Annotated[
         int | None,
-        typer.Option("--after", min=0, help="The first lines with a larger number. Default: the newest lines."),
+        typer.Option("--after", min=0, help="Show lines after this number. Default: the newest lines."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Number of lines to show.")] = 100,
     store: StoreOption = None,

@@ -196,7 +196,7 @@ class FolderSource(LocalSource):
 
         wish(self._folder, action)
         found = self.status(study_id)["study"]
-        return {"study": {**found, "message": f"{action} asked for: its job hears it in a second"}}
+        return {"study": {**found, "message": f"{action} requested: its job reacts within a second"}}
 
     def close(self) -> None:
         """Removes this process's copy."""
@@ -209,14 +209,14 @@ def in_folder(study: str, store: str | None, url: str | None, folder: Path | Non
     if folder is None:
         if not study:
             raise SpecError(
-                "a study must be named, but none is",
+                "a study is required, but none is given",
                 remedy="give its id or name; `autotune list` shows them",
                 field="ID",
             )
         return study, store
     if store or url:
         raise SpecError(
-            "--in says where the results are, and so does --store or --url",
+            "--in names the place of the results, but --store or --url does too",
             remedy="leave one of them out",
             field="--in",
         )

@@ -58,7 +58,7 @@ def check(store: StoreOption = None, json: JsonOption = False) -> None:
         if more := len(found.studies) - len(shown):
             note(f"{more:,} older studies without a fault are not shown; --json has them")
     if unchecked:
-        note(f"not checked: {unchecked:,} rows of earlier releases, whose checksums this one does not read")
+        note(f"not checked: {unchecked:,} rows of earlier releases, with checksums that this release cannot read")
     for fault in found.faults:
         note(fault)
     if found.faults:
@@ -82,7 +82,7 @@ def backup(
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(help="Backup that `autotune store backup` wrote.")],
+    file: Annotated[Path, typer.Argument(help="Backup written by `autotune store backup`.")],
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -99,9 +99,9 @@ def restore(
         kept = str(done.kept) if done.kept else None
         emit({"version": done.version, "studies": done.studies, "trials": done.trials, "kept": kept})
     held = f"{counted(done.studies, 'study', 'studies')} with {counted(done.trials, 'trial', 'trials')}"
-    note(f"{location} holds {held} again, as of {file}")
+    note(f"{location} holds {held} again, from {file}")
     if done.kept:
-        note(f"what was there is kept as {done.kept}")
+        note(f"the previous store is kept as {done.kept}")
 
 
 def migrate(
@@ -133,7 +133,7 @@ def migrate(
 
 def export(
     folder: Annotated[
-        Path, typer.Argument(callback=never_printed, help="Folder for the files; made if it does not exist.")
+        Path, typer.Argument(callback=never_printed, help="Folder for the files; created if it does not exist.")
     ],
     format: Annotated[str, typer.Option("--format", help="csv, or parquet (needs pyarrow).")] = "csv",  # noqa: A002
     store: StoreOption = None,
@@ -161,7 +161,7 @@ def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
         maintenance.vacuum(database)
     if json:
         emit({"ok": True})
-    note("unused space is returned to the disk")
+    note("returned unused space to the disk")
 
 
 def _existing_store(store: str | None) -> SqlStore:
@@ -177,5 +177,5 @@ def _refuse_missing(location: StoreLocation) -> None:
     if location.path is not None and not location.path.exists():
         raise NotFoundError(
             f"there is no store at {location}",
-            remedy="name an existing one with --store or AUTOTUNE_STORE, or bring it back with `autotune store restore FILE`",
+            remedy="name an existing one with --store or AUTOTUNE_STORE, or restore it with `autotune store restore FILE`",
         )

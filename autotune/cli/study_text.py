@@ -148,9 +148,7 @@ def job_line(job: Mapping[str, Any]) -> str:
         return f"job {job['id']}: not in the queue"
     why = f" ({job['reason']})" if job["reason"] not in ("", "None") else ""
     left = f", {job['left']} left" if job["state"] == "RUNNING" and job["left"] else ""
-    begins = (
-        f", expected to begin {job['start']}" if job["state"] == "PENDING" and job["start"] not in ("", "N/A") else ""
-    )
+    begins = f", expected start {job['start']}" if job["state"] == "PENDING" and job["start"] not in ("", "N/A") else ""
     return f"job {job['id']}: {job['state']}{why}{left}{begins}"
 
 
@@ -287,7 +285,7 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
 CAUSES: Mapping[str, str] = {
     "Tick": "time passed",
     "ControllerBegan": "a controller began",
-    "AttemptAdopted": "trial {number} goes on under this controller",
+    "AttemptAdopted": "trial {number} continues under this controller",
     "AttemptQueued": "trial {number} waits for ranks",
     "AttemptStarted": "the ranks of trial {number} are placed",
     "StepsReported": "trial {number} reported steps",

@@ -37,7 +37,7 @@ def tune(
     ] = None,
     searcher: Annotated[str | None, typer.Option("--searcher", help="Searcher to use instead of the spec's.")] = None,
     max_trials: Annotated[
-        int | None, typer.Option("--max-trials", min=1, help="Most trials, instead of the spec's budget.")
+        int | None, typer.Option("--max-trials", min=1, help="Maximum number of trials, instead of the spec's budget.")
     ] = None,
     train_tokens: Annotated[
         float | None,
@@ -74,7 +74,7 @@ def tune(
         typer.Option(
             "--in",
             metavar="FOLDER",
-            help="Keep the results in this folder, which several machines may share: a copy of the store after every trial.",
+            help="Keep results in this folder, which may be shared between machines: a copy of the store after every trial.",
         ),
     ] = None,
     base: Annotated[
@@ -116,7 +116,7 @@ def tune(
     move_to_nodes()
     if document.get("cluster") == "local" and (job := allocation()) is not None and job.num_nodes > 1:
         note(
-            f"note: job {job.job} has {job.num_nodes} nodes, but `cluster: local` is this one; `cluster: slurm` is all of them"
+            f"note: job {job.job} has {job.num_nodes} nodes, but `cluster: local` is only this one; use `cluster: slurm` for all of them"
         )
     study = api.load_study(document if spec == "-" else spec, overrides=overrides, base=place)
     note_stand_ins(spec)

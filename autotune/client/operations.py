@@ -191,7 +191,7 @@ class Operations(ABC, Generic[One, Many]):
     def export(self, study_id: str, trainer: str, options: Mapping[str, Any] | None = None, *, on: str = "") -> One:
         """The best config as a launch of that trainer, on that scheduler (default: shell): {trainer, config, argv, env, files, notes, tuned, job}."""
         if not trainer:  # another path
-            raise NotFoundError("no trainer is called ''", remedy="`autotune trainers` lists them", field="trainer")
+            raise NotFoundError("there is no trainer ''", remedy="`autotune trainers` lists them", field="trainer")
         pairs = [f"{key}={value}" for key, value in (options or {}).items()]
         return self._ask(
             Call(path=of(study_id, "export", trainer), params={"option": pairs, **({"on": on} if on else {})})

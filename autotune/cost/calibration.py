@@ -268,7 +268,7 @@ class Calibration:
         known = [f.name for f in fields(cls) if f.name != "dry_runs"]
         for name in values:
             if name not in known:
-                raise SpecError(f"a calibration has no constant called {name!r}", remedy=nearest(name, known))
+                raise SpecError(f"a calibration has no constant {name!r}", remedy=nearest(name, known))
         return cls(**values)
 
     @classmethod

@@ -53,7 +53,7 @@ def estimate(
 
     `calibration` defaults to the constants for the workload's GPU type and trainer. Raises `ConfigError` for a config that does not fit the shape of
     the model (tp does not divide the heads, more stages than layers, a sequence shorter than cp), for counts below 1, and for values that
-    are not configs. Rows of a `ConfigTable` are not checked against the laws: a space has applied them, and measured configs may be replayed.
+    are not configs. Rows of a `ConfigTable` are not checked against the rules, because a space has applied them and measured configs may be replayed.
     """
     constants = calibration or calibration_for(workload)
     if isinstance(configs, ParallelConfig):

@@ -236,7 +236,7 @@ class Matmul:
 def layer_matmuls(model: ModelSpec) -> tuple[Matmul, ...]:
     """The weight matrices of one layer in order: query-key-value (more than one with a latent), output, MLP up (with its gate), MLP down.
 
-    In a model with experts the MLPs of all kinds follow one another: experts, the experts that every token visits, the MLP of dense layers.
+    In a model with experts the MLPs of all kinds follow one another: experts, the shared experts, the MLP of dense layers.
     """
     *inputs, output = model.attention_matrices
     h, gate = float(model.hidden_size), 2.0 if model.gated_mlp else 1.0

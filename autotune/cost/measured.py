@@ -39,7 +39,7 @@ def measured_constants(
         raise SpecError(f"measurements must be a mapping of keys to values, but are {measured!r}")
     for key in measured:
         if key not in KEYS + NOTES:
-            raise SpecError(f"a calibration measures nothing called {key!r}", remedy=nearest(key, KEYS), field=str(key))
+            raise SpecError(f"a calibration does not measure {key!r}", remedy=nearest(key, KEYS), field=str(key))
     values: dict[str, float] = {}
     values.update(_matmul(_rows(measured, "matmul"), cluster, half_size))
     if measured.get("memory_bytes_per_s") is not None:

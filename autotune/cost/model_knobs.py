@@ -13,6 +13,6 @@ COST_MODEL = KnobUse(
         "dp_replicas", "pp_split", "loss", "cp_style", "activation_budget", "offload", "async_tp", "cuda_graph",
         "dispatcher", "ep_overlap",
     }),
-    own_knobs_neutral="no formula knows what a knob of a single study means",
+    own_knobs_neutral="no formula covers a study's own knobs",
 )  # fmt: skip
 """A knob that no formula reads is refused; one whose effect is too small to predict is declared neutral here."""

@@ -5,8 +5,7 @@ tensor     two all-reduces per layer forward and two backward, of tokens * h ele
            per rank, and all pieces but one run while another is multiplied (Wang et al., ASPLOS 2023, https://doi.org/10.1145/3567955.3567959;
            torch's symmetric memory). nanotron starts some of the backward pass early (`hidden_rings_s`). Experts that are cut as well sum what they
            make of every token that visits them: k times a dense layer's bytes in the forward pass, and in the backward pass for the up and the gate projection each. With sequence parallelism one gather each way comes before that.
-           Whole experts get each rank's own tokens from the dispatcher: such a layer has the rings of its attention alone, and those of experts that every
-           token visits, which are cut like a dense MLP (Megatron-Core, `SharedExpertMLP`)
+           Whole experts get each rank's own tokens from the dispatcher: such a layer has the rings of its attention alone, and those of shared experts, which are cut like a dense MLP (Megatron-Core, `SharedExpertMLP`)
 data       one all-reduce of the gradients, or under ZeRO a reduce-scatter and an all-gather of the weights (Rajbhandari et al., arXiv 1910.02054,
            section 7); ZeRO-3 gathers the weights once more before the backward pass, for every micro-batch. Where a checkpoint lies around what FSDP wraps
            (`Traits.gathers_again`), the repeated forward pass gathers and frees them too, and neither of the two gathers of the backward pass is begun early: it waits for

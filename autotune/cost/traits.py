@@ -292,15 +292,15 @@ def loop_traits(workload: Workload) -> Traits:
 _SELECTIVE = {
     "scores": "recomputes attention scores",
     "attention": "recomputes the attention block",
-    "operators": "recomputes all operators but attention and every second matmul",
+    "operators": "recomputes all operators except attention and every second matmul",
 }
 _LOSS = {
     "full": "keeps all logits for the loss",
-    "parallel": "computes the loss on logits that tensor parallelism cuts",
+    "parallel": "computes the loss on logits split by tensor parallelism",
     "copied": "copies the logits for the loss",
     "chunked": "computes the loss in chunks",
     "kernel": "computes the loss in one kernel",
-    "fused": "writes the gradient of the loss over the logits",
+    "fused": "overwrites the logits with the gradient of the loss",
 }
 _REDUCTION = {
     "each": "reduces gradients after each micro-batch",
@@ -349,13 +349,15 @@ def _habits(traits: Traits, config: ParallelConfig) -> Mapping[str, Mapping[str,
     if mixed:
         gradients["bytes"] = f"keeps gradients in {traits.gradient_bytes:g} bytes a weight"
         weights["master"] = (
-            "keeps 16-bit weights beside fp32 ones in the optimizer" if traits.master_weights else "keeps fp32 weights"
+            "keeps 16-bit weights in addition to fp32 ones in the optimizer"
+            if traits.master_weights
+            else "keeps fp32 weights"
         )
         weights["casts"] = (
             "keeps 16-bit copies of weights until the backward pass" if traits.casts_weights else "keeps no copies of cast weights"
         )  # fmt: skip
         optimizer["step"] = (
-            f"copies gradients to fp32 for the optimizer step ({traits.step_bytes:g} bytes a weight)" if traits.step_bytes else "steps on gradients as they are"
+            f"copies gradients to fp32 for the optimizer step ({traits.step_bytes:g} bytes a weight)" if traits.step_bytes else "uses gradients unchanged in the optimizer step"
         )  # fmt: skip
     if sharded:
         gradients["reduction"] = _REDUCTION[traits.reduction]

@@ -8,20 +8,20 @@ from typing import Any
 
 CLASSES: Mapping[str, str] = {
     "input": "the ranks wait for data",
-    "host": "the program itself, beside the training, holds it up",
+    "host": "the program's own work outside training slows it down",
     "communication_inside_node": "collectives inside a node",
     "communication_between_nodes": "collectives between nodes",
     "slow_rank": "one rank is slower than the others",
     "slow_node": "one node is slower than the others",
     "unequal_lengths": "ranks have unequal work in a step",
-    "bubble": "the pipeline stands idle for longer than it must",
+    "bubble": "the pipeline is idle longer than necessary",
     "optimizer": "the optimizer's step",
     "memory": "memory is short",
-    "recompilation": "torch compiles again and again",
+    "recompilation": "torch recompiles repeatedly",
     "pauses": "checkpoints and evaluation",
     "clocks": "clocks are held down",
-    "foreign_process": "processes that are not of this training use its processors",
-    "knob_without_effect": "something that was asked for has no effect",
+    "foreign_process": "other processes use its processors",
+    "knob_without_effect": "a requested setting has no effect",
     "prediction": "the prediction is wrong here",
 }
 """every class of cause, and what it means"""

@@ -94,7 +94,7 @@ def _input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         node=_node_of(steps, rank),
         what=f"{_who(rank, 'the ranks')} wait{'s' if rank is not None else ''} for data",
         evidence=(*_spent(steps, part, rank, "waiting for or preparing data"), *_seen(place)),
-        confirm="train some steps on one batch that is kept in memory: the step must get shorter by this share",
+        confirm="train some steps on a single batch kept in memory: the step must get shorter by this share",
         change=f"{change}, keep decoded samples near the ranks, or move slow work out of the data set",
         line=place.line if place else "",
         knob="num_workers",
@@ -114,10 +114,10 @@ def _host(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         high=high,
         rank=rank,
         node=_node_of(steps, rank),
-        what=f"{_who(rank, 'the ranks')} spend{'s' if rank is not None else ''} the step on the program's own work between its passes",
-        evidence=(*_spent(steps, part, rank, "in the program's own code outside of data, passes and optimizer"), *_seen(place)),
-        confirm="leave that line out for some steps: the step must get shorter by this share",
-        change="print or log every hundredth step, and read no value of the device in between"
+        what=f"{_who(rank, 'the ranks')} spend{'s' if rank is not None else ''} the step on the program's own work between forward and backward passes",
+        evidence=(*_spent(steps, part, rank, "in the program's own code, not in data loading, passes or optimizer"), *_seen(place)),
+        confirm="leave this line out for some steps: the step must get shorter by this share",
+        change="print or log every hundredth step, and do not read values from the device in between"
         if prints
         else "move that work out of the training loop, or do it less often",
         line=place.line if place else "",
@@ -144,7 +144,7 @@ def _pauses(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         what=f"the training pauses for {what}{every}",
         evidence=tuple(_spent(steps, part, None, f"in {what}")),
         confirm=f"switch {what} off for a hundred steps: the mean step must get shorter by this share",
-        change=f"do {what} less often" + (", or save asynchronously" if saves else ", on fewer batches, or in a job beside"),
+        change=f"do {what} less often" + (", or save asynchronously" if saves else ", on fewer batches, or in a separate job"),
         knob="save_steps" if saves else "eval_steps",
     )  # fmt: skip
 
@@ -158,7 +158,7 @@ def _recompilation(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         share=share,
         low=low if again < 3 else max(low, SURE),
         high=high,
-        what=f"torch compiles again in {again} of {steps.count} steps after warm-up",
+        what=f"torch recompiles in {again} of {steps.count} steps after warm-up",
         evidence=tuple(_spent(steps, part, None, "in torch's compiler")),
         confirm="TORCH_LOGS=recompiles names the guard that fails, usually a shape that changes",
         change="pad or bucket lengths, mark the dimension as dynamic (torch.compile(dynamic=True)), or leave compile out",
@@ -205,8 +205,8 @@ def _slow(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
                 f"of a step {who} needs {format_duration(float(compute[inside].mean()))} to compute, the others {format_duration(usual)}",
                 *_why_slow(steps, group),
             ),
-            confirm="let the ranks change places (another CUDA_VISIBLE_DEVICES, another host list): the slowness stays with the machine, or moves with the rank",
-            change="leave that device or node out, or mend it: its share of processors, its clocks, its cooling",
+            confirm="swap ranks (another CUDA_VISIBLE_DEVICES, another host list) and see whether the slowness stays with the machine or moves with the rank",
+            change="leave this device or node out, or fix it: its share of processors, its clocks, its cooling",
         )
         return
 
@@ -235,11 +235,11 @@ def _unequal(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         share=share,
         low=low,
         high=high,
-        what="ranks have unequal work in a step, and wait for the one that has most"
+        what="ranks have unequal work in a step, and wait for the one with the most"
         if follows >= FOLLOWS
-        else "ranks take unequal times though they have equal tokens, as with experts that get unequal numbers of them",
+        else "ranks take unequal times with equal tokens, as when experts get unequal numbers of tokens",
         evidence=tuple(
-            filter(None, (spread, f"the time of a rank follows its tokens (correlation {follows:.2f})" if follows >= FOLLOWS else "", f"the slowest rank changes: none is it in more than {first:.0%} of the steps"))
+            filter(None, (spread, f"the time of a rank follows its tokens (correlation {follows:.2f})" if follows >= FOLLOWS else "", f"the slowest rank changes: none is slowest in more than {first:.0%} of the steps"))
         ),
         confirm="train some steps on sequences of one length: the step must get shorter by this share",
         change="pack sequences to one length, or group batches by length on all ranks alike"
@@ -284,8 +284,8 @@ def _communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         node=slow or "",
         what=f"collectives {where} take this share of the step: {collective} ({axis})" + (f"; the link of node {slow} stands out" if slow else ""),
         evidence=tuple(told),
-        confirm="measure the collective alone (`autotune calibrate`, nccl-tests): its bandwidth must be that of the link",
-        change=("mend or leave out the link of that node; " if slow else "")
+        confirm="measure the collective alone (`autotune calibrate`, nccl-tests): it must reach the link's bandwidth",
+        change=("fix or leave out that node's link; " if slow else "")
         + (
             "reduce gradients less often (more accumulation steps) or in bf16, overlap them (bucket size), or shard within nodes and replicate between them (HSDP)"
             if several
@@ -324,9 +324,7 @@ def _memory(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             continue
         told, cost_s = [], 0.0
         if rank.alloc_retries > 0:
-            told.append(
-                f"the GPU's allocator had to give back all that it held and try again {rank.alloc_retries:g} times"
-            )
+            told.append(f"the GPU's allocator had to free its cache and retry {rank.alloc_retries:g} times")
             cost_s = max(cost_s, rank.alloc_retries * 0.1)
         blocked_s = (
             float(
@@ -338,17 +336,16 @@ def _memory(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             * rank.elapsed_s
         )
         if rank.major_faults / rank.elapsed_s > 20:
-            told.append(f"{rank.major_faults / rank.elapsed_s:.0f} pages a second came back from disk")
+            told.append(f"{rank.major_faults / rank.elapsed_s:.0f} pages a second were read back from disk")
             cost_s = max(cost_s, blocked_s, rank.major_faults * 1e-4)
         if rank.memory_at_limit / rank.elapsed_s > 1:
-            told.append(f"the memory of its control group was at its limit {rank.memory_at_limit:.0f} times")
+            told.append(f"its cgroup reached its memory limit {rank.memory_at_limit:.0f} times")
             cost_s = max(cost_s, min(blocked_s + rank.system_s, rank.elapsed_s))
         used_s = max(rank.user_s + rank.system_s, 1e-9)
         fresh_s = min(rank.minor_faults * PAGE_S, rank.system_s)
         if fresh_s > CLAIMED * used_s and rank.system_s > 0.15 * used_s:
             told.append(
-                f"{rank.minor_faults / rank.elapsed_s:,.0f} fresh pages a second ({format_bytes(4096 * rank.minor_faults / rank.elapsed_s)}/s): the allocator gives "
-                f"memory back and takes it again; {rank.system_s / used_s:.0%} of the processor time is the kernel's"
+                f"{rank.minor_faults / rank.elapsed_s:,.0f} new pages a second ({format_bytes(4096 * rank.minor_faults / rank.elapsed_s)}/s): the allocator returns memory and takes it again; {rank.system_s / used_s:.0%} of the processor time is the kernel's"
             )
             cost_s = max(cost_s, rank.system_s / used_s * rank.elapsed_s)
         if told and (worst is None or cost_s / rank.elapsed_s > worst[0]):
@@ -366,7 +363,7 @@ def _memory(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         node=rank.node,
         what=f"memory is short on rank {rank.rank}",
         evidence=tuple(told),
-        confirm="run with a smaller micro-batch: the step per sequence must get shorter",
+        confirm="run with a smaller micro-batch: the time per sequence must go down",
         change="a smaller micro-batch or recomputation; on GPUs PYTORCH_ALLOC_CONF=expandable_segments:True; on CPUs a higher limit, or an allocator that keeps what it has (MALLOC_TRIM_THRESHOLD_, jemalloc)",
         knob="micro_batch_size",
     )  # fmt: skip
@@ -427,11 +424,11 @@ def _foreign(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             high=max(high, cost),
             rank=rank,
             node=steps.ranks[at].node,
-            what="processes that are not of this training use the processors of "
+            what="other processes use the processors of "
             + (f"node {steps.ranks[at].node}" if steps.ranks[at].node else "its machine"),
             evidence=tuple(told),
             confirm="look at the machine with `top` while it trains",
-            change="end them, or keep processors for the ranks (taskset, cgroups, an exclusive allocation)",
+            change="stop them, or reserve processors for the ranks (taskset, cgroups, an exclusive allocation)",
         )  # fmt: skip
 
 
@@ -450,10 +447,10 @@ def _bubble(evidence: Evidence) -> Iterator[Finding]:
         share=extra,
         low=max(0.0, extra / 2),
         high=seen,
-        what=f"pipeline stages wait for each other for {seen:.0%} of the step; {due:.0%} is due",
+        what=f"pipeline stages wait for each other for {seen:.0%} of the step; {due:.0%} is expected",
         evidence=(f"one profiled step: {format_duration(parts.get('bubble', 0.0))} of {format_duration(whole)} in sends and receives while nothing is computed",),
         confirm="profile a step of each stage: the stage that never waits is the slow one",
-        change="cut the layers so that stages take equal time (the last one has the head and the loss), more micro-batches, or an interleaved schedule",
+        change="split the layers so that stages take equal time (the last one has the head and the loss), or use more micro-batches or an interleaved schedule",
         knob="pp_schedule",
     )  # fmt: skip
 
@@ -476,22 +473,22 @@ def _clocks(evidence: Evidence) -> Iterator[Finding]:
             high=cost,
             rank=rank.rank,
             node=rank.node,
-            what=f"{' and '.join(sorted(reasons))} hold the clock of rank {rank.rank}'s GPU at {clock:.0f} of {most:.0f} MHz",
+            what=f"{' and '.join(sorted(reasons))} limit the clock of rank {rank.rank}'s GPU to {clock:.0f} of {most:.0f} MHz",
             evidence=(
-                *(f"{name} held it down in {share:.0%} of the readings" for name, share in sorted(reasons.items())),
+                *(f"{name} lowered it in {share:.0%} of the readings" for name, share in sorted(reasons.items())),
                 f"{rank.gpu.get('temperature_c', 0):.0f} degrees, {rank.gpu.get('power_watts', 0):.0f} of {rank.gpu.get('power_limit_watts', 0):.0f} watts",
             ),
             confirm="nvidia-smi -q -d PERFORMANCE,CLOCK,POWER while it trains",
-            change="mend the cooling, or raise the power limit; where the limit is meant, compare only runs with the same one",
+            change="fix the cooling, or raise the power limit; if the limit is intended, compare only runs with the same limit",
         )  # fmt: skip
         return
     if evidence.throttled > 0:
         yield Finding(
             cause="clocks",
-            what="heat or the power brake held the clocks of a GPU down while it was measured",
-            evidence=("NVML's reasons for lower clocks",),
+            what="heat or the power brake lowered a GPU's clocks during the measurement",
+            evidence=("NVML's throttle reasons",),
             confirm="nvidia-smi -q -d PERFORMANCE,CLOCK,POWER while it trains",
-            change="mend the cooling, and measure again",
+            change="fix the cooling, and measure again",
         )
 
 
@@ -499,9 +496,9 @@ def _readings_of_memory(evidence: Evidence) -> Iterator[Finding]:
     if evidence.alloc_retries > 0 and not any(rank.alloc_retries for rank in evidence.ranks):
         yield Finding(
             cause="memory",
-            what="memory is short: the GPU's allocator had to try again",
+            what="memory is short: the GPU's allocator had to retry",
             evidence=(f"{evidence.alloc_retries:g} retries on the fullest rank",),
-            confirm="run with a smaller micro-batch: the step per sequence must get shorter",
+            confirm="run with a smaller micro-batch: the time per sequence must go down",
             change="a smaller micro-batch or recomputation, or PYTORCH_ALLOC_CONF=expandable_segments:True",
             knob="micro_batch_size",
         )
@@ -528,7 +525,7 @@ def _log(evidence: Evidence) -> Iterator[Finding]:
             evidence=(
                 f"the log says {format_duration(float(np.mean(data)))} of data in a step of {format_duration(float(times.mean()))}",
             ),
-            confirm="train some steps on one batch that is kept in memory: the step must get shorter by this share",
+            confirm="train some steps on a single batch kept in memory: the step must get shorter by this share",
             change="raise num_workers of its DataLoader, keep decoded samples near the ranks, or move slow work out of the data set",
             knob="num_workers",
         )
@@ -556,9 +553,9 @@ def _knobs(evidence: Evidence) -> Iterator[Finding]:
     for text in evidence.disagreements:
         yield Finding(
             cause="knob_without_effect",
-            what="something that was asked for has no effect",
+            what="a requested setting has no effect",
             evidence=(text,),
-            confirm="`autotune check SPEC` shows what is said and what is seen, side by side",
+            confirm="`autotune check SPEC` compares the spec with what is observed",
             change=text.rpartition("; ")[2],
             knob=text.partition(":")[0],
         )
@@ -581,9 +578,9 @@ def _prediction(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         low=max(0.0, 1 - high / seen) if share else None,
         high=max(0.0, 1 - low / seen) if share else None,
         what=f"a step takes {format_duration(seen)}, and {format_duration(expected)} was predicted ({format_duration(low)} to {format_duration(high)}); no cause was found in the run",
-        evidence=(f"the median of {len(evidence.step_times_s)} steps is outside of the predicted interval", "no other law of this diagnosis holds"),
-        confirm="`autotune calibrate` on this machine, then the same review or plan: the prediction must come nearer",
-        change="correct what the prediction rests on: model, sequence length, batch, cluster, precision; or calibrate",
+        evidence=(f"the median of {len(evidence.step_times_s)} steps is outside the predicted interval", "no other cause was found"),
+        confirm="`autotune calibrate` on this machine, then the same review or plan: the prediction must improve",
+        change="correct the inputs of the prediction: model, sequence length, batch, cluster, precision; or calibrate",
     )  # fmt: skip
 
 
@@ -599,13 +596,13 @@ _OF_READINGS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     _log,
 )
 _HINTED = {
-    "recompilation": ("torch compiles again and again, and has given up on some of the program", "TORCH_LOGS=recompiles names the guard that fails", "pad or bucket lengths, or mark the dimension as dynamic"),
-    "memory": ("memory is short", "run with a smaller micro-batch: the step per sequence must get shorter", "a smaller micro-batch or recomputation, or PYTORCH_ALLOC_CONF=expandable_segments:True"),
-    "input": ("a library warns that loading may not keep up", "train some steps on one batch that is kept in memory", "raise num_workers of the DataLoader"),
-    "communication_between_nodes": ("NCCL speaks TCP between nodes, not InfiniBand or RoCE", "NCCL_DEBUG=INFO names the network that it took", "install and name the fast network (NCCL_IB_HCA, NCCL_NET), or ask for nodes that have one"),
-    "communication_inside_node": ("GPUs of a node do not reach each other's memory", "nvidia-smi topo -p2p r", "unset NCCL_P2P_DISABLE, or mend the access controls of PCIe"),
-    "clocks": ("clocks of a GPU are held down", "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER while it trains", "mend the cooling, or raise the power limit"),
-    "knob_without_effect": ("something that was asked for has no effect", "look at the line and its neighbours in the log", "install what is missing, or ask for what there is"),
+    "recompilation": ("torch recompiles repeatedly, and has given up on part of the program", "TORCH_LOGS=recompiles names the guard that fails", "pad or bucket lengths, or mark the dimension as dynamic"),
+    "memory": ("memory is short", "run with a smaller micro-batch: the time per sequence must go down", "a smaller micro-batch or recomputation, or PYTORCH_ALLOC_CONF=expandable_segments:True"),
+    "input": ("a library warns that loading may not keep up", "train some steps on a single batch kept in memory", "raise num_workers of the DataLoader"),
+    "communication_between_nodes": ("NCCL uses TCP between nodes, not InfiniBand or RoCE", "NCCL_DEBUG=INFO shows the network in use", "install and select the fast network (NCCL_IB_HCA, NCCL_NET), or ask for nodes with one"),
+    "communication_inside_node": ("GPUs in a node cannot access each other's memory", "nvidia-smi topo -p2p r", "unset NCCL_P2P_DISABLE, or fix the PCIe access control settings"),
+    "clocks": ("a GPU's clocks are throttled", "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER while it trains", "fix the cooling, or raise the power limit"),
+    "knob_without_effect": ("a requested setting has no effect", "look at this line and the lines around it in the log", "install what is missing, or request something available"),
 }  # fmt: skip
 
 
@@ -679,7 +676,7 @@ def _seen(place: Place | None) -> list[str]:
     if place is None:
         return []
     inside = f" (in {place.function})" if place.function else ""
-    return [f"seen there most often: {place.line}{inside}: {place.text}".rstrip(": ")]
+    return [f"most often at {place.line}{inside}: {place.text}".rstrip(": ")]
 
 
 def _groups(steps: Steps) -> Iterator[tuple[list[int], str]]:
@@ -700,9 +697,9 @@ def _why_slow(steps: Steps, group: Sequence[int]) -> Iterator[str]:
     others = [rank for at, rank in enumerate(steps.ranks) if at not in group]
     elapsed_s = max(ranks[0].elapsed_s, 1e-9)
     if (stopped := max(rank.stopped_s for rank in ranks) / elapsed_s) > 0.03:
-        yield f"its process did not run for {stopped:.0%} of the time though it waited for nothing: it was stopped, frozen or held by a quota"
+        yield f"its process did not run for {stopped:.0%} of the time although it was not waiting: it was stopped, frozen or limited by a quota"
     if (held := max(rank.throttled_s for rank in ranks) / elapsed_s) > 0.03:
-        yield f"a quota of its control group held it for {held:.0%} of the time"
+        yield f"a cgroup quota stopped it for {held:.0%} of the time"
     if others and ranks[0].cores and ranks[0].cores < min(rank.cores for rank in others):
         yield f"it may use {ranks[0].cores} processors, the others {min(rank.cores for rank in others)}"
     clock, usual = ranks[0].gpu.get("sm_clock_mhz", 0.0), [rank.gpu.get("sm_clock_mhz", 0.0) for rank in others]
@@ -748,7 +745,7 @@ def _more_tokens(steps: Steps, group: Sequence[int], excess: Series) -> Finding:
             f"it trains {float(tokens[group[0]].mean()):,.0f} tokens or sequences in a step, the others {others:,.0f}",
         ),
         confirm="give all ranks sequences of one length: the step must get shorter by this share",
-        change="share sequences out by their tokens, not by their number; pack them to one length",
+        change="distribute sequences by tokens, not by number, or pack them to one length",
     )
 
 
@@ -836,13 +833,13 @@ def _table(steps: Steps) -> Iterator[dict[str, Any]]:
 
 def _not_seen(evidence: Evidence) -> Iterator[str]:
     if not evidence.ranks:
-        yield "no rank was watched from inside: only the times of its steps are known; `autotune run --diagnose -- COMMAND` watches all of them"
+        yield "no rank was observed from inside, so only step times are known; `autotune run --diagnose -- COMMAND` observes all ranks"
     elif len(evidence.ranks) < evidence.world:
-        yield f"{evidence.world - len(evidence.ranks)} of {evidence.world} ranks were not watched: start every node's command with `autotune run --diagnose`"
+        yield f"{evidence.world - len(evidence.ranks)} of {evidence.world} ranks were not observed: start every node's command with `autotune run --diagnose`"
     if evidence.ranks and not evidence.nodes:
-        yield "what else ran on the machine is not known: the run was too short"
+        yield "the run was too short to see what else was running on the machine"
     if evidence.predicted_s is None:
-        yield "there is no prediction to compare with: the model or the batch of the run is not known"
+        yield "there is no prediction to compare with, because the run's model or batch is unknown"
 
 
 def _verdict(evidence: Evidence, steps: Steps, found: Sequence[Finding]) -> str:
@@ -852,9 +849,9 @@ def _verdict(evidence: Evidence, steps: Steps, found: Sequence[Finding]) -> str:
         more = f"; {len(found) - 1} more below" if len(found) > 1 else ""
         return f"{first.what}: {cost}{more}"
     if not evidence.step_times_s:
-        return "no optimizer step was seen: nothing can be said"
+        return "no optimizer step was observed, so there is no diagnosis"
     if max(steps.count, len(evidence.step_times_s)) < LEAST_STEPS:
-        return "too few steps were seen to say anything"
+        return "too few steps were observed for a diagnosis"
     if evidence.predicted_s is not None:
         _, low, high = evidence.predicted_s
         seen = float(np.median(evidence.step_times_s))

@@ -37,7 +37,7 @@ class OutOfLine:
     @property
     def text(self) -> str:
         """In a sentence."""
-        return f"{self.name} is out of line: {self.what} {self.times:.2f} times slower than the others"
+        return f"{self.name} is an outlier: {self.what} {self.times:.2f} times slower than the others"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

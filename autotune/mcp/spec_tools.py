@@ -73,7 +73,7 @@ class SpecTools:
         config: Annotated[
             str,
             Field(
-                description="Knobs, e.g. tp=2,pp=1,micro_batch_size=4. Data-parallel degree, accumulation and precision follow from the spec when left out."
+                description="Knobs, e.g. tp=2,pp=1,micro_batch_size=4. Data-parallel degree, accumulation and precision follow from the spec if omitted."
             ),
         ],
     ) -> CheckedConfig:
@@ -127,16 +127,16 @@ class SpecTools:
         files: Annotated[
             dict[str, str],
             Field(
-                description="Texts by name: first the launch (shell script, Python script, configuration, manifest or spec), then the files that it names."
+                description="Texts by name: first the launch (shell script, Python script, configuration, manifest or spec), then the files it refers to."
             ),
         ],
-        cluster: Annotated[str | None, Field(description="GPU-NODESxGPUS, or a GPU alone: h100-sxm.")] = None,
+        cluster: Annotated[str | None, Field(description="GPU-NODESxGPUS, or a GPU type: h100-sxm.")] = None,
         model: Annotated[
-            str | None, Field(description="Catalog name or hub id, where the launch does not say it.")
+            str | None, Field(description="Catalog name or hub id, if the launch does not have it.")
         ] = None,
         seq_len: Annotated[int | None, Field(ge=1, description="Tokens of a sequence.")] = None,
-        batch: Annotated[int | None, Field(ge=1, description="Sequences of an optimizer step.")] = None,
-        measured_s: Annotated[float | None, Field(gt=0, description="Seconds of one of its steps.")] = None,
+        batch: Annotated[int | None, Field(ge=1, description="Sequences per optimizer step.")] = None,
+        measured_s: Annotated[float | None, Field(gt=0, description="Measured seconds per step.")] = None,
     ) -> ReviewedLaunch:
         """What there is to say of a launch as it is, without a spec and without running it: whether it fits, how fast it should be, which lines to edit."""
         found = review_texts(

@@ -135,7 +135,7 @@ class SteeringTools:
         idempotency_key: Annotated[
             str,
             Field(
-                description="Any text of your own: submitting twice with the same key makes one study.",
+                description="Any text: submitting twice with the same key makes one study.",
                 min_length=1,
                 max_length=200,
             ),

@@ -38,10 +38,10 @@ def advise(
     cluster: str | None = None,
     store: str | Path | None = None,
 ) -> Review | None:
-    """Prints what there is to say of a training before it begins, on stderr of the first rank: whether it fits, how fast it should be, and what would make it faster.
+    """Print a review of a training before it begins, on stderr of the first rank: whether it fits, how fast it should be, and what would make it faster.
 
     `thing`: transformers' or Lightning's `Trainer`, accelerate's `Accelerator`, a `DeviceMesh` (the last two with `model`), or a module. `seq_len` (tokens),
-    `batch` (sequences of a rank in a forward pass) and `cluster` say what it does not. `store`: the results database; default: the usual one, where there is one.
+    `batch` (sequences of a rank in a forward pass) and `cluster` give what it does not contain. `store`: the results database; default: the usual one, if it exists.
     """
     if not is_first(os.environ, ()):
         return None
@@ -52,7 +52,7 @@ def advise(
         if training.is_length_assumed:
             rest.insert(
                 0,
-                f"assumed: sequences of {training.seq_len} tokens, the most that the model takes; seq_len= says another",
+                f"assumed: sequences of {training.seq_len} tokens, the model's maximum; set seq_len= for another length",
             )
         for line in [first, *rest][:5]:
             print(PREFIX + line, file=sys.stderr)
@@ -68,14 +68,14 @@ def reviewed(training: Training, *, cluster: str | None, store: str | Path | Non
 
     for name, value, how in (
         ("the tokens of a sequence", training.seq_len, "seq_len="),
-        ("the sequences of a rank in a forward pass", training.micro_batch, "batch="),
+        ("the sequences per rank in a forward pass", training.micro_batch, "batch="),
     ):
         if value is None:
             raise SpecError(f"{name} could not be read from the object", remedy=f"say {how}", field="object")
     facts = ProgramFacts(load(RUNNERS, "local").facts_of_model(training.model))
     shape = seen_model(facts, None, seq_len=training.seq_len)
     if shape is None:
-        raise SpecError("the model has no parameters that could be counted", field="model")
+        raise SpecError("the model has no parameters to count", field="model")
     knobs = training.document
     if facts.zero_stage is not None:
         knobs.setdefault("zero_stage", facts.zero_stage)
@@ -109,7 +109,7 @@ def program() -> str:
 
 def warn(error: Exception) -> None:
     """Says that advice failed. Where warnings are errors it is printed."""
-    text = f"autotune: advice failed, the training is not touched: {type(error).__name__}: {error}"
+    text = f"autotune: advice failed, the training is not affected: {type(error).__name__}: {error}"
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except Warning:
@@ -130,11 +130,11 @@ def _opened(store: str | Path | None) -> Any:
 
 def kept(run: ObservedRun, store: str | Path | None) -> None:
     """Keeps the run where there is a results database, and says what was measured."""
-    where = "not kept: there is no results database (AUTOTUNE_STORE names one)"
+    where = "not stored: there is no results database (AUTOTUNE_STORE names one)"
     with _opened(store) as database:
         if database is not None:
             run = database.keep_observed(run)
-            where = f"kept as observed run {run.id}"
+            where = f"stored as observed run {run.id}"
     measured, ended = after(run, where)
     print(PREFIX + measured, file=sys.stderr)
     print(PREFIX + (ended if database is not None else ended.rpartition("; ")[0]), file=sys.stderr)

@@ -165,7 +165,7 @@ class _Adviser:
             with _store(self._asked.store, is_needed=True) as store:
                 assert store is not None
                 run = store.keep_observed(run)
-            kept = f"kept as observed run {run.id}"
+            kept = f"stored as observed run {run.id}"
         except Exception as error:
             kept = f"not kept: {error}"
         for line in after(run, kept):

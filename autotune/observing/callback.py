@@ -78,13 +78,13 @@ class AutotuneCallback:
         self._begin(trainer)
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int, *more: Any) -> None:
-        """A micro-batch, the last of a step or not."""
+        """The end of a micro-batch, whether or not it is the last of a step."""
         if trainer.global_step != self._steps:
             self._steps = trainer.global_step
             self._step()
 
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
-        """The end, by an exception."""
+        """The end of training by an exception."""
         self._end(exception)
 
     # both

@@ -62,12 +62,12 @@ def training_of(thing: Any, *, model: Any = None, batch: int | None = None, seq_
         read = {"trainer": "native", "model": thing, "ranks": _ranks(), "knobs": _precision_of(thing)}
     else:
         raise SpecError(
-            f"a {type(thing).__name__} is no training that autotune reads",
+            f"a {type(thing).__name__} is not a training that autotune can read",
             remedy="give transformers' or Lightning's Trainer, accelerate's Accelerator with model=, or a module",
             field="object",
         )
     if read["model"] is None:
-        raise SpecError("the object holds no model yet", remedy="give it: advise(object, model=...)", field="model")
+        raise SpecError("the object has no model yet", remedy="give it: advise(object, model=...)", field="model")
     length = seq_len or read.get("seq_len")
     most = length or _most_positions(read["model"])
     micro = batch or read.get("micro_batch")

@@ -18,7 +18,7 @@ def after(run: ObservedRun, kept: str) -> tuple[str, str]:
 def _measured(run: ObservedRun) -> str:
     seen, predicted = run.measurement, run.estimate
     if seen is None or not seen.step_times_s:
-        return "measured: no optimizer step was seen"
+        return "measured: no optimizer step was observed"
     count = len(seen.step_times_s)
     text = f"measured: {format_duration(seen.step_time_s)} a step (median of {count} step{'s' if count != 1 else ''}{_how(seen.time_from)})"
     if seen.tokens_per_step:
@@ -35,11 +35,11 @@ def _measured(run: ObservedRun) -> str:
     ends = (
         f"{format_duration(float(predicted.step_time_low_s))} to {format_duration(float(predicted.step_time_high_s))}"
     )
-    return f"{text}, {much} ({'within' if inside else 'outside of'} {ends})"
+    return f"{text}, {much} ({'within' if inside else 'outside'} {ends})"
 
 
 def _how(time_from: str) -> str:
-    return {"arrival": ", by when its lines came", "rate": ", by its printed rate"}.get(time_from, "")
+    return {"arrival": ", by arrival of its lines", "rate": ", by its printed rate"}.get(time_from, "")
 
 
 def _ended(run: ObservedRun, kept: str) -> str:

@@ -134,7 +134,7 @@ def _score(candidate: Trainer, found: frozenset[str]) -> int:
 def _text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise SpecError(f"{path} is larger than {MAX_BYTES >> 20} MiB: it is no configuration", field="FILE")
+            raise SpecError(f"{path} is larger than {MAX_BYTES >> 20} MiB, so it is not a configuration", field="FILE")
         return path.read_text(encoding="utf-8-sig")  # editors of Windows begin files with a mark
     except UnicodeDecodeError:
         raise SpecError(f"{path} is not UTF-8 text", field="FILE") from None

@@ -149,7 +149,7 @@ class Draft:
             if not inside:
                 return replace(entry, parts=tuple(said(part, f"{path}.{part.key}") for part in entry.parts))
             left = [words for words in entry.comment.split("; ") if not _asks_for(words, inside)]
-            words = "; ".join([*filter(None, left), f"{', '.join(inside)} as was said"])
+            words = "; ".join([*filter(None, left), f"{', '.join(inside)} as given"])
             return replace(entry, value={**entry.value, **inside}, comment=words)
 
         entries = tuple(said(entry, entry.key) for entry in self.entries)

@@ -92,7 +92,7 @@ def launch_of_python(path: Path, draft: Draft, ranks: int) -> PresentLaunch:
     words = trainer.get("argv", []) if isinstance(trainer, dict) else []
     if path.name not in words:
         raise SpecError(
-            f"it is not known how {path.name} is started",
+            f"nothing says how {path.name} is started",
             remedy="give the whole command: autotune init --run -- torchrun --nproc-per-node=2 train.py ...",
             field="FILE",
         )
@@ -112,14 +112,14 @@ def _on(ranks: int, word: str) -> str:
 def _refuse_elsewhere(started: Started, what: str) -> None:
     if started.nodes > 1:
         raise SpecError(
-            f"{what} starts {started.program} on {started.nodes} nodes, and a run to look at it is one of this machine",
-            remedy="give a command for one node behind `--`: autotune init --run -- torchrun --nproc-per-node=8 train.py ...; or leave --run out",
+            f"{what} starts {started.program} on {started.nodes} nodes, but --run uses only this machine",
+            remedy="give a command for one node after `--`: autotune init --run -- torchrun --nproc-per-node=8 train.py ...; or omit --run",
             field="--run",
         )
     if started.launcher == "srun" and _ALLOCATED not in os.environ:
         raise SpecError(
-            f"{what} starts {started.program} by srun, which needs an allocation of Slurm",
-            remedy="start autotune within one: salloc --nodes=1 --gpus=8 autotune init --run ...; or leave --run out",
+            f"{what} starts {started.program} with srun, which needs a Slurm allocation",
+            remedy="start autotune within one: salloc --nodes=1 --gpus=8 autotune init --run ...; or omit --run",
             field="--run",
         )
 
@@ -141,7 +141,7 @@ def command_draft(words: Sequence[str], *, model: str | None = None, cluster: st
     draft = text_draft(text, path, model=model, cluster=cluster, folder=folder)
     if draft is None:
         raise SpecError(
-            f"`{words[0]}` starts no Python program that could be found in the command",
+            f"`{words[0]}` starts no recognizable Python program",
             remedy="give the command that starts the training itself: autotune init -- torchrun --nproc-per-node=8 train.py ...",
             field="FILE",
         )
@@ -188,7 +188,7 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
             return found
         if name is None:
             raise SpecError(
-                f"{path.name} starts no Python program that could be found in it",
+                f"{path.name} starts no recognizable Python program",
                 remedy="give the script that starts the training itself, or the Python file that trains",
                 field="FILE",
             )
@@ -262,6 +262,6 @@ def _imported(
     except SpecError as error:
         if "autotune init" not in error.remedy:
             raise
-        remedy = f"give {name}'s own file as it stands in its documentation, or the script that starts the training"
+        remedy = f"give {name}'s own file as documented there, or the script that starts the training"
         raise SpecError(error.message, remedy=remedy, field="FILE") from None
     return replace(draft, notes=(f"{path.name} is a configuration of {name}, so it is imported", *draft.notes))

@@ -85,7 +85,7 @@ def import_draft(
     settings, told = _beyond_a_launch(subject, reading, values, job)
     notes += told
     if broken := _broken_law(job):
-        notes.append(f"the present configuration is left out as the baseline, because no study has it: {broken}")
+        notes.append(f"the current configuration is not the baseline, because it is not valid: {broken}")
     if cluster is None:
         fill_in.append("cluster")
     fill_in += [] if reading.seq_len else ["workload.seq_len"]
@@ -103,7 +103,7 @@ def import_draft(
         Entry(
             key="model",
             value=shape[0] if shape else STAND_IN_MODEL,
-            comment="fill in: vocab_size, by the tokenizer"
+            comment="fill in: vocab_size of the tokenizer"
             if guessed
             else ""
             if shape
@@ -142,14 +142,14 @@ def import_draft(
             f"the run's length is left to the trials; an export takes it as --option steps={reading.options['steps']}"
         )
     if settings:
-        notes.append(f"kept as they are, and written again by every export: {', '.join(dotted(settings))}")
+        notes.append(f"kept unchanged and written to every export: {', '.join(dotted(settings))}")
     if away := [path for path in dotted(settings) if _is_offload(path, settings)]:
         notes.append(
-            f"not counted by plans: {', '.join(away)}: weights or states that it keeps in host memory are taken to be on the GPU"
+            f"not counted by plans: {', '.join(away)}: weights or states in host memory are assumed to be on the GPU"
         )
     if watching := split_by_path(settings, subject.watching)[1]:
-        notes.append(f"only exports have what watches a run, trials go without: {', '.join(watching)}")
-    heading = (f"The present configuration of {name}, read from {path.name} by `autotune import`.",)
+        notes.append(f"monitoring is only in exports, not in trials: {', '.join(watching)}")
+    heading = (f"The current configuration of {name}, read from {path.name} by `autotune import`.",)
     return Draft(heading=heading, entries=tuple(entries), fill_in=tuple(fill_in), notes=tuple(notes))
 
 
@@ -184,7 +184,7 @@ def _trainer_entry(name: str, values: Mapping[str, Any], settings: Mapping[str, 
         return Entry(key="trainer", value=name)
     parts = [Entry(key="kind", value=name), *(Entry(key=key, value=_plain(value)) for key, value in values.items())]
     if settings:
-        comment = "kept from the file: every launch writes them again"
+        comment = "kept from the file and written to every launch"
         inside = tuple(Entry(key=str(key), value=_plain(value)) for key, value in settings.items())
         parts.append(Entry(key=SETTINGS.name, comment=comment, parts=inside))
     return Entry(key="trainer", parts=tuple(parts))
@@ -319,6 +319,6 @@ def _beyond_a_launch(
         notes.append("an export changes " + ", ".join(f"{k}: {getattr(config, k)} to {v}" for k, v in changed.items()))
     if added := sorted(set(dotted(again.settings)) - set(dotted(reading.settings))):
         notes.append(
-            f"an export also writes {', '.join(added)}, which the present configuration leaves at their defaults"
+            f"an export also writes {', '.join(added)}, which are at their defaults in the current configuration"
         )
     return settings, notes

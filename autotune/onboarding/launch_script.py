@@ -27,7 +27,7 @@ _SETTINGS_FILES = (".yaml", ".yml", ".json", ".toml")
 _OF_THE_PLACE = re.compile(
     r"(MASTER_|WORLD_SIZE|(LOCAL_)?RANK$|N?NODE_?|NNODES|NGPU|GPUS_PER_NODE|CUDA_VISIBLE_DEVICES|SLURM_|FORCE_TORCHRUN|PATH$|LD_LIBRARY_PATH)"
 )
-"""variables that say where a job runs, which a trial is told by its launcher"""
+"""variables that say where a job runs, which a trial is given by its launcher"""
 
 
 class Argument(NamedTuple):

@@ -18,7 +18,7 @@ from autotune.trainers.workload_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MA
 FILL_IN = "FILL-IN"
 """value of an option that the script requires and that nobody but its owner knows"""
 EACH_STEP = "--logging_steps=1"
-OFF_IN_TRIALS = "off in trials; `training` below has your own"
+OFF_IN_TRIALS = "off in trials; `training` below has yours"
 MAX_IDEAS = 4
 """options that are suggested as knobs of the study's own"""
 _WHERE = frozenset(
@@ -46,7 +46,7 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
     reasons = {
         "torchrun": "it expects torchrun's environment",
         "accelerate": "it imports accelerate; for CPU ranks name their cluster: autotune init --cluster cpu-1x2",
-        "deepspeed": "it reads --local_rank, which DeepSpeed's launcher gives it",
+        "deepspeed": "it reads --local_rank, which DeepSpeed's launcher sets",
         "python": "",
     }
     if started:
@@ -71,7 +71,7 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
             *map(braced, started.carried),
         ]
     first, *more = starts[launcher]
-    yield Item(first, reasons.get(launcher, f"as it is started: one process for each rank by {launcher}"))
+    yield Item(first, reasons.get(launcher, f"as it is started: one process per rank with {launcher}"))
     yield from (Item(word) for word in more)
     if started and started.is_module:
         yield Item("-m")
@@ -173,7 +173,7 @@ def _where(option: ScriptOption, meaning: Meaning) -> str:
         unit = "tokens" if meaning.in_tokens else "sequences"
         assumed = ", over all ranks" if meaning.over_ranks else f", taken as {unit} per rank"
     elif meaning.target == "accumulation_steps" and meaning.expression:
-        assumed = ", which it divides by its ranks"
+        assumed = ", divided by its ranks"
     shown = "" if option.prefix else f"{option.shown}, "
     return f"{shown}{_said(option)}{assumed}"
 

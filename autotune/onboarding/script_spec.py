@@ -54,7 +54,7 @@ def training_of(found: OptionMatches) -> dict[str, Any]:
 
 MODEL, SEQ_LEN, VOCAB_SIZE = "nano-gpt", 1024, 50304
 """stand-ins for figures that the script does not say"""
-_UNSAID_STEPS = "how many micro-batches a step accumulates was not found"
+_UNSAID_STEPS = "the number of accumulated micro-batches was not found"
 BATCH = 8
 """sequences per micro-batch where nothing tells them"""
 
@@ -83,7 +83,7 @@ def script_draft(
     ]
     env, why = dict(started.env) if started else {}, f"as {source.name} exports it" if started else ""
     if _uses_accelerate(script) and place.is_cpu:
-        why = "without ACCELERATE_USE_CPU accelerate trains alone on each CPU rank, under transformers' Trainer too"
+        why = "without ACCELERATE_USE_CPU, accelerate (and transformers' Trainer) trains separately on each CPU rank"
         env["ACCELERATE_USE_CPU"] = "true"
     if env:
         trainer.append(Entry(key="env", value={name: braced(text) for name, text in env.items()}, comment=why))
@@ -93,11 +93,9 @@ def script_draft(
         given = " and ".join(file.given for file in (found.template, found.settings) if file)
         trainer.append(Entry(key="files", value=found.files, comment=f"{given}, as each trial has it"))
     if found.fixed:
-        trainer.append(Entry(key="fixed", value=dict(found.fixed), comment="what its settings decide alone"))
+        trainer.append(Entry(key="fixed", value=dict(found.fixed), comment="decided by its settings"))
     if training := training_of(found):
-        trainer.append(
-            Entry(key="training", value=training, comment="what launch.sh has in their place; null: nothing")
-        )
+        trainer.append(Entry(key="training", value=training, comment="what launch.sh has instead; null: nothing"))
     if metrics:
         trainer.append(Entry(key="metrics", value=metrics, comment="from its print statements"))
         trainer += _counts(found)
@@ -113,11 +111,11 @@ def script_draft(
         fill_in.append("space.precision")
     if why_none := _no_baseline(found, ranks):
         fill_in.append("baseline")
-        notes.append(f"no baseline: {why_none}; write what {source.name} trains with today as `baseline:`")
+        notes.append(f"no baseline: {why_none}; add the current settings of {source.name} as `baseline:`")
     notes += _what_is_off(found, source, ranks)
     heading = (
-        f"A first spec of {source.name}, by `autotune init`. Nothing was run; lines are those of {script.name}.",
-        "Next: fill in what the comments name, then `autotune check` (five real steps) and `autotune tune`.",
+        f"A first spec of {source.name}, by `autotune init`. Nothing was run; line numbers refer to {script.name}.",
+        "Next: fill in what the comments ask for, then `autotune check` (five real steps) and `autotune tune`.",
     )
     where, runner = place.entries
     entries = (
@@ -227,13 +225,17 @@ def _batches(found: OptionMatches, ranks: RanksToday) -> tuple[Any, str, bool]:
     is_total = "accumulation_steps" in found.used and bool(found.used["accumulation_steps"][1].expression)
     whole = micro * steps * (1 if is_total else ranks.replicas)
     if known is None:
-        return whole, "fill in: sequences per optimizer step; nothing was found that says them", True
+        return whole, "fill in: sequences per optimizer step; not found in the script", True
     if _accumulation_unsaid(found):
         return whole, f"fill in: sequences per optimizer step; {_UNSAID_STEPS}", True
     how = "as it is started" if script.started else "its defaults"
     parts = f"{how}, {micro} x {steps}" + ("" if is_total or ranks.replicas == 1 else f" on {ranks.said}")
     if ranks.is_assumed:
-        return whole, f"fill in: sequences per optimizer step, {parts}: the launch does not say its ranks", True
+        return (
+            whole,
+            f"fill in: sequences per optimizer step, {parts}: the launch does not give the number of ranks",
+            True,
+        )
     if _accumulates(found):
         return whole, f"sequences per optimizer step: {parts}", False
     if script.started and (not script.is_read or not script.parser):
@@ -261,14 +263,14 @@ def _workload(found: OptionMatches, ranks: RanksToday) -> tuple[Entry, tuple[str
 def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
     """Why what it is started with is no config of a study; empty where it is one."""
     if formats := _formats_unsaid(found):
-        return f"its code names {' and '.join(formats)}, and nothing says whether it trains in that: `space.precision` is a stand-in"
+        return f"its code mentions {' and '.join(formats)}, but nothing says whether it trains in that: `space.precision` is a placeholder"
     if found.unclear:
         return f"autotune does not understand {', '.join(dict.fromkeys(found.unclear))}"
     if ranks.problem:
         return ranks.problem
     micro = _micro(found, ranks)
     if not micro:
-        return "the sequences of a micro-batch were not found" if found.script.started else ""
+        return "the sequences per micro-batch were not found" if found.script.started else ""
     if _accumulation_unsaid(found):
         return _UNSAID_STEPS
     batch, _, _ = _batches(found, ranks)
@@ -328,37 +330,37 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
     """How a launch script starts it."""
     if (started := script.started) is None:
         return
-    yield f"{source.name} starts {started.program} by {started.launcher}; its arguments that stand for no knob are kept"
+    yield f"{source.name} starts {started.program} by {started.launcher}; its arguments without a knob are kept"
 
 
 def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Iterator[str]:
     """What trials do otherwise than the launch, and what they cannot do."""
     if found.finds_batch:
         named = ", ".join(option.shown for option in found.finds_batch)
-        yield f"off in trials: {named}, by which the program halves its batch when memory runs out, so that what is measured is another batch"
+        yield f"off in trials: {named}, because it halves the batch when memory runs out, so that another batch would be measured"
     if found.trackers:
         named = ", ".join(option.shown for option in found.trackers)
-        yield f"left out in trials: {named}; the exported launch has it again"
+        yield f"left out in trials: {named}; the exported launch has it"
     if found.script.started and starts_one(found.script) and ranks.of_cluster > 1:
-        yield f"{source.name} starts one process, so trials have one rank; a script that starts several by torchrun, accelerate or srun is tuned over all"
+        yield f"{source.name} starts one process, so trials have one rank; to tune over several ranks, give a script that uses torchrun, accelerate or srun"
     if ranks.is_elsewhere:
-        yield f"{source.name} starts {ranks.today} ranks, and trials have {ranks.of_trials}: the batch of a step stays"
+        yield f"{source.name} starts {ranks.today} ranks, and trials have {ranks.of_trials}: the batch per step stays the same"
 
 
 def _what_reads(found: OptionMatches) -> str:
     script, file = found.script, found.settings
     if file:
-        return f"{file.given} stays as it is: each trial has a copy with its own values, as `files` has it"
+        return f"{file.given} is not changed: each trial gets a copy with its own values (`files`)"
     if not script.is_read:
-        return f"{script.name} was not found: only what it is started with is known of it"
+        return f"{script.name} was not found: only its arguments are known"
     if script.overridden:
-        return f"the command of {script.name} overrides values of {script.overridden}: those that argv does not name stay as they are there"
+        return f"the command of {script.name} overrides values of {script.overridden}: those not in argv keep their values there"
     if not script.parser:
-        known = "; those that it is started with are all that is known" if script.options else ""
-        return f"{script.name} has no options that could be found{known}"
+        known = "; only those on the command line are known" if script.options else ""
+        return f"{script.name} has no recognizable options{known}"
     return (
-        f"{script.name} reads {len(script.options)} options by {script.parser}; those that argv does not name keep their defaults"
-        + ("" if script.started else ": add those that you start it with today, such as its data and its model")
+        f"{script.name} reads {len(script.options)} options with {script.parser}; those not in argv keep their defaults"
+        + ("" if script.started else ": add the ones you use today, such as data and model")
     )
 
 
@@ -372,6 +374,6 @@ def _how_to_be_told(found: OptionMatches) -> str:
     ]
     settled = f": it sets {', '.join(named[:6])} itself" if named else ""
     return (
-        f"nothing can be tuned yet{settled}. If it reads a file of settings that it is started with, give `autotune init` the shell script that starts it. "
-        "Else let it read such values from its command line, from a JSON, YAML or TOML file (`files:`), or from the environment (`env:`), and name them in argv"
+        f"nothing can be tuned yet{settled}. If it reads a settings file, give `autotune init` the shell script that starts it. "
+        "Otherwise let it read such values from its command line, from a JSON, YAML or TOML file (`files:`), or from the environment (`env:`), and name them in argv"
     )

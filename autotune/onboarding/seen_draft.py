@@ -44,10 +44,10 @@ def seen_model(facts: ProgramFacts, read: ModelSpec | None, *, seq_len: int | No
     if found is None or (read is not None and _differs(read, found) <= AGREES):
         return None
     if (shape := _of_config(facts, found) or _of_modules(facts, found, seq_len)) is not None:
-        return _written(shape), f"{facts.values.get('model', '')}, as it was seen: {found:,} weights"
+        return _written(shape), f"{facts.values.get('model', '')}, as observed: {found:,} weights"
     return {
         "parameters": found
-    }, f"the weights of {facts.values.get('model', '')} as they were counted; its shape if it is a decoder"
+    }, f"the weights counted in {facts.values.get('model', '')}; its shape if it is a decoder"
 
 
 def _differs(model: ModelSpec, parameters: int) -> float:
@@ -134,7 +134,7 @@ class SeenLaunch:
 
     @property
     def batch(self) -> int | None:
-        """Sequences of an optimizer step."""
+        """Sequences per optimizer step."""
         return self.seen.sequences * self.replicas if self.seen.sequences else None
 
     @property
@@ -179,7 +179,7 @@ def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, fo
     fill_in = [name for name in fill_in if name not in _filled(run)]
     if run.seq_len is None and _LENGTH in draft.fill_in:
         notes.append(
-            "no tokens were seen: write seq_len: 1 for a model without sequences, whose tokens/s are then samples/s"
+            "no tokens were observed: use seq_len: 1 for a model without sequences; tokens/s then means samples/s"
         )
     if (model := seen_model(run.facts, _model_of(draft, folder), seq_len=told.get("seq_len"))) is not None:
         entries["model"] = Entry(key="model", value=model[0], comment=model[1])
@@ -187,7 +187,7 @@ def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, fo
     if run.micro_batch_size is None:
         fill_in.append("baseline")
         notes.append(
-            "no baseline: the sequences of a micro-batch were not seen; write what it trains with today as `baseline:`"
+            "no baseline: the sequences per micro-batch were not observed; add its current settings as `baseline:`"
         )
         entries.pop("baseline", None)
     else:
@@ -203,8 +203,8 @@ def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, fo
         else [*order[: order.index("trainer")], "baseline", *order[order.index("trainer") :]]
     )
     heading = (
-        f"A first spec by `autotune init --run`: {launched} ran for {steps} optimizer step{'s' if steps != 1 else ''}, and was ended.",
-        "What the probe saw stands here; what is read alone has the line that says it. Next: `autotune check`, then `autotune tune`.",
+        f"A first spec by `autotune init --run`: {launched} ran for {steps} optimizer step{'s' if steps != 1 else ''}, and was stopped.",
+        "Values are what the probe observed; values only read from the text have their line. Next: `autotune check`, then `autotune tune`.",
     )
     kept = tuple(entries[key] for key in order if key in entries)
     return replace(draft, heading=heading, entries=kept, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))
@@ -356,7 +356,7 @@ def _differences(draft: Draft, run: SeenLaunch, told: Mapping[str, Any]) -> Iter
     ]
     for name, before, after in said:
         if before is not None and before != after:
-            yield f"{name}: read {_plain(before)}, seen {_plain(after)}; the spec has what was seen"
+            yield f"{name}: read {_plain(before)}, observed {_plain(after)}; the spec has the observed value"
 
 
 def _unseen(run: SeenLaunch, read: Mapping[str, Any], fill_in: list[str]) -> Iterator[str]:
@@ -369,12 +369,12 @@ def _unseen(run: SeenLaunch, read: Mapping[str, Any], fill_in: list[str]) -> Ite
     names += ["seq_len"] if run.seq_len is None and _LENGTH not in fill_in else []
     names += ["global_batch_size"] if run.batch is None and "workload.global_batch_size" not in fill_in else []
     if names:
-        yield f"not seen, so it stands as it was read: {', '.join(names)}"
+        yield f"not observed, so taken from the text: {', '.join(names)}"
     if run.facts.optimizers and run.facts.optimizer is None:
-        yield f"the optimizer {run.facts.optimizers} is counted as AdamW; the memory of its states is not known"
+        yield f"the optimizer {run.facts.optimizers} is counted as AdamW; the memory of its states is unknown"
     trained, all_of_it = run.seen.facts.get("trainable"), run.facts.parameters
     if trained and all_of_it and trained < all_of_it / 2:
-        yield f"{trained:,} of {all_of_it:,} weights are trained: write `peft: {{method: lora, rank: ...}}` under `workload` where these are adapters"
+        yield f"{trained:,} of {all_of_it:,} weights are trained: write `peft: {{method: lora, rank: ...}}` under `workload` if these are adapters"
 
 
 def _plain(value: Any) -> str:

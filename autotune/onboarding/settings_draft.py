@@ -47,7 +47,7 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
     program, document = told.program, told.document
     if other := sorted(program.others & {key for key, value in document.items() if value}):
         raise SpecError(
-            f"{told.source.name} holds settings of {program.name} that train nothing: it has {', '.join(other)}",
+            f"{told.source.name} holds settings of {program.name} that do not train: it has {', '.join(other)}",
             remedy="give the file that you train with",
             field="FILE",
         )
@@ -81,19 +81,19 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
         *(Item(f"{program.prefix}{word}" if told.file else f"--{word}".replace("'", "")) for word in overrides),
     ]
     added = {**program.env, **told.env}
-    why = f"as {told.source.name} exports it" if told.env else f"by which it is {program.name}"
+    why = f"as {told.source.name} exports it" if told.env else f"the sign of {program.name}"
     env = (Entry(key="env", value=added, comment=why),) if added else ()
     trainer = (
         Entry(key="kind", value="command"),
         Entry(
             key="cwd",
             value=os.path.relpath(told.cwd.resolve(), folder.resolve()),
-            comment="where it runs, relative to this file; fill in where paths in the file begin elsewhere",
+            comment="where it runs, relative to this file; fill in if paths in the file start elsewhere",
         ),
         Entry(key="argv", items=tuple(argv)),
         Entry(key="values", value={"recompute": dict(words)}),
         *env,
-        Entry(key="fixed", value=fixed, comment="what the settings decide alone"),
+        Entry(key="fixed", value=fixed, comment="decided by the settings"),
         *((Entry(key="metrics", value=dict(program.metrics), comment="its log"),) if program.metrics else ()),
     )
     values = [micro // 2, micro, 2 * micro, 4 * micro]
@@ -106,7 +106,7 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
             value=known[0] if known else STAND_IN_MODEL,
             comment=known[1]
             if known
-            else f"fill in: {document.get(program.model) or 'the model'} by a catalog name or its config.json",
+            else f"fill in: {document.get(program.model) or 'the model'} as a catalog name or its config.json",
         ),
         where,
         Entry(
@@ -150,17 +150,17 @@ def _kept(argument: Argument, told: set[str]) -> Iterator[str]:
 
 def _notes(told: Settings) -> Iterator[str]:
     held = told.file or told.source.name
-    yield f"{held} holds settings of {told.program.name}: it stays as it is, and each trial overrides some by its command"
+    yield f"{held} holds settings of {told.program.name}: it is not changed, and each trial overrides some on the command line"
     if isinstance(named := told.document.get("deepspeed"), str) and named:
         yield f"the ZeRO stage is that of deepspeed={named}; correct it under `fixed` if it is another"
     program, document = told.program, told.document
     if (said := _said_optimizer(program, document)) and optimizer_named(said) is None:
-        yield f"the optimizer {said} is counted as AdamW; its own memory and time are not known"
+        yield f"the optimizer {said} is counted as AdamW; its own memory and time are unknown"
     method = str(_at(document, program.peft[0]) or "")
     if method not in (*program.whole, "lora", "qlora"):
-        yield f"{program.peft[0]}={method} is counted as if every weight were trained; plans know lora and qlora"
+        yield f"{program.peft[0]}={method} is counted as if every weight were trained; plans support lora and qlora"
     if document.get("load_in_8bit") in ON or document.get("quantization_bit") == 8:
-        yield "weights of 8 bits are counted in 16 bits: plans know 4 bits, as qlora has them"
+        yield "8-bit weights are counted as 16-bit; plans support 4 bits, as in qlora"
 
 
 def _at(document: Mapping[str, Any], path: str) -> Any:

@@ -39,7 +39,7 @@ def started_draft(started: Started, path: Path, place: Place, *, model: str | No
     draft = _draft(started, path, place, model=model, folder=folder)
     notes, fill_in = list(draft.notes), draft.fill_in
     if open_words := [word for word in (started.program, *started.carried, *started.words) if not is_plain(word)]:
-        notes.append(f"only the shell knows {', '.join(open_words)}: write the values into argv")
+        notes.append(f"only the shell can compute {', '.join(open_words)}: write the values into argv")
         fill_in = tuple(dict.fromkeys((*fill_in, "trainer.argv")))
     if started.not_carried:
         named = ", ".join(started.not_carried)
@@ -52,9 +52,9 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
     if not started.is_known:
         is_open = not is_plain(started.program)
         raise SpecError(
-            f"only the shell knows the program that {path.name} starts: {started.program}"
+            f"only the shell can compute the program that {path.name} starts: {started.program}"
             if is_open
-            else f"{path.name} starts `{started.program}`, which autotune does not know",
+            else f"{path.name} starts `{started.program}`, which autotune does not recognize",
             remedy="write its path into the script"
             if is_open
             else "give a script that starts the Python program behind it: torchrun --nproc_per_node=8 train.py ..., or -m package.module",
@@ -66,13 +66,13 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
     how = f"{path.name} starts {started.program} by {started.launcher}"
     if not tasks.start:
         raise SpecError(
-            f"{how}, which autotune cannot tell how many ranks a trial has",
-            remedy="start the ranks by torchrun, one on each node, and give that script; or by srun or mpirun on one node",
+            f"{how}, and autotune cannot set its number of ranks",
+            remedy="start the ranks with torchrun, once per node, and give that script; or with srun or mpirun on one node",
             field="FILE",
         )
     if started.gpus_per_node is None:
         raise SpecError(
-            f"{how}, but does not say how many processes that are",
+            f"{how}, but the number of processes is not given",
             remedy=f"write their number into the script: {started.launcher} {' '.join(tasks.start[:1])}...",
             field="FILE",
         )

@@ -120,17 +120,17 @@ def watch_launch(
 def check_trained(watched: WatchedLaunch) -> ProgramSeen:
     """What the probe saw. Raises `ProgramError` where the launch did not get to an optimizer step, or the probe saw none."""
     if watched.interrupted:
-        raise ProgramError("the run was interrupted before its optimizer steps were seen", remedy="start it again")
+        raise ProgramError("the run was interrupted before its optimizer steps were observed", remedy="start it again")
     if watched.seen is not None and watched.trained:
         return watched.seen
     failure = watched.failure
     if failure is not None and not watched.steps:
         raise ProgramError(
             f"the launch failed before its first optimizer step: {failure.message}",
-            remedy="start it by hand until it trains; options that it needs belong into the command: autotune init --run -- COMMAND",
+            remedy="start it by hand until it trains; put the options it needs into the command: autotune init --run -- COMMAND",
         )
     why = watched.seen.troubles[0] if watched.seen is not None and watched.seen.troubles else ""
     raise ProgramError(
-        f"the probe saw no optimizer step of the launch{f' ({why})' if why else ''}",
-        remedy="it sees programs in torch that are not started by `python -I`, in an emptied environment or in a container; without --run the launch is read instead",
+        f"the probe observed no optimizer step{f' ({why})' if why else ''}",
+        remedy="it cannot observe programs without torch, or those started with `python -I`, in an emptied environment or in a container; without --run the launch is read instead",
     )

@@ -88,7 +88,7 @@ def cluster_notes(choices: Sequence[ClusterChoice]) -> list[str]:
     found = [choice for choice in choices if choice.estimate is not None]
     lacking = _by(found, lambda choice: ", ".join(choice.lacking))
     lines += [
-        f"compared without {formats}, which the GPU lacks: {', '.join(on)}"
+        f"compared without {formats}, because the GPU lacks it: {', '.join(on)}"
         for formats, on in lacking.items()
         if formats
     ]

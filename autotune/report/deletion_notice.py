@@ -12,11 +12,11 @@ NAMED = 3
 def deletion_lines(deletion: Mapping[str, Any]) -> list[str]:
     """Sentences of a document of `autotune.study.deletion.Deletion`."""
     lines = [
-        f"study {deletion['study']} ({deletion['name']}) goes with {deletion['trials']:,} trials, their logs and its history"
+        f"study {deletion['study']} ({deletion['name']}) is deleted with {deletion['trials']:,} trials, their logs and its history"
     ]
     if deletion["measured"]:
         lines.append(
-            f"{deletion['measured']:,} measured configs no longer count for the best across history, nor for searches that begin later"
+            f"{deletion['measured']:,} measured configs no longer count in answers across history or in later searches"
         )
     if learners := deletion["learners"]:
         names = ", ".join(one["name"] for one in learners[:NAMED]) + (", ..." if len(learners) > NAMED else "")

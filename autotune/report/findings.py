@@ -36,7 +36,7 @@ def why(found: Result) -> list[str]:
     best, baseline = found.best, found.baseline
     if best is None:
         if any(t.purpose is TrialPurpose.PROXY for t in found.measured):
-            return ["Proxies are not ranked, so there is no winner among the trials; the target's configs are ranked."]
+            return ["Proxies are not ranked, so no trial wins; the target's configs are ranked instead."]
         return ["No trial was measured, so there is no winner."]
     if baseline is None:
         return [
@@ -45,7 +45,7 @@ def why(found: Result) -> list[str]:
     rivals = trial_numbers(found.tied_with) if found.tied_with else ""
     tied = [f"Trial {best.number} is statistically tied with {rivals}."] if rivals else []
     if found.too_noisy is not None:
-        return [f"{str(found.too_noisy).capitalize()}, so nothing is claimed and the baseline stays."]
+        return [f"{str(found.too_noisy).capitalize()}, so no speedup is claimed and the baseline stays."]
     if best.config == baseline.config:
         return ["Nothing that was tried beats the baseline.", *tied]
     sentences = []

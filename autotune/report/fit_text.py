@@ -49,7 +49,7 @@ def problem_lines(fit: Fit) -> list[str]:
     """Why no dry run could be made, and what to do; empty where one was. It stands before all else: it may be a fault of the model's code."""
     if not fit.problem:
         return []
-    return [f"no dry run could be made: {fit.problem}", *([f"  {fit.remedy}"] if fit.remedy else [])]
+    return [f"a dry run was impossible: {fit.problem}", *([f"  {fit.remedy}"] if fit.remedy else [])]
 
 
 def verdict_line(fit: Fit) -> str:
@@ -65,9 +65,9 @@ def verdict_line(fit: Fit) -> str:
     else:
         said = {FITS: "it should fit", AT_THE_LIMIT: "at the limit"}.get(fit.verdict, "it should not fit")
         whose = (
-            f"the cost model of {fit.workload.trainer} says (the dry run below plays the {PLAYED} trainer's loop)"
+            f"the cost model of {fit.workload.trainer} says (the dry run below executes the {PLAYED} trainer's loop)"
             if fit.runs
-            else "the cost model's formulas, which do not run the model's code, say"
+            else "the cost model's formulas, without running the model's code, say"
         )
         said, size = f"{whose}: {said}", reserved
     memory = f"a {place} has {format_bytes(fit.memory_bytes)}, {format_bytes(fit.reserved.usable_bytes)} of it usable"
@@ -81,13 +81,13 @@ def other_verdict_line(fit: Fit) -> str:
     if not fit.is_played:
         return (
             f"the {PLAYED} trainer allocates {format_bytes(fit.allocated_bytes)} in this config, {fit.workload.trainer} keeps other tensors; "
-            "the table Dry run and formulas has both by category, with the reasons"
+            "the table Dry run and formulas compares them by category, with reasons"
         )
     if fit.verdict == fit.cost_model_verdict:
         return ""
     return (
         f"plan and estimate say {fit.cost_model_verdict!r} by formulas ({format_bytes(float(fit.estimate.peak_memory_bytes))}); "
-        "the dry run counts, because it runs the trainer's code: with --profile plan and estimate take the memory from it"
+        "the dry run is authoritative, because it runs the trainer's code. With --profile, plan and estimate use its memory"
     )
 
 
@@ -102,8 +102,8 @@ def several_line(fits: Sequence[Fit]) -> str:
     """The answer for several configs in one line."""
     count, failed = sum(fit.fits is True for fit in fits), sum(fit.fits is None for fit in fits)
     if failed == len(fits):
-        return f"no dry run could be made of any of {failed} configs: {fits[0].problem}"
-    without = f"; no dry run could be made of {failed}" if failed else ""
+        return f"no dry run was possible for any of {failed} configs: {fits[0].problem}"
+    without = f"; no dry run was possible for {failed}" if failed else ""
     return f"{count or 'none'} of {len(fits)} configs {'is' if count == 1 else 'are'} expected to fit{without}"
 
 
@@ -213,8 +213,8 @@ def work_line(fit: Fit) -> str:
     active = active_parameters(fit)
     used = "" if active == run.num_parameters else f" ({format_count(active)} used by a token)"
     return (
-        f"{format_count(run.num_parameters)} parameters{used}, {format_count(run.rank_parameters)} kept by a rank; "
-        f"{format_count(float(run.flops))} FLOPs of a micro-batch on a rank, {format_count(flops)} for a token, {ratio:.2f} times 6N"
+        f"{format_count(run.num_parameters)} parameters{used}, {format_count(run.rank_parameters)} on each rank; "
+        f"{format_count(float(run.flops))} FLOPs per micro-batch and rank, {format_count(flops)} per token, {ratio:.2f} times 6N"
     )
 
 

@@ -141,7 +141,7 @@ def _trials(found: Result, page: str) -> str:
         speeds_line(found.shown),
         *notes.shared[:MOST_FAILURES],
         *([f"{cut:,} more are not shown"] if cut else []),
-        *([f"{finals:,} more trials measured the first configs again, for the figures above"] if finals else []),
+        *([f"{finals:,} more trials re-measured the first configs for the figures above"] if finals else []),
     ]
     said = "\n".join(f"- {text(line, most=MOST_SENTENCE)}" for line in lines)
     return details(f"Trials ({count:,})", table([TRIAL_HEADS[i] for i in shown], rows), said)
@@ -178,8 +178,8 @@ def _figures(figures: Sequence[Figure], study: str, room: int) -> list[str]:
             parts.append(part)
         else:
             without_room.append(figure.title)
-    left_out = f" No room is left here for: {', '.join(without_room)}." if without_room else ""
-    said = f"The figures drawn, with all of their data: autotune report {study} -o report.html.{left_out}"
+    left_out = f" Omitted for lack of room: {', '.join(without_room)}." if without_room else ""
+    said = f"All figures with their data: autotune report {study} -o report.html.{left_out}"
     return [*parts, text(said, most=MOST_SENTENCE // 2)] if tables else []
 
 

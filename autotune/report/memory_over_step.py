@@ -84,7 +84,7 @@ def sketch(
     )
     lines.append(" " * 11 + _legend(shown, palette))
     if not near:
-        lines.append(" " * 11 + f"the limit, {format_bytes(limit_bytes)}, is above the figure")
+        lines.append(" " * 11 + f"the limit, {format_bytes(limit_bytes)}, is above the top of the figure")
     return lines
 
 

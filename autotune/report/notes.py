@@ -77,7 +77,7 @@ def _throttling(measurement: Measurement) -> str:
     read = measurement.utilization
     hot = f" at {read['temperature_c']:.0f} C" if "temperature_c" in read else ""
     share = f" for {read['throttled_share']:.0%} of the time" if read.get("throttled_share") else ""
-    return f"throttled: a GPU{hot} held its clocks down{share}"
+    return f"throttled: a GPU{hot} lowered its clocks{share}"
 
 
 def infeasible_line(counts: Mapping[str, int]) -> str:
@@ -92,7 +92,7 @@ def infeasible_line(counts: Mapping[str, int]) -> str:
     rest = sum(n for _, n in ranked[len(named) :])
     reasons = [f"{reason} ({n:,})" for reason, n in named] + ([f"other reasons ({rest:,})"] if rest else [])
     total = sum(counts.values())
-    return f"{total:,} {'combination' if total == 1 else 'combinations'} cannot be run here: {', '.join(reasons)}"
+    return f"{total:,} {'combination' if total == 1 else 'combinations'} cannot run here: {', '.join(reasons)}"
 
 
 def gist_of(trial: Trial) -> str:

@@ -118,7 +118,7 @@ def _rewards(found: Result) -> str:
     parts = f"<h2>Reward by parts</h2>{said}" + _words(*reward_rows(explanation), text=1)
     parts += f'<p class="soft">{STABILITY_RULE}.</p>' + _words(*formula_rows(explanation), text=2)
     heads, rows = front_rows(front_documents(found))
-    caption = "No other measured config is at least as good in speed, stability, free memory and cost and better in one of them."
+    caption = "No other measured config is at least as good in speed, stability, free memory and cost."
     return parts + "<h2>Pareto front</h2>" + _words(heads, rows, text=2) + f'<p class="soft">{caption}</p>'
 
 

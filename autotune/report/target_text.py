@@ -11,17 +11,17 @@ from autotune.spec.trial import trial_numbers
 
 BLIND_WORDS: Mapping[str, str] = {
     "intra_efficiency": "the links inside a node",
-    "latency_factor": "the time that a collective takes to start",
+    "latency_factor": "start-up time of collectives",
     "inter_efficiency": "the network between nodes",
     "rails": "the network between nodes",
     "inter_decay": "the network between nodes",
     "hop_s": "the network between nodes",
-    "tensor_hop_s": "tensor groups that reach over nodes",
-    "data_overlap": "how far gradients are exchanged while others are computed",
+    "tensor_hop_s": "tensor-parallel groups across nodes",
+    "data_overlap": "overlap of gradient exchange with computation",
     "dispatch_efficiency": "the exchange of tokens between experts",
-    "dispatch_overlap": "how far the exchange of tokens between experts is hidden",
-    "send_host_s": "what a pipeline costs beside its bubble",
-    "pipelined_tensor_host_s": "what a pipeline costs beside its bubble",
+    "dispatch_overlap": "overlap of the token exchange between experts",
+    "send_host_s": "pipeline overhead besides the bubble",
+    "pipelined_tensor_host_s": "pipeline overhead besides the bubble",
     "straggler": "the slowest of many nodes",
 }
 """what constants of the cost model stand for, by their names"""
@@ -41,12 +41,12 @@ def target_sentences(target: Mapping[str, Any]) -> list[str]:
     if target["configs"] and (stalls := target["configs"][0].get("stall_probability", 0.0)):
         slow = format_duration(target["configs"][0]["stalled_step_time_s"])
         said.append(
-            f"sends of the first config between nodes stall with a chance of {stalls:.0%}; its step then takes {slow}"
+            f"sends of the first config between nodes stall with a probability of {stalls:.0%}; its step then takes {slow}"
         )
     if unknown := blind_words(name for row in target["configs"] for name in row["blind"] or ()):
-        said.append(f"proxies cannot tell: {', '.join(unknown)}")
+        said.append(f"proxies cannot show: {', '.join(unknown)}")
     for reason, count in target["without_proxy"].items():
-        said.append(f"{count:,} of the configs that may win have no proxy here: {reason}")
+        said.append(f"{count:,} of the promising configs have no proxy here: {reason}")
     return said
 
 
@@ -54,7 +54,7 @@ def statement_sentence(target: Mapping[str, Any]) -> str:
     """How close the first config is to the best one, or why that is not said."""
     statement = target["statement"]
     if statement is None:
-        return f"how close the first config is to the best one is not stated: {target['no_statement']}"
+        return f"no bound on the distance from the best config: {target['no_statement']}"
     return (
         f"the first config is within {statement['within']:.0%} of the best one with {statement['confidence']:.0%} confidence, "
         f"by {statement['replays']:,} replays of published sweeps"

@@ -30,12 +30,9 @@ from autotune.study.process_id import is_gone
 from autotune.trainers import Launch, Trainer, python_line, trainer_names
 from autotune.trainers import trainer as trainer_of
 
-NO_CONTROLLER = (
-    "No controller is running this study. A service on this store starts it again as soon as nothing is in the way, which its health names; "
-    "without one, run `autotune serve` on this store, or repeat `autotune tune SPEC`."
-)
+NO_CONTROLLER = "No controller is running this study. A service on this store restarts it when it can; its health page lists obstacles. Without a service, run `autotune serve` on this store, or repeat `autotune tune SPEC`."
 AGAIN_IN_PYTHON = (
-    "No controller is running this study. Repeat the call in Python that started it: it holds the study's runner."
+    "No controller is running this study. Repeat the Python call that started it, because it has the study's runner."
 )
 
 
@@ -99,7 +96,7 @@ def _payback(record: StudyRecord, winner: Winner) -> list[str]:
         ours = default / math.exp(best.reward.throughput - baseline.reward.throughput)  # a token may be worth less
     cost = f"; the study took {format_duration(record.elapsed_s)}" if record.study.runner != SIMULATED else ""
     return [
-        f"a training on {tokens:.3g} tokens takes {format_duration(ours)} with the best config, {format_duration(default)} with the default one{cost}"
+        f"a training on {tokens:.3g} tokens takes {format_duration(ours)} with the best config, {format_duration(default)} with the baseline{cost}"
     ]
 
 
@@ -165,10 +162,10 @@ def _launches(result: Result, name: str, options: Mapping[str, Any]) -> bool:
 
 
 def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, Any]:
-    """A study as plain JSON values; `is_left`: it waits for another controller, as its message then says. `cluster` is the one that the job is meant for; `at_hand`: the smaller one that runs proxies of it, or null.
+    """A study as plain JSON values; `is_left`: it waits for another controller, as its message then says. `cluster` is the one that the job will run on; `at_hand`: the smaller one that runs proxies of it, or null.
 
     `ray`: the Ray job that runs it, {job, url}, or null. `placed`: where the ranks are of the trials that run, or of the last that ran: {trial, node, ranks,
-    gpus}; empty where the runner cannot tell. `waiting`: the trials that wait for ranks, and why: {trial, reason}.
+    gpus}; empty where the runner cannot tell. `waiting`: trials waiting for ranks, and why: {trial, reason}.
     """
     study, times = record.study, (record.created_at, record.started_at, record.ended_at, record.updated_at)
     created, started, ended, updated = (t.isoformat() if t else None for t in times)
@@ -375,9 +372,9 @@ def _change_notes(present: Launch, launch: Launch) -> tuple[str, ...]:
     ]
     files = [name for name in launch.files if launch.files[name] != present.files.get(name)]
     if not changes and not files:
-        return ("it is the launch of the study's baseline, word for word",)
+        return ("it is identical to the launch of the study's baseline",)
     inside = f"; and {', '.join(files)}" if files else ""
-    return (f"changed from the launch of the study's baseline: {'; '.join(changes) or 'no word'}{inside}",)
+    return (f"changed from the launch of the study's baseline: {'; '.join(changes) or 'nothing'}{inside}",)
 
 
 def _exported_config(result: Result, number: int | None) -> ParallelConfig:

@@ -66,7 +66,7 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
         found = past_studies(store, **names, limit=top)
         if found:
             return answer | found[0] | {"source": "measured", "configs": found}
-        hint = "; name a cluster for what the cost model says" if asked.model else ""
+        hint = "; name a cluster to get a prediction" if asked.model else ""
         if not asked.runner and past_studies(store, **(names | {"runner": SIMULATED}), limit=1):
             hint += f"; simulated results are shown only with runner {SIMULATED}"
         return answer | {"notes": ["nothing was measured" + hint]}
@@ -100,9 +100,7 @@ def _compared(asked: Asked, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str,
         return {}
     w = pairs[0][0].study.workload
     batches = ", ".join(map(str, w.global_batch_sizes))
-    return {
-        "notes": [f"compared among measurements at {w.seq_len:,} tokens x {batches} sequences, trainer {w.trainer}"]
-    }
+    return {"notes": [f"among measurements at {w.seq_len:,} tokens x {batches} sequences, trainer {w.trainer}"]}
 
 
 def _objective_document(objective: Objective | None) -> dict[str, Any] | None:

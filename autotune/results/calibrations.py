@@ -126,5 +126,5 @@ def _taught(constants: Calibration, runs: list[tuple[Workload, Trial]]) -> Calib
         known.constants,
         level=known.constants.level * math.exp(known.log_level),
         level_sigma=min(constants.level_sigma, sigma),
-        source=f"{constants.source}; moved by {count} observed run{'s' if count > 1 else ''}",
+        source=f"{constants.source}; adjusted by {count} observed run{'s' if count > 1 else ''}",
     )

@@ -57,7 +57,7 @@ def diagnosis_of_log(log: str, study: Study, estimate: Estimate | None) -> Diagn
     hints = tuple((hint.cause, hint.line) for hint in hints_of(lines))
     if len(steps) < 2 and not hints:
         raise SpecError(
-            f"the log shows {len(steps)} steps with their times, as the trainer {study.trainer} writes them",
+            f"the log has {len(steps)} steps with times, in the format of the trainer {study.trainer}",
             remedy="run the program under `autotune run --diagnose -- COMMAND`, which times its steps itself",
             field="--log",
         )

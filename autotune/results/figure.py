@@ -168,7 +168,7 @@ class Plots:
         makers = result_view().plots()
         if name not in makers:
             names = ", ".join(makers)
-            raise NotFoundError(f"no figure is called {name!r}", remedy=nearest(name, makers) or f"figures: {names}")
+            raise NotFoundError(f"there is no figure {name!r}", remedy=nearest(name, makers) or f"figures: {names}")
         plot = makers[name](self._result)
         if plot is None:
             having = ", ".join(self) or "none yet"

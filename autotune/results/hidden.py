@@ -65,8 +65,8 @@ def secrets_note(study: Study) -> str:
     if not places:
         return ""
     variables = [name for name in places if name in (study.trainer_options.get("env") or {})]
-    remedy = f"`env: {{{variables[0] if variables else 'NAME'}: {FROM_ENVIRONMENT}}}` takes a variable from the environment of the process that runs the trial, and keeps it nowhere"
-    return f"the spec holds what looks like secrets ({', '.join(places)}): the store keeps them, and reports, pages and exports of others show ***; {remedy}"
+    remedy = f"`env: {{{variables[0] if variables else 'NAME'}: {FROM_ENVIRONMENT}}}` takes a variable from the environment of the process that runs the trial, and stores it nowhere"
+    return f"the spec seems to contain secrets ({', '.join(places)}): the store keeps them, and reports, pages and exports of others show ***; {remedy}"
 
 
 def _secrets(study: Study) -> frozenset[str]:

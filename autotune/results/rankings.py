@@ -149,7 +149,7 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
         why = (
             "has no winner, because proxies are not ranked"
             if any(t.purpose is TrialPurpose.PROXY for t in result.measured)
-            else "has no trial that was measured yet"
+            else "has no measured trial yet"
         )
         raise NotFoundError(f"study {result.record.id} {why}", remedy="name a trial: autotune explain ID TRIAL")
     trial = result.best if number is None else trial_of(result, number)
@@ -176,11 +176,11 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
     document = explanation.to_dict()
     if won and runner_up is not None and runner_up.number in result.tied_with:
         document["text"].append(
-            f"trial {trial.number} and trial {runner_up.number} are tied: in the final rounds runs of one config differ by as much as these two do"
+            f"trial {trial.number} and trial {runner_up.number} are statistically tied: runs of one config differ as much as these two configs in the final rounds"
         )
     below = result.below.get(trial.number)
     if below and not won:
-        document["text"].append(f"its figure is higher than the winner's, but it does not stand above it: {below}")
+        document["text"].append(f"its figure is higher than the winner's, but it does not rank above it: {below}")
     return {**document, "notes": list(result.notes) if won else []}
 
 

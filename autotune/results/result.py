@@ -50,7 +50,7 @@ class Result:
     confirmed: tuple[Trial, ...] = ()
     """all configs that were re-measured, best first, of `shown`"""
     infeasible: Mapping[str, int] = field(default_factory=dict)
-    """configs that cannot be run here, counted by reason: the law, the trainer's limit, or what the runner lacks"""
+    """configs that cannot run here, counted by reason: the law, the trainer's limit, or what the runner lacks"""
     notes: tuple[str, ...] = ()
     """what must be said beside the speedup, in words"""
     too_noisy: TooNoisy | None = None

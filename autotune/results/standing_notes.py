@@ -48,9 +48,9 @@ def why_below(trial: Trial, result: Result, *, than: float) -> str:
     if trial.config in failed_in_finals(result.trials):
         return "failed when it was re-measured"
     if not competes(trial, result.record.study):
-        return "a reference, not of the space"
+        return "a reference outside the space"
     if trial.number not in {t.number for t in counted_once(result.shown)}:
-        return "re-measured later, which counts"
+        return "superseded by a re-measurement"
     if result.too_noisy is not None:
         return "too noisy to tell"
     if trial.number in result.tied_with:
@@ -58,7 +58,7 @@ def why_below(trial: Trial, result: Result, *, than: float) -> str:
     if total_of(trial) <= than + ROUNDING:
         return "its reward is lower"
     if trial.number in {t.number for t in result.confirmed}:
-        return "re-measured: not surely faster than the baseline"
+        return "re-measured: not significantly faster than the baseline"
     once = "measured once" if trial.status is TrialStatus.COMPLETED else "ended early, measured once"
     if not result.final_rounds or result.baseline is None:
         return once

@@ -31,6 +31,6 @@ def prediction_note(record: StudyRecord) -> str:
         return ""
     row = found["configs"][0]
     return (
-        f"this config was not run on {found['cluster']}: it ranks first by {found['proxies']} {'proxy' if found['proxies'] == 1 else 'proxies'} on {found['at_hand']}, with a predicted step of "
+        f"this config was not run on {found['cluster']}: it ranks first according to {found['proxies']} {'proxy' if found['proxies'] == 1 else 'proxies'} on {found['at_hand']}, with a predicted step of "
         f"{row['step_time_s']:.3g} s (90%: {row['step_time_low_s']:.3g} to {row['step_time_high_s']:.3g} s)"
     )

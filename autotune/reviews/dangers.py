@@ -15,13 +15,13 @@ BUBBLE = 0.25
 """share of a step that a pipeline waits, from which it is named"""
 
 _SLOW_VARIABLES = {
-    "CUDA_LAUNCH_BLOCKING": ("1", "every kernel waits for the one before; it is for debugging"),
-    "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "every collective is checked on all ranks first; it is for debugging"),
-    "NCCL_P2P_DISABLE": ("1", "GPUs of a node send through the host instead of NVLink or PCIe"),
-    "NCCL_IB_DISABLE": ("1", "nodes send over TCP instead of InfiniBand or RoCE"),
-    "NCCL_SHM_DISABLE": ("1", "ranks of a node send through the network stack"),
+    "CUDA_LAUNCH_BLOCKING": ("1", "every kernel waits for the previous one; for debugging only"),
+    "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "every collective is first checked on all ranks; for debugging only"),
+    "NCCL_P2P_DISABLE": ("1", "GPUs in a node communicate through the host instead of NVLink or PCIe"),
+    "NCCL_IB_DISABLE": ("1", "nodes communicate over TCP instead of InfiniBand or RoCE"),
+    "NCCL_SHM_DISABLE": ("1", "ranks on a node communicate through the network stack"),
     "TORCH_NCCL_BLOCKING_WAIT": ("1", "the host waits for each collective"),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "each tensor is allocated by the driver; it is for debugging"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "the driver allocates each tensor; for debugging only"),
 }
 """variables that slow a training down: (value, why)"""
 
@@ -50,16 +50,14 @@ def _of_the_config(
         yield _at(
             texts,
             r"checkpoint|recompute",
-            f"recompute={config.recompute} repeats the forward pass, but only {used:.0%} of {format_bytes(workload.cluster.gpu.memory_bytes)} are predicted to be used: "
-            "switch it off, or use the memory for a larger micro-batch",
+            f"recompute={config.recompute} repeats the forward pass, but only {used:.0%} of {format_bytes(workload.cluster.gpu.memory_bytes)} of memory are predicted: switch it off, or use the memory for a larger micro-batch",
         )
     bubble = float(estimate.time_parts_s.bubble) / float(estimate.step_time_s)
     if bubble > BUBBLE:
         yield _at(
             texts,
             r"pipeline|\bpp\b",
-            f"the pipeline waits {bubble:.0%} of each step: {config.pp} stages share {config.accumulation_steps} micro-batches; smaller micro-batches, "
-            "fewer stages or an interleaved schedule wait less",
+            f"the pipeline waits {bubble:.0%} of each step: {config.pp} stages share {config.accumulation_steps} micro-batches; smaller micro-batches, fewer stages or an interleaved schedule shorten this",
         )
     if (
         config.precision == "fp32"
@@ -69,7 +67,7 @@ def _of_the_config(
         yield _at(
             texts,
             r"precision|dtype|bf16|fp16",
-            f"fp32 uses none of the tensor cores of {workload.cluster.gpu.name}: bf16, or TF32 for the same weights, is several times as fast",
+            f"fp32 uses none of the tensor cores of {workload.cluster.gpu.name}: bf16, or TF32 with the same weights, is several times as fast",
         )
     if config.precision == "fp16":
         is_scaled = any(
@@ -81,7 +79,7 @@ def _of_the_config(
             yield _at(
                 texts,
                 r"float16|fp16|half\(",
-                "fp16 without loss scaling: small gradients become 0; use torch.amp.GradScaler, or bf16 where the GPU has it",
+                "fp16 without loss scaling: small gradients become 0; use torch.amp.GradScaler, or bf16 if the GPU supports it",
             )
 
 
@@ -100,7 +98,7 @@ def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterat
 
     if line := at(r"set_detect_anomaly\(\s*(?:True|mode=True)?\s*\)|detect_anomaly\s*=\s*True"):
         yield Danger(
-            text="anomaly detection checks every operator in backward; it is for debugging", line=line, file=name
+            text="anomaly detection checks every operator in backward; for debugging only", line=line, file=name
         )
     accumulates = config is not None and config.accumulation_steps > 1
     shards = at(r"fully_shard\(|FullyShardedDataParallel\(|FSDP\(|DistributedDataParallel\(|DDP\(")
@@ -113,13 +111,13 @@ def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterat
         )
     ):
         yield Danger(
-            text=f"gradients are sent after each of {config.accumulation_steps if config else 0} micro-batches: use no_sync() (FSDP2: set_requires_gradient_sync(False)) but for the last one",
+            text=f"gradients are sent after each of {config.accumulation_steps if config else 0} micro-batches: use no_sync() (FSDP2: set_requires_gradient_sync(False)) for all but the last",
             line=shards,
             file=name,
         )
     if line := at(r"find_unused_parameters\s*=\s*True"):
         yield Danger(
-            text="find_unused_parameters walks the graph after each forward pass: switch it off where all parameters are used",
+            text="find_unused_parameters walks the graph after each forward pass: switch it off if all parameters are used",
             line=line,
             file=name,
         )
@@ -131,7 +129,7 @@ def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterat
         workers = re.search(r"num_workers\s*=\s*([\w.]+)", call)
         if workers is None or workers[1] == "0":
             yield Danger(
-                text="the data loader has no workers (num_workers=0), so the GPU waits while a batch is made: give it 2 to 8",
+                text="the data loader has no workers (num_workers=0), so the GPU waits while a batch is prepared: give it 2 to 8",
                 line=number,
                 file=name,
             )
@@ -150,7 +148,7 @@ def _of_flags(name: str, text: str) -> Iterator[Danger]:
 
     is_python, unset = name.endswith(".py"), "dataloader_num_workers" not in flags
     rules = (
-        (on("bf16") and on("fp16"), "fp16", "--bf16 and --fp16 are both on: programs refuse that, or take one of them"),
+        (on("bf16") and on("fp16"), "fp16", "--bf16 and --fp16 are both on: programs refuse this, or pick one of them"),
         (
             "amp_dtype" in flags and not on("amp") and not is_python,
             "amp_dtype",
@@ -164,17 +162,17 @@ def _of_flags(name: str, text: str) -> Iterator[Danger]:
         (
             flags.get("dataloader_num_workers", (0, ""))[1] == "0",
             "dataloader_num_workers",
-            "--dataloader_num_workers 0: the GPU waits while a batch is made; 2 to 8 make it beforehand",
+            "--dataloader_num_workers 0: the GPU waits while a batch is prepared; 2 to 8 workers prepare it in advance",
         ),
         (
             "per_device_train_batch_size" in flags and unset and not is_python,
             "per_device_train_batch_size",
-            "--dataloader_num_workers is not given, and transformers' default is 0: the GPU waits while a batch is made; add --dataloader_num_workers 4",
+            "--dataloader_num_workers is not given, and transformers' default is 0: the GPU waits while a batch is prepared; add --dataloader_num_workers 4",
         ),
         (
             on("auto_find_batch_size"),
             "auto_find_batch_size",
-            "--auto_find_batch_size halves the micro-batch when memory runs out and changes the batch of a step with it",
+            "--auto_find_batch_size halves the micro-batch when memory runs out, which changes the batch per step",
         ),
         (
             on("tp_comm_overlap") and not on("sequence_parallel"),

@@ -1,6 +1,6 @@
 """Which edits make a launch faster: the best config of its space that surely fits, taken apart into changes that each gain by themselves.
 
-A change is proposed where the 90% interval of its gain, alone or beside the others, has no loss in it. Where no change is that sure, the one that most likely
+A change is proposed where the 90% interval of its gain, alone or with the others, has no loss in it. Where no change is that sure, the one that most likely
 gains is named as worth a trial. Batch and number of ranks stay.
 """
 
@@ -57,7 +57,7 @@ _DISPENSABLE = (
     "sequence_parallel",
     "compile",
 )
-_NUMERICS = "changes the arithmetic: look at the loss again"
+_NUMERICS = "changes the arithmetic: check the loss again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class _Weighed:
         return replace(self.edit(knobs, leading), alone=gain, beside=None)
 
     def _of_sure_parts(self, best: ParallelConfig) -> ParallelConfig:
-        """The config without each change that surely gains neither alone nor beside the others."""
+        """The config without each change that surely gains neither alone nor with the others."""
         for group in _groups(self._config, best):
             alone, beside = self._alone(group, best), self._beside(group, best)
             if alone is not None and alone.low > SURELY:

@@ -69,7 +69,7 @@ def recommended(text: str, **said: Any) -> tuple[Any, str]:
 def _admitted(request: Mapping[str, Any], said: Mapping[str, Any]) -> Recommended:
     job = request.get("object")
     if request.get("operation") != "CREATE" or not isinstance(job, Mapping) or job.get("kind") != "TrainJob":
-        return Recommended((), "only a TrainJob that is created can change")
+        return Recommended((), "a TrainJob can only change at creation")
     annotations = _mapping(_mapping(job.get("metadata")).get("annotations"))
     if annotations.get(PLUGIN) != NAME:
         return Recommended((), "")
@@ -97,10 +97,10 @@ def of_job(job: Mapping[str, Any], **said: Any) -> Recommended:
         said = {**said, "precision": found.config.precision}  # its arithmetic is for people to decide
         found = review_texts({_FILE: text}, **said)
     if found.missing:
-        missing = "; ".join(f"{each.what} is not found: {each.remedy}" for each in found.missing)
+        missing = "; ".join(f"{each.what} was not found: {each.remedy}" for each in found.missing)
         return Recommended((), f"no change, because {missing}")
     if found.together is None:
-        return Recommended((), "no change: no edit is sure to gain")
+        return Recommended((), "no change: no edit is certain to gain")
     after = yaml.safe_load(edited(found.texts, found.lines).get(_FILE, text))
     if not _added(after, found.unplaced):
         return Recommended((), f"no change: the job has no place for {', '.join(found.unplaced)}")

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from autotune.results.best_known import BestKnownStore
 
 _HOW = {
-    "model": ("the model's shape", "say --model with a catalog name, a hub id or the path of its config.json"),
-    "cluster": ("the GPUs that it runs on", "say --cluster, e.g. --cluster h100-sxm-1x8"),
+    "model": ("the model's shape", "add --model with a catalog name, a hub id or the path of its config.json"),
+    "cluster": ("the GPUs it runs on", "say --cluster, e.g. --cluster h100-sxm-1x8"),
     "workload.seq_len": ("the tokens of a sequence", "say --seq-len"),
-    "workload.global_batch_size": ("the sequences of an optimizer step", "say --batch"),
-    "space.precision": ("the number format", "say --precision bf16, fp16 or fp32"),
-    "baseline": ("the config that it trains with", "say it with --config micro_batch_size=4,tp=2,..."),
+    "workload.global_batch_size": ("the sequences per optimizer step", "say --batch"),
+    "space.precision": ("the number format", "add --precision bf16, fp16 or fp32"),
+    "baseline": ("the config it trains with", "add --config micro_batch_size=4,tp=2,..."),
 }
 LOCAL = "local"
 VOCABULARY = "fill in: vocab_size"
@@ -67,8 +67,7 @@ def review(
 ) -> Review:
     """The review of a file, of a text of several lines, or of the words of a command.
 
-    `model`, `cluster`, `seq_len`, `batch` (sequences of an optimizer step), `precision` and `config` say what the launch does not. `measured_s`: seconds of one of
-    its steps; `log`: its log, from which they are read. `here`: the cluster of a launch that is about to start on this machine, by what it starts and its (nodes,
+    `model`, `cluster`, `seq_len`, `batch` (sequences of an optimizer step), `precision` and `config` say what the launch does not. `measured_s`: measured seconds per step; `log`: its log, from which they are read. `here`: the cluster of a launch that is about to start on this machine, by what it starts and its (nodes,
     ranks of a node). Raises `SpecError` for what is no launch.
     """
     said = {
@@ -103,7 +102,7 @@ def review_texts(
     if (model := said.get("model")) and is_model_file(model):
         raise SpecError(
             f"model must be a catalog name or a hub id, but is {model!r}",
-            remedy="`autotune models` lists the names; or name the model in the launch",
+            remedy="`autotune models` lists the names; or put the model into the launch",
             field="model",
         )
     with folder_of(texts) as path:
@@ -126,12 +125,12 @@ def _review(
     assumed = tuple(dict.fromkeys(c for c in found.comments if _is_assumed(c)))
     shape = document.get("model")
     if isinstance(shape, dict) and any(VOCABULARY in comment for comment in found.comments):
-        assumed += (f"a vocabulary of {shape['vocab_size']} words, which nothing says; --model says another",)
+        assumed += (f"a vocabulary of {shape['vocab_size']} words is assumed; --model sets another",)
     launch = "\n".join(line for _, line in code_lines(next(iter(found.texts.values()), "")))
     unmodelled = tuple(flag for flag in LOWER_MEMORY if flag in launch)
     if unmodelled:
         assumed += (
-            f"{', '.join(unmodelled)} lower the memory, which the cost model does not count: less may be needed than is said",
+            f"{', '.join(unmodelled)} save memory that the cost model does not account for, so the launch may need less",
         )
     if missing:
         return Review(
@@ -230,9 +229,9 @@ def _completed(
     for key in open_keys:
         what, remedy = _HOW.get(key, (key, f"write {key} into a spec: autotune init {found.name} -o study.yaml"))
         if key == "cluster" and one_gpu:
-            what, remedy = f"how many GPUs there are: {one_gpu} is one", f"say nodes and GPUs: --cluster {one_gpu}-1x8"
+            what, remedy = f"the number of GPUs: {one_gpu} is one", f"give nodes and GPUs: --cluster {one_gpu}-1x8"
         elif key == "cluster" and found.asked:
-            remedy = f"say the GPU, e.g. --cluster h100-sxm: {found.asked[0]} x {found.asked[1]} of them are asked for"
+            remedy = f"say the GPU, e.g. --cluster h100-sxm: {found.asked[0]} x {found.asked[1]} of them are requested"
         if key == "baseline":
             why = next((note for note in found.notes if note.startswith("no baseline")), "")
             what = why.partition("; ")[0].removeprefix("no baseline: ") or what
@@ -257,12 +256,10 @@ def _config(study: Study, asked: str | None) -> ParallelConfig:
 
 def _measured(study: Study, measured_s: float | None, log: str | None) -> tuple[float | None, str]:
     if measured_s is not None and log is not None:
-        raise SpecError(
-            "--measured and --log both say how long a step takes", remedy="give one of them", field="--measured"
-        )
+        raise SpecError("--measured and --log both give the step time", remedy="give one of them", field="--measured")
     if measured_s is not None:
         if not (math.isfinite(measured_s) and measured_s > 0):
-            raise SpecError(f"a step takes more than 0 s, but --measured is {measured_s}", field="--measured")
+            raise SpecError(f"a step time must be above 0 s, but --measured is {measured_s}", field="--measured")
         return measured_s, "as you say"
     if log is None:
         return None, ""
@@ -271,7 +268,7 @@ def _measured(study: Study, measured_s: float | None, log: str | None) -> tuple[
     if len(times) < 2:
         raise SpecError(
             f"the log shows {len(times)} steps with their times, as the trainer {study.trainer} writes them",
-            remedy="say the seconds of a step: --measured 2.1s",
+            remedy="give the step time: --measured 2.1s",
             field="--log",
         )
     return median(times[1:]), f"median of {len(times) - 1} steps of the log"
@@ -297,8 +294,8 @@ def _refuse_beyond_the_peak(predicted: Estimate, measured_s: float) -> None:
     mfu = float(predicted.mfu) * float(predicted.step_time_s) / measured_s
     if mfu > 1.0:
         raise SpecError(
-            f"a step of {measured_s:g} s would be {mfu:.0%} of the GPUs' peak, and no step passes 100%",
-            remedy="give the time of an optimizer step, not of a micro-batch, and say what the review misread: --config, --batch, --seq-len, --model or --cluster",
+            f"a step of {measured_s:g} s would be {mfu:.0%} of the GPUs' peak, but the limit is 100%",
+            remedy="give the time of an optimizer step, not of a micro-batch, and correct what the review misread: --config, --batch, --seq-len, --model or --cluster",
             field="--measured",
         )
 

@@ -114,8 +114,8 @@ def read_target(target: str | Path | Sequence[str], *, model: str | None = None,
         script = launch_of(text)
         if not script:
             raise SpecError(
-                f"no container of {path.name} starts a training that could be found",
-                remedy="review the command that its image starts: autotune review -- torchrun ... train.py ...",
+                f"no container of {path.name} starts a recognizable training",
+                remedy="review the command in its image: autotune review -- torchrun ... train.py ...",
                 field="TARGET",
             )
         found = _of_command(
@@ -156,16 +156,14 @@ def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
         for name, text in texts.items():
             path = Path(name)
             if path.is_absolute() or ".." in path.parts or len(path.parts) > 8 or not name.strip():
-                raise SpecError(
-                    f"{name!r} is no name of a file", remedy="give names as in one folder: train.sh", field="files"
-                )
+                raise SpecError(f"{name!r} is not a file name", remedy="give plain file names: train.sh", field="files")
             try:
                 (inner / path).parent.mkdir(parents=True, exist_ok=True)
                 (inner / path).write_text(_confined(text), encoding="utf-8")
             except (OSError, ValueError) as error:
                 raise SpecError(
-                    f"{name!r} cannot be a file beside the others: {error}",
-                    remedy="give names as in one folder: train.sh",
+                    f"{name!r} cannot be a file with the others: {error}",
+                    remedy="give plain file names: train.sh",
                     field="files",
                 ) from None
         for trainer_name in trainer_names():  # packages of others may lie anywhere
@@ -196,7 +194,7 @@ def _of_command(
     started = started_by(text)
     if started is None:
         raise SpecError(
-            f"`{text.strip().splitlines()[-1][:120]}` starts no Python program that autotune knows",
+            f"`{text.strip().splitlines()[-1][:120]}` starts no Python program that autotune recognizes",
             remedy="review the command that starts the training: autotune review -- torchrun --nproc-per-node 8 train.py ...",
             field="TARGET",
         )
@@ -274,5 +272,5 @@ def _text(path: Path) -> str:
     try:
         return read_present(path).files[path.name]
     except SpecError as error:
-        remedy = error.remedy or "name a script, a configuration, a manifest or a spec; or a command behind `--`"
+        remedy = error.remedy or "name a script, a configuration, a manifest or a spec; or a command after `--`"
         raise SpecError(error.message, remedy=remedy, field="TARGET") from None

@@ -107,7 +107,7 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
     estimate = review.estimate
     if estimate is None or review.study is None or review.config is None:
         if review.missing:
-            yield "no prediction until that is said"
+            yield "no prediction until this is given"
         return
     gpu = review.study.workload.cluster.gpu
     risk = float(estimate.oom_probability)
@@ -140,7 +140,7 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
             if slower < 0.995
             else "as predicted"
         )
-        yield f"measured: {format_duration(review.observed.step_time_s)} a step ({review.observed.source}), {much}; what follows takes that level"
+        yield f"measured: {format_duration(review.observed.step_time_s)} a step ({review.observed.source}), {much}; the rest is scaled accordingly"
 
 
 def _earlier(found: Earlier) -> str:
@@ -172,7 +172,7 @@ def _together(review: Review) -> Iterator[str]:
     if review.together is None:
         more = review.best_gain - 1.0
         if review.fits is False:
-            yield "no edit makes it fit with these ranks and this batch: more GPUs, or knobs that the launch does not have"
+            yield "no edit makes it fit with these ranks and this batch: use more GPUs, or knobs that the launch does not have"
         elif (edit := review.worth_a_trial) is not None:
             yield f"no edit is sure to gain; worth a trial: {_changes(edit)}: {_gain_of(edit, review)}, {_memory(edit.memory_bytes)}"
             yield from _where(edit)
@@ -200,7 +200,7 @@ def _gain_of(edit: Edit, review: Review) -> str:
     if edit.alone is not None:
         return _gain(edit.alone)
     if edit.beside is not None:
-        return f"{_gain(edit.beside)} beside the others"
+        return f"{_gain(edit.beside)} with the others"
     return "the others need it" if review.fits else "needed to fit"
 
 

@@ -22,7 +22,7 @@ WEAK = 0.95
 WORTH_SAYING = 0.01
 """a part of the step that changed by less than this share of the baseline's step is not mentioned"""
 NO_CONTENDER = "it is an fp32 reference outside the search space and cannot win: the losses of other trials are compared with its losses"
-PROXY = "it is a proxy, a smaller job that stands for configs of the target, and cannot win"
+PROXY = "it is a proxy, a smaller job that represents configs of the target, and cannot win"
 LEAST_LOSS = 5e-4
 """a smaller difference of losses, nats per token, is called none"""
 GIB = 1 << 30
@@ -44,7 +44,7 @@ class Explanation:
     reward: Reward | None = None
     """None without a measurement, and of a proxy, which is compared with its prediction alone"""
     relative_to: str = "the baseline's"
-    """whose speed the reward is relative to: without a measured baseline that of the first measured trial"""
+    """the trial whose speed the reward is relative to: without a measured baseline that of the first measured trial"""
     against: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """by name (baseline, runner-up, winner): number, config_changes {knob: [theirs, this]}, speed_ratio, total_difference, reward (with its
     parts)"""
@@ -160,8 +160,8 @@ def _against_prediction(trial: Trial, m: Measurement) -> list[str]:
     if trial.estimate is None:
         return []
     predicted = float(trial.estimate.tokens_per_s)
-    ratio = f"{m.tokens_per_s / predicted:.2f} times the {predicted:,.0f} that were predicted of it"
-    return [f"it reached {m.tokens_per_s:,.0f} tokens/s, {ratio}: such ratios correct the ranking of the target"]
+    ratio = f"{m.tokens_per_s / predicted:.2f} times the {predicted:,.0f} that were predicted for it"
+    return [f"it reached {m.tokens_per_s:,.0f} tokens/s, {ratio}: such ratios correct the target's ranking"]
 
 
 def _compare(
@@ -215,9 +215,9 @@ def _progress(gained: float, source: Measurement | None, whose: str, *, same_bat
     """What the batch does to the progress per token; `source` tells the gradient noise scale."""
     phi = known_noise_scale(source)
     if phi is None or source is None:
-        scale = "no gradient noise scale is known, so larger batches are assumed to learn nothing more per step"
+        scale = "the gradient noise scale is unknown, so larger batches are assumed to learn no more per step"
     elif math.isinf(phi):
-        scale = "the gradients were noise only, so larger batches learn as much from each token"
+        scale = "the gradients were pure noise, so larger batches learn as much per token"
     else:
         least = "at least " if phi != source.gradient_noise_scale else ""
         scale = f"the gradient noise scale is {least}{phi:.3g} sequences"
@@ -274,8 +274,8 @@ def _shrunk(parts: Mapping[str, tuple[float | None, float | None]], source: str,
 
     shrunk, grown = moved(1, 3), moved(-1, 1)
     how = source if tokens_ratio == 1 else f"{source}, at equal tokens"
-    text = [f"parts of the step that shrank against the baseline ({how}): {shrunk}"] if shrunk else []
-    return text + ([f"parts that grew ({how}): {grown}"] if grown and shrunk else [])
+    text = [f"parts of the step that got shorter than the baseline's ({how}): {shrunk}"] if shrunk else []
+    return text + ([f"parts that got longer ({how}): {grown}"] if grown and shrunk else [])
 
 
 def _weaknesses(m: Measurement) -> list[str]:
@@ -288,8 +288,8 @@ def _weaknesses(m: Measurement) -> list[str]:
         "fidelity": "the losses deviate from those of the fp32 reference",
         "equal_tokens": loss_in_words(m),
         "trend": "the loss grows by more than its noise explains",
-        "slowing": "its steps become slower: a longer run goes on from its last steps",
-        "jitter": f"step times spread by {m.step_time_spread:.0%}",
+        "slowing": "its steps become slower, and a longer run would continue at the speed of its last steps",
+        "jitter": f"step times vary by {m.step_time_spread:.0%}",
         "finite": f"{m.nonfinite_steps} steps were not finite",
     }
     text = [f"{name} {value:.2f}: {evidence[name]}" for name, value in stability_parts(m).items() if value < WEAK]
@@ -308,5 +308,5 @@ def loss_in_words(m: Measurement) -> str:
     others = f"{c.curves} other trial{'s' if c.curves > 1 else ''}"
     side = f"{abs(c.excess):.3g} {'above' if c.excess >= 0 else 'below'}"
     apart = side if abs(c.excess) >= LEAST_LOSS else "the same as"
-    chance = f"; chance explains up to {c.noise:.2g}" if c.noise >= LEAST_LOSS else ""
-    return f"after {c.tokens:,} tokens its loss was {apart} that of {others} ({c.loss:.3g}), which saw other batches{chance}"
+    chance = f"; noise {c.noise:.2g}" if c.noise >= LEAST_LOSS else ""
+    return f"after {c.tokens:,} tokens its loss was {apart} that of {others} ({c.loss:.3g}), with other batches{chance}"

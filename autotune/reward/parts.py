@@ -74,17 +74,13 @@ class StabilityPart:
 STABILITY_PARTS: Mapping[str, StabilityPart] = {
     "finite": StabilityPart(
         label="finite losses and gradients",
-        values={
-            "finite": ScoredValue(
-                meaning="share of steps with a loss or gradient that is not finite", good=0.0, bad=0.05
-            )
-        },
+        values={"finite": ScoredValue(meaning="share of steps with a non-finite loss or gradient", good=0.0, bad=0.05)},
     ),
     "trend": StabilityPart(
         label="loss does not grow",
         values={
             "trend": ScoredValue(
-                meaning="growth of the loss beyond its noise, over fp32's where that is known", good=1.05, bad=1.5
+                meaning="growth of the loss beyond its noise, relative to fp32's if known", good=1.05, bad=1.5
             ),
         },
     ),
@@ -92,15 +88,19 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
         label="loss follows fp32",
         values={
             "correlation": ScoredValue(meaning="1 - correlation with the losses in fp32", good=0.05, bad=0.5),
-            "final_loss": ScoredValue(meaning="final loss apart from fp32", good=0.03, bad=0.15),
-            "outliers": ScoredValue(meaning=f"share of steps over {POINTWISE:.0%} apart from fp32", good=0.1, bad=0.5),
+            "final_loss": ScoredValue(meaning="difference of the final loss from fp32", good=0.03, bad=0.15),
+            "outliers": ScoredValue(
+                meaning=f"share of steps more than {POINTWISE:.0%} away from fp32", good=0.1, bad=0.5
+            ),
         },
     ),
     "equal_tokens": StabilityPart(
         label="loss at equal tokens",
         values={
             "excess": ScoredValue(
-                meaning="loss above the other configs' at equal tokens, less the noise / theirs", good=0.03, bad=0.15
+                meaning="excess of the loss over the other configs' at equal tokens, minus noise, relative to theirs",
+                good=0.03,
+                bad=0.15,
             )
         },
     ),
@@ -108,7 +108,7 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
         label="no spikes of the gradient norm",
         values={
             "spikes": ScoredValue(
-                meaning=f"share of steps with a gradient norm over {SPIKE_FACTOR:g} x its neighbours' median, where fp32's is not",
+                meaning=f"share of steps with a gradient norm over {SPIKE_FACTOR:g} x its neighbours' median, unless fp32's is too",
                 good=0.0,
                 bad=0.2,
             )
@@ -124,7 +124,9 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
     ),
     "slowing": StabilityPart(
         label="steps do not become slower",
-        values={"slowing": ScoredValue(meaning="step time at the end / in the middle of the run", good=1.03, bad=1.2)},
+        values={
+            "slowing": ScoredValue(meaning="step time at the end relative to the middle of the run", good=1.03, bad=1.2)
+        },
     ),
     "jitter": StabilityPart(
         label="steady step time",

@@ -94,7 +94,7 @@ def diverged(measurement: Measurement) -> Failure | None:
     if (count := _nonfinite_steps(measurement)) > 0:
         series = np.asarray(measurement.losses or measurement.grad_norms, dtype=float)
         where = next((int(i) for i in np.flatnonzero(~np.isfinite(series))), None)
-        message = f"{count} of {_steps(measurement)} steps had a loss or gradient that is not finite"
+        message = f"{count} of {_steps(measurement)} steps had a non-finite loss or gradient"
         return Failure(kind=FailureKind.DIVERGED, message=message, step=where)
     if (share := measurement.skipped_share) > 0.9:
         message = (
@@ -106,7 +106,7 @@ def diverged(measurement: Measurement) -> Failure | None:
     last = len(measurement.losses) - 1
     seen = _finite(measurement.losses)
     if len(seen) >= MIN_STEPS and (trend := loss_trend(measurement)) >= SCORED_VALUES["trend"].bad:
-        against = " beside that of fp32 on the same batches" if is_compared else " instead of falling"
+        against = " relative to fp32 on the same batches" if is_compared else " instead of falling"
         message = f"the loss grew by a factor of {trend:.2f} (from {seen[0]:.3f} to {seen[-1]:.3f}){against}"
         return Failure(kind=FailureKind.DIVERGED, message=message, step=last)
     if is_compared and (excess := _excess(losses, reference)) >= SCORED_VALUES["final_loss"].bad:

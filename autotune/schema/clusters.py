@@ -44,8 +44,8 @@ def asked_job(asked: StudyDocument, at_hand: ClusterSpec) -> AskedJob:
     meant = TargetDocument(cluster=asked.target) if isinstance(asked.target, str) else asked.target
     if meant.cluster in (LOCAL, SLURM):
         raise SpecError(
-            f"a target is the cluster that the job is meant for, which is not what is here, but target.cluster={meant.cluster}",
-            remedy="name it, e.g. h100-sxm-32x8; what is here goes under `cluster`",
+            f"a target is the large cluster you plan for, not this machine, but target.cluster={meant.cluster}",
+            remedy="name it, e.g. h100-sxm-32x8; what you have goes under `cluster`",
             field="target.cluster",
         )
     cluster = asked_cluster(meant.cluster, None, field="target.cluster")
@@ -71,7 +71,7 @@ def asked_cluster(
     if asked == SLURM:
         if slurm_cluster is None:
             raise SpecError(
-                "the cluster 'slurm' is the nodes of a job of Slurm, which is not looked at here",
+                "the cluster 'slurm' means the nodes of a Slurm job, which cannot be inspected here",
                 remedy="name the cluster, e.g. h100-sxm-2x8",
                 field=field,
             )
@@ -80,7 +80,7 @@ def asked_cluster(
         return located(field, partial(catalog.cluster, asked))
     if local_cluster is None:
         raise SpecError(
-            "the cluster 'local' is this machine, which is not looked at here",
+            "the cluster 'local' is this machine, which cannot be inspected here",
             remedy="name the cluster, e.g. h100-sxm-1x8",
             field=field,
         )

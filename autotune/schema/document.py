@@ -128,7 +128,7 @@ class Document(BaseModel):
             InitErrorDetails(
                 type=PydanticCustomError(
                     "unknown_key",
-                    "no key is called '{key}'",
+                    "there is no key '{key}'",
                     {"key": str(key)[:80], "remedy": partial(cls._remedy, key)},
                 ),
                 input=values,
@@ -151,7 +151,7 @@ class Document(BaseModel):
         if found := nearest(key, cls.model_fields):
             return found
         if knob := next((name for name in KNOBS if name in meant_by(str(key)) and name not in cls.model_fields), ""):
-            return f"did you mean the knob {knob}? Its values stand under `space`: write `space: {{{knob}: [...]}}`"
+            return f"did you mean the knob {knob}? Its values go under `space`: write `space: {{{knob}: [...]}}`"
         return f"keys: {', '.join(cls.model_fields)}"
 
 

@@ -106,7 +106,7 @@ def with_program_files(asked: dict[str, Any], base: Path, *, has_image: bool = F
         if not folder.is_dir() and not (has_image and Path(cwd).is_absolute()):
             raise SpecError(
                 f"the program's folder {cwd!r} does not exist",
-                remedy="give a folder, relative to that of the spec",
+                remedy="give a folder, relative to the spec's folder",
                 field="trainer.cwd",
             )
         changes["cwd"] = str(folder)
@@ -189,7 +189,7 @@ def config_json(text: str, base: Path | None) -> Path:
     if path.is_dir():
         path = path / "config.json"
     if not path.is_file() or path.stat().st_size > MODEL_BYTES:
-        what = "is no config.json" if path.exists() else "is neither a file nor the hub id of a model of the catalog"
+        what = "is no config.json" if path.exists() else "is neither a file nor the hub id of a catalog model"
         remedy = nearest(text.lower(), catalog.hub_models()) or "give the path of its config.json, or its fields inline"
         raise SpecError(f"{text!r} {what}", remedy=remedy, field="model")
     read_config_json(path)
@@ -207,7 +207,7 @@ def find_data(text: str, base: Path) -> str:
     if not path.is_file():
         raise SpecError(
             f"the data file {text!r} " + ("is not a file" if path.exists() else "does not exist"),
-            remedy="give a text or .bin file, or leave `data` out for the text that ships",
+            remedy="give a text or .bin file, or omit `data` to use the bundled text",
             field="data",
         )
     return str(path)
@@ -217,7 +217,7 @@ def locate(text: str, base: Path | None, *, field: str) -> Path:
     """The path that `text` means in a spec of folder `base`; without a folder (over the wire) paths are refused."""
     if base is None:
         raise SpecError(
-            f"a path is read only where the spec itself is a file, but {field} is {text!r}",
+            f"a path is read only if the spec itself is a file, but {field} is {text!r}",
             remedy="give the contents inline",
             field=field,
         )
@@ -245,7 +245,7 @@ def own_model(
     """The model that the user's function builds. Raises `SpecError` where code may not be run, and what `inspect` raises."""
     if base is None or inspect is None:
         raise SpecError(
-            f"building a model runs its code, which happens only where the spec is a file of your own machine, but this one names {module!r}",
+            f"building a model runs its code, which is only allowed if the spec is a file on your own machine, but this one names {module!r}",
             remedy="run `autotune tune SPEC` (or plan, fit) on your machine; elsewhere give the model's shape inline, or {hf: PATH} to a config.json",
             field="model.module",
         )
@@ -263,7 +263,7 @@ def transformers_model(text: str, source: str, *, base: Path | None, inspect: In
     family, _ = text_model(document)
     if family in FAMILIES and not FAMILIES[family].has_class:
         raise SpecError(
-            f"transformers has no class for the family {family!r} of {name}: its code is beside the checkpoint",
+            f"transformers has no class for the family {family!r} of {name}: its code comes with the checkpoint",
             remedy="write `model: PATH` for the native decoder of the same sizes, or {module: PACKAGE.MODULE:FUNCTION} with a function that builds it",
             field="model.hf",
         )

@@ -30,9 +30,7 @@ class ModelDocument(Document, defer_build=True):
     attention_head_dim: StrictInt = Field(default=0, ge=0, description="0 means hidden_size / num_attention_heads")
     num_dense_layers: StrictInt = Field(default=0, ge=0, description="layers without experts in a model with experts")
     dense_ffn_hidden_size: StrictInt = Field(default=0, ge=0, description="inner width of the MLP of these layers")
-    shared_ffn_hidden_size: StrictInt = Field(
-        default=0, ge=0, description="inner width of the experts that every token visits"
-    )
+    shared_ffn_hidden_size: StrictInt = Field(default=0, ge=0, description="inner width of the shared experts")
     kv_lora_rank: StrictInt = Field(default=0, ge=0, description="latent attention: width of the latent; 0 means none")
     q_lora_rank: StrictInt = Field(
         default=0, ge=0, description="latent attention: width of the queries' latent; 0 means none"
@@ -40,7 +38,7 @@ class ModelDocument(Document, defer_build=True):
     qk_rope_head_dim: StrictInt = Field(default=0, ge=0, description="latent attention: rotated part of a head")
     v_head_dim: StrictInt = Field(default=0, ge=0, description="latent attention: size of one head's values")
     mtp_layers: StrictInt = Field(
-        default=0, ge=0, description="layers of multi-token prediction behind the last one, where the trainer has them"
+        default=0, ge=0, description="multi-token prediction layers after the last one, if the trainer has them"
     )
     source: StrictStr = Field(
         default="",
@@ -52,26 +50,24 @@ class ModelDocument(Document, defer_build=True):
 class HuggingFaceModelDocument(Document, defer_build=True):
     """transformers' own class of a Hugging Face `config.json`."""
 
-    hf: Text = Field(
-        description="path to a config.json, or to the folder that holds one; beside `source` the model's name"
-    )
-    source: StrictStr = Field(default="", max_length=1 << 18, description="the file's JSON text, in place of the file")
+    hf: Text = Field(description="path to a config.json or its folder; with `source`, the model's name")
+    source: StrictStr = Field(default="", max_length=1 << 18, description="the file's JSON text, instead of the file")
 
 
 class NamedModelDocument(Document, defer_build=True):
     """A model of the catalog or of a `config.json`, with what only the trainer decides."""
 
     name: Text = Field(description="catalog name, or path to a Hugging Face config.json")
-    mtp_layers: StrictInt = Field(ge=0, le=16, description="layers of multi-token prediction that the trainer trains")
+    mtp_layers: StrictInt = Field(ge=0, le=16, description="multi-token prediction layers that the trainer trains")
 
 
 class CountedModelDocument(Document, defer_build=True):
     """A model that no shape describes, such as one for images, by its number of weights."""
 
     parameters: Annotated[StrictInt, Field(ge=1, le=1 << 50)] = Field(
-        description="all its weights, as `autotune check` sees them; a decoder with as many stands for it in predictions"
+        description="the number of all its weights, as `autotune check` counts them; predictions use a decoder with as many"
     )
-    name: Name | None = Field(default=None, description="what people call the model; the study's name when left out")
+    name: Name | None = Field(default=None, description="name of the model; default: the study's name")
 
 
 _BUILDER = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
@@ -94,16 +90,14 @@ class ModuleModelDocument(Document, defer_build=True):
         Field(
             json_schema_extra={"pattern": _BUILDER},
             max_length=300,
-            description="package.module:function; the function returns an nn.Module, or a mapping that holds one under `model`",
+            description="package.module:function; the function returns an nn.Module, or a mapping with one under `model`",
         ),
     ]
     args: dict[StrictStr, Any] = Field(default_factory=dict, description="keyword arguments of the function")
     folder: Text | None = Field(
-        default=None, description="folder from which the module is imported; that of the spec when left out"
+        default=None, description="folder from which the module is imported; default: the spec's"
     )
-    name: Name | None = Field(
-        default=None, description="what people call the model; the function's own name when left out"
-    )
+    name: Name | None = Field(default=None, description="name of the model; default: the function's name")
 
 
 def _kind_of_model(value: Any) -> str:

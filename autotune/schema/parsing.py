@@ -81,14 +81,14 @@ _PLAIN = {
     "int_type": "must be a whole number",
     "float_type": "must be a number",
     "bool_type": "must be true or false",
-    "string_type": "must be text, or keys and values where the field has them",
-    "string_pattern_mismatch": "must begin with a letter or digit and hold only letters, digits, spaces and _.:+-, 100 at most",
+    "string_type": "must be text, or keys and values if the field has them",
+    "string_pattern_mismatch": "must begin with a letter or digit and contain only letters, digits, spaces and _.:+-, at most 100",
     "too_short": "must have {min_length} or more entries",
-    "too_long": "must have {max_length} entries at most",
+    "too_long": "must have at most {max_length} entries",
 }
 """Pydantic's messages in this service's words, by error type; those that say enough stay as they are."""
 _TO_WRITE = {
-    "model": "name one of `autotune models`, or the config.json of yours",
+    "model": "name one of `autotune models`, or your own config.json",
     "cluster": "name one of `autotune clusters`, such as h100-sxm-1x8, or this machine: local",
     "workload": "for instance {seq_len: 4096, global_batch_size: 64}",
     "space": "name one of `autotune spaces`, such as dense-single-node, or list values of knobs: {tp: [1, 2, 4], micro_batch_size: [1, 2, 4]}",
@@ -341,7 +341,7 @@ def _refuse_export_options(name: str, options: Mapping[str, Any]) -> None:
                 f"write it beside `trainer`: {option}: ...",
             )
         else:
-            message = f"trials do not read {option}: it belongs to an export"
+            message = f"trials do not use {option}: it belongs to an export"
             remedy = f"leave it out here, and give it to `autotune export --option {option}=...`"
         raise SpecError(f"{message}; trials would ignore it", remedy=remedy, field=f"trainer.{option}")
 
@@ -358,8 +358,8 @@ def _post_training(
     if asked.rl is None:
         if asked.rollout is not None:
             raise SpecError(
-                "rollout says how fast responses are generated, but the spec has no `rl`",
-                remedy="say what a step is: rl: {algorithm: grpo, prompts: 512, responses: 16, ...}",
+                "rollout gives the generation speed, but the spec has no `rl`",
+                remedy="describe a step: rl: {algorithm: grpo, prompts: 512, responses: 16, ...}",
                 field="rollout",
             )
         if batch is None:
@@ -368,7 +368,7 @@ def _post_training(
             return None
         if not isinstance(batch, int):
             raise SpecError(
-                f"sequences of unequal length are packed for one batch size, but global_batch_size={batch!r}",
+                f"sequences of unequal length need a single batch size, but global_batch_size={batch!r}",
                 remedy="name one",
                 field="workload.global_batch_size",
             )
@@ -376,7 +376,7 @@ def _post_training(
     else:
         if step.lengths is not None:
             raise SpecError(
-                "lengths of post-training stand under `rl`",
+                "lengths for post-training go under `rl`",
                 remedy="rl.prompt_lengths and rl.response_lengths",
                 field="workload.lengths",
             )
@@ -399,7 +399,7 @@ def _post_training(
     listed = [name for name in asked.knobs if name in RL_KNOBS and name not in found.knob_names]
     if listed:
         raise SpecError(
-            f"{listed[0]} is a knob of steps that generate responses, which {found.algorithm} does not",
+            f"{listed[0]} is a knob for generating responses, which {found.algorithm} does not do",
             remedy="take it out of `knobs`",
             field=f"knobs.{listed[0]}",
         )
@@ -413,13 +413,13 @@ def _own_knobs(asked: StudyDocument) -> dict[str, tuple[Any, ...]]:
     for name, values in asked.knobs.items():
         if name in KNOBS:
             raise SpecError(
-                f"{name} is a knob of every study, so a study cannot declare it again",
+                f"{name} is a built-in knob, so a study cannot declare it again",
                 remedy="write its values under `space`",
                 field=f"knobs.{name}",
             )
         if name in _NO_KNOBS:
             raise SpecError(
-                f"{name} has a meaning in a space or a config already",
+                f"{name} already has a meaning in a space or a config",
                 remedy="name the knob otherwise",
                 field=f"knobs.{name}",
             )

@@ -62,7 +62,7 @@ def parse_text(text: str, *, where: str, what: str, file: str = "", most_yaml_by
             if size > most_yaml_bytes:
                 raise SpecError(
                     f"a {what} in YAML may have {most_yaml_bytes >> 10} KiB here, but this one has {size >> 10}",
-                    remedy="send it as JSON, which is read much faster",
+                    remedy="send it as JSON, which is much faster to read",
                 )
             if open_brackets(text) > MAX_BRACKETS:
                 raise SpecError(f"the {what} in {where} is nested too deeply")
@@ -108,7 +108,7 @@ def check_size(document: Mapping[str, Any]) -> None:
             stack.extend((value, depth + 1, (place, index)) for index, value in enumerate(node))
         else:
             raise SpecError(
-                "a spec holds text, numbers, true, false and null, but a value is a "
+                "a spec may contain text, numbers, true, false and null, but a value is a "
                 f"{type(node).__name__}: {str(node)[:40]!r}",
                 remedy="put quotes around it if it is meant as text",
                 field=_field(place),
@@ -123,7 +123,7 @@ def _why_not_json(node: str | float | None) -> str:
     """Why a plain value is none of JSON, in words; empty when it is one."""
     if isinstance(node, str):
         is_whole = node.isascii() or not _HALF.search(node)
-        return "" if is_whole else f"a spec's text must be Unicode, but {node[:40]!a} holds half a character"
+        return "" if is_whole else f"a spec's text must be Unicode, but {node[:40]!a} contains half a character"
     if isinstance(node, int):
         return "" if abs(node) < 1 << 63 else "a spec's whole numbers must be below 2^63, but one is larger"
     if isinstance(node, float) and not math.isfinite(node):

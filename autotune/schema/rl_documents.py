@@ -36,16 +36,14 @@ class LengthsDocument(Document, defer_build=True):
     p5: Percentage | None = None
     p10: Percentage | None = None
     p25: Percentage | None = None
-    p50: Percentage | None = Field(
-        default=None, description="tokens below which half of them are; p75, p90 and others alike"
-    )
+    p50: Percentage | None = Field(default=None, description="median number of tokens; likewise p75, p90 and others")
     p75: Percentage | None = None
     p90: Percentage | None = None
     p95: Percentage | None = None
     p99: Percentage | None = None
-    max: Percentage | None = Field(default=None, description="tokens of the longest that may come")
+    max: Percentage | None = Field(default=None, description="tokens of the longest possible sequence")
     histogram: Annotated[dict[StrictInt | StrictStr, NotNegative], Field(min_length=1, max_length=100_000)] | None = (
-        Field(default=None, description="how many sequences have that many tokens: {512: 100, 1024: 40}")
+        Field(default=None, description="number of sequences by length: {512: 100, 1024: 40}")
     )
     file: Text | None = Field(default=None, description="path of a text file with one length per line")
     log: Text | None = Field(default=None, description="path of a log of verl, NeMo-RL, OpenRLHF or TRL")
@@ -71,9 +69,7 @@ class PlacementDocument(Document, defer_build=True):
 class CriticDocument(Document, defer_build=True):
     """The critic of ppo."""
 
-    model: Text = Field(
-        description="catalog name or path to a config.json; the policy's shape when `critic` is left out"
-    )
+    model: Text = Field(description="catalog name or path to a config.json; default: the policy's shape")
 
 
 class PostTrainingDocument(Document, defer_build=True):
@@ -83,19 +79,19 @@ class PostTrainingDocument(Document, defer_build=True):
         description="grpo and dapo have no critic, ppo has one, dpo generates nothing"
     )
     prompts: Count = Field(description="prompts per step")
-    responses: Count | None = Field(default=None, description="responses per prompt; 2 for dpo when left out, else 1")
-    mini_batches: Count | None = Field(default=None, description="optimizer steps per step and epoch; 1 when left out")
+    responses: Count | None = Field(default=None, description="responses per prompt; default: 2 for dpo, otherwise 1")
+    mini_batches: Count | None = Field(default=None, description="optimizer steps per step and epoch; default: 1")
     mini_batch_prompts: Count | None = Field(
-        default=None, description="prompts of an optimizer step, in place of mini_batches"
+        default=None, description="prompts per optimizer step, instead of mini_batches"
     )
-    epochs: Count = Field(default=1, description="passes over the responses of a step")
+    epochs: Count = Field(default=1, description="passes over a step's responses")
     prompt_lengths: AskedLengths = Field(description="tokens of prompts")
     response_lengths: AskedLengths = Field(description="tokens of responses")
     same_prompt: Fraction = Field(
-        default=0.3, description="share of the variance of responses' lengths that lies between prompts"
+        default=0.3, description="share of the variance of response lengths that lies between prompts"
     )
     reference: StrictBool | None = Field(
-        default=None, description="whether a frozen reference model scores the responses; only for dpo when left out"
+        default=None, description="whether a frozen reference model scores the responses; default: only for dpo"
     )
     critic: CriticDocument | None = None
     placement: Annotated[
@@ -104,36 +100,34 @@ class PostTrainingDocument(Document, defer_build=True):
         either("<word>", "<inline>"),
     ] = Field(default="colocated", description="whether generation and training share GPUs")
     staleness: NotNegative | None = Field(
-        default=None, description="steps by which the generating policy may be older, of `async`"
+        default=None, description="steps by which the generating policy may be older, for `async`"
     )
-    reward_s: NotNegative = Field(
-        default=0.0, description="seconds per step in which rewards are computed and nothing else"
-    )
+    reward_s: NotNegative = Field(default=0.0, description="seconds per step spent only on computing rewards")
     engine: Literal["fsdp", "megatron", "deepspeed"] | None = Field(
-        default=None, description="what trains; the trainer's usual one when left out"
+        default=None, description="the training engine; default: the trainer's usual one"
     )
     micro_batch_tokens: Annotated[StrictInt, Field(ge=0)] = Field(
         default=0, description="tokens per GPU up to which micro-batches are packed; 0: counted in sequences"
     )
     log_prob_micro_batch_tokens: Annotated[StrictInt, Field(ge=0)] = Field(
-        default=0, description="the same of log-probabilities; 0: as micro_batch_tokens"
+        default=0, description="the same for log-probabilities; 0: as micro_batch_tokens"
     )
     phase_offload: Literal["none", "optimizer", "all"] = Field(
-        default="none", description="what of the trainer is in host memory while responses are generated"
+        default="none", description="what part of the trainer is in host memory while responses are generated"
     )
     balance: Literal["none", "batch", "in_order", "mini_batch"] | None = Field(
-        default=None, description="what is dealt to ranks by length; the trainer's usual way when left out"
+        default=None, description="how tokens are balanced between ranks; default: the trainer's usual way"
     )
     group_by_length: StrictBool = Field(
-        default=False, description="whether sequences of like length share a micro-batch"
+        default=False, description="whether sequences of similar length share a micro-batch"
     )
     fused_rope: StrictBool | None = Field(
         default=None,
-        description="whether an engine of Megatron-Core has apply_rope_fusion; verl's has not unless told, others have",
+        description="whether a Megatron-Core engine uses apply_rope_fusion; default: not in verl, yes in others",
     )
     padded: StrictBool | None = Field(
         default=None,
-        description="whether micro-batches are padded to their longest sequence; the trainer's usual way when left out",
+        description="whether micro-batches are padded to their longest sequence; default: the trainer's usual way",
     )
 
 
@@ -144,23 +138,21 @@ class RolloutDocument(Document, defer_build=True):
         Positive | Annotated[dict[StrictInt | StrictStr, Positive], Field(min_length=1, max_length=64)] | None
     ) = Field(
         default=None,
-        description="tokens of responses per second and GPU, or those by tensor-parallel degree: {1: 2400, 2: 2100}",
+        description="generated tokens per second and GPU, or by tensor-parallel degree: {1: 2400, 2: 2100}",
     )
     generation_s: Seconds | None = Field(
-        default=None, description="seconds in which a step's responses were generated, in place of tokens_per_s_per_gpu"
+        default=None, description="seconds to generate a step's responses, instead of tokens_per_s_per_gpu"
     )
-    gpus: Count | None = Field(
-        default=None, description="GPUs that generated in generation_s; all of the cluster when left out"
-    )
+    gpus: Count | None = Field(default=None, description="number of GPUs for generation_s; default: all of the cluster")
     tp: Count = Field(default=1, description="tensor-parallel degree of the engine")
     memory_fraction: Fraction = Field(
-        default=0.0, description="share of a GPU's memory that the engine holds while it generates"
+        default=0.0, description="share of a GPU's memory that the engine uses while generating"
     )
     tokens_per_s_per_response: Positive | None = Field(
         default=None, description="tokens per second of a single response"
     )
     log: Text | None = Field(
-        default=None, description="path of a log of verl, NeMo-RL, OpenRLHF or TRL, which prints what the others tell"
+        default=None, description="path of a log of verl, NeMo-RL, OpenRLHF or TRL with these figures"
     )
 
 
@@ -194,7 +186,7 @@ def post_training_of(
     generates = asked.algorithm != "dpo"
     if rollout is not None and not generates:
         raise SpecError(
-            "dpo trains on responses that are there and generates none, but `rollout` is given",
+            "dpo trains on existing responses and generates none, but `rollout` is given",
             remedy="leave it out",
             field="rollout",
         )
@@ -266,7 +258,7 @@ def lengths_of(asked: float | LengthsDocument, field: str, base: Path | None, wh
     if len(ways) + bool(percentiles or asked.mean) != 1:
         said = ", ".join([*ways, *(["mean and percentiles"] if percentiles or asked.mean else [])]) or "nothing"
         raise SpecError(
-            f"lengths are told in one way, but {said} is given",
+            f"lengths must be given in exactly one way, but {said} is given",
             remedy="give mean and percentiles, a histogram, a file, or a log",
             field=field,
         )
@@ -292,7 +284,9 @@ def _of_file(text: str, field: str, base: Path | None) -> Lengths:
     path = locate(text, base, field=field)
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise SpecError(f"the file of lengths may have {MAX_BYTES:,} bytes, but {text!r} has more", field=field)
+            raise SpecError(
+                f"a file of lengths may have at most {MAX_BYTES:,} bytes, but {text!r} has more", field=field
+            )
         words = re.split(r"[\s,]+", path.read_text(encoding="utf-8").strip().strip("[]"))
     except (OSError, ValueError) as error:
         raise SpecError(f"the file of lengths {text!r} cannot be read: {error}", field=field) from None
@@ -301,7 +295,7 @@ def _of_file(text: str, field: str, base: Path | None) -> Lengths:
     except ValueError:
         wrong = next(word for word in words if word and not re.fullmatch(r"[0-9.eE+]+", word))
         raise SpecError(
-            f"a file of lengths holds one number of tokens per line, but one is {wrong!r:.60}", field=field
+            f"a file of lengths must have one number of tokens per line, but one is {wrong!r:.60}", field=field
         ) from None
     return located(field, lambda: Lengths.of(lengths))
 
@@ -316,7 +310,7 @@ def _log(text: str, field: str, base: Path | None) -> PhaseLog:
     if not found.steps:
         raise SpecError(
             f"no step of verl, NeMo-RL, OpenRLHF or TRL was found in the log {text!r}",
-            remedy="tell tokens_per_s_per_gpu and lengths by numbers instead",
+            remedy="give tokens_per_s_per_gpu and lengths as numbers instead",
             field=field,
         )
     return found
@@ -326,7 +320,7 @@ def _lengths_of_log(log: PhaseLog, field: str, which: str) -> Lengths:
     mean, longest = log.median(f"{which}_mean"), log.largest(f"{which}_max")
     if mean is None:
         raise SpecError(
-            f"the log prints no lengths of {which}s", remedy="tell them by mean and percentiles", field=field
+            f"the log prints no lengths of {which}s", remedy="give them as mean and percentiles", field=field
         )
     return located(field, lambda: Lengths.of_percentiles({} if longest is None else {100.0: longest}, mean))
 
@@ -347,11 +341,11 @@ def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, 
     staleness = inner if inner is not None else asked.staleness
     if word == "split" and staleness:
         raise SpecError(
-            "split is without staleness: each side waits for the other", remedy="use async", field="rl.staleness"
+            "split has no staleness: each side waits for the other", remedy="use async", field="rl.staleness"
         )
     if word == "async" and staleness is None:
         raise SpecError(
-            "async needs the staleness that is allowed",
+            "async needs the allowed staleness",
             remedy="staleness: 1, for instance: one step off",
             field="rl.staleness",
         )
@@ -363,7 +357,7 @@ def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, 
     generating = 0 if word == "colocated" else gpus[1] if gpus is not None else cluster.num_gpus // 2
     if word != "colocated" and generating == 0:
         raise SpecError(
-            f"{word} needs two GPUs at least, but {cluster.name} has {cluster.num_gpus}", field="rl.placement"
+            f"{word} needs at least two GPUs, but {cluster.name} has {cluster.num_gpus}", field="rl.placement"
         )
     return word, generating, float(staleness or 0.0)
 
@@ -373,7 +367,9 @@ def _mini_batches(asked: PostTrainingDocument) -> int:
         return asked.mini_batches or 1
     if asked.mini_batches is not None:
         raise SpecError(
-            "mini_batches and mini_batch_prompts say the same", remedy="leave one out", field="rl.mini_batch_prompts"
+            "mini_batches and mini_batch_prompts are alternatives, but both are given",
+            remedy="leave one out",
+            field="rl.mini_batch_prompts",
         )
     if asked.prompts % asked.mini_batch_prompts:
         raise SpecError(
@@ -389,7 +385,7 @@ def _rollout(
     ways = [name for name in ("tokens_per_s_per_gpu", "generation_s", "log") if getattr(asked, name) is not None]
     if len(ways) != 1:
         raise SpecError(
-            f"the speed of generation is told in one way, but {' and '.join(ways) or 'nothing'} is given",
+            f"the generation speed must be given in exactly one way, but {' and '.join(ways) or 'nothing'} is given",
             remedy="tokens_per_s_per_gpu, generation_s, or log",
             field="rollout",
         )
@@ -409,15 +405,13 @@ def _rollout(
         log = _log(str(asked.log), "rollout.log", base)
         seconds = log.median("generation")
         if seconds is None or seconds <= 0:
-            raise SpecError(
-                "the log prints no seconds of generation", remedy="tell tokens_per_s_per_gpu", field="rollout.log"
-            )
+            raise SpecError("the log has no generation times", remedy="give tokens_per_s_per_gpu", field="rollout.log")
         seen = log.median("response_tokens")
         rates = ((asked.tp, (seen or tokens) / (seconds * gpus)),)
     if asked.tp not in dict(rates):
         said = ", ".join(str(tp) for tp, _ in rates)
         raise SpecError(
-            f"the speed with the engine's tp={asked.tp} is not among those that are told, for tp={said}",
+            f"the speed with the engine's tp={asked.tp} is not given, only for tp={said}",
             field="rollout.tp",
         )
     return Rollout(

@@ -37,7 +37,7 @@ class ValueRule(Document, defer_build=True):
         if low > high or any(s < 1 for s in step):
             raise PydanticCustomError("empty_range", "the range must rise from its first number to its second")
         if self.range is not None and (high - low) // (step[0] if step else 1) >= MAX_VALUES:
-            raise PydanticCustomError("long_range", "the range may hold {most} values", {"most": MAX_VALUES})
+            raise PydanticCustomError("long_range", "the range may have {most} values", {"most": MAX_VALUES})
         return self
 
     def listed(self) -> tuple[int, ...]:
@@ -101,12 +101,10 @@ Sizes = Annotated[
 class _SpaceHead(Document, defer_build=True):
     name: Name | None = None
     description: str = ""
-    world_sizes: Sizes | None = Field(
-        default=None, description="numbers of ranks that may be used; all GPUs when left out"
-    )
+    world_sizes: Sizes | None = Field(default=None, description="allowed numbers of ranks; default: all GPUs")
 
 
-_DOC = "The values that each knob may take. Knobs left out keep their default; dp and accumulation_steps follow from world size and batch."
+_DOC = "The values that each knob may take. Omitted knobs keep their default; dp and accumulation_steps follow from world size and batch."
 if TYPE_CHECKING:
 
     class SpaceDocument(_SpaceHead):

@@ -86,17 +86,17 @@ class GpuDocument(Document, defer_build=True):
     peak_flops_per_s: dict[Precision, FlopsPerSecond]
     memory_bytes_per_s: BytesPerSecond
     host_bytes_per_s: BytesPerSecond | None = Field(
-        default=None, description="link to the memory of its host, in one direction; left out: PCIe 5.0 x16"
+        default=None, description="link to host memory, in one direction; default: PCIe 5.0 x16"
     )
     measured_flops_per_s: dict[Precision, FlopsPerSecond] = Field(
-        default_factory=dict, description="largest rate of a dense matmul that was measured, by precision"
+        default_factory=dict, description="largest measured rate of a dense matmul, by precision"
     )
     source: str = ""
     usual_fabric: Fabric | None = None
     usd_per_hour: Positive | None = None
     power_watts: Positive | None = None
     rated_watts: Positive | None = Field(
-        default=None, description="limit of power at which peaks and measured rates hold, where power_watts is below it"
+        default=None, description="power at which peaks and measured rates hold, if power_watts is lower"
     )
 
 
@@ -126,13 +126,11 @@ class ClusterDocument(Document, defer_build=True):
     gpus_per_node: Annotated[StrictInt, Field(ge=1, le=1 << 12)] = 8
     gpus_per_domain: Annotated[StrictInt, Field(ge=0, le=1 << 20)] | None = Field(
         default=None,
-        description="GPUs that the intra_node link joins, where it reaches beyond a node (72 in a GB200 NVL72 rack); 0: those of a node",
+        description="GPUs joined by the intra_node link, if it reaches beyond a node (72 in a GB200 NVL72 rack); 0: those of a node",
     )
     intra_node: LinkDocument | None = None
     inter_node: LinkDocument | None = None
-    usd_per_hour: Positive | None = Field(
-        default=None, description="price of one GPU for one hour, where yours differs"
-    )
+    usd_per_hour: Positive | None = Field(default=None, description="price of one GPU-hour, if yours differs")
 
 
 AskedCluster = Annotated[
@@ -147,10 +145,10 @@ class TargetDocument(Document, defer_build=True):
         description="catalog name (GPU-NODESxGPUS), or the fields inline; GPUs of the type you have"
     )
     global_batch_size: Sizes | None = Field(
-        default=None, description="sequences per optimizer step of that job; the workload's when left out"
+        default=None, description="sequences per optimizer step of that job; default: the workload's"
     )
     seq_len: SequenceLength | None = Field(
-        default=None, description="tokens per sequence of that job; the workload's when left out"
+        default=None, description="tokens per sequence of that job; default: the workload's"
     )
 
 
@@ -160,10 +158,10 @@ class PeftDocument(Document, defer_build=True):
     method: Literal["lora", "qlora"] = Field(default="lora", description="qlora keeps the frozen weights in 4 bits")
     rank: Annotated[StrictInt, Field(ge=1, le=1 << 16)] = Field(default=16, description="inner width of an adapter")
     targets: Literal["attention", "all"] = Field(
-        default="all", description="projections with adapters: those of the attention, or those of the MLP too"
+        default="all", description="projections with adapters: attention only, or MLP too"
     )
     library: Literal["", "peft"] = Field(
-        default="", description="peft: adapters of Hugging Face's PEFT, which casts what goes into them to fp32"
+        default="", description="peft: Hugging Face's PEFT adapters, which cast their inputs to fp32"
     )
 
 
@@ -177,18 +175,16 @@ class WorkloadDocument(Document, defer_build=True):
     )
     lengths: AskedLengths | None = Field(
         default=None,
-        description="how long sequences are, where they are unequal: mean and percentiles, a histogram, or a file",
+        description="lengths of unequal sequences: mean and percentiles, a histogram, or a file",
     )
     optimizer: Literal["adamw", "sgd", "adamw_8bit", "muon", "adafactor"] = "adamw"
     document_len: DocumentLength = Field(
         default=0,
-        description="mean tokens of the documents that are packed into a sequence and do not attend to each other; 0: whole sequences",
+        description="mean tokens of documents packed into a sequence that do not attend to each other; 0: whole sequences",
     )
-    peft: PeftDocument | None = Field(
-        default=None, description="adapters that are trained alone; all weights when left out"
-    )
+    peft: PeftDocument | None = Field(default=None, description="train only adapters; default: all weights")
     pure_bf16: StrictBool = Field(
-        default=False, description="whether the program keeps weights, gradients and moments all in bf16"
+        default=False, description="whether the program keeps weights, gradients and moments in bf16"
     )
     unfused_attention: StrictBool = Field(
         default=False, description="whether the program's attention stores the score matrix"
@@ -212,15 +208,13 @@ class FailuresDocument(Document, defer_build=True):
         description="mean time between failures of one node, e.g. 30 d"
     )
     restart_s: Seconds = Field(description="time from a failure to training again")
-    checkpoint_s: Seconds | None = Field(default=None, description="time that a checkpoint holds the training up")
-    checkpoint_bytes: Bytes | None = Field(
-        default=None, description="size of a checkpoint, where its time is not known"
-    )
+    checkpoint_s: Seconds | None = Field(default=None, description="time that a checkpoint blocks training")
+    checkpoint_bytes: Bytes | None = Field(default=None, description="size of a checkpoint, if its time is unknown")
     write_bytes_per_s: BytesPerSecond | None = Field(
         default=None, description="bandwidth of the storage for the whole job"
     )
     replicas: Annotated[StrictInt, Field(ge=1, le=4096)] = Field(
-        default=1, description="groups that hold the same weights and can go on without each other (torchft, HSDP)"
+        default=1, description="groups with the same weights that can continue without each other (torchft, HSDP)"
     )
 
 
@@ -256,7 +250,7 @@ class MeasureDocument(Document, defer_build=True):
         if self.first_look in (1, 2):
             raise PydanticCustomError(
                 "first_look",
-                "first_look must be 0 (none) or at least 3, but first_look={look}: one or two slow steps say too little",
+                "first_look must be 0 (none) or at least 3, but first_look={look}: one or two slow steps are not enough",
                 {"look": self.first_look},
             )
         return self
@@ -272,7 +266,7 @@ class MeasureDocument(Document, defer_build=True):
         if self.stability_steps and not (self.finalists and self.final_rounds):
             raise PydanticCustomError(
                 "stability_steps",
-                "stability_steps are those of the last final round, but finalists={finalists} and final_rounds={rounds}: there is none",
+                "stability_steps apply to the last final round, but finalists={finalists} and final_rounds={rounds}: there is none",
                 {"finalists": self.finalists, "rounds": self.final_rounds},
             )
         return self
@@ -345,26 +339,26 @@ class SlurmDocument(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
-    time: JobTime | None = Field(default=None, description="time limit, e.g. 4h; the partition's when left out")
+    time: JobTime | None = Field(default=None, description="time limit, e.g. 4h; default: the partition's")
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
     nodes: Annotated[StrictInt, Field(ge=1, le=1 << 20)] | None = Field(
-        default=None, description="with `cluster: slurm`, how many; otherwise the cluster says it"
+        default=None, description="number, with `cluster: slurm`; otherwise it follows from the cluster"
     )
     gpus_per_node: Annotated[StrictInt, Field(ge=0, le=1 << 12)] | None = Field(
-        default=None, description="with `cluster: slurm`, how many; otherwise the cluster says it"
+        default=None, description="number, with `cluster: slurm`; otherwise it follows from the cluster"
     )
     requeue: StrictBool = Field(
         default=False,
-        description="whether the study pauses at the job's limit and the job begins again; otherwise it names a winner before the limit",
+        description="whether the study pauses at the job's time limit and the job is requeued; otherwise it names a winner before the limit",
     )
     spare_nodes: Annotated[StrictInt, Field(ge=0, le=1024)] = Field(
-        default=0, description="nodes beside those that trials use, in the place of nodes that are lost"
+        default=0, description="extra nodes that replace lost ones"
     )
-    exclusive: StrictBool = Field(default=True, description="whether nodes are the job's alone")
+    exclusive: StrictBool = Field(default=True, description="whether the job has its nodes exclusively")
     setup: Annotated[list[Line], Field(max_length=100)] = Field(
-        default_factory=list, description="lines of the script before autotune starts: modules, environments"
+        default_factory=list, description="lines of the script before autotune starts, such as modules and environments"
     )
     container: ContainerDocument | None = None
 
@@ -381,7 +375,7 @@ class SlurmDocument(BaseModel):
                 words, remedy = f"{key} is written by autotune", "leave it out"
             elif not re.fullmatch(r"[a-z][a-z0-9-]*", name):
                 words, remedy = (
-                    f"{key!r} is no option of sbatch",
+                    f"{key!r} is not an option of sbatch",
                     "write it as in `sbatch --help`, e.g. constraint: h100",
                 )
             elif not isinstance(value, str | int | float) or re.search(r"[\s\"'`$\\]", str(value)):
@@ -442,11 +436,10 @@ class KubernetesDocument(Document, defer_build=True):
 class StudyDocument(Document, defer_build=True):
     """A tuning job, as it is asked for."""
 
-    name: Name | None = Field(default=None, description="what people call it; model and cluster when left out")
+    name: Name | None = Field(default=None, description="name; default: model and cluster")
     model: AskedModel = Field(
         description="catalog name or path to a Hugging Face config.json (the native decoder of these shapes), {hf: PATH} (transformers' own class), "
-        "{module: PACKAGE.MODULE:FUNCTION} (your own), {name: NAME, mtp_layers: N} (a catalog name or path whose layers of multi-token prediction are "
-        "trained too), or the fields inline"
+        "{module: PACKAGE.MODULE:FUNCTION} (your own), {name: NAME, mtp_layers: N} (a catalog name or path with its multi-token prediction layers), or the fields inline"
     )
     cluster: AskedCluster = Field(
         description="catalog name (GPU-NODESxGPUS), `local`, `slurm` (the nodes of the job), or the fields inline"
@@ -458,7 +451,7 @@ class StudyDocument(Document, defer_build=True):
         | None
     ) = Field(
         default=None,
-        description="the job that is meant, when it will have more GPUs than `cluster`: trials on `cluster` then stand for its configs. A cluster's catalog "
+        description="the large job you plan, if it has more GPUs than `cluster`: trials on `cluster` then represent its configs. A cluster's catalog "
         "name, or {cluster, global_batch_size, seq_len}",
     )
     workload: WorkloadDocument
@@ -468,18 +461,18 @@ class StudyDocument(Document, defer_build=True):
     )
     rollout: RolloutDocument | None = Field(
         default=None,
-        description="how fast the responses of `rl` are generated: told by numbers or by a log, never modelled",
+        description="generation speed for `rl`: given as numbers or by a log, never modelled",
     )
     space: Annotated[
         Annotated[Text, Tag("<name>")] | Annotated[SpaceDocument, Tag("<inline>")], either("<name>", "<inline>")
-    ] = Field(description="name of a search space that ships, path to a file, or the knobs inline")
+    ] = Field(description="name of a built-in search space, path to a file, or the knobs inline")
     knobs: Annotated[dict[StrictStr, OwnValues], Field(max_length=MAX_OWN_KNOBS)] = Field(
         default_factory=dict,
         description="the study's own knobs with their values, the default first: {num_workers: [0, 2, 4], flash: [false, true]}",
     )
     objective: ObjectiveDocument = ObjectiveDocument.model_construct()
     failures: FailuresDocument | None = Field(
-        default=None, description="how the cluster fails and what a checkpoint costs; the metric goodput counts it"
+        default=None, description="failures of the cluster and cost of a checkpoint; used by the metric goodput"
     )
     budget: BudgetDocument = BudgetDocument.model_construct()
     measure: MeasureDocument = MeasureDocument.model_construct()
@@ -488,36 +481,33 @@ class StudyDocument(Document, defer_build=True):
     runner: Kind = "ray"
     check: StrictBool = Field(
         default=True,
-        description="whether a program that the store has never seen is tried for a few steps before the search begins",
+        description="whether a program new to the store runs a few steps before the search begins",
     )
     calibrate: StrictBool = Field(
         default=True,
-        description="whether a cluster of this machine that has no calibration is measured for about 15 s before the first real trial",
+        description="whether this machine, if not calibrated, is measured for about 15 s before the first real trial",
     )
     outputs: Literal["own", "keep"] = Field(
         default="own",
-        description="where trials of a program write: `own`, a folder of each trial's own as far as the program can be told, and files that were there before are put "
-        "back; `keep`, where the program writes without autotune, in the place of what is there",
+        description="where trials of a program write: `own`, each trial's own folder if the program allows it, and existing files are restored; `keep`, the program's usual place, replacing existing files",
     )
     probe: StrictBool = Field(
         default=True,
-        description="whether the probe looks at what a program does: its optimizer steps, micro-batches, model and files",
+        description="whether the probe observes a program: its optimizer steps, micro-batches, model and files",
     )
     slurm: SlurmDocument | None = Field(
-        default=None, description="the job of Slurm that runs the study, with `autotune tune SPEC --on slurm`"
+        default=None, description="the Slurm job that runs the study, with `autotune tune SPEC --on slurm`"
     )
     kubernetes: KubernetesDocument | None = Field(
         default=None, description="the RayJob that runs the study, with `autotune tune SPEC --on kubernetes`"
     )
     seed: Annotated[StrictInt, Field(ge=0, lt=1 << 31)] = 0
-    data: Text | None = Field(
-        default=None, description="text or .bin file to train on; the text that ships when left out"
-    )
+    data: Text | None = Field(default=None, description="text or .bin file to train on; default: the bundled text")
     baseline: Config | None = Field(
         default=None,
-        description="what every trial is compared with; data parallel only when left out. dp and accumulation_steps follow from the others",
+        description="what every trial is compared with; default: pure data parallelism. dp and accumulation_steps follow from the others",
     )
     enqueue: Annotated[list[Config], Field(max_length=1000)] = Field(
         default_factory=list,
-        description="your own guesses, tried first; dp and accumulation_steps follow from the others when left out",
+        description="your own guesses, tried first; dp and accumulation_steps follow from the others if omitted",
     )

@@ -13,7 +13,7 @@ from autotune.errors import SpecError
 from autotune.schema.source_text import SourceText
 
 _WORDS: tuple[tuple[str, str, str], ...] = (
-    (r"character '\\t'", "a tab stands where YAML allows only spaces", "replace the tab by spaces"),
+    (r"character '\\t'", "YAML does not allow tabs for indentation", "replace the tab by spaces"),
     (
         r"mapping values are not allowed",
         "a key and its colon cannot begin here",
@@ -22,7 +22,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     (
         r"expected <block end>|expected the node content|expected <document start>",
         "this does not fit the lines above",
-        "indent keys of one mapping equally, and begin each entry of a list with `- `",
+        "indent the keys of a mapping equally, and begin each list entry with `- `",
     ),
     (
         r"expected ',' or '\]'",

@@ -68,7 +68,7 @@ def make_searcher(
     made: object = factory(problem)
     if not isinstance(made, Searcher):
         raise RunnerError(
-            f"a searcher must be a subclass of autotune.search.Searcher, but {searcher_name(searcher)!r} made {type(made).__name__}",
+            f"a searcher must be a subclass of autotune.search.Searcher, but {searcher_name(searcher)!r} returned {type(made).__name__}",
             field="searcher",
         )
     return made
@@ -139,8 +139,8 @@ def _find(name: str) -> tuple[SearcherFactory, tuple[str, ...]]:
     """What makes the searcher of that name, NAME or FAMILY:VARIANT, and the options that it takes."""
     if name.startswith(PASSED):
         raise CatalogError(
-            f"the searcher {name.removeprefix(PASSED)!r} was passed to autotune.tune as an object and is known by no name",
-            remedy="go on with autotune.tune(study, searcher=...) and the same object, or register it in the group autotune.searchers",
+            f"the searcher {name.removeprefix(PASSED)!r} was passed to autotune.tune as an object and has no name",
+            remedy="continue with autotune.tune(study, searcher=...) and the same object, or register it in the group autotune.searchers",
             field="searcher",
         )
     stem, colon, variant = name.partition(":")
@@ -151,7 +151,7 @@ def _find(name: str) -> tuple[SearcherFactory, tuple[str, ...]]:
     if variant not in variants:
         known = [f"{stem}:{one}" for one in variants] or [stem]
         raise CatalogError(
-            f"no searcher is called {name!r}",
+            f"there is no searcher {name!r}",
             remedy=(nearest(name, known) if variant else "") or f"there are {', '.join(known)}",
             field="searcher",
         )
@@ -185,19 +185,19 @@ class OneSearcher:
         mine = self.searcher
         if mine.trials or mine.state.any():
             raise SpecError(
-                "a searcher that is passed must be a fresh one: a study tells it all its trials, but this one was asked or told before",
+                "a searcher passed to a study must be new, because the study feeds it all trials, but this one was used before",
                 remedy="pass a new one, or its class",
                 field="searcher",
             )
         if not _are_same(mine.space, problem.space):
             raise SpecError(
-                f"a searcher that is passed must search the study's space of {len(problem.space):,} configs, but its own has {len(mine.space):,}",
+                f"a searcher passed to a study must search its space of {len(problem.space):,} configs, but its own space has {len(mine.space):,}",
                 remedy="make it with SearchSpace.of_study(study), or pass its class",
                 field="searcher",
             )
         if tuple(mine.problem.enqueue) != problem.enqueue:
             raise SpecError(
-                f"a searcher that is passed must try the study's {len(problem.enqueue)} enqueued configs first, but it has {len(mine.problem.enqueue)}",
+                f"a searcher passed to a study must try its {len(problem.enqueue)} enqueued configs first, but it has {len(mine.problem.enqueue)}",
                 remedy="make it with Problem(space=..., enqueue=study.enqueue), or pass its class",
                 field="searcher",
             )

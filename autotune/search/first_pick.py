@@ -67,23 +67,23 @@ def statement(
     default: those of `first_pick.json`."""
     if times > FARTHEST:
         return (
-            f"the target has {times:g} times the GPUs you have, and beyond {FARTHEST} times nothing can be said of the first pick: run proxies on more GPUs, up to a "
+            f"the target has {times:g} times the GPUs you have, and beyond {FARTHEST} times there is no bound for the first pick: run proxies on more GPUs, up to a "
             "quarter of the target's"
         )
     if shortfall < NO_RIVAL:
-        return "no other config is expected to fit in memory and to come near it; replays do not tell how often that is right, a trial of another config on the target does"
+        return "no other config is expected to fit in memory and come close; replays do not show how often this is right, but a trial of another config on the target would"
     found = sorted((scores or _kept_scores())["with_proxies" if with_proxies else "without"])
     level = CONFIDENCE / (1.0 - stall_probability)
     place = math.ceil((len(found) + 1) * level)
     if place > len(found):
         return (
-            f"sends between its stages on several nodes stall with a chance of {stall_probability:.0%}, so that nothing can be said with a confidence of {CONFIDENCE:.0%}: "
+            f"sends between its stages on several nodes stall with a chance of {stall_probability:.0%}, so there is no bound with a confidence of {CONFIDENCE:.0%}: "
             "try it and a config without a pipeline over nodes on the target"
         )
     within = -math.expm1(-shortfall * found[place - 1])
     if within > WORTH_SAYING:
         return (
-            f"with a confidence of {CONFIDENCE:.0%} no more could be said than that it is within {within:.0%} of the best one: run more proxies, "
+            f"with a confidence of {CONFIDENCE:.0%} the bound is only {within:.0%} of the best one: run more proxies, "
             "or proxies on more GPUs"
         )
     return Statement(within=within, confidence=CONFIDENCE, replays=len(found))

@@ -136,7 +136,7 @@ class TargetSearcher(Searcher):
         if len(self._asked) % 2 == 0:
             return indices[0], self._why(indices[0])
         index = indices[int(np.argmin(self._left_by(indices)))]
-        return index, f"tells most about which config is the best one; {self._why(index)}"
+        return index, f"most informative about which config is best; {self._why(index)}"
 
     def _left_by(self, indices: Sequence[int]) -> Array:
         """Sum of the expected improvements over the pick that would be left if the proxy of each of these configs were measured, and those that run, and came
@@ -293,13 +293,13 @@ class TargetSearcher(Searcher):
         return [int(i) for i in np.argsort(-standing.improvement, kind="stable")[: self._looked_at]]
 
     def _next_enqueued(self) -> tuple[int, str] | None:
-        return next(((i, "stands for a config enqueued by the spec") for i in self._enqueued if self.is_open(i)), None)
+        return next(((i, "represents a config enqueued in the spec") for i in self._enqueued if self.is_open(i)), None)
 
     def _why(self, index: int) -> str:
         place = int(np.flatnonzero(self.standing.order == index)[0]) + 1
         if place == 1:
-            return "stands for the first pick of the target"
-        return f"stands for number {place} of the target's ranking: expected improvement {self.standing.improvement[index]:.1%}"
+            return "represents the target's first pick"
+        return f"represents number {place} in the target's ranking: expected improvement {self.standing.improvement[index]:.1%}"
 
     def _find_proxy(self, config: ParallelConfig) -> Proxy | str:
         try:

@@ -212,21 +212,18 @@ class Gate:
 def who_may_what(options: ServiceOptions) -> str:
     """Who may do what at a service with these options, in a sentence."""
     if asking := options.asks_everybody:
-        return f"every caller needs a token, also on this machine ({asking}); its scope says what it allows (`autotune token create --scope ...`)"
-    return (
-        "programs of this user on this machine may do everything without a token, a proxy or tunnel of this user that adds no header too; "
-        "with --require-token all need one"
-    )
+        return f"every caller needs a token, also on this machine ({asking}); its scope decides what it allows (`autotune token create --scope ...`)"
+    return "programs of this user on this machine may do everything without a token, and so may this user's proxy or tunnel if it adds no header; with --require-token all need one"
 
 
 def _why_a_token(request: Request, options: ServiceOptions) -> str:
     if options.asks_everybody:
-        return "this service asks for a token"
+        return "this service requires a token"
     if _is_passed_on(request):
-        return "this request came through a proxy or names another host than this machine, so it needs a token"
+        return "this request came through a proxy or for another host name, so it needs a token"
     if _is_anothers(request):
         return "this request came from a program of another user of this machine, which may be a proxy, so it needs a token"
-    return "this service asks for a token"
+    return "this service requires a token"
 
 
 def _is_anothers(request: Request) -> bool:

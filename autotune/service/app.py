@@ -30,7 +30,7 @@ from autotune.service.supervisor import Supervisor
 ROOT = "/api/v1"
 SWITCH_S = 0.0005
 """time after which a thread that computes (a plan) lets others run; with Python's 5 ms, a request that reads the store ten times waits 50 ms beside it"""
-DESCRIPTION = """Finds the fastest stable configuration to train a model on a cluster, in about ten short real trials.
+DESCRIPTION = """Find the fastest stable configuration for training a model on a cluster, in about ten short real trials.
 Every error is `{error: {kind, message, field, remedy}}`. Numbers are SI and bytes; times are UTC."""
 
 
@@ -85,7 +85,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     _, spec = models_json_schema([(StudyDocument, "validation")], ref_template="#/components/schemas/{model}")
     parts.setdefault("schemas", {}).update(spec["$defs"])
     parts["securitySchemes"] = {
-        "bearer": {"type": "http", "scheme": "bearer", "description": "a token of `autotune token create`"},
+        "bearer": {"type": "http", "scheme": "bearer", "description": "a token from `autotune token create`"},
         "cookie": {"type": "apiKey", "in": "cookie", "name": COOKIE},
     }
     for path, methods in document["paths"].items():

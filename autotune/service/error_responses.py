@@ -154,4 +154,4 @@ def of_validation(request: Request, error: Exception) -> JSONResponse:
 def of_unexpected(request: Request, error: Exception) -> JSONResponse:
     """Handler of unexpected exceptions."""
     log.error("unexpected error at %s", request.url.path, exc_info=error)
-    return error_response(500, "internal", "the service failed unexpectedly", remedy="its log holds the traceback")
+    return error_response(500, "internal", "the service failed unexpectedly", remedy="its log has the traceback")

@@ -55,7 +55,7 @@ class FairQueue:
             raise RefusalError(
                 429,
                 "busy",
-                f"{len(line):,} {self._what} of this caller wait already",
+                f"{len(line):,} {self._what} of this caller are already waiting",
                 remedy="try again in 5 s",
                 headers={"Retry-After": "5"},
             )
@@ -140,9 +140,9 @@ class StreamPlaces:
     def take(self, caller: str, *, is_owner: bool) -> None:
         """Takes a place. Raises `RefusalError` (429, 503)."""
         if self._taken[caller] >= self._per_caller:
-            raise _busy(429, f"this caller has {self._per_caller} event streams open already")
+            raise _busy(429, f"this caller has {self._per_caller} open event streams already")
         if self.count >= self._most - (0 if is_owner else self._kept):
-            raise _busy(503, f"{self.count:,} event streams are open already")
+            raise _busy(503, f"{self.count:,} event streams are already open")
         self._taken[caller] += 1
 
     def give_back(self, caller: str) -> None:

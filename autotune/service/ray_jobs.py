@@ -120,7 +120,7 @@ class RayLauncher:
         if answer.status_code != 200 and (self._info(name) or {}).get("status") not in ALIVE:
             raise RunnerError(
                 f"Ray refused the job of study {record.id}: HTTP {answer.status_code}, {answer.text[:300]}",
-                remedy=f"look at the cluster in the Ray dashboard, {self.dashboard}",
+                remedy=f"check the cluster in the Ray dashboard, {self.dashboard}",
             )
         self._jobs[record.id] = name
 

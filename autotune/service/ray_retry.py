@@ -80,7 +80,7 @@ class RetriedRay:
     def _there(self) -> RayLauncher:
         ray = self._ray
         if ray is None:
-            raise RunnerError(self._problem, remedy="studies wait until Ray is there; history and pages are served")
+            raise RunnerError(self._problem, remedy="studies wait for Ray; history and pages are available")
         return ray
 
     def _begin(self) -> threading.Thread:
@@ -93,7 +93,7 @@ class RetriedRay:
         while not self._closing.is_set():
             try:
                 self._ray = self._open_ray(self._closing.is_set)
-                log.info("Ray is there: studies run at %s", self._ray.dashboard)
+                log.info("Ray is available: studies run at %s", self._ray.dashboard)
                 return
             except AutotuneError as error:
                 problem = str(error)
@@ -101,7 +101,7 @@ class RetriedRay:
                 log.exception("unexpected error while Ray was started")
                 problem = f"{type(error).__name__}: {error}"
             if not self._closing.is_set():
-                log.warning("%s; history and pages are served, next attempt to start Ray in %.0f s", problem, wait_s)
+                log.warning("%s; history and pages are available, next attempt to start Ray in %.0f s", problem, wait_s)
             self._problem = f"{problem}; retrying"
             self._closing.wait(wait_s)
             wait_s = min(LONGEST_WAIT_S, 2 * wait_s)

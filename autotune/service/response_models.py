@@ -23,7 +23,7 @@ class Answer(BaseModel):
 class SpecProblem(Answer):
     """One mistake in the text of a spec."""
 
-    message: str = Field(examples=["no key is called 'modell'"])
+    message: str = Field(examples=["there is no key 'modell'"])
     field: str = Field(description="keys and positions in lists, joined by dots", examples=["modell"])
     remedy: str = Field(examples=["did you mean model?"])
     file: str = Field(description="always empty in an answer to a request")
@@ -35,12 +35,12 @@ class ErrorBody(Answer):
     """What went wrong (the law and the values that break it), in which field, and what to do."""
 
     kind: str = Field(examples=["spec"])
-    message: str = Field(examples=["no key is called 'modell'"])
+    message: str = Field(examples=["there is no key 'modell'"])
     field: str = Field(examples=["modell"])
     remedy: str = Field(examples=["did you mean model?"])
     problems: list[SpecProblem] = Field(
         default=[],
-        description="every mistake that was found in the text of a spec, the first of them first; absent otherwise",
+        description="every mistake found in the text of a spec, in order; otherwise absent",
     )
 
 
@@ -53,15 +53,15 @@ class ErrorDocument(Answer):
 class BudgetSummary(Answer):
     """The limits of a study: whichever is reached first ends it."""
 
-    max_trials: int = Field(description="trials that the searcher may ask for", examples=[20])
-    max_wall_s: float = Field(description="seconds from the start, without pauses", examples=[3600.0])
+    max_trials: int = Field(description="trials that the searcher may propose", examples=[20])
+    max_wall_s: float = Field(description="seconds since the start, excluding pauses", examples=[3600.0])
     max_failed_trials: int = Field(examples=[10])
     max_gpu_s: float | None = Field(description="rank-seconds; null: not limited")
     min_gain: float | None = Field(
-        description="expected relative gain of the next eight trials below which the search ends; 0: never; null: when a trial takes longer than it saves the training"
+        description="expected relative gain of the next eight trials below which the search ends; 0: never; null: when a trial takes longer than it saves in your training"
     )
     train_tokens: float | None = Field(
-        description="tokens of the training that the config is for; null: not known, a training as long as 200 trials is assumed"
+        description="tokens of your training; null: unknown, a training as long as 200 trials is assumed"
     )
     parallel_trials: int = Field(description="trials at once", examples=[1])
 
@@ -72,10 +72,10 @@ class StudySummary(Answer):
     id: str = Field(examples=["kfm4a2b9xq"])
     name: str = Field(examples=["gpt2-medium-8xh100"])
     status: StudyStatus = Field(description="what is")
-    wanted: Wanted = Field(description="what people asked for last; the study's controller follows it")
+    wanted: Wanted = Field(description="the last request; the study's controller follows it")
     message: str
     model: str = Field(examples=["gpt2-medium"])
-    cluster: str = Field(description="that the job is meant for", examples=["h100-sxm-1x8"])
+    cluster: str = Field(description="that the job will run on", examples=["h100-sxm-1x8"])
     at_hand: str | None = Field(
         default=None, description="the smaller cluster that runs proxies of the job; null: trials run on `cluster`"
     )
@@ -97,14 +97,15 @@ class StudySummary(Answer):
     trials: dict[str, int] = Field(description="trials by status", examples=[{"COMPLETED": 4, "FAILED": 1}])
     speedup: float | None = Field(description="of the winner; null until the study has ended", examples=[1.31])
     too_noisy: Plain | None = Field(
-        default=None, description="of a study that could not be judged, the spread of its baseline; else null"
+        default=None, description="spread of the baseline if the study is too noisy to tell; otherwise null"
     )
-    tags: list[str] = Field(default=[], description="words by which people find it again")
+    tags: list[str] = Field(default=[], description="words to find it by")
     ray: Plain | None = Field(default=None, description="the Ray job that runs it: job, url; null: none does")
     placed: list[Plain] = Field(
-        default=[], description="where the ranks are of the trials that run, or ran last: trial, node, ranks, gpus"
+        default=[],
+        description="placement of the ranks of running trials, or of the last ones: trial, node, ranks, gpus",
     )
-    waiting: list[Plain] = Field(default=[], description="the trials that wait for ranks, and why: trial, reason")
+    waiting: list[Plain] = Field(default=[], description="trials waiting for ranks, and why: trial, reason")
     result: Plain
 
 
@@ -129,7 +130,7 @@ class StudyAnswer(Answer):
 class SubmittedAnswer(StudyAnswer):
     """A study that was submitted."""
 
-    notes: list[str] = Field(description="what its owner should know, such as that the spec holds secrets")
+    notes: list[str] = Field(description="what its owner should know, for example that the spec contains secrets")
 
 
 class RecordAnswer(Answer):
@@ -180,7 +181,7 @@ class StudyList(Answer):
     """Studies, newest first."""
 
     studies: list[StudySummary]
-    next_offset: int | None = Field(description="where the next page begins; null on the last")
+    next_offset: int | None = Field(description="start of the next page; null on the last")
 
 
 class StatusAnswer(StudyAnswer):
@@ -193,10 +194,10 @@ class StatusAnswer(StudyAnswer):
     speedup_high: float | None = Field(default=None, description="upper end of its 95% interval", examples=[1.35])
     too_noisy: Plain | None = Field(
         default=None,
-        description="where the runs of the baseline disagree too much for any claim: tokens_per_s_low, tokens_per_s_high, factor, limit, runs, message, remedy; else null",
+        description="if the baseline's runs disagree too much for any claim: tokens_per_s_low, tokens_per_s_high, factor, limit, runs, message, remedy; else null",
     )
     tied_with: list[int] = Field(default=[], description="trials whose configs are statistically tied with the best")
-    infeasible: dict[str, int] = Field(default={}, description="configs that cannot be run here, counted by reason")
+    infeasible: dict[str, int] = Field(default={}, description="configs that cannot run here, counted by reason")
     target: Plain | None = Field(
         default=None, description="how the target's configs rank, for a study that runs proxies of them; else null"
     )
@@ -216,15 +217,15 @@ class ExplainAnswer(Answer):
     trial: TrialDocument
     text: list[str] = Field(description="sentences, the most important first")
     objective: Plain
-    relative_to: str = Field(description="whose speed the reward is relative to", examples=["the baseline's"])
+    relative_to: str = Field(description="the trial whose speed the reward is relative to", examples=["the baseline's"])
     reward: Plain | None = Field(description="total, throughput, stability and parts; null without a measurement")
     parts: Plain
     formulas: Plain = Field(description="how each part of stability is scored, in words")
-    shares: Plain = Field(description="what throughput and stability give to the total")
+    shares: Plain = Field(description="contributions of throughput and stability to the total")
     against: Plain = Field(description="baseline, runner-up or winner: number, config_changes, speed_ratio, reward")
     step_parts_s: Plain
     step_parts_source: str
-    notes: list[str] = Field(description="of the winner: how sure it is, and what it rests on; empty for other trials")
+    notes: list[str] = Field(description="for the winner: how certain it is and why; empty for other trials")
 
 
 class KnownConfig(Answer):
@@ -262,12 +263,10 @@ class BestAcross(Answer):
         description="number of valid and of measured configs of the space; the best untried config by the cost model"
     )
     nearest: Plain | None = Field(
-        description="the workload that these configs were measured for, its distance in doublings, and the cost model's estimate for the workload asked about"
+        description="the workload these configs were measured for, its distance in doublings, and the cost model's estimate for the requested workload"
     )
     assumed: Plain | None = Field(description="values assumed for parameters that were left out")
-    observed: list[Plain] = Field(
-        description="runs that people started themselves, the fastest first; none is the best"
-    )
+    observed: list[Plain] = Field(description="observed runs, the fastest first; never the best config")
     notes: list[str]
 
 
@@ -307,7 +306,7 @@ class PlanAnswer(Answer):
     feasible: int
     infeasible: dict[str, int]
     clusters: list[Plain] = Field(
-        default_factory=list, description="the best on each cluster that was asked about; absent otherwise"
+        default_factory=list, description="the best on each requested cluster; otherwise absent"
     )
 
 
@@ -317,7 +316,7 @@ class ObservedRuns(Answer):
     runs: list[Plain] = Field(
         description="kind, id, program, command, outcome, exit_code, workload, config, estimate, measurement, failure, versions"
     )
-    next_offset: int | None = Field(description="where the next page begins; null on the last")
+    next_offset: int | None = Field(description="start of the next page; null on the last")
 
 
 class ReviewAnswer(Answer):
@@ -326,12 +325,12 @@ class ReviewAnswer(Answer):
     understood: str
     assumed: list[str]
     missing: list[Plain] = Field(
-        description="what was not found, and how to say it; while there is something, nothing is predicted"
+        description="what was not found, and how to provide it; until then nothing is predicted"
     )
     fits: bool | None
     estimate: Plain | None
     observed: Plain | None
-    earlier: Plain | None = Field(description="what a run of the nearest config measured: an observed run or a trial")
+    earlier: Plain | None = Field(description="measurement of the nearest config: an observed run or a trial")
     edits: list[Plain] = Field(description="best first: knob, from, to, line, gain with its 90% interval, memory_bytes")
     together: Plain | None
     warnings: list[Plain]
@@ -360,7 +359,7 @@ class HealthAnswer(Answer):
 ERRORS: dict[int, str] = {
     400: "The request is not valid HTTP",
     401: "The token is missing or wrong",
-    403: "The token's scope is too small, the study belongs to somebody else, or a page of another site sent the request",
+    403: "The token's scope is insufficient, the study belongs to somebody else, or the request came from a page of another site",
     404: "No such study, trial or trainer",
     405: "The address does not accept this method",
     408: "The request was not complete in time",

@@ -51,7 +51,7 @@ class ScrapeTargets:
             try:
                 write("ray", self._ray_targets())
             except AutotuneError:
-                log.debug("Ray names no nodes to scrape now")  # the last list stays
+                log.debug("Ray currently lists no nodes to scrape")  # the last list stays
             except OSError as error:
                 log.warning("the list of nodes for Prometheus could not be written: %s", error)
             if self._closing.wait(EVERY_S):

@@ -215,7 +215,7 @@ def _check_programs(options: ServiceOptions) -> None:
             )
     elif options.program_roots:
         log.warning(
-            "programs of callers run as the service's own user, who can read its database; --program-user NAME separates them"
+            "programs of callers run as the service's own user and can read its database; --program-user NAME separates them"
         )
 
 

@@ -32,7 +32,7 @@ LINE_S = 0.5
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$"
 StudyId = Annotated[
     str,
-    Path(pattern=NAME_PATTERN, description="id of a study, the start of the id, or its name", examples=["kfm4a2b9xq"]),
+    Path(pattern=NAME_PATTERN, description="id of a study, a prefix of the id, or its name", examples=["kfm4a2b9xq"]),
 ]
 Word = Annotated[str, Query(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -123,7 +123,7 @@ def check_parameters(request: Request) -> None:
         if name not in known:
             near = nearest(name, known)
             raise SpecError(
-                f"this address has no parameter {name[:80]!r}",
+                f"unknown parameter {name[:80]!r}",
                 remedy=near or (f"it has {', '.join(known)}" if known else "it takes none"),
                 field=name[:80],
             )

@@ -113,7 +113,7 @@ def _data(text: str, options: ServiceOptions) -> Path:
         "the data must be a file in one of this service's data folders",
         remedy=f"the folders are {', '.join(roots)}"
         if roots
-        else "it has no data folders (autotune serve --data-root FOLDER adds one); leave `data` out to use the text that ships with autotune",
+        else "it has no data folders (autotune serve --data-root FOLDER adds one); omit `data` to use the bundled text",
         field="data",
     )
 
@@ -173,7 +173,7 @@ _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
 _NEEDS_RUN = {
     Reach.PROGRAM: "names a program",
-    Reach.ARGUMENT: "is passed on to a program as it is",
+    Reach.ARGUMENT: "is passed on to a program unchanged",
     Reach.ADDRESS: "names an address",
 }
 
@@ -205,7 +205,7 @@ def _confined(option: Option, value: Any, options: ServiceOptions, may_run: bool
         case Reach.PROGRAM | Reach.ARGUMENT | Reach.ADDRESS:
             _check_may_run(option, options, may_run)
             return _program(str(value), option, options) if option.reach is Reach.PROGRAM else value
-    what = "sets variables of the environment" if option.reach else "does not declare what it names"
+    what = "sets variables of the environment" if option.reach else "does not declare what it refers to"
     raise SpecError(
         f"a service does not allow the option {option.name}, because it {what}",
         remedy="leave it out, or run the study on your own machine with `autotune tune`",
@@ -219,7 +219,7 @@ def _check_may_run(option: Option, options: ServiceOptions, may_run: bool) -> No
     why = f"the option {option.name} {_NEEDS_RUN[option.reach]}"
     if not options.program_roots:
         raise SpecError(
-            f"{why}, and this service runs no programs of its callers",
+            f"{why}, and this service does not run callers' programs",
             remedy="ask whoever runs the service for --program-root FOLDER, or leave the option out",
             field=field,
         )
@@ -239,7 +239,7 @@ def _file(text: str, option: Option, options: ServiceOptions) -> str:
     if path := find_within(text, options.data_roots, partial=True):
         return str(path)
     raise SpecError(
-        f"{option.name} must name files in one of this service's data folders",
+        f"{option.name} must be a file in one of this service's data folders",
         remedy=_folders_remedy("--data-root", options.data_roots),
         field=f"trainer.{option.name}",
     )
@@ -249,7 +249,7 @@ def _program(text: str, option: Option, options: ServiceOptions) -> str:
     if path := find_within(text, options.program_roots, as_named=option.name == PYTHON.name):
         return str(path)
     raise SpecError(
-        f"{option.name} must lie in one of this service's program folders",
+        f"{option.name} must be in one of this service's program folders",
         remedy=_folders_remedy("--program-root", options.program_roots),
         field=f"trainer.{option.name}",
     )

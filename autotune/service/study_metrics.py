@@ -133,7 +133,7 @@ class Counters:
             "autotune_service_requests", "Answered requests", ["method", "route", "status"], registry=self.registry
         )
         self.seconds = Histogram(
-            "autotune_service_request_seconds", "Time to the end of the answer", ["route"], buckets=SECONDS,
+            "autotune_service_request_seconds", "Time until the response is complete", ["route"], buckets=SECONDS,
             registry=self.registry,
         )  # fmt: skip
         self._studies = self._gauge("studies", "Studies by status", "status")

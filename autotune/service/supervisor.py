@@ -162,11 +162,13 @@ class Supervisor:
         for study in sorted(self._started):
             record = self._record(study)
             if record is None or _is_long_over(record):
-                log.warning("study %s has ended or was cancelled, but its process runs on: it is killed", study)
+                log.warning(
+                    "study %s has ended or was cancelled, but its process is still running and is killed", study
+                )
                 self._launcher.kill(study)
             elif self._is_hung(study):
                 log.warning(
-                    "the process of study %s has let its lease run out and does not respond: it is killed", study
+                    "the process of study %s has let its lease expire and does not respond, so it is killed", study
                 )
                 self._launcher.kill(study)
 
@@ -205,7 +207,7 @@ class Supervisor:
             if problem:
                 log.warning("%s", problem)
             else:
-                log.info("studies go on: what was in the way has ended")
+                log.info("studies continue: the obstacle is gone")
         self._told = problem
 
     def _candidates(self, free: int) -> list[StudyRecord]:
@@ -231,7 +233,7 @@ class Supervisor:
             self._left.add(record.id)
             serving = "start one with `autotune serve --runner ray`, or " if runner in RUNNER_OPTIONS else ""
             message = (
-                f"waits for a service that runs studies of the runner {runner!r}: this one runs {', '.join(sorted(self._runners))}; "
+                f"waits for a service with the runner {runner!r}: this one runs {', '.join(sorted(self._runners))}; "
                 f"{serving}run the study with `autotune tune`"
             )
             log.warning("study %s %s", record.id, message)

@@ -29,13 +29,13 @@ def slurm_cluster(*, spare_nodes: int = 0) -> ClusterSpec:
     job = allocation()
     if job is None:
         raise SpecError(
-            "the cluster 'slurm' is the nodes of a job of Slurm, but this process is in none",
+            "the cluster 'slurm' means the nodes of a Slurm job, but this process is not in one",
             remedy="start it on the login node with `autotune tune SPEC --on slurm`, or in an allocation (salloc); or name the cluster, e.g. h100-sxm-2x8",
             field="cluster",
         )
     if job.num_nodes <= spare_nodes:
         raise SpecError(
-            f"trials need a node beside the {spare_nodes} spare ones, but the job {job.job} has {job.num_nodes} in all",
+            f"trials need a node in addition to the {spare_nodes} spare ones, but the job {job.job} has {job.num_nodes} in all",
             remedy="ask for more nodes, or lower slurm.spare_nodes",
             field="slurm.spare_nodes",
         )
@@ -57,8 +57,8 @@ def look(job: Allocation) -> list[dict[str, Any]]:
         seen = {node["host"].partition(".")[0] for node in found}
         absent = [host for host in job.hosts() if host.partition(".")[0] not in seen]
         raise RunnerError(
-            f"{', '.join(absent)} did not say what hardware it has: {why[-500:]}",
-            remedy=f"`srun --overlap --nodes={job.num_nodes} {sys.executable} --version` in the same job must answer on each node",
+            f"{', '.join(absent)} did not report its hardware: {why[-500:]}",
+            remedy=f"`srun --overlap --nodes={job.num_nodes} {sys.executable} --version` in the same job must work on each node",
             field="cluster",
         )
     return found
@@ -79,7 +79,7 @@ def cluster_from(nodes: Sequence[Mapping[str, Any]], *, num_nodes: int) -> Clust
         return cluster_of(gpu_of(devices[0]), num_nodes=num_nodes, gpus_per_node=len(devices))
     if given := max(int(node["given_gpus"]) for node in nodes):
         raise SpecError(
-            f"Slurm gives this job {given} GPUs on each node, but no CUDA driver describes them",
+            f"Slurm gives this job {given} GPUs on each node, but there is no CUDA driver to query",
             remedy="write what they are: cluster: {gpu: NAME, num_nodes: N, gpus_per_node: G} (`autotune clusters` lists names)",
             field="cluster",
         )

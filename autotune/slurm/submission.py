@@ -46,8 +46,8 @@ def stand_in(job: SlurmDocument) -> ClusterSpec:
     """For `cluster: slurm` on the login node, where nobody knows yet what the nodes have: nodes of the usual kind. Raises `SpecError` without numbers."""
     if job.nodes is None or job.gpus_per_node is None:
         raise SpecError(
-            "with `cluster: slurm` the job must say how many nodes and GPUs it asks for, as there are none to look at on the login node",
-            remedy="write slurm: {nodes: 2, gpus_per_node: 8} (0 GPUs for nodes of CPUs), or name the cluster, e.g. h100-sxm-2x8",
+            "with `cluster: slurm` the job must set its number of nodes and GPUs, because the login node cannot see them",
+            remedy="write slurm: {nodes: 2, gpus_per_node: 8} (0 GPUs for CPU nodes), or name the cluster, e.g. h100-sxm-2x8",
             field="slurm.nodes",
         )
     if job.gpus_per_node:
@@ -67,7 +67,7 @@ def submission(
         said := {"nodes": job.nodes, "gpus_per_node": job.gpus_per_node}
     ) != dict.fromkeys(said):
         raise SpecError(
-            f"the cluster {hardware.name} says how many nodes and GPUs the job asks for, but slurm says so too",
+            f"the cluster {hardware.name} defines the job's nodes and GPUs, but slurm does too",
             remedy="leave nodes and gpus_per_node out of slurm, or write cluster: slurm",
             field="slurm.nodes",
         )
@@ -136,7 +136,7 @@ def _script(
         "# Slurm's signals reach autotune itself, which pauses the study and can continue it.",
         f"exec {autotune} tune {SPEC} --base {shlex.quote(str(base))} {where}".rstrip(),
     ]
-    comment = f"# A study of autotune. Submit it in this folder, which all nodes must see: sbatch {JOB}"
+    comment = f"# A study of autotune. Submit it in this folder, which must be visible to all nodes: sbatch {JOB}"
     return "\n".join(["#!/bin/bash", *lines, comment, *body, ""])
 
 
@@ -153,10 +153,10 @@ def write(made: Submission) -> list[Path]:
         not kept.exists() and any(made.folder.iterdir())
     ):
         what = (
-            "another study, or this one as it was before it was edited" if is_another else "files that are no study's"
+            "another study, or an earlier version of this one" if is_another else "files that do not belong to a study"
         )
         raise ConflictError(
-            f"{made.folder} holds {what}, and a study's results belong to one spec",
+            f"{made.folder} holds {what}, but a folder holds the results of one spec",
             remedy="remove or rename the folder, or give the study another `name`",
             field="name",
         )

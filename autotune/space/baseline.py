@@ -1,6 +1,6 @@
 """The config that nobody tuned: what a study has to beat.
 
-It is what a trainer does when it is told only how many GPUs there are: data parallel over all ranks, micro-batch 1, no ZeRO, no recomputation. The
+It is what a trainer does when it is told only the number of GPUs: data parallel over all ranks, micro-batch 1, no ZeRO, no recomputation. The
 precision is the first that the space lists, and each of the study's own knobs has the first value of its list.
 """
 

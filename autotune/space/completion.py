@@ -31,7 +31,7 @@ def complete(workload: Workload, asked: str | Mapping[str, Any], own: Iterable[K
     given = dict(knobs_of(asked, declared) if isinstance(asked, str) else asked)
     inside = given.pop("extra", {})
     if not isinstance(inside, Mapping):
-        raise ConfigError(f"extra must hold values by knob, but is {inside!r}", field="extra")
+        raise ConfigError(f"extra must map knobs to values, but is {inside!r}", field="extra")
     extra = {**inside, **{name: given.pop(name) for name in declared if name in given}}
     for name, value in extra.items():
         if name not in declared:

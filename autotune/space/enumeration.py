@@ -79,7 +79,7 @@ def choices_of(workload: Workload, space: SpaceSpec) -> dict[str, NDArray[np.int
     for name in space.knobs:
         if name not in FIELDS:
             raise SpecError(
-                f"no knob is called {name!r}",
+                f"there is no knob {name!r}",
                 remedy=nearest(name, FIELDS) or f"knobs: {', '.join(FIELDS)}",
                 field="space",
             )
@@ -251,7 +251,7 @@ def _codes(knob: Knob, values: Sequence[Any]) -> NDArray[np.int64]:
     if not values:
         raise SpecError(f"the knob {knob.name} must have at least one value", field=where)
     if len(values) > MAX_VALUES:
-        raise SpecError(f"a knob may have {MAX_VALUES} values, but {knob.name} has {len(values)}", field=where)
+        raise SpecError(f"a knob may have at most {MAX_VALUES} values, but {knob.name} has {len(values)}", field=where)
     for value in values:
         try:
             knob.check(value)
@@ -264,7 +264,7 @@ def _too_many(choices: Mapping[str, NDArray[np.int64]]) -> SpecError:
     total = math.prod(len(values) for values in choices.values())
     widest = sorted(choices, key=lambda name: -len(choices[name]))[:4]
     return SpecError(
-        f"a space may hold {MAX_CONFIGS:,} valid configs, but this one has more, among {total:,} combinations",
+        f"a space may have at most {MAX_CONFIGS:,} valid configs, but this one has more, among {total:,} combinations",
         remedy="narrow "
         + ", ".join(f"{name} ({len(choices[name])} values)" for name in widest if len(choices[name]) > 1),
         field="space",

@@ -48,7 +48,7 @@ def _tp_must_divide(name: str, size: Callable[[Workload], int], what: str) -> La
     def reason(w: Workload, c: ParallelConfig) -> str:
         if w.model.code is not None and "num_attention_heads" in w.model.code.guessed:
             return (
-                f"tp cuts the attention into whole heads, but tp={c.tp} and {w.model.name} does not say how many it has; "
+                f"tp splits attention by heads, but tp={c.tp} and the number of heads of {w.model.name} is unknown; "
                 f"{'give its shape' if w.model.is_counted else 'return `shapes: {num_attention_heads: ...}` from its builder'}, or use tp=1"
             )
         return (
@@ -134,23 +134,22 @@ MESH_LAWS: tuple[Law, ...] = (
         fields=("cp",),
         check=lambda w, t: (t.cp == 1) | divides(w.seq_len, 2 * t.cp),
         reason=lambda w, c: (
-            "context parallelism deals every rank two slices of the sequence (so that causal work is even): seq_len must be a multiple "
+            "context parallelism gives every rank two slices of the sequence (to balance causal attention): seq_len must be a multiple "
             f"of 2 * cp, but seq_len={w.seq_len} and cp={c.cp}; use a cp that divides {w.seq_len}/2, or another seq_len"
         ),
     ),
     Law(
         name="zero_ranks",
-        broken="ZeRO has one rank only, so nothing to shard",
+        broken="ZeRO with a single rank (nothing to shard)",
         fields=("dp", "cp", "zero_stage"),
         check=lambda w, t: (t.zero_stage == 0) | (t.dp > 1) | (t.cp > 1),
         reason=lambda w, c: (
-            f"ZeRO shards over dp * cp ranks, but zero_stage={c.zero_stage} and dp * cp = 1, which is zero_stage=0 under another name; "
-            "use zero_stage=0, or more data-parallel ranks"
+            f"ZeRO shards over dp * cp ranks, but zero_stage={c.zero_stage} and dp * cp = 1, which is the same as zero_stage=0; use zero_stage=0, or more data-parallel ranks"
         ),
     ),
     Law(
         name="zero_pipeline",
-        broken="ZeRO that would communicate for every micro-batch of a pipeline",
+        broken="ZeRO-2/3 with pipeline parallelism (would communicate for every micro-batch)",
         fields=("pp", "zero_stage"),
         check=lambda w, t: (t.zero_stage <= 1 + shards_in_pipelines(w.trainer)) | (t.pp == 1),
         reason=lambda w, c: (
@@ -163,11 +162,11 @@ MESH_LAWS: tuple[Law, ...] = (
     ),
     Law(
         name="cp_style",
-        broken="cp_style is set without context parallelism",
+        broken="cp_style without context parallelism",
         fields=("cp", "cp_style"),
         check=lambda w, t: t.is_word("cp_style", "ring") | (t.cp > 1),
         reason=lambda w, c: (
-            f"cp_style says how context parallelism attends, but cp=1 and cp_style={c.cp_style}; use cp_style=ring, or cp > 1"
+            f"cp_style needs context parallelism, but cp=1 and cp_style={c.cp_style}; use cp_style=ring, or cp > 1"
         ),
     ),
     Law(
@@ -186,28 +185,27 @@ MESH_LAWS: tuple[Law, ...] = (
         fields=("dp", "dp_replicas"),
         check=lambda w, t: t.dp % t.dp_replicas == 0,
         reason=lambda w, c: (
-            f"every copy of the shards has equally many ranks: dp_replicas must divide dp, but dp={c.dp} and dp_replicas={c.dp_replicas}; "
+            f"every replica of the shards has the same number of ranks: dp_replicas must divide dp, but dp={c.dp} and dp_replicas={c.dp_replicas}; "
             f"use {listed(divisors(c.dp, at_most=64))}"
         ),
     ),
     Law(
         name="replicas_shards",
-        broken="dp_replicas without shards to copy",
+        broken="dp_replicas without shards to replicate",
         fields=("dp", "cp", "zero_stage", "dp_replicas"),
         check=lambda w, t: (t.dp_replicas == 1) | ((t.zero_stage > 0) & (t.dp * t.cp > t.dp_replicas)),
         reason=lambda w, c: (
-            "dp_replicas are copies of what ZeRO shards: it needs zero_stage >= 1 and fewer copies than dp * cp, "
-            f"but zero_stage={c.zero_stage}, dp * cp = {c.dp * c.cp} and dp_replicas={c.dp_replicas}; "
-            "use dp_replicas=1, or zero_stage=0 for copies of everything"
+            f"dp_replicas replicates ZeRO's shards: it needs zero_stage >= 1 and fewer replicas than dp * cp, but zero_stage={c.zero_stage}, dp * cp = {c.dp * c.cp} and dp_replicas={c.dp_replicas}; "
+            "use dp_replicas=1, or zero_stage=0 to replicate everything"
         ),
     ),
     Law(
         name="ep_dispatch",
-        broken="a dispatcher of experts without expert parallelism",
+        broken="an expert dispatcher without expert parallelism",
         fields=("ep", "dispatcher"),
         check=lambda w, t: t.is_word("dispatcher", "alltoall") | (t.ep > 1),
         reason=lambda w, c: (
-            f"tokens are dispatched where experts are spread over ranks, but ep=1 and dispatcher={c.dispatcher}; "
+            f"a dispatcher needs expert parallelism, but ep=1 and dispatcher={c.dispatcher}; "
             "use dispatcher=alltoall, or ep > 1"
         ),
     ),
@@ -234,7 +232,7 @@ MESH_LAWS: tuple[Law, ...] = (
     ),
     Law(
         name="ep_ranks",
-        broken="ep does not divide the ranks that experts are spread over",
+        broken="ep does not divide the ranks that hold experts",
         fields=("tp", "dp", "cp", "ep"),
         check=lambda w, t: _expert_ranks(w, t.tp, t.dp, t.cp) % t.ep == 0,
         reason=lambda w, c: (

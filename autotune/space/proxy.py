@@ -80,8 +80,7 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
         name="gpu",
         holds=lambda target, config, held: target.cluster.gpu.name == held.gpu.name,
         reason=lambda target, config, held: (
-            "a proxy runs on the GPUs that are meant, because the constants of the cost model are those of a GPU type, "
-            f"but the target has {target.cluster.gpu.name} and your cluster has {held.gpu.name}"
+            f"a proxy must run on the target's GPU type, because the cost model's constants depend on it, but the target has {target.cluster.gpu.name} and your cluster has {held.gpu.name}"
         ),
         remedy=lambda target, config, held: f"run proxies on {target.cluster.gpu.name}",
         field="cluster",
@@ -93,7 +92,7 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
             "a proxy has the tensor degree of its target, and the group must stay on the fast link, "
             f"but tp={config.tp} and {held.domain_gpus} GPUs of {held.name} share one"
         ),
-        remedy=lambda target, config, held: f"hold a node of {config.tp} GPUs, or leave tp={config.tp} without proxies",
+        remedy=lambda target, config, held: f"use a node with {config.tp} GPUs, or accept tp={config.tp} without proxies",
         field="tp",
     ),
     ProxyLaw(
@@ -103,7 +102,7 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
             "a proxy has the tensor, context and expert degrees of its target, "
             f"but tp={config.tp}, cp={config.cp} and ep={config.ep} need {_least_ranks(target, config)} ranks and only {held.num_gpus} are available"
         ),
-        remedy=lambda target, config, held: f"hold {_least_ranks(target, config)} GPUs, or leave such configs without proxies",
+        remedy=lambda target, config, held: f"use {_least_ranks(target, config)} GPUs, or accept such configs without proxies",
         field="cluster",
     ),
 )  # fmt: skip
@@ -120,7 +119,7 @@ def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec) -> Pro
     broken = why_not(target, config)
     if broken:
         raise ConfigError(
-            f"a proxy stands for a valid config of {target.model.name} on {target.cluster.name}: {broken}"
+            f"a proxy must represent a valid config of {target.model.name} on {target.cluster.name}: {broken}"
         )
     for law in PROXY_LAWS:
         if not law.holds(target, config, held):
@@ -137,7 +136,7 @@ def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec) -> Pro
     if isinstance(found, Proxy):
         return found
     raise ConfigError(
-        f"a proxy must be valid on {held.name}, but no number of data-parallel ranks makes it so with tp={config.tp}, cp={config.cp}, ep={config.ep}"
+        f"a proxy must be valid on {held.name}, but no number of data-parallel ranks is valid with tp={config.tp}, cp={config.cp}, ep={config.ep}"
         + (f": {found}" if found else ""),
         remedy="hold more GPUs",
         field="cluster",
@@ -275,7 +274,7 @@ def stage_model(model: ModelSpec, stage: StageLayers) -> ModelSpec:
         )
     if model.num_experts and stage.dense == stage.layers:
         raise SpecError(
-            f"a stage must have a layer with experts to stand for a model with experts, but all {stage.layers} of its layers are dense",
+            f"a stage must have a layer with experts to represent a model with experts, but all {stage.layers} of its layers are dense",
             remedy="use a smaller pp",
             field="pp",
         )

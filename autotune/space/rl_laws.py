@@ -85,11 +85,11 @@ def _longest_law(knob: str) -> Law:
 RL_LAWS: tuple[Law, ...] = (
     Law(
         name="rl_split",
-        broken="GPUs that generate and GPUs that train are more than the cluster has",
+        broken="generating and training GPUs together exceed the cluster",
         fields=("rollout_gpus", "tp", "pp", "dp", "cp"),
         check=_generates(lambda w, t: t.world_size + _values(w, t, "rollout_gpus") <= w.cluster.num_gpus),
         reason=lambda w, c: (
-            f"{c.world_size} GPUs that train and rollout_gpus={_value(w, c, 'rollout_gpus')} must fit the cluster, but {w.cluster.name} has {w.cluster.num_gpus}; "
+            f"{c.world_size} training GPUs and rollout_gpus={_value(w, c, 'rollout_gpus')} must fit the cluster, but {w.cluster.name} has {w.cluster.num_gpus}; "
             "use fewer of either"
         ),
     ),
@@ -99,13 +99,13 @@ RL_LAWS: tuple[Law, ...] = (
         fields=("rollout_gpus", "staleness", "tp"),
         check=_generates(lambda w, t: (_values(w, t, "rollout_gpus") > 0) | (_values(w, t, "staleness") == 0)),
         reason=lambda w, c: (
-            f"engine and trainer take turns where rollout_gpus=0, so nothing is generated while the policy is updated, but staleness={_value(w, c, 'staleness')}; "
+            f"with rollout_gpus=0 engine and trainer alternate, so staleness must be 0, but staleness={_value(w, c, 'staleness')}; "
             "use staleness=0, or rollout_gpus above 0"
         ),
     ),
     Law(
         name="rl_engines",
-        broken="rollout_tp does not divide the GPUs that generate, or the attention heads",
+        broken="rollout_tp does not divide the generating GPUs or the attention heads",
         fields=("rollout_tp", "rollout_gpus", "tp", "pp", "dp", "cp"),
         check=_generates(
             lambda w, t: (
@@ -114,18 +114,17 @@ RL_LAWS: tuple[Law, ...] = (
             )
         ),
         reason=lambda w, c: (
-            f"rollout_tp must divide the GPUs that generate and the attention heads, but rollout_tp={_value(w, c, 'rollout_tp')}, "
+            f"rollout_tp must divide the generating GPUs and the attention heads, but rollout_tp={_value(w, c, 'rollout_tp')}, "
             f"GPUs={_value(w, c, 'rollout_gpus') or c.world_size} and num_attention_heads={w.model.num_attention_heads}"
         ),
     ),
     Law(
         name="rl_told",
-        broken="the speed of generation with this rollout_tp was not told",
+        broken="the generation speed with this rollout_tp is not given",
         fields=("rollout_tp", "tp"),
         check=_generates(lambda w, t: _told(w, _values(w, t, "rollout_tp"))),
         reason=lambda w, c: (
-            f"how fast rollout_tp={_value(w, c, 'rollout_tp')} generates is told, never modelled, but rollout.tokens_per_s_per_gpu is told for "
-            f"tp={_told_degrees(w)}; measure it and write {{TP: TOKENS_PER_S, ...}}"
+            f"the generation speed of rollout_tp={_value(w, c, 'rollout_tp')} is not modelled, and rollout.tokens_per_s_per_gpu only has tp={_told_degrees(w)}; measure it and write {{TP: TOKENS_PER_S, ...}}"
         ),
     ),
     Law(
@@ -140,11 +139,11 @@ RL_LAWS: tuple[Law, ...] = (
     ),
     Law(
         name="rl_micro_batch",
-        broken="micro_batch_size beside micro-batches that are packed by tokens",
+        broken="micro_batch_size with micro-batches packed by tokens",
         fields=("micro_batch_tokens", "micro_batch_size"),
         check=lambda w, t: np.asarray((_values(w, t, "micro_batch_tokens") == 0) | (t.micro_batch_size == 1)),
         reason=lambda w, c: (
-            f"micro-batches are packed up to micro_batch_tokens={_value(w, c, 'micro_batch_tokens')}, so their number of sequences is none of the config's, but "
+            f"micro-batches are packed up to micro_batch_tokens={_value(w, c, 'micro_batch_tokens')}, so micro_batch_size must be 1, but "
             f"micro_batch_size={c.micro_batch_size}; use micro_batch_size=1, or micro_batch_tokens=0"
         ),
     ),

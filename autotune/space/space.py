@@ -132,13 +132,13 @@ class SearchSpace:
             return None
         if self.spec is None:
             broken = why_not(self.workload, config)
-            return broken or f"the space is a list of {len(self)} configs, and {config} is none of them"
+            return broken or f"the space is a list of {len(self)} configs, and {config} is not among them"
         broken = why_outside(self.workload, self.spec, config)
         if broken:
             return broken
         if self.launchable is not None and (broken := self.launchable.why_not(self.workload, config)):
             return broken
-        raise AssertionError(f"{config} obeys every law and knob, but was not enumerated")
+        raise AssertionError(f"{config} satisfies every rule and knob, but was not enumerated")
 
     @property
     def knobs(self) -> Mapping[str, tuple[Any, ...]]:
@@ -192,7 +192,7 @@ def why_outside(workload: Workload, space: SpaceSpec, config: ParallelConfig) ->
             return f"the space gives {name} the values {listed}, but {given}; add it to the space's knobs"
     for name in config.extra:
         if name not in declared:
-            return f"{name} is no knob of this study; declare it under `knobs`"
+            return f"{name} is not a knob of this study; declare it under `knobs`"
     return None
 
 
@@ -201,9 +201,9 @@ def _nothing_launchable(
 ) -> InfeasibleError:
     counts = ", ".join(f"{name} {count:,}" for name, count in sorted(cut.items(), key=lambda item: -item[1]))
     return InfeasibleError(
-        f"the trainer {launchable.trainer.name} can launch none of the {len(table):,} valid configs of the space {space.name!r} for "
+        f"the trainer {launchable.trainer.name} cannot launch any of the {len(table):,} valid configs in the space {space.name!r} for "
         f"{workload.model.name} ({counts}); for example {table[0]}: {launchable.why_not(workload, table[0])}",
-        remedy="widen the space by what the trainer can do, or choose another trainer",
+        remedy="add values that the trainer supports to the space, or choose another trainer",
         field="trainer",
     )
 

@@ -46,11 +46,11 @@ def _goes_with_bf16(workload: Workload, table: ConfigTable) -> Mask:
 STEP_LAWS: tuple[Law, ...] = (
     Law(
         name="pp_split",
-        broken="pp_split is set without a pipeline",
+        broken="pp_split without a pipeline",
         fields=("pp", "pp_split"),
         check=lambda w, t: t.is_word("pp_split", "layers") | _pipelined(t),
         reason=lambda w, c: (
-            f"pp_split says how layers are dealt to pipeline stages, but pp=1 and pp_split={c.pp_split}; use pp_split=layers, or pp > 1"
+            f"pp_split needs pipeline stages, but pp=1 and pp_split={c.pp_split}; use pp_split=layers, or pp > 1"
         ),
     ),
     Law(
@@ -66,17 +66,17 @@ STEP_LAWS: tuple[Law, ...] = (
     ),
     Law(
         name="pp_schedule",
-        broken="a pipeline schedule is set without a pipeline",
+        broken="a pipeline schedule without a pipeline",
         fields=("pp", "pp_schedule", "virtual_stages"),
         check=lambda w, t: _pipelined(t) | (t.is_word("pp_schedule", "1f1b") & (t.virtual_stages == 1)),
         reason=lambda w, c: (
-            "without a pipeline there is nothing to schedule: pp=1 goes with pp_schedule=1f1b and virtual_stages=1, "
+            "without a pipeline there is nothing to schedule: pp=1 needs pp_schedule=1f1b and virtual_stages=1, "
             f"but pp_schedule={c.pp_schedule} and virtual_stages={c.virtual_stages}; leave both at their defaults, or use pp > 1"
         ),
     ),
     Law(
         name="pp_virtual_stages",
-        broken="virtual_stages does not go with the pipeline schedule",
+        broken="virtual_stages does not match the pipeline schedule",
         fields=("pp", "pp_schedule", "virtual_stages"),
         check=lambda w, t: ~_pipelined(t) | (_interleaved(t) == (t.virtual_stages > 1)),
         reason=lambda w, c: (
@@ -138,7 +138,7 @@ STEP_LAWS: tuple[Law, ...] = (
         fields=("pp", "accumulation_steps"),
         check=lambda w, t: t.accumulation_steps >= np.where(_pipelined(t), t.pp, 1),
         reason=lambda w, c: (
-            "a pipeline needs a micro-batch for each of its ranks: accumulation_steps must be at least pp, "
+            "a pipeline needs at least one micro-batch per rank: accumulation_steps must be at least pp, "
             f"but accumulation_steps={c.accumulation_steps} and pp={c.pp}; use a smaller micro_batch_size, or a smaller pp"
         ),
     ),
@@ -175,7 +175,7 @@ STEP_LAWS: tuple[Law, ...] = (
     ),
     Law(
         name="pure_bf16",
-        broken="the precision is not one of weights in bf16",
+        broken="the precision does not match weights in bf16",
         fields=("precision",),
         check=_goes_with_bf16,
         reason=lambda w, c: (

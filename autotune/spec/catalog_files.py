@@ -35,7 +35,7 @@ def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
     names = entry_names(kind)
     if name not in names:
         raise CatalogError(
-            f"no {_KINDS[kind]} is called {name!r}",
+            f"there is no {_KINDS[kind]} {name!r}",
             remedy=nearest(name.rpartition("/")[2], names) or f"`autotune {_LISTED_BY[kind]}` lists all {len(names)}",
             field=field,
         )

@@ -50,23 +50,23 @@ class GpuSpec:
     memory_bytes: float
     """device memory, bytes"""
     peak_flops_per_s: Mapping[str, float]
-    """dense peak by precision, FLOP/s; a precision that is absent is not supported"""
+    """dense peak by precision, FLOP/s; an absent precision is not supported"""
     memory_bytes_per_s: float
     """device-memory bandwidth, bytes/s"""
     host_bytes_per_s: float = 64e9
-    """bandwidth of its link to the memory of its host, bytes/s in one direction; PCIe 5.0 x16 where nothing is stated"""
+    """bandwidth of its link to host memory, bytes/s in one direction; default: PCIe 5.0 x16"""
     measured_flops_per_s: Mapping[str, float] = field(default_factory=dict)
-    """largest rate of a dense matmul that anybody measured, by precision, FLOP/s; a precision that is absent was not measured"""
+    """largest known measured rate of a dense matmul, by precision, FLOP/s; an absent precision was not measured"""
     usual_fabric: str = ""
-    """kind of network that usually joins nodes of such GPUs, one of `FABRICS`; empty: not known"""
+    """usual network between nodes with this GPU, one of `FABRICS`; empty: unknown"""
     source: str = ""
     """source of the figures"""
     usd_per_hour: float | None = None
     """price of one GPU for one hour, if known"""
     power_watts: float | None = None
-    """board power under load, W, if known: its limit where one is set"""
+    """board power under load, W, if known: its limit if one is set"""
     rated_watts: float | None = None
-    """limit of power at which the datasheet's peak and `measured_flops_per_s` hold, W, where `power_watts` is below it; None: they hold at `power_watts`"""
+    """power at which the datasheet's peak and `measured_flops_per_s` hold, W, if `power_watts` is lower; None: they hold at `power_watts`"""
 
     def __post_init__(self) -> None:
         figure("memory_bytes", self.memory_bytes)
@@ -82,7 +82,7 @@ class GpuSpec:
             for precision, rate in rates.items():
                 if precision not in PRECISIONS:
                     raise SpecError(
-                        f"{name} has no precision called {precision!r}",
+                        f"{name} has no precision {precision!r}",
                         remedy=f"use {', '.join(PRECISIONS)}",
                         field=name,
                     )
@@ -92,7 +92,7 @@ class GpuSpec:
                 raise SpecError(
                     f"measured_flops_per_s.{precision} must be at most the peak, but is {rate:g} and the peak is "
                     f"{self.peak_flops_per_s.get(precision, 0.0):g}",
-                    remedy="give the dense peak of the datasheet, in FLOP/s",
+                    remedy="give the datasheet's dense peak, in FLOP/s",
                     field="measured_flops_per_s",
                 )
 
@@ -152,7 +152,7 @@ class LinkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """`num_nodes` equal nodes of `gpus_per_node` GPUs."""
+    """`num_nodes` identical nodes with `gpus_per_node` GPUs each."""
 
     name: str
     """its name; GPU-NODESxGPUS for catalog clusters"""
@@ -167,7 +167,7 @@ class ClusterSpec:
     inter_node: LinkSpec = field(default_factory=lambda: LinkSpec(latency_s=10e-6, bytes_per_s=25e9))
     """link between GPUs of two domains"""
     gpus_per_domain: int = 0
-    """GPUs that the intra_node link joins, where it reaches beyond a node (72 in a GB200 NVL72 rack); 0: those of a node"""
+    """GPUs joined by the intra_node link, if it reaches beyond a node (72 in a GB200 NVL72 rack); 0: those of a node"""
     cores_per_node: int | None = None
     """cores that the ranks of a node share, for ranks that are CPU processes; None if not known"""
 
@@ -185,16 +185,16 @@ class ClusterSpec:
 
     @property
     def nodes_per_domain(self) -> int:
-        """Whole nodes that the intra_node link joins; 1 on most clusters."""
+        """Whole nodes joined by the intra_node link; 1 on most clusters."""
         return min(max(1, self.gpus_per_domain // self.gpus_per_node), self.num_nodes)
 
     @property
     def domain_gpus(self) -> int:
-        """GPUs of the largest group that no slower link than intra_node joins: a node, or the nodes of a domain."""
+        """GPUs of the largest group joined by the intra_node link: a node, or the nodes of a domain."""
         return self.nodes_per_domain * self.gpus_per_node
 
     def domain_ranks(self, world: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Ranks of a job of `world` ranks in each domain: it takes equally many whole nodes of each domain that it needs.
+        """Ranks per domain of a job of `world` ranks. The job takes the same number of whole nodes in each domain it needs.
 
         64 or 256 nodes over domains of 18 take 16 of each, so that no group of a power of two straddles domains (Slurm's `--segment=16`). Where only
         small shares divide the nodes, as with 37, it takes as few domains as can hold it.
@@ -212,9 +212,9 @@ class ClusterSpec:
 
     @classmethod
     def of(cls, gpu: str | GpuSpec, *, num_nodes: int = 1, gpus_per_node: int = 8) -> ClusterSpec:
-        """A cluster of a catalog GPU (or of your own) with the links that come with it; `ClusterSpec.of("h100-sxm-4x8")` names the sizes at once.
+        """A cluster of a catalog GPU (or your own) with its links; `ClusterSpec.of("h100-sxm-4x8")` names the sizes at once.
 
-        A GPU that is not in the catalog gets the default links of this class: give your own with `dataclasses.replace`.
+        A GPU outside the catalog gets this class's default links; set your own with `dataclasses.replace`.
         """
         if isinstance(gpu, str):
             has_sizes = gpu not in entry_names("gpus") and gpu.rpartition("-")[2].replace("x", "").isdigit()
@@ -236,14 +236,14 @@ class ClusterSpec:
         found = _CLUSTER_NAME.fullmatch(name)
         if not found:
             raise CatalogError(
-                f"no cluster is called {name!r}",
+                f"there is no cluster {name!r}",
                 remedy=nearest(name, [f"{gpu}-1x8" for gpu in gpus])
                 or "write GPU-NODESxGPUS, e.g. h100-sxm-4x8 for 4 nodes of 8",
                 field="cluster",
             )
         if found["gpu"] not in gpus:
             raise CatalogError(
-                f"no GPU is called {found['gpu']!r} (in cluster {name!r})",
+                f"there is no GPU {found['gpu']!r} (in cluster {name!r})",
                 remedy=nearest(found["gpu"], gpus) or f"there are {', '.join(gpus)}",
                 field="cluster",
             )

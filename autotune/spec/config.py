@@ -60,7 +60,7 @@ NO_EXTRA = Extra()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig(Plain):
-    """How a model is spread over ranks and how a step is cut up."""
+    """How a model is distributed over ranks and how a step is divided."""
 
     tp: int = knob("degree", 1, "tensor-parallel degree", label="tp{}", unit="ranks", always_shown=True)
     pp: int = knob("degree", 1, "pipeline-parallel degree", label="pp{}", unit="ranks", always_shown=True)
@@ -129,22 +129,21 @@ class ParallelConfig(Plain):
     pp_split: str = knob(
         "word",
         "layers",
-        "what a pipeline is cut by: layers (the decoder layers alone are counted) or edges (embedding and loss count as one layer each)",
+        "how a pipeline is split: layers (count only decoder layers) or edges (embedding and loss count as one layer each)",
         values=("layers", "edges"),
         label="{}-split",
     )
     loss: str = knob(
         "word",
         "own",
-        "how the loss is computed: own (as the trainer does by itself), full (all logits at once), chunked (along the sequence) "
-        "or fused (one kernel that keeps no copy in fp32)",
+        "how the loss is computed: own (the trainer's default), full (all logits at once), chunked (along the sequence) or fused (one kernel without an fp32 copy)",
         values=("own", "full", "chunked", "fused"),
         label="{}-loss",
     )
     cp_style: str = knob(
         "word",
         "ring",
-        "how context parallelism attends: ring (keys and values go around), heads (all-to-all over heads, Ulysses) or gather (keys and "
+        "how context parallelism attends: ring (keys and values are passed around), heads (all-to-all over heads, Ulysses) or gather (keys and "
         "values are gathered)",
         values=("ring", "heads", "gather"),
         label="{}-cp",
@@ -152,7 +151,7 @@ class ParallelConfig(Plain):
     activation_budget: int = knob(
         "number",
         100,
-        "saved activations that the compiler keeps, the rest is recomputed (torch._functorch.config.activation_memory_budget)",
+        "percentage of saved activations that the compiler keeps; the rest is recomputed (torch._functorch.config.activation_memory_budget)",
         values=(100, 80, 60, 40, 20, 0),
         label="budget{}",
         unit="percent",
@@ -165,7 +164,7 @@ class ParallelConfig(Plain):
         label="{}-offload",
     )
     async_tp: bool = knob(
-        "flag", False, "tensor-parallel collectives cut up and overlapped with their matrix products", label="async-tp"
+        "flag", False, "tensor-parallel collectives split and overlapped with their matrix products", label="async-tp"
     )
     cuda_graph: str = knob(
         "word",
@@ -208,12 +207,12 @@ class ParallelConfig(Plain):
         return getattr(self, name) if name in KNOBS else self.extra.get(name)
 
     def values(self) -> dict[str, Any]:
-        """All its knobs by name: those of every config, then the study's own."""
+        """All its knobs by name: the built-in ones, then the study's own."""
         return {**{name: getattr(self, name) for name in FIELDS}, **self.extra}
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> ParallelConfig:
-        """The config of `values()`: names that no config has by itself are the study's own knobs."""
+        """The config from `values()`; unknown names are the study's own knobs."""
         fixed = {name: value for name, value in values.items() if name in KNOBS}
         return cls(**fixed, extra=Extra({name: value for name, value in values.items() if name not in KNOBS}))
 
@@ -228,7 +227,7 @@ class ParallelConfig(Plain):
         return f"{KEY_VERSION}:{json.dumps(values, sort_keys=True, separators=(',', ':'))}"
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain JSON values; `extra` only where the study has knobs of its own."""
+        """All fields as plain JSON values; `extra` only if the study has its own knobs."""
         values = {name: getattr(self, name) for name in FIELDS}
         return {**values, "extra": dict(self.extra)} if self.extra else values
 
@@ -266,7 +265,7 @@ SCHEDULES: tuple[str, ...] = KNOBS["pp_schedule"].values
 def unknown_knob(name: Any, known: Mapping[str, Knob] = KNOBS) -> ConfigError:
     """The error for a knob that does not exist, with the nearest that does."""
     remedy = nearest(name, known) or f"knobs: {', '.join(known)}"
-    return ConfigError(f"no knob is called {name!r}", remedy=remedy, field=str(name))
+    return ConfigError(f"there is no knob {name!r}", remedy=remedy, field=str(name))
 
 
 def config_label(config: ParallelConfig) -> str:
@@ -336,19 +335,17 @@ def _of_label(word: str) -> tuple[str, Any]:
         elif counted := re.fullmatch(re.escape(declared.label).replace(r"\{\}", r"(\d+)"), word):
             return declared.name, int(counted[1])
     raise ConfigError(
-        f"{word!r} has no '=' and is no word of a config's label",
+        f"{word!r} has no '=' and is not part of a config's label",
         remedy="write tp=2,pp=1,dp=4,... or paste a label such as tp2 pp1 dp4 mb8 acc1 bf16",
     )
 
 
 def _checked_extra(values: Any) -> Extra:
     if not isinstance(values, Mapping):
-        raise ConfigError(f"extra must hold values by knob, but is {values!r}", field="extra")
+        raise ConfigError(f"extra must map knobs to values, but is {values!r}", field="extra")
     for name, value in values.items():
         if name in KNOBS:
-            raise ConfigError(
-                f"{name} is a knob of every config, but stands in extra", remedy=f"set {name} itself", field="extra"
-            )
+            raise ConfigError(f"{name} is a built-in knob, but is in extra", remedy=f"set {name} itself", field="extra")
         if not isinstance(value, bool | int | float | str):
             raise ConfigError(
                 f"extra.{name} must be a number, a word, true or false, but is {value!r}", field=f"extra.{name}"

@@ -44,12 +44,12 @@ class Failures:
     restart_s: float
     """seconds from a failure to training again"""
     replicas: int = 1
-    """groups that hold the same weights and can go on without each other"""
+    """groups with the same weights that can continue without each other"""
 
     def __post_init__(self) -> None:
         if self.checkpoint_s is None and (self.checkpoint_bytes is None or self.write_bytes_per_s is None):
             raise SpecError(
-                "what a checkpoint costs is not said: neither its seconds, nor its size with the bandwidth of the storage",
+                "the cost of a checkpoint is missing: give its seconds, or its size and the bandwidth of the storage",
                 remedy="say failures.checkpoint_s, e.g. 60 s, or checkpoint_bytes and write_bytes_per_s",
                 field="failures.checkpoint_s",
             )
@@ -112,10 +112,7 @@ class CheckpointPolicy(Plain):
     def text(self) -> str:
         """In words."""
         steps = f" ({self.interval_steps:,} steps)" if self.interval_steps else ""
-        return (
-            f"checkpoints: cheapest every {format_duration(self.interval_s)}{steps}; {self.lost_share:.1%} of the time is lost to saving, work done again and "
-            f"restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"
-        )
+        return f"checkpoints: cheapest every {format_duration(self.interval_s)}{steps}; {self.lost_share:.1%} of the time is lost to saving, repeated work and restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"
 
 
 def policy_for(study: Study, config: ParallelConfig, step_s: float | None) -> CheckpointPolicy | None:

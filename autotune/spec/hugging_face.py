@@ -117,13 +117,13 @@ def _is_named(family: str) -> bool:
 def _family(name: str, document: Document) -> Family:
     if name in NOT_DECODERS or document.get("is_encoder_decoder"):
         raise SpecError(
-            f"the model's config.json is of {name or 'an encoder-decoder'}, which is no decoder-only transformer",
+            f"the model's config.json is of {name or 'an encoder-decoder'}, which is not a decoder-only transformer",
             remedy="give the model's fields inline if it is trained like one",
             field="model",
         )
     if name in APART:
         raise SpecError(
-            f"the family {name!r} of the model's config.json {APART[name]}: as a decoder of equal layers it would be misread",
+            f"the family {name!r} of the model's config.json {APART[name]}: a decoder of equal layers would misrepresent it",
             remedy=BUILT,
             field="model",
         )
@@ -131,7 +131,7 @@ def _family(name: str, document: Document) -> Family:
         known = (*FAMILIES, *ALIKE)
         near = nearest(name, known)
         raise SpecError(
-            f"the family {name!r} of the model's config.json is not known; known are {', '.join(sorted(known))}",
+            f"the family {name!r} of the model's config.json is not supported; supported are {', '.join(sorted(known))}",
             remedy=f"{near}; else {BUILT}" if near else BUILT,
             field="model",
         )
@@ -157,7 +157,7 @@ def _of_all_layers(key: str, value: Any) -> Any:
         return value
     if len(set(value)) > 1:
         raise SpecError(
-            f"{key} of the model's config.json differs from layer to layer, {min(value)} to {max(value)}, but a shape has one for all",
+            f"{key} of the model's config.json differs from layer to layer, {min(value)} to {max(value)}, but a shape has only one value",
             remedy=BUILT,
             field="model",
         )
@@ -170,7 +170,7 @@ def _refuse_other_layers(document: Document) -> None:
         others = sorted({*map(str, listed)} - _ATTENDING) if isinstance(listed, list) else []
         if others:
             raise SpecError(
-                f"{key} of the model's config.json has {', '.join(others)}, but only layers that attend are known",
+                f"{key} of the model's config.json has {', '.join(others)}, but only attention layers are supported",
                 remedy=BUILT,
                 field="model",
             )
@@ -181,7 +181,7 @@ def _refuse_unread(name: str, read: set[str], document: Document) -> None:
         plain = isinstance(value, int | float | list) and bool(value)
         if plain and key not in read and _SHAPE.search(key) and not _HARMLESS.search(key):
             raise SpecError(
-                f"the model's config.json has {key}={value!r:.40}, which no {name} model is known to have: its shape would be misread",
-                remedy=f"remove the key if it changes no weights, else {INLINE}",
+                f"the model's config.json has {key}={value!r:.40}, which is not known for {name} models, so its shape would be misread",
+                remedy=f"remove the key if it changes no weights, otherwise {INLINE}",
                 field="model",
             )

@@ -37,7 +37,7 @@ class Family:
     gated_mlp: bool = True
     """three-matrix MLP"""
     tied: bool = False
-    """whether the output projection shares the embedding where the file does not say"""
+    """whether the output projection shares the embedding if the file does not say"""
     positions: str = ""
     """key of the number of learnt positions; empty where positions have no weights"""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Family:
     keys: Mapping[str, str] = field(default_factory=dict)
     """the family's own names of usual keys; `a.b` is b inside of a"""
     has_class: bool = True
-    """whether transformers has a class for it; else the code is beside the checkpoint"""
+    """whether transformers has a class for it; otherwise the code comes with the checkpoint"""
 
 
 _LLAMA = Family(reads=("mlp_bias",))
@@ -262,7 +262,7 @@ FAMILIES: Mapping[str, Family] = {
 """What is known, by `model_type`."""
 
 _NO_ATTENTION = "mixes state-space, linear or convolution layers with attention"
-_INDEXED = "attends to tokens that an indexer chooses"
+_INDEXED = "attends to tokens chosen by an indexer"
 _SEVERAL_WIDTHS = "has layers of several widths"
 APART: Mapping[str, str] = {
     **dict.fromkeys(
@@ -275,11 +275,11 @@ APART: Mapping[str, str] = {
     ),
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _INDEXED),
     **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "nemotron-nas", "openelm"), _SEVERAL_WIDTHS),
-    **dict.fromkeys(("afmoe", "laguna"), "multiplies the output of its attention by gates, which are weights of their own"),
+    **dict.fromkeys(("afmoe", "laguna"), "multiplies its attention output by gates with their own weights"),
     "gemma3n_text": "has several residual streams and an embedding in every layer",
     "longcat_flash": "has two attentions in a layer, and experts that compute nothing",
-    "mllama_text_model": "attends to images in some layers, which have weights of their own",
+    "mllama_text_model": "attends to images in some layers with separate weights",
     "jetmoe": "has experts in its attention",
-    "arctic": "has a dense MLP beside the experts of each layer, with norms of its own",
+    "arctic": "has a dense MLP with its own norms beside the experts of each layer",
 }  # fmt: skip
 """What sets apart the layers of families that no shape describes, by `model_type`."""

@@ -2,7 +2,7 @@
 
 Each function takes the file with the defaults of its family, and the fields of `ModelSpec` so far, and returns the fields that change.
 
-What transformers' own classes bring for parallel training: a plan for tensor parallelism, and places where a pipeline can cut them.
+What transformers' own classes bring for parallel training: a plan for tensor parallelism, and places where a pipeline can split them.
 
 A class counts as having a tensor plan when all its entries are of a style that the native trainer applies; plans of experts are not among them. Apertus is left out:
 its activation learns two figures, whose gradients no rank has whole.
@@ -22,8 +22,8 @@ Document = Mapping[str, Any]
 INLINE = "give the model's fields inline: num_layers, hidden_size, num_attention_heads, vocab_size, ..."
 """remedy for a file that cannot be read"""
 BUILT = (
-    "write `model: {hf: PATH}` with transformers installed, which builds the class and counts it, or {module: ...} for code of yours; "
-    f"else, for an approximation, {INLINE}"
+    "write `model: {hf: PATH}` with transformers installed, which builds the class and counts it, or {module: ...} for your own code; "
+    f"otherwise, for an approximation, {INLINE}"
 )
 """remedy for a file whose layers no shape describes"""
 
@@ -44,12 +44,12 @@ def _latent_attention(asked: Document) -> dict[str, Any]:
 
 
 def first_dense(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """Experts in all layers but the first few, with experts that every token visits beside them (DeepSeek, GLM, Kimi)."""
+    """Experts in all layers but the first few, with shared experts beside them (DeepSeek, GLM, Kimi)."""
     if not fields.get("num_experts"):
         return {}
     if asked.get("moe_layer_freq", 1) != 1:
         raise SpecError(
-            f"moe_layer_freq must be 1, but is {asked['moe_layer_freq']}: other patterns of experts are not known",
+            f"moe_layer_freq must be 1, but is {asked['moe_layer_freq']}: other patterns of experts are not supported",
             remedy=INLINE,
             field="model",
         )
@@ -72,7 +72,7 @@ def ernie_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
     last, end = fields["num_layers"] - 1, asked.get("moe_layer_end_index", -1)
     if end != -1 and end < last:
         raise SpecError(
-            f"moe_layer_end_index must be that of the last layer, {last}, but is {end}: dense layers behind those with experts are not known",
+            f"moe_layer_end_index must be that of the last layer, {last}, but is {end}: dense layers after those with experts are not supported",
             remedy=INLINE,
             field="model",
         )
@@ -94,7 +94,7 @@ def granite_hybrid(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
     """Granite 4 in the sizes that attend in every layer; the others have `mamba` among their `layer_types`, and a file that lists none has no other."""
     if not isinstance(asked.get("layer_types", asked.get("layers_block_type")), list):
         raise SpecError(
-            "layer_types must list the kind of each layer, but the file has none: its class takes all to be state-space layers",
+            "layer_types must list the kind of each layer, but the file has none, so its class would treat all as state-space layers",
             remedy=BUILT,
             field="model",
         )

@@ -51,7 +51,7 @@ class Knob:
     values: tuple[Any, ...] = ()
     """what a number, word or flag may be, in the order of their codes; empty for degrees and counts"""
     label: str = "{}"
-    """how a value is written in labels, with {} for the value: `tp{}`, `{}-recompute`; for a flag the word that stands for true"""
+    """how a value is written in labels, with {} for the value: `tp{}`, `{}-recompute`; for a flag, the word for true"""
     short: Mapping[str, str] = field(default_factory=dict)
     """words that labels shorten"""
     unit: str = ""
@@ -72,7 +72,7 @@ class Knob:
         where = f"knobs.{name}"
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise SpecError(
-                f"the name of a knob must be lower-case letters, digits and _, 40 at most, but is {name!r}",
+                f"the name of a knob must be at most 40 lower-case letters, digits and _, but is {name!r}",
                 field="knobs",
             )
         if not values:
@@ -81,7 +81,7 @@ class Knob:
         if kind is None:
             raise SpecError(
                 f"the values of the knob {name} must be all numbers, all words, or true and false, but are {list(values)!r:.80}",
-                remedy="a word has no blank, comma or =, and 100 characters at most",
+                remedy="a word must have no blank, comma or =, and at most 100 characters",
                 field=where,
             )
         if kind == "flag":

@@ -35,9 +35,9 @@ class KnobUse:
     neutral: Mapping[str, str] = field(default_factory=dict)
     """why a knob changes nothing there, by name"""
     cannot: Mapping[str, str] = field(default_factory=dict)
-    """why a knob must keep its default there, by name; `recompute=norm` speaks of one value of a knob that is read"""
+    """why a knob must keep its default there, by name; `recompute=norm` refers to one value of a knob that is read"""
     own_knobs_neutral: str = ""
-    """why the knobs that a single study adds change nothing there; empty: they are refused"""
+    """why a study's own knobs change nothing there; empty: they are refused"""
 
     def forgotten(self) -> tuple[Knob, ...]:
         """The knobs that it neither reads nor declares neutral or impossible."""
@@ -58,15 +58,15 @@ class KnobUse:
             for name in sorted(self.reads | self.neutral.keys() | whole)
         }
         return (
-            *(f"the {self.part} declares {name}, which is no knob" for name in strange),
+            *(f"the {self.part} declares {name}, which is not a knob" for name in strange),
             *(f"{name}: the {self.part} {' and '.join(said)}" for name, said in twice.items() if len(said) > 1),
             *(
-                f"the {self.part} says that it cannot {name}={value}, which {name} is never"
+                f"the {self.part} declares that it cannot {name}={value}, which {name} is never"
                 for name, value in sorted(single)
                 if name in KNOBS and value not in map(KNOBS[name].text, KNOBS[name].values)
             ),
             *(
-                f"the {self.part} says that it cannot {name}={value}, but does not read {name}"
+                f"the {self.part} declares that it cannot {name}={value}, but does not read {name}"
                 for name, value in sorted(single)
                 if name not in self.reads
             ),
@@ -86,7 +86,9 @@ class KnobUse:
                 self._check_value(knob, value, forgotten)
         for name in config.extra if not self.own_knobs_neutral else ():
             raise ConfigError(
-                f"the {self.part} does not know the study's own knob {name}", remedy=own_knob_remedy(name), field=name
+                f"the {self.part} does not support the study's own knob {name}",
+                remedy=own_knob_remedy(name),
+                field=name,
             )
 
     def check_table(self, table: ConfigTable) -> None:
@@ -124,15 +126,15 @@ class KnobUse:
             )
         if forgotten:
             raise ConfigError(
-                f"the {self.part} does not know {knob.name}, but it is {knob.text(value)}",
-                remedy=f"leave {knob.name} at {knob.text(knob.default)}, or teach the {self.part} what it means (see {__name__})",
+                f"the {self.part} does not support {knob.name}, but it is {knob.text(value)}",
+                remedy=f"leave {knob.name} at {knob.text(knob.default)}, or add support to the {self.part} (see {__name__})",
                 field=knob.name,
             )
 
 
 def own_knob_remedy(name: str) -> str:
     """What to do where a study's own knob cannot be carried."""
-    return f"use a trainer of kind command, whose argv or env carries it to your program by the placeholder {{{name}}}"
+    return f"use a trainer of kind command, whose argv or env passes it to your program with the placeholder {{{name}}}"
 
 
 def _split(cannot: Mapping[str, str]) -> tuple[set[str], set[tuple[str, str]]]:

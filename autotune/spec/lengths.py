@@ -38,13 +38,13 @@ class Lengths:
     values: tuple[float, ...]
     """tokens, >= 0"""
     most: float = 0.0
-    """tokens of the longest that may come, where that is more than the last value"""
+    """tokens of the longest possible sequence, where that is more than the last value"""
     assumed: str = ""
     """what was assumed about them, in words; empty: nothing"""
 
     def __post_init__(self) -> None:
         if not self.values or min(self.values) < 0 or not all(map(math.isfinite, self.values)):
-            raise SpecError("lengths must be numbers of tokens, 0 or more, and there must be one at least")
+            raise SpecError("lengths must be numbers of tokens, 0 or more, and there must be at least one")
 
     @property
     def mean(self) -> float:
@@ -76,7 +76,7 @@ class Lengths:
         where = sorted(counts)
         weights = np.array([counts[length] for length in where], dtype=np.float64)
         if not len(weights) or weights.min() < 0 or weights.sum() <= 0:
-            raise SpecError("a histogram must count one length at least, and no count may be below 0")
+            raise SpecError("a histogram must have at least one length, and no count may be below 0")
         ends = np.cumsum(weights) / weights.sum()
         picked = np.searchsorted(ends, (np.arange(POINTS) + 0.5) / POINTS, side="left")
         values = tuple(float(where[min(int(i), len(where) - 1)]) for i in picked)
@@ -99,7 +99,7 @@ class Lengths:
         values = [length for _, length in knots]
         if any(later < earlier for earlier, later in pairwise(values)):
             said = ", ".join(f"p{p:g}={length:g}" for p, length in knots)
-            raise SpecError(f"lengths must not fall as percentiles rise, but {said}")
+            raise SpecError(f"lengths must not decrease as percentiles increase, but {said}")
         sigma = _spread(knots)
         if knots[0][0] > _LOWEST:
             knots.insert(0, (_LOWEST, _beyond(knots[0], 0.5 / POINTS, sigma)))
@@ -107,7 +107,7 @@ class Lengths:
         if knots[-1][0] < _HIGHEST:
             longest = _beyond(knots[-1], 1.0 - 0.5 / POINTS, sigma)
             knots.append((_HIGHEST, longest))
-            assumed = f"the longest sequence has {longest:,.0f} tokens (`max` was not told)"
+            assumed = f"the longest sequence has {longest:,.0f} tokens (`max` is not given)"
         shares = (np.arange(POINTS) + 0.5) / POINTS
         ends = np.array([p / 100.0 for p, _ in knots])
         place = np.clip(np.searchsorted(ends, shares, side="right") - 1, 0, len(knots) - 2)
@@ -155,7 +155,7 @@ def _of_mean(mean: float, longest: float | None) -> Lengths:
         scale = 0.5 * (low + high)
         low, high = (low, scale) if float(np.minimum(scale * shape, most).mean()) > mean else (scale, high)
     values = np.minimum(0.5 * (low + high) * shape, most)
-    said = f"lengths are log-normal with a deviation of {USUAL_SPREAD:.0%} of their mean (only the mean was told)"
+    said = f"lengths are log-normal with a deviation of {USUAL_SPREAD:.0%} of their mean (only the mean is given)"
     return Lengths(values=tuple(np.round(values, 1).tolist()), most=longest or 0.0, assumed=said)
 
 

@@ -31,11 +31,11 @@ class Measurement(Plain):
     num_ranks: int = 1
     """ranks in use"""
     losses: tuple[float, ...] = ()
-    """training loss, mean over all ranks, nats per token; NaN for a step whose loss a program's log does not say"""
+    """training loss, mean over all ranks, nats per token; NaN for a step without a loss in the program's log"""
     grad_norms: tuple[float, ...] = ()
     """global gradient norm before clipping; NaN as for losses"""
     nonfinite_steps: int = 0
-    """steps with a loss or gradient that was not finite, except those that loss scaling skipped"""
+    """steps with a non-finite loss or gradient, except those that loss scaling skipped"""
     skipped_steps: int = 0
     """steps that dynamic loss scaling skipped"""
     gradient_noise_scale: float | None = None
@@ -45,15 +45,15 @@ class Measurement(Plain):
     setup_s: float = 0.0
     """seconds before the first step: processes, groups, model"""
     flops_per_token: float | None = None
-    """model FLOPs per token, without recomputation, where known"""
+    """model FLOPs per token, without recomputation, if known"""
     peak_flops_per_s: float | None = None
-    """datasheet peak of one rank in the config's precision, where known"""
+    """datasheet peak of one rank in the config's precision, if known"""
     memory_capacity_bytes: float | None = None
-    """memory of one rank, where known"""
+    """memory of one rank, if known"""
     rank_peak_memory_bytes: tuple[float, ...] = ()
     """peak of each rank"""
     step_peak_memory_bytes: tuple[float, ...] = ()
-    """peak of the fullest rank from the start of the trial to the end of each step, where it was read"""
+    """peak of the fullest rank from the start of the trial to the end of each step, if available"""
     breakdown_s: Mapping[str, float] = field(default_factory=dict)
     """profiled seconds of a step by cause, if a profile was requested"""
     utilization: Mapping[str, float] = field(default_factory=dict)
@@ -61,22 +61,22 @@ class Measurement(Plain):
     reference_losses: tuple[float, ...] = ()
     """losses of an fp32 reference on the same data, if one was measured"""
     reference_grad_norms: tuple[float, ...] = ()
-    """gradient norms on the same data of that reference, or of the baseline where there is none: what spikes there is the data's fault"""
+    """gradient norms on the same data of that reference, or else of the baseline: spikes there are caused by the data"""
     loss_comparison: LossComparison | None = None
-    """the loss at equal tokens against other configs', where they do not see the same data"""
+    """the loss at equal tokens compared with other configs', if they do not see the same data"""
     time_from: str = ""
     """what the step times were taken from: `log` (a time that the program printed), `rate` (a printed rate) or `arrival` (of its step lines); empty: the
     worker's own clock"""
     time_resolution_s: float = 0.0
-    """the smallest difference between two step times that it can tell; 0 where it is not known"""
+    """the resolution of step times; 0 if unknown"""
     steps_together: int = 1
-    """most steps whose lines arrived at once, as of a program that does not flush: each has their mean as its time. 1 where every step has a time of its own"""
+    """most steps whose lines arrived at once, for example without flushing; each has their mean as its time. 1 if every step has its own time"""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """what could move it: releases of torch, CUDA, driver, NCCL, Python and trainer, the program's commit, the kernel, the GPU's clocks and power limit"""
+    """what could affect it: releases of torch, CUDA, driver, NCCL, Python and trainer, the program's commit, the kernel, the GPU's clocks and power limit"""
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """what was seen of each rank, as plain values of `autotune.diagnosis.Evidence`; empty where nothing watched it"""
+    """observations of each rank, as plain values of `autotune.diagnosis.Evidence`; empty if not observed"""
     allocator: str = ""
-    """how the allocator of GPU memory was set (PYTORCH_ALLOC_CONF); empty for its defaults, and where it is not known"""
+    """how the allocator of GPU memory was set (PYTORCH_ALLOC_CONF); empty for its defaults, or if unknown"""
 
     def __post_init__(self) -> None:
         for name in (
@@ -112,17 +112,17 @@ class Measurement(Plain):
 
     @property
     def mean_step_time_s(self) -> float:
-        """Mean seconds of a step, in which a slow tail counts; nan without steps."""
+        """Mean seconds of a step, including the slow tail; nan without steps."""
         return math.fsum(self.step_times_s) / len(self.step_times_s) if self.step_times_s else math.nan
 
     @property
     def skipped_share(self) -> float:
-        """Share of the steps that dynamic loss scaling skipped: nothing was learnt in them."""
+        """Share of the steps that dynamic loss scaling skipped."""
         return min(1.0, self.skipped_steps / max(len(self.step_times_s), len(self.losses), 1))
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second of the whole job that something was learnt from: those of steps that were not skipped, over the time of all steps."""
+        """Tokens per second of the whole job, counting only steps that were not skipped, over the time of all steps."""
         mean = self.mean_step_time_s
         return self.tokens_per_step * (1.0 - self.skipped_share) / mean if mean > 0 else math.nan
 
@@ -133,19 +133,19 @@ class Measurement(Plain):
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
-        """Learnt tokens per second and rank in use."""
+        """Tokens per second and rank in use, counting steps that were not skipped."""
         return self.tokens_per_s / self.num_ranks
 
     @property
     def occupied_memory_bytes(self) -> float | None:
-        """Memory that the fullest rank took from its GPU at the peak: what the allocator held in reserve, where that is known, else what was allocated."""
+        """Memory that the fullest rank took from its GPU at the peak: reserved by the allocator if known, otherwise allocated."""
         if self.peak_memory_bytes is None:
             return None
         return max(self.peak_memory_bytes, self.utilization.get("reserved_memory_bytes", 0.0))
 
     @property
     def is_throttled(self) -> bool:
-        """Whether heat or the power brake held the clocks of a GPU down while it was measured."""
+        """Whether heat or the power brake lowered a GPU's clocks during the measurement."""
         return self.utilization.get("throttled", 0.0) > 0
 
     @property
@@ -156,7 +156,7 @@ class Measurement(Plain):
         return self.tokens_per_s_per_gpu * self.flops_per_token / self.peak_flops_per_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, derived ones included."""
+        """Plain JSON values, including derived ones."""
         stored = {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
         return {
             **stored,
@@ -171,7 +171,7 @@ class Measurement(Plain):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Measurement:
-        """The measurement of `to_dict`'s values; derived ones are recomputed."""
+        """The measurement from `to_dict`'s values; derived ones are recomputed."""
         return cls(**{k: _back(v) for k, v in values.items() if k in cls.__dataclass_fields__})
 
 
@@ -206,9 +206,9 @@ class LossComparison:
     """The loss at equal tokens against the other configs'."""
 
     excess: float
-    """loss of this trial minus that of the others; below 0 where it is better"""
+    """loss of this trial minus that of the others; negative if it is better"""
     noise: float
-    """by how much a healthy trial may be above the others through chance alone, at most; in the loss's unit, >= 0"""
+    """how far a healthy trial may be above the others by chance, in the loss's unit, >= 0"""
     loss: float
     """loss of the other configs at the same place, > 0"""
     tokens: int

@@ -50,7 +50,7 @@ class ModelSpec(Plain):
     num_experts: int = 0
     """experts per layer; 0 means a dense model"""
     experts_per_token: int = 0
-    """experts that each token visits; 0 in a dense model"""
+    """experts per token; 0 in a dense model"""
     max_positions: int = 0
     """learnt position embeddings; 0 means none (rotary)"""
     attention_head_dim: int = 0
@@ -60,22 +60,22 @@ class ModelSpec(Plain):
     dense_ffn_hidden_size: int = 0
     """inner width of the MLP of these layers"""
     shared_ffn_hidden_size: int = 0
-    """inner width of the experts that every token visits, taken together; 0 means none"""
+    """inner width of the shared experts, taken together; 0 means none"""
     kv_lora_rank: int = 0
-    """width of the latent from which keys and values are made (latent attention, arXiv:2405.04434); 0 means that they are projected outright"""
+    """width of the latent from which keys and values are made (latent attention, arXiv:2405.04434); 0: they are projected directly"""
     q_lora_rank: int = 0
-    """width of the latent from which queries are made; 0 means that they are projected outright"""
+    """width of the latent from which queries are made; 0: they are projected directly"""
     qk_rope_head_dim: int = 0
-    """part of a head that is rotated and whose keys all heads share; only with a latent"""
+    """rotated part of a head, with keys shared by all heads; only with a latent"""
     v_head_dim: int = 0
-    """size of one head's values, where it is not `attention_head_dim`; only with a latent"""
+    """size of one head's values, if not `attention_head_dim`; only with a latent"""
     mtp_layers: int = 0
-    """layers behind the last one that predict a further token each, with a loss of their own (multi-token prediction, arXiv:2412.19437, section 2.2).
-    A config.json names them (`num_nextn_predict_layers`), but most trainers leave them out: set it where yours trains them"""
+    """layers after the last one that each predict a further token, with their own loss (multi-token prediction, arXiv:2412.19437, section 2.2).
+    A config.json names them (`num_nextn_predict_layers`), but most trainers omit them: set it if yours trains them"""
     source: str = ""
-    """the Hugging Face config.json that the shape was read from, as JSON text; empty where the shape was given. Exports carry it over"""
+    """the Hugging Face config.json that the shape was read from, as JSON text; empty if the shape was given. Exports carry it over"""
     code: ModelCode | None = None
-    """what builds it, where that is not the decoder that ships"""
+    """what builds it, if not the built-in decoder"""
 
     def __post_init__(self) -> None:
         if not self.ffn_hidden_size and isinstance(self.hidden_size, int):
@@ -139,7 +139,7 @@ class ModelSpec(Plain):
 
     @property
     def is_latent(self) -> bool:
-        """Whether keys and values are made from a latent."""
+        """Whether keys and values come from a latent."""
         return self.kv_lora_rank > 0
 
     @property
@@ -149,7 +149,7 @@ class ModelSpec(Plain):
 
     @property
     def attention_matrices(self) -> tuple[tuple[int, int, str], ...]:
-        """(output width, input width, side that tensor parallelism cuts: n, k or none) of one layer's projections, the output projection last."""
+        """(output width, input width, side split by tensor parallelism: n, k or none) of one layer's projections, the output projection last."""
         h, q = self.hidden_size, self.num_attention_heads * self.head_dim
         if not self.is_latent:
             return ((q + 2 * self.num_kv_heads * self.head_dim, h, "n"), (h, q, "k"))
@@ -176,7 +176,7 @@ class ModelSpec(Plain):
 
     @property
     def shared_parameters(self) -> int:
-        """Weights of one layer's experts that every token visits; 0 when there are none."""
+        """Weights of one layer's shared experts; 0 when there are none."""
         return self._mlp(self.shared_ffn_hidden_size) if self.shared_ffn_hidden_size else 0
 
     @property
@@ -186,7 +186,7 @@ class ModelSpec(Plain):
 
     @property
     def active_ffn_width(self) -> float:
-        """Inner width of the MLPs that a token passes in one layer, averaged over the layers."""
+        """Inner width of the MLPs that a token passes through in one layer, averaged over the layers."""
         if not self.num_experts:
             return float(self.ffn_hidden_size)
         visited = self.experts_per_token * self.ffn_hidden_size + self.shared_ffn_hidden_size
@@ -215,20 +215,20 @@ class ModelSpec(Plain):
 
     @property
     def mtp_parameters(self) -> int:
-        """Weights of one layer of multi-token prediction beside those of a decoder layer: a projection of two states into one, and three norms. It
+        """Weights of one multi-token prediction layer in addition to those of a decoder layer: a projection of two states into one, and three norms. It
         shares the embedding and the output projection."""
         return 2 * self.hidden_size**2 + self.norm_parameters * 3 // 2
 
     @property
     def num_parameters(self) -> int:
-        """All weights: layers, embeddings, final norm and output projection (once when tied); of a model with code of its own, those that it built."""
+        """All weights: layers, embeddings, final norm and output projection (once when tied); for a model with its own code, those that it built."""
         if self.code is not None and self.code.num_parameters:
             return self.code.num_parameters
         return self.shape_parameters
 
     @property
     def shape_parameters(self) -> int:
-        """All weights of a decoder of this shape, whatever builds it."""
+        """All weights of a decoder of this shape, however it is built."""
         head = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
         dense = self.attention_parameters + self.norm_parameters + self._mlp(self.dense_ffn_hidden_size)
         layers = (self.num_layers - self.num_dense_layers) * self.layer_parameters + self.num_dense_layers * dense
@@ -243,20 +243,20 @@ class ModelSpec(Plain):
 
     @property
     def is_counted(self) -> bool:
-        """Whether all that is known of it is its number of weights, so that its shape is that of a decoder which stands for it."""
+        """Whether only its number of weights is known; its shape is then that of a decoder of that size."""
         return self.code is not None and not (self.code.module or self.source)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What predictions assume of a model that is not the decoder that ships, in sentences."""
+        """What predictions assume about a model other than the built-in decoder, in sentences."""
         code, found = self.code, list[str]()
         if self.is_counted:
-            stands_for = "its activations and times are those of a decoder that stands for it, so only trials tell which config is fast and which one fits"
+            stands_for = "activations and times are those of a decoder of that size, so only trials show which config is fast and which one fits"
             counted = "its weights, gradients and optimizer states are counted"
-            return (f"{self.name} is told by its {self.num_parameters:,} weights alone: {counted}; {stands_for}",)
+            return (f"{self.name} is given by its {self.num_parameters:,} weights only: {counted}; {stands_for}",)
         if self.source and text_of(json.loads(self.source)) is not None and not (code and code.num_parameters):
             found.append(
-                f"{self.name} is counted by its language model alone: what else its config.json names, such as a vision tower, is left out; "
+                f"{self.name} counts only its language model: other parts of its config.json, such as a vision tower, are left out; "
                 "`model: {hf: PATH}` on a machine with transformers counts it"
             )
         if code is None:
@@ -264,17 +264,15 @@ class ModelSpec(Plain):
         if code.layers:
             kinds = ", ".join(f"{kind.count} x {kind.name}" for kind in code.layers)
             found.append(
-                f"{self.name} has layers that are not a decoder's ({kinds}): weights and matmuls are counted by kind from its class; activations and times follow "
-                "the formulas of a decoder with as many weights in each layer, so their intervals are wider"
+                f"{self.name} has layers that are not a decoder's ({kinds}): weights and matmuls are counted by kind from its class; activations and times use the formulas of a decoder with as many weights per layer, so their intervals are wider"
             )
         elif code.guessed:
             found.append(
-                f"{', '.join(code.guessed)} of {self.name} {'is' if len(code.guessed) == 1 else 'are'} not known from its code: taken from a decoder with as many weights, which predicted times rest on"
+                f"{', '.join(code.guessed)} of {self.name} {'is' if len(code.guessed) == 1 else 'are'} not known from its code: predicted times assume a decoder with as many weights"
             )
         if code.has_towers:
             found.append(
-                f"{code.other_parameters / 1e6:,.1f}M of the {self.num_parameters / 1e6:,.1f}M weights of {self.name} lie outside of its language model: their memory and gradient "
-                "traffic are counted, their compute and activations are not, because the workload is tokens alone"
+                f"{code.other_parameters / 1e6:,.1f}M of the {self.num_parameters / 1e6:,.1f}M weights of {self.name} are outside its language model: their memory and gradient traffic are counted, but not their compute and activations, because the workload is only tokens"
             )
         return tuple(found)
 
@@ -284,7 +282,7 @@ class ModelSpec(Plain):
 
     @classmethod
     def of_parameters(cls, parameters: int, *, name: str) -> ModelSpec:
-        """A model of which the number of weights alone is known, such as one for images: a decoder with about as many stands for it in predictions."""
+        """A model of which only the number of weights is known, such as one for images; predictions use a decoder of about that size."""
         positive_int("parameters", parameters, at_most=1 << 50)
         layers = max(1, round((parameters / (12 * _ASPECT**2)) ** (1 / 3)))
         width = max(1, math.isqrt(parameters // (12 * layers)))
@@ -310,7 +308,7 @@ class ModelSpec(Plain):
     def from_hf(cls, config: Mapping[str, Any] | str | Path, *, name: str = "") -> ModelSpec:
         """The model of a Hugging Face `config.json` (its path, or the parsed document), by its family: see `autotune.spec.hugging_face`.
 
-        Raises `SpecError` when the file is missing, is no JSON object, is of a family that is not known, or has a size that nothing reads.
+        Raises `SpecError` if the file is missing or not a JSON object, the family is unknown, or a size field is not understood.
         """
         document = read_config_json(config) if isinstance(config, str | Path) else config
         label = name or str(document.get("_name_or_path") or document.get("model_type") or "model")

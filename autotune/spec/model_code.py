@@ -13,7 +13,7 @@ class LayerKind:
     """Repeated layers of one kind, counted on the module."""
 
     name: str
-    """classes that set them apart from the others, or what they are made of"""
+    """classes that distinguish them from the others, or their parts"""
     count: int
     """layers of this kind"""
     parameters: int
@@ -29,30 +29,29 @@ class ModelCode:
     """Builds an `nn.Module`. Plain values: it crosses process and machine borders as JSON, and the code runs where the model is built."""
 
     module: str = ""
-    """`package.module:function` of the user; empty for transformers' own class of `ModelSpec.source`, and without that for a model of which nothing is known
-    but `num_parameters`"""
+    """`package.module:function` of the user; empty for transformers' own class of `ModelSpec.source`, and without that for a model of which only `num_parameters` is known"""
     args: str = "{}"
     """keyword arguments of the function, as JSON text"""
     folder: str = ""
-    """folder from which the module is imported (that of the spec); empty where it is installed"""
+    """folder from which the module is imported (the spec's); empty if it is installed"""
     num_parameters: int = 0
-    """of the built model; 0 where only its shape is known"""
+    """of the built model; 0 if only its shape is known"""
     has_tensor_plan: bool = False
     """whether it comes with a plan for tensor parallelism"""
     has_pipeline_split: bool = False
-    """whether it says where it can be cut into pipeline stages"""
+    """whether it defines where to split it into pipeline stages"""
     has_attention: bool = True
-    """whether modules in its blocks are called attention, which can be recomputed by themselves"""
+    """whether its blocks have modules named attention, which can be recomputed separately"""
     num_cuts: int = 0
-    """places where it can be cut: one less than the most stages of a pipeline"""
+    """number of split points: one less than the maximum number of pipeline stages"""
     guessed: tuple[str, ...] = ()
-    """fields of `ModelSpec` that neither the module's config nor its `shapes` tell: they are those of a decoder with as many weights"""
+    """fields of `ModelSpec` that neither the module's config nor its `shapes` give: taken from a decoder with as many weights"""
     layers: tuple[LayerKind, ...] = ()
-    """repeated layers by kind, where they are not those of the decoder that ships; their shape is that of a decoder with the same weights, by kind"""
+    """repeated layers by kind, if not those of the built-in decoder; each kind has the shape of a decoder layer with the same weights"""
     other_parameters: int = 0
-    """weights outside of the embedding, the layers and the output projection, such as a vision tower's"""
+    """weights outside the embedding, the layers and the output projection, such as a vision tower's"""
     reads_tokens: bool = True
-    """whether it is trained on tokens with their cross entropy; false where the builder brings an input or a loss of its own"""
+    """whether it is trained on tokens with their cross entropy; false if the builder has its own input or loss"""
     fingerprint: str = ""
     """digest of the code, its arguments and the versions of the packages that decide what it builds"""
 

@@ -53,7 +53,7 @@ class Router:
     is_sigmoid: bool
     """sigmoids, and a bias per expert that balances the load; else a softmax"""
     groups: int
-    """groups of experts, of which a token visits `chosen_groups`; 1: all"""
+    """groups of experts; a token uses `chosen_groups` of them; 1: all"""
     chosen_groups: int
     scale: float
     """factor of the routed experts' weights"""
@@ -186,7 +186,7 @@ def _rotary(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str
 def text_document(model: ModelSpec) -> dict[str, Any]:
     """The model's config.json, of a multimodal one the language model's part. Only for a model that has figures."""
     found = _config_json(model)
-    assert found is not None, "a model by its shape alone has no config.json"
+    assert found is not None, "a model given only by its shape has no config.json"
     return dict(text_model(found)[1])
 
 

@@ -44,23 +44,23 @@ class ObservedRun(Plain):
     program: str
     """what trained: the file of a program, or the name of a trainer"""
     command: tuple[str, ...] = ()
-    """the words of its command, without secrets; empty: it was seen from inside"""
+    """its command, without secrets; empty: it was observed from inside"""
     outcome: Outcome = Outcome.COMPLETED
     """how it ended"""
     exit_code: int | None = None
-    """exit status, negative for a signal; None where it was seen from inside"""
+    """exit status, negative for a signal; None if it was observed from inside"""
     workload: Workload | None = None
     """what it trained"""
     config: ParallelConfig | None = None
     """how"""
     estimate: Estimate | None = None
-    """what was predicted of it before it started"""
+    """the prediction before it started"""
     measurement: Measurement | None = None
-    """what its steps showed; step times are empty where none was seen"""
+    """measurements of its steps; step times are empty if none were observed"""
     failure: Failure | None = None
     """why it failed, with the evidence"""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """releases of Python and the libraries of training that it could import"""
+    """versions of Python and the training libraries it could import"""
     host: str = ""
     """name of the machine"""
     owner: str = ""

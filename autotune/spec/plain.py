@@ -64,7 +64,7 @@ def read_fields(kind: type[Part], values: Mapping[str, Any]) -> Part:
     for name in values:
         if name not in readers:
             raise SpecError(
-                f"{kind.__name__} has no field called {name!r}",
+                f"{kind.__name__} has no field {name!r}",
                 remedy=nearest(name, readers) or "was it written by a newer release?",
                 field=str(name),
             )

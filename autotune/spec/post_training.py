@@ -27,22 +27,22 @@ ALGORITHMS = ("grpo", "dapo", "ppo", "dpo", "sft")
 PLACEMENTS = ("colocated", "split", "async")
 ENGINES = ("fsdp", "megatron", "deepspeed")
 BALANCES = ("none", "batch", "in_order", "mini_batch")
-"""what is dealt to data-parallel ranks so that they have equally many tokens: nothing (ranks take their sequences as they come), the whole batch of a step (verl's `balance_batch`; `in_order`
+"""how tokens are balanced between data-parallel ranks: nothing (ranks take their sequences as they come), the whole batch of a step (verl's `balance_batch`; `in_order`
 as it was before 0.6), or each mini-batch (NeMo-RL's `shard_by_batch_size`)"""
 PHASE_OFFLOADS = ("none", "optimizer", "all")
 
 RL_KNOBS: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "rollout_tp": ("tensor-parallel degree of the engine that generates", ()),
-    "rollout_gpus": ("GPUs that only generate; 0: generation takes turns with training on the same GPUs", ()),
+    "rollout_tp": ("tensor-parallel degree of the generation engine", ()),
+    "rollout_gpus": ("GPUs that only generate; 0: generation and training alternate on the same GPUs", ()),
     "micro_batch_tokens": (
-        "tokens per GPU of the update's micro-batches, which are packed up to it; 0: micro_batch_size sequences each",
+        "limit of tokens per GPU when packing the update's micro-batches; 0: micro_batch_size sequences each",
         (),
     ),
     "log_prob_micro_batch_tokens": ("the same for log-probabilities and values; 0: as for the update", ()),
     "phase_offload": ("what of the trainer is in host memory while the engine generates", PHASE_OFFLOADS),
-    "staleness": ("steps by which the policy that generates may be older than the one that is updated", ()),
-    "balance": ("what is dealt to data-parallel ranks so that they have equally many tokens", BALANCES),
-    "group_by_length": ("sequences of like length share a micro-batch", ()),
+    "staleness": ("steps by which the generating policy may be older than the updated one", ()),
+    "balance": ("how tokens are balanced between data-parallel ranks", BALANCES),
+    "group_by_length": ("sequences of similar length share a micro-batch", ()),
 }
 """names of the knobs of post-training: what each means, and its words where it has some"""
 _SEQUENCES = ("micro_batch_tokens", "balance", "group_by_length")
@@ -59,9 +59,9 @@ class Rollout:
     tp: int = 1
     """the engine's tensor-parallel degree today"""
     memory_fraction: float = 0.0
-    """share of a GPU's memory that the engine holds while it generates, 0 to 1"""
+    """share of a GPU's memory that the engine uses while generating, 0 to 1"""
     tokens_per_s_per_response: float = 0.0
-    """tokens per second of one response, by which the longest of a step takes its time; 0: not told"""
+    """tokens per second of a single response, which determines the time of the longest; 0: not given"""
 
     def __post_init__(self) -> None:
         positive_int("rollout.tp", self.tp, at_most=1 << 10)
@@ -94,13 +94,13 @@ class PostTraining:
     mini_batches: int = 1
     """optimizer steps per step and epoch, >= 1"""
     epochs: int = 1
-    """passes over the responses of a step, >= 1"""
+    """passes over a step's responses, >= 1"""
     prompt_lengths: Lengths
     """tokens of prompts"""
     response_lengths: Lengths
     """tokens of responses"""
     same_prompt: float = 0.3
-    """share of the variance of responses' lengths that lies between prompts, 0 to 1: responses to one prompt are alike"""
+    """share of the variance of response lengths that lies between prompts, 0 to 1: responses to one prompt are alike"""
     reference: bool = False
     """whether log-probabilities of a frozen reference model of the policy's shape are computed"""
     critic: ModelSpec | None = None
@@ -108,21 +108,21 @@ class PostTraining:
     placement: str = "colocated"
     """one of PLACEMENTS"""
     rollout_gpus: int = 0
-    """GPUs that only generate today; 0 where colocated"""
+    """GPUs that only generate today; 0 if colocated"""
     staleness: float = 0.0
     """steps by which the generating policy may be older; 0: none"""
     rollout: Rollout | None = None
-    """None where nothing is generated"""
+    """None if nothing is generated"""
     reward_s: float = 0.0
-    """seconds of a step in which rewards are computed and neither side works"""
+    """seconds per step spent only on computing rewards"""
     engine: str = "fsdp"
-    """what trains: fsdp, megatron or deepspeed"""
+    """training engine: fsdp, megatron or deepspeed"""
     micro_batch_tokens: int = 0
-    """today's, tokens per GPU; 0: micro-batches are counted in sequences"""
+    """current value, tokens per GPU; 0: micro-batches are counted in sequences"""
     log_prob_micro_batch_tokens: int = 0
-    """today's; 0: as `micro_batch_tokens`"""
+    """current value; 0: as `micro_batch_tokens`"""
     phase_offload: str = "none"
-    """today's, one of PHASE_OFFLOADS"""
+    """current value, one of PHASE_OFFLOADS"""
     balance: str = "batch"
     """today's, one of BALANCES"""
     group_by_length: bool = False
@@ -130,7 +130,7 @@ class PostTraining:
     fused_rope: bool = True
     """whether an engine of Megatron-Core rotates positions by one fused kernel (`apply_rope_fusion`)"""
     padded: bool = False
-    """whether micro-batches are padded to their longest sequence, where others hold tokens without padding"""
+    """whether micro-batches are padded to their longest sequence, instead of tokens without padding"""
 
     def __post_init__(self) -> None:
         one_of("rl.algorithm", self.algorithm, ALGORITHMS)
@@ -152,14 +152,14 @@ class PostTraining:
             raise SpecError("staleness and reward_s must not be below 0", field="rl")
         if self.staleness and self.placement == "colocated":
             raise SpecError(
-                f"staleness needs GPUs that generate while others train, but placement=colocated and staleness={self.staleness:g}",
+                f"staleness needs separate generating GPUs, but placement=colocated and staleness={self.staleness:g}",
                 remedy="set placement to async with rollout_gpus, or leave staleness out",
                 field="rl.staleness",
             )
         if self.generates and self.rollout is None:
             raise SpecError(
-                f"how fast responses are generated is told, never modelled, but algorithm={self.algorithm} has no `rollout`",
-                remedy="rollout: {tokens_per_s_per_gpu: 2400, tp: 1, memory_fraction: 0.6}, or rollout: {log: run.log} of a run of yours",
+                f"generation speed is not modelled, so it must be given, but algorithm={self.algorithm} has no `rollout`",
+                remedy="rollout: {tokens_per_s_per_gpu: 2400, tp: 1, memory_fraction: 0.6}, or rollout: {log: run.log} of your own run",
                 field="rollout",
             )
 
@@ -175,7 +175,7 @@ class PostTraining:
 
     @property
     def mini_batch(self) -> int:
-        """Sequences of an optimizer step."""
+        """Sequences per optimizer step."""
         return self.sequences // self.mini_batches
 
     @property

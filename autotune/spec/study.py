@@ -42,7 +42,7 @@ class Wanted(StrEnum):
     PAUSE = "pause"
     """no new trials; running ones finish"""
     STOP = "stop"
-    """running trials finish, then the best is named"""
+    """running trials finish, then the best config is named"""
     CANCEL = "cancel"
     """running trials are killed"""
 
@@ -58,8 +58,7 @@ class SpaceSpec:
     name: str = "inline"
     """name of the file in search_spaces/, or `inline`"""
     knobs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """allowed values by knob. Knobs left out keep their default. dp and accumulation_steps left out follow from the laws. Precision left out
-    is bf16, or fp16 or fp32 where the GPU has no bf16"""
+    """allowed values by knob. Omitted knobs keep their default. dp and accumulation_steps, if omitted, follow from world size and batch. Precision, if omitted, is bf16, or fp16 or fp32 if the GPU has no bf16"""
     world_sizes: tuple[int, ...] = ()
     """numbers of ranks that may be used; empty means all GPUs of the cluster"""
     extra: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -80,7 +79,7 @@ class Objective:
     stability_weight: float = 0.2
     """w in (1 - w) * throughput + w * stability, 0 to 1"""
     failures: Failures | None = None
-    """how the cluster fails and what a checkpoint costs; with the metric goodput what they cost counts"""
+    """failures of the cluster and cost of a checkpoint; used by the metric goodput"""
 
     def kept_share(self, ranks: int, gpus_per_node: int) -> float:
         """Share of the time that failures leave a training on so many ranks; 1 unless goodput counts them."""
@@ -94,18 +93,17 @@ class Budget:
     """Limits of a study: it ends when the first of them is reached."""
 
     max_trials: int = 20
-    """trials of the searcher; baseline and final trials are additional"""
+    """search trials; baseline and final trials are additional"""
     max_wall_s: float = 3600.0
-    """seconds from the start of the study, without pauses"""
+    """seconds since the start of the study, excluding pauses"""
     max_failed_trials: int = 10
     """failed trials"""
     max_gpu_s: float | None = None
     """rank-seconds; None: not limited"""
     train_tokens: float | None = None
-    """tokens of the training run that the config is for: the search ends when the next trial would take longer than it saves in that run. None: a run as long
-    as 200 trials"""
+    """tokens of your training: the search ends when the next trial would take longer than it saves in that training. None: a training as long as 200 trials"""
     min_gain: float | None = None
-    """without `train_tokens`: the search ends when the expected relative gain of the next eight trials falls below this; 0: it never does"""
+    """without `train_tokens`: the search ends when the expected relative gain of the next eight trials falls below this; 0: never"""
     parallel_trials: int = 1
     """trials that run at once, if the runner has the capacity"""
 
@@ -117,19 +115,19 @@ class MeasureSpec(Plain):
     warmup_steps: int = 2
     """optimizer steps before the measurement starts"""
     first_look: int = 3
-    """measured steps, 3 or more, after which a search trial that is far slower than the best ends; 0: no trial ends before `min_steps`"""
+    """measured steps (at least 3) after which a search trial that is far slower than the best ends; 0: no trial ends before `min_steps`"""
     min_steps: int = 5
-    """least number of measured steps of a trial that may still win"""
+    """minimum number of measured steps of a trial that may still win"""
     max_steps: int = 30
-    """greatest number of measured steps"""
+    """maximum number of measured steps"""
     precision: float = 0.03
     """the trial ends when the 95% confidence interval of the median step time is within +- this fraction"""
     finalists: int = 2
-    """number of best configs at least that are re-measured, together with the baseline, before a winner is named; more where they cannot be told apart"""
+    """minimum number of best configs that are re-measured with the baseline before a winner is named; more if they are statistically tied"""
     final_rounds: int = 2
-    """rounds at least in which finalists and baseline are re-measured, in turn; up to twice as many runs where no winner stands out"""
+    """minimum number of rounds in which finalists and baseline are re-measured side by side; up to twice as many runs if there is no clear winner"""
     stability_steps: int = 0
-    """steps of the last round, if more than in the others: a longer run to judge the stability of losses, norms and memory; 0: the same as in other rounds"""
+    """steps in the last round, if more than in the others, to judge the stability of losses, norms and memory; 0: as in other rounds"""
     start_timeout_s: float = 120.0
     """deadline from launch to the first step, s"""
     step_timeout_s: float = 60.0
@@ -153,7 +151,7 @@ class Study(Plain):
     name: str
     """its name"""
     workload: Workload
-    """what is trained, and on what: the target's, where the study has one"""
+    """what is trained, and on what; the target's, if the study has one"""
     space: SpaceSpec
     """which configs exist"""
     objective: Objective = Objective()
@@ -177,26 +175,25 @@ class Study(Plain):
     seed: int = 0
     """seed of searcher, weights and data"""
     data: str | None = None
-    """text or .bin file to train on; None means the text that ships with the package"""
+    """text or .bin file to train on; None means the bundled text"""
     baseline: ParallelConfig | None = None
-    """the baseline to beat; None means data parallel only, micro-batch 1, in the space's first precision"""
+    """the baseline to beat; None means pure data parallelism with micro-batch 1, in the space's first precision"""
     enqueue: tuple[ParallelConfig, ...] = ()
     """configs that the user wants to try first"""
     left_out: tuple[str, ...] = ()
     """enqueued configs that were dropped because this cluster cannot run them, each with the reason in words"""
     filled_in: tuple[str, ...] = ()
-    """what enqueued configs did not say of knobs that may vary, each with the values that they got, in words"""
+    """varying knobs that enqueued configs did not set, with the values they got, in words"""
     check: bool = True
-    """whether a program that the store has never seen is tried for a few steps before the search begins"""
+    """whether a program new to the store runs a few steps before the search begins"""
     calibrate: bool = True
     """whether a cluster without a calibration is measured quickly before the first real trial"""
     keeps_outputs: bool = False
-    """whether trials of a program write where it writes without autotune (`outputs: keep`), so that each replaces what the last one wrote"""
+    """whether trials of a program write to its usual place (`outputs: keep`), each replacing the previous output"""
     unwatched: bool = False
-    """whether the probe stays out of the program (`probe: false`)"""
+    """whether the probe is off (`probe: false`)"""
     at_hand: ClusterSpec | None = None
-    """the cluster that the trials run on, where the workload's, the target, is larger: then they are proxy trials, each of which stands for a config of the
-    workload. None: they run on the workload's own"""
+    """the cluster that trials run on, if the workload's cluster, the target, is larger: trials are then proxies, each representing a config of the workload. None: they run on the workload's own"""
 
     def __post_init__(self) -> None:
         if self.at_hand is not None:
@@ -220,7 +217,7 @@ def _check_searcher_of_proxies(searcher: str) -> None:
     """Raises `SpecError` for a searcher that a study with a target would not use."""
     if searcher != USUAL_SEARCHER:
         raise SpecError(
-            f"a study with a target chooses its proxies by what they are expected to change about the target's ranking, which no searcher does, but searcher={searcher}",
+            f"a study with a target chooses its proxies itself, but searcher={searcher}",
             remedy="leave `searcher` out; a study on the target itself, without `target`, takes any",
             field="searcher",
         )
@@ -240,20 +237,20 @@ def _check_target(target: ClusterSpec, at_hand: ClusterSpec, objective: Objectiv
     """Raises `SpecError` for a target about which no proxy on the cluster at hand can say anything."""
     if target.gpu.name != at_hand.gpu.name:
         raise SpecError(
-            f"proxies must run on the target's type of GPU, but the target {target.name} has {target.gpu.name} and your cluster {at_hand.name} "
+            f"proxies must run on the target's GPU type, but the target {target.name} has {target.gpu.name} and your cluster {at_hand.name} "
             f"has {at_hand.gpu.name}",
-            remedy=f"run the study on a node of {target.gpu.name}, or compare types of GPUs with `autotune plan --clusters`",
+            remedy=f"run the study on a node of {target.gpu.name}, or compare GPU types with `autotune plan --clusters`",
             field="target.cluster",
         )
     if target.num_gpus <= at_hand.num_gpus:
         raise SpecError(
             f"a target must have more GPUs than the cluster that runs the trials, but {target.name} has {target.num_gpus:,} and {at_hand.name} has {at_hand.num_gpus:,}",
-            remedy="name under `target` the cluster that the job is meant for, and under `cluster` the one that runs the trials; or leave `target` out",
+            remedy="name under `target` the cluster that the job will run on, and under `cluster` the one that runs the trials; or leave `target` out",
             field="target.cluster",
         )
     if objective.metric != "throughput":
         raise SpecError(
-            f"a target's configs are ranked by throughput, but objective.metric={objective.metric}: proxies do not show what a batch of the target learns or costs",
+            f"a target's configs are ranked by throughput, but objective.metric={objective.metric}: proxies do not show how much a batch of the target learns or costs",
             remedy="set objective.metric to throughput",
             field="objective.metric",
         )

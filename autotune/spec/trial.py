@@ -74,7 +74,7 @@ class Failure(Plain):
     log_tail: tuple[str, ...] = ()
     """last log lines of the rank that failed first"""
     rank: int | None = None
-    """the rank that failed first, where one did"""
+    """the rank that failed first, if any"""
     step: int | None = None
     """the optimizer step in which it failed, counted from 0 with warm-up"""
 
@@ -105,13 +105,13 @@ class TrialPurpose(StrEnum):
     BASELINE = "baseline"
     """the baseline, measured first; rewards are relative to it"""
     REFERENCE = "reference"
-    """the baseline in fp32, if the baseline itself is not fp32; losses of other precisions are compared with its losses"""
+    """the baseline in fp32, if the baseline itself is not fp32; the reference for losses in other precisions"""
     SEARCH = "search"
     """proposed by the searcher"""
     FINAL = "final"
-    """a finalist or the baseline, measured again in turn before a winner is named"""
+    """a finalist or the baseline, re-measured side by side before a winner is named"""
     PROXY = "proxy"
-    """a small job that stands for a config of the target; it is compared with no other trial and cannot be the best"""
+    """a small job that represents a config of the target; it is not compared with other trials and cannot be the best"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class StandsFor(Plain):
     config: ParallelConfig
     """config of the study's workload, the target"""
     workload: Workload
-    """what the trial trained, on the cluster at hand"""
+    """what the trial trained, on the cluster you have"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class Trial(Plain):
     reason: str = ""
     """why it was proposed, or why it was stopped, in words"""
     stands_for: StandsFor | None = None
-    """of a proxy trial, the config that it stands for and the workload that it ran; None: it ran the study's workload"""
+    """for a proxy trial, the config it represents and the workload it ran; None: it ran the study's workload"""
     created_at: datetime | None = None
     """UTC"""
     started_at: datetime | None = None

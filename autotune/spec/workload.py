@@ -35,7 +35,7 @@ class Peft:
     targets: str = "all"
     """attention or all"""
     library: str = ""
-    """peft where the program's adapters are those of Hugging Face's PEFT (LLaMA-Factory, axolotl, TRL), empty where not"""
+    """peft if the program uses Hugging Face's PEFT adapters (LLaMA-Factory, axolotl, TRL); otherwise empty"""
 
     def __post_init__(self) -> None:
         one_of("peft.method", self.method, PEFT_METHODS)
@@ -61,12 +61,11 @@ class Workload(Plain):
     trainer: str = "native"
     """name of the trainer; the cost model's constants depend on it and on the GPU type"""
     document_len: int = 0
-    """mean tokens of the documents that are packed into a sequence and do not attend to each other; 0: a sequence is one document"""
+    """mean tokens of documents packed into a sequence that do not attend to each other; 0: a sequence is one document"""
     peft: Peft | None = None
     """what fine-tuning trains instead of all weights; None: all weights"""
     pure_bf16: bool = False
-    """whether the program keeps weights, gradients and moments all in bf16, and nothing in fp32 (weights that are loaded in bf16 and trained as they are;
-    bf16-true of Lightning)"""
+    """whether the program keeps weights, gradients and moments in bf16, and nothing in fp32 (weights loaded and trained in bf16; Lightning's bf16-true)"""
     unfused_attention: bool = False
     """whether the program's attention stores the score matrix (eager attention of transformers, Megatron-LM before FlashAttention), as FlashAttention (arXiv
     2205.14135) and torch's scaled_dot_product_attention never do"""

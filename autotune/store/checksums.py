@@ -46,7 +46,7 @@ def is_checked(row: Columns) -> bool:
 
 
 def is_changed(table: Table, row: Columns) -> bool:
-    """Whether a row with a checksum is not what was written."""
+    """Whether a row with a checksum was changed after it was written."""
     try:
         return seal(table, row) != bytes(row["checksum"])
     except (ValueError, TypeError):  # damage has changed the type of a value

@@ -155,14 +155,14 @@ class Database:
             return
         raise StoreUnavailableError(
             f"the file of the store {path} was {what} while it was open",
-            remedy="bring the file back (`autotune store restore FILE` does from a backup), then start again",
+            remedy="bring the file back (from a backup with `autotune store restore FILE`), then start again",
         )
 
     def _refuse_outdated(self, connection: Connection) -> None:
         """Raises `StoreVersionError` when a newer release has upgraded the database since this process opened it: it writes what the newer one cannot read."""
         if self._version and (found := connection.scalar(_VERSION)) != self._version:
             raise StoreVersionError(
-                f"the store {self.location} was upgraded to version {found} while this process had it open, which writes version {self._version}",
+                f"the store {self.location} was upgraded to version {found} while this process had it open to write version {self._version}",
                 remedy="end this process and start it again with the newer release",
             )
 

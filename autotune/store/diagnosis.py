@@ -26,7 +26,7 @@ _SQLITE_REMEDIES = {
     ),
     sqlite3.SQLITE_IOERR: ("the disk failed or is full", "check the disk's space, quota and health, then try again"),
     sqlite3.SQLITE_READONLY: ("it is read-only", "make the file and its folder writable for this user"),
-    sqlite3.SQLITE_CANTOPEN: ("it cannot be opened", "check that the folder exists and that this user may write there"),
+    sqlite3.SQLITE_CANTOPEN: ("it cannot be opened", "check that the folder exists and is writable for this user"),
     sqlite3.SQLITE_PERM: ("this user has no access", "make the file and its folder writable for this user"),
     sqlite3.SQLITE_NOMEM: ("memory ran out", "free some memory, then try again"),
     sqlite3.SQLITE_PROTOCOL: (
@@ -73,7 +73,7 @@ def diagnose(error: Exception, location: StoreLocation) -> StoreError:
     if state == "53300" or any(words in str(cause) for words in _NO_CONNECTION_LEFT):
         return StoreUnavailableError(
             f"the store {location} is out of connections: {_line(cause)}",
-            remedy="try again when others have closed theirs, or raise max_connections of the server (or the limit of this user or database)",
+            remedy="try again later, or raise the server's max_connections (or the limit of this user or database)",
         )
     if state[:2] in ("53", "25"):
         return StoreUnavailableError(
@@ -111,7 +111,7 @@ def diagnosed(location: StoreLocation) -> Iterator[None]:
     except OSError as error:
         raise StoreUnavailableError(
             f"the store {location} cannot be reached: {error.strerror or error}",
-            remedy="check that its folder exists and that this user may write there",
+            remedy="check that its folder exists and is writable for this user",
         ) from error
 
 
@@ -127,7 +127,7 @@ def writing(target: Path, field: str) -> Iterator[None]:
                 message, remedy="check the disk's space, quota and health, then try again"
             ) from error
         raise SpecError(
-            message, remedy="name another place, in a folder that exists and that this user may write", field=field
+            message, remedy="name another place, in an existing folder writable for this user", field=field
         ) from error
 
 

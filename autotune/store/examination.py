@@ -80,7 +80,7 @@ def read_rows(connection: Connection, key: int) -> Rows:
 def rows_changed(rows: Rows, study_id: str) -> list[str]:
     """The rows that are not what was written, in sentences."""
     return [
-        f"study {study_id}: {_name(table, row)} is not what was written"
+        f"study {study_id}: {_name(table, row)} was changed after it was written"
         for table in SEALED
         for row in rows[table.name]
         if is_checked(row._mapping) and is_changed(table, row._mapping)
@@ -123,7 +123,7 @@ def _study(store: SqlStore, key: int, study_id: str) -> StudyExamined:
         counts.update({name: len(found) for name, found in rows.items()})
         faults += changed[:MOST_NAMED]
         if (more := len(changed) - MOST_NAMED) > 0:
-            faults.append(f"study {study_id}: {more} more rows are not what was written")
+            faults.append(f"study {study_id}: {more} more rows were changed after they were written")
         lines = [read_event(study_id, row) for row in rows[events.name]]
         asked = [read_trial(study_id, row) for row in rows[trials.name]]
         faults += laws.broken_laws(record, asked, lines)

@@ -37,9 +37,7 @@ def want(connection: Connection, study_id: str, wanted: Wanted, message: str) ->
         raise ConflictError(f"study {study_id} has ended as {study.status}", remedy="submit a new study")
     before = Wanted(study.wanted)
     if not before.may_become(wanted):
-        raise ConflictError(
-            f"study {study_id} was asked to {before}, which cannot be taken back, so that it cannot {wanted}"
-        )
+        raise ConflictError(f"study {study_id} was asked to {before}, which cannot be undone, so it cannot {wanted}")
     if before is wanted:
         return
     now, text = now_us(), clean(message)
@@ -77,7 +75,7 @@ def set_status(
         if study.lease_owner and study.lease_expires_us > database.server_now_us(connection):
             raise ConflictError(
                 f"only its controller changes the status of a study that is being run, and {study.lease_owner} runs study {study_id}",
-                remedy="say what is wanted of it: pause, resume, stop or cancel",
+                remedy="request pause, resume, stop or cancel instead",
             )
     if study.status in locking.TERMINAL:
         raise ConflictError(
@@ -119,7 +117,7 @@ def _locked(connection: Connection, study_id: str) -> Row[Any]:
     """The study's row, locked until the transaction ends. Raises `NotFoundError`."""
     found = connection.execute(select(studies).where(studies.c.id == study_id).with_for_update()).first()
     if found is None:
-        raise NotFoundError(f"no study has the id {study_id!r}", remedy="`autotune list` shows them")
+        raise NotFoundError(f"there is no study {study_id!r}", remedy="`autotune list` shows them")
     return found
 
 

@@ -118,7 +118,7 @@ def find(connection: Connection, study_id: str) -> Row[Any]:
     """The row of this exact id. Raises `NotFoundError`."""
     row = connection.execute(_FIND, {"of_study": study_id}).first()
     if row is None:
-        raise NotFoundError(f"no study has the id {study_id!r}", remedy="`autotune list` shows them")
+        raise NotFoundError(f"there is no study {study_id!r}", remedy="`autotune list` shows them")
     return row
 
 

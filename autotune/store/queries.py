@@ -52,7 +52,7 @@ def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
             raise NotFoundError(
                 f"more than one study has an id that starts with {study_id!r}: {some}", remedy="give the whole id"
             )
-    raise NotFoundError(f"no study has the id or name {study_id!r}", remedy="`autotune list` shows them")
+    raise NotFoundError(f"there is no study with the id or name {study_id!r}", remedy="`autotune list` shows them")
 
 
 def _described(row: Any) -> str:

@@ -71,7 +71,7 @@ def restore(location: StoreLocation, backup: Path) -> Restored:
         )
     backup = backup.expanduser().absolute()
     if not backup.is_file():
-        raise NotFoundError(f"there is no backup at {backup}", remedy="name a file that `autotune store backup` wrote")
+        raise NotFoundError(f"there is no backup at {backup}", remedy="name a file written by `autotune store backup`")
     if path.exists() and path.samefile(backup):
         raise SpecError("a store cannot be restored from itself", remedy="name the backup", field="file")
     with diagnosed(location):
@@ -140,7 +140,7 @@ def _checked(backup: Path) -> tuple[str, int, int]:
                 )
             counts = [connection.scalar(select(func.count()).select_from(table)) for table in (studies, trials)]
     except DatabaseError as error:
-        raise StoreCorruptError(f"{backup} is no backup of a store: {error.orig}", remedy=remedy) from error
+        raise StoreCorruptError(f"{backup} is not a backup of a store: {error.orig}", remedy=remedy) from error
     finally:
         engine.dispose()
     return found, int(counts[0] or 0), int(counts[1] or 0)
@@ -181,7 +181,7 @@ def _alone(path: Path) -> Iterator[None]:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, LOCK_BYTES[1], LOCK_BYTES[0])
         except OSError:
             raise ConflictError(
-                f"a store is restored only while nobody has it open, but a process has {path} open",
+                f"a store can only be restored while nobody has it open, but a process has {path} open",
                 remedy="end `autotune serve` and every running study on it, then restore again",
             ) from None
         yield

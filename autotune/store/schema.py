@@ -109,16 +109,15 @@ def _make_folder(database: Database, path: Path) -> None:
         raise SpecError(f"a store must be a file, but {path} is a folder", remedy="name a file in it")
     if (mount := shared_mount(path)) is not None:
         raise SpecError(
-            f"a store of SQLite must lie on a disk of its machine, but {path} is on {mount.folder}, which is {mount.kind}: where other machines share it, "
-            "their locks may not meet, and the file is destroyed",
+            f"an SQLite store must be on a local disk, but {path} is on {mount.folder}, which is {mount.kind}: locks may not work across machines, and the file would be corrupted",
             remedy="name a file on a local disk (--store /var/tmp/autotune.db, or AUTOTUNE_STORE), or PostgreSQL for several machines "
-            "(postgresql://user@host/database), or tune with --in FOLDER, which keeps complete copies there; to take what is there with you, copy the file while nothing uses it",
+            "(postgresql://user@host/database), or tune with --in FOLDER, which keeps complete copies there; to keep the existing results, copy the file while nothing uses it",
             field="store",
         )
     folder = path.parent
     if folder != data_folder() and not folder.exists():  # a mistyped path should not create folders
         raise StoreUnavailableError(
-            f"the folder {folder} of the store {path.name} does not exist", remedy="make it, or name another store"
+            f"the folder {folder} of the store {path.name} does not exist", remedy="create it, or name another store"
         )
     with diagnosed(database.location):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

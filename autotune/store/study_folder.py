@@ -136,7 +136,7 @@ class StudyFolder:
             return
         if not self._is_mine():
             self._on_trouble(
-                f"another process runs the study in {self._folder}: nothing more is copied there, and the study pauses here"
+                f"another process runs the study in {self._folder}: copying stops, and the study pauses here"
             )
             self._on_wish("pause")
             self._closed.set()
@@ -161,7 +161,7 @@ class StudyFolder:
             if (other := holder_of(self._folder)) is not None and not self._is_over(other):
                 raise ConflictError(
                     f"the study in {self._folder} is being run by {_named(other)}",
-                    remedy=f"wait for it, or end it first; if it died without a word, {HOLDER} there may be removed",
+                    remedy=f"wait for it, or end it first; if it crashed, {HOLDER} there may be removed",
                 )
             mine.replace(self._folder / HOLDER)
         finally:
@@ -219,8 +219,8 @@ def wish(folder: Path, action: str) -> None:
     """Leaves a wish for the process that runs the study. Raises `ConflictError` when nobody does."""
     if holder_of(folder) is None:
         raise ConflictError(
-            f"nobody runs the study in {folder} now, so that nobody would hear the wish {action!r}",
-            remedy="a job that waits in the queue is taken out with `scancel`; one that has ended goes on when it is submitted again",
+            f"nobody runs the study in {folder} now, so {action!r} would have no effect",
+            remedy="a waiting job can be removed with `scancel`; one that has ended continues when it is submitted again",
         )
     (folder / f"{WISH}{action}").touch(mode=0o600)
 

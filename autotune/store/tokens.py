@@ -87,7 +87,7 @@ class TokenKeeper:
             )
             row = connection.execute(_FIND, {"of_id": token_id}).first()
         if row is None:
-            raise NotFoundError(f"no token has the id {token_id!r}", remedy="`autotune token list` shows them")
+            raise NotFoundError(f"there is no token {token_id!r}", remedy="`autotune token list` shows them")
         return _read(row)
 
     def list(self) -> list[Token]:

@@ -141,7 +141,7 @@ def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: in
     row = _trial(connection, study, number)
     running = _attempt(connection, study, number, attempt)
     if row.status != TrialStatus.RUNNING or row.attempts != attempt or running.ended_us is not None:
-        raise ConflictError(f"attempt {attempt} of trial {number} does not run, so that it cannot be adopted")
+        raise ConflictError(f"attempt {attempt} of trial {number} is not running, so it cannot be adopted")
     if running.fence != lease.fence:
         changes = resealed(attempts, running._mapping, {"fence": lease.fence})
         connection.execute(update(attempts).where(attempts.c.key == running.key).values(**changes))

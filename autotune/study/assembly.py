@@ -135,8 +135,7 @@ class Assembly:
         raise InfeasibleError(
             f"a config must fit into the memory of its GPUs, but none of the {len(self.space):,} valid ones is expected to: the nearest miss, "
             f"{miss.config}, has {format_bytes(gpu.memory_bytes)} on a {gpu.name} and needs {miss.need}",
-            remedy=f"allow in the space what would make it fit ({'; '.join(miss.remedies[:REMEDIES])}), use more or larger GPUs, or enqueue a "
-            "config that may just fit",
+            remedy=f"allow in the space what would make it fit ({'; '.join(miss.remedies[:REMEDIES])}), use more or larger GPUs, or enqueue a config that may barely fit",
             field="space",
         )
 
@@ -175,7 +174,7 @@ def _here(assembly: Assembly) -> Assembly:
     if first is None:
         raise InfeasibleError(
             f"a study with a target runs proxies of its configs, but {searcher.nothing_left()}",
-            remedy="hold a cluster of more GPUs, or rank the target by predictions alone with `autotune plan --cluster`",
+            remedy="use a cluster with more GPUs, or rank the target by predictions only with `autotune plan --cluster`",
             field="cluster",
         )
     proxy = searcher.proxy_for(assembly.space[first[0]])
@@ -265,5 +264,5 @@ def _check_runs(runner: TrialRunner, assembly: Assembly) -> None:
     if runner.capacity < least:
         raise ClusterTooSmallError(
             f"the smallest config of the space needs {least} ranks, but the runner {study.runner!r} has {runner.capacity} here",
-            remedy="check whether a node is away, name the cluster that is here (`cluster: local`), or allow smaller world_sizes in the space",
+            remedy="check whether a node is down, use `cluster: local`, or allow smaller world_sizes in the space",
         )

@@ -82,7 +82,7 @@ class StudyLease:
             held = store.holder(study_id)
             raise ConflictError(
                 f"study {study_id} is being run by another controller" + (f" ({held.owner})" if held else ""),
-                remedy=f"wait for it; if it died, its lease runs out in {lease_s:.0f} s",
+                remedy=f"wait for it; if it died, its lease expires in {lease_s:.0f} s",
             )
         return cls(store, lease, lease_s=lease_s, **options)
 

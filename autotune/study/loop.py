@@ -206,9 +206,7 @@ class Loop:
             _, number, launch = attempt
             self.lease.adopt_attempt(number, launch)
             self._handle(AttemptAdopted(id=attempt))
-            self.on_event(
-                Notice(message=f"trial {number} continues: its ranks outlived the controller that started them")
-            )
+            self.on_event(Notice(message=f"trial {number} continues: its ranks outlived their controller"))
 
     def _handle(self, event: Event) -> None:
         commands = self.controller.handle(event)

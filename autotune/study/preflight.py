@@ -75,13 +75,13 @@ def check_passed(study: Study, runner: TrialRunner | None) -> None:
     name = study.runner
     if runner is None and name.startswith(PASSED):
         raise CatalogError(
-            f"the runner {name.removeprefix(PASSED)!r} was passed to autotune.tune as an object and is known by no name",
-            remedy="go on with the Python code that started the study, which passes it again",
+            f"the runner {name.removeprefix(PASSED)!r} was passed to autotune.tune as an object and has no name",
+            remedy="rerun the Python code that started the study, which passes it again",
             field="runner",
         )
     if runner is not None and runner_name(runner) != name:
         raise ConflictError(
             f"the study runs on {name!r}, but {runner_name(runner)!r} was passed",
-            remedy="pass the runner that it was submitted with, or submit a new study",
+            remedy="pass the runner it was submitted with, or submit a new study",
             field="runner",
         )

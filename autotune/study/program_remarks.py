@@ -15,23 +15,22 @@ SHOWN = 5
 def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
     """Each with what follows of it."""
     if seen.witness:
-        yield f"{seen.witness}; the probe counts"
+        yield f"{seen.witness}; the probe is used"
     if seen.together > 1:
         yield (
-            f"lines of up to {seen.together} steps arrive at once (its output is buffered, or comes faster than it can be read), so each of these steps has their "
-            "mean as its time; a program that flushes its output, or prints times, is measured step by step"
+            f"lines of up to {seen.together} steps arrive at once (its output is buffered, or comes faster than it can be read), so each of these steps gets their mean time; flush the output or print step times to measure step by step"
         )
     if seen.left_out:
         yield f"left out of its log: {seen.left_out}"
     if seen.troubles:
-        yield f"the probe ended early ({seen.troubles[0]}), so its steps may be those of the log"
+        yield f"the probe ended early ({seen.troubles[0]}), so steps may come from the log"
     if seen.lost:
-        yield f"files that were there before could not be put back: {'; '.join(seen.lost)}"
+        yield f"existing files could not be restored: {'; '.join(seen.lost)}"
     existing = {path: file for path, file in seen.files.items() if file["existed"]}
     if existing and not keeps_outputs:
         kept = all(file["kept"] for file in existing.values())
-        what = "what was there before is put back after each trial" if kept else "they were not put back"
-        yield f"the program writes into files that were there before it ran: {listed(existing)}; {what}"
+        what = "they are restored after each trial" if kept else "they were not restored"
+        yield f"the program writes to existing files: {listed(existing)}; {what}"
 
 
 def listed(files: Mapping[str, Mapping[str, Any]]) -> str:

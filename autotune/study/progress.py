@@ -38,7 +38,7 @@ class PhaseEntered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialAsked:
-    """A trial was created and stored; it waits for ranks."""
+    """A trial was created and stored; waiting for ranks."""
 
     trial: Trial
 
@@ -136,5 +136,5 @@ def _call(name: str, callback: OnTrial, trial: Trial) -> None:
     except Exception as error:
         raise CallbackError(
             f"{name} raised {type(error).__name__} at trial {trial.number}: {error}",
-            remedy="correct the callback and repeat the call: the study is paused and goes on",
+            remedy="correct the callback and repeat the call: the study is paused and will continue",
         ) from error

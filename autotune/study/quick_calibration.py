@@ -56,8 +56,7 @@ def calibrate_quickly(
     began_s = time.monotonic()
     tell(
         Notice(
-            message=f"the cluster {cluster.name} has no calibration: measuring it for about 15 s, so that predictions use its speed "
-            "(`calibrate: false` in the spec leaves it out)"
+            message=f"the cluster {cluster.name} has no calibration: measuring its speed for about 15 s for better predictions (`calibrate: false` in the spec skips this)"
         )
     )
     try:
@@ -72,11 +71,11 @@ def calibrate_quickly(
     except (ConflictError, StoreError):
         raise
     except AutotuneError as error:
-        failed = f"the cluster could not be calibrated, predictions use the constants that ship: {error}"
+        failed = f"the cluster could not be calibrated, predictions use the shipped constants: {error}"
         tell(Notice(message="the calibration was interrupted" if interrupted() else failed))
         return None
     for each in measured.get("out_of_line", ()):
-        tell(Notice(message=f"{each['text']}; leave that node out, or every config waits for it"))
+        tell(Notice(message=f"{each['text']}; leave this node out, or every config waits for it"))
     values = {**constants.to_dict(), "source": MARK + constants.source}
     store.save_calibration(cluster.name, study.trainer, values)
     took_s = time.monotonic() - began_s
@@ -103,6 +102,6 @@ def profile_first(study: Study, store: Store, tell: OnEvent, *, passed: bool) ->
     if problem:
         tell(
             Notice(
-                message=f"memory is predicted by the formulas of a decoder, because no dry run could be made: {problem}"
+                message=f"memory predictions use the formulas of a decoder, because a dry run was impossible: {problem}"
             )
         )

@@ -117,9 +117,9 @@ class Recheck:
                 if apart > half:
                     overtaken.append(f"the {worse.role} is now {math.expm1(apart):.1%} ahead of the {better.role}")
         if overtaken:
-            return "the order of then does not hold: " + "; ".join(overtaken)
+            return "the old order does not hold: " + "; ".join(overtaken)
         return (
-            "the order of then holds: none is ahead of a better one by more than chance"
+            "the old order holds: no config is significantly ahead of a better one"
             if len(found) > 1
             else "there is no order to compare"
         )
@@ -151,21 +151,19 @@ class Recheck:
     def verdict(self) -> str:
         """In a sentence."""
         failed = [
-            f"the {c.role} does not run any more ({c.failure.kind}: {c.failure.message})"
-            for c in self.configs
-            if c.failure
+            f"the {c.role} no longer runs ({c.failure.kind}: {c.failure.message})" for c in self.configs if c.failure
         ]
         found = self.change
         if found is None:
-            return "; ".join(failed) or "nothing could be compared: no config was measured then and now"
+            return "; ".join(failed) or "nothing could be compared: no config was measured both before and now"
         middle, low, high = found
         way = "slower" if middle < 0 else "faster"
-        between = f"{abs(middle):.1%} {way} than then ({low:+.1%} to {high:+.1%})"
+        between = f"{abs(middle):.1%} {way} than before ({low:+.1%} to {high:+.1%})"
         if low <= 0 <= high:
-            between = f"as fast as then, as far as {sum(len(c.now) for c in self.configs)} runs can tell ({low:+.1%} to {high:+.1%})"
+            between = f"as fast as before, as far as {sum(len(c.now) for c in self.configs)} runs can tell ({low:+.1%} to {high:+.1%})"
         told = [f"{self.name} is {between}", *failed]
         if self.busy >= BUSY:
-            told.append(f"processes of others took up to {self.busy:.0%} of its steps: recheck on a quiet machine")
+            told.append(f"other processes took up to {self.busy:.0%} of its steps: recheck on an idle machine")
         return "; ".join(told)
 
     def to_dict(self) -> dict[str, Any]:
@@ -299,7 +297,7 @@ def _markdown(found: Recheck) -> Iterator[str]:
     yield ""
     yield found.verdict + ". " + found.order + "."
     yield ""
-    yield "| | config | tokens/s then | now | change |"
+    yield "| | config | tokens/s before | now | change |"
     yield "|---|---|---:|---:|---:|"
     for row in document["configs"]:
         change = (
@@ -366,8 +364,8 @@ def recheck_study(
     record = found.record
     if record.study.at_hand is not None:
         raise SpecError(
-            f"the trials of {record.study.name} stand for configs of its target, so none of its configs was measured itself",
-            remedy="recheck a study on the cluster that it runs on",
+            f"the trials of {record.study.name} represent configs of its target, so its configs were not measured directly",
+            remedy="recheck a study on the cluster itself",
             field="STUDY",
         )
     configs = chosen(found.trials, _ranked(found), found.baseline.config if found.baseline else None)

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 ACTIONS = ("pause", "resume", "stop", "cancel")
 WANTED = {
-    "pause": (Wanted.PAUSE, "pause asked for: running trials finish"),
+    "pause": (Wanted.PAUSE, "pausing: running trials finish"),
     "resume": (Wanted.RUN, ""),
-    "stop": (Wanted.STOP, "stop asked for: running trials finish"),
-    "cancel": (Wanted.CANCEL, "cancel asked for: running trials are killed"),
+    "stop": (Wanted.STOP, "stopping: running trials finish"),
+    "cancel": (Wanted.CANCEL, "cancelling: running trials are killed"),
 }
 """What each action asks for, and the message of the study until its controller has heard it."""
 SETTLE_S = 10.0
@@ -131,7 +131,7 @@ def run_study(
             message = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
             why = stop()
             if isinstance(error, RunnerError) and why:  # who ends a job signals all of its processes, Ray's too
-                message = f"{why if isinstance(why, str) else 'interrupted'}, and the runner ended with it: {message}"
+                message = f"{why if isinstance(why, str) else 'interrupted'}, and the runner ended too: {message}"
             elif isinstance(error, JobEndedError):
                 message = f"{JOB_ENDS}: {error.message}"
             if isinstance(error, JobEndedError) or (isinstance(error, RunnerError) and why):
@@ -139,7 +139,7 @@ def run_study(
                     lease.move(StudyStatus.PAUSED, message)
                 return result_of(store, record.id)
             if isinstance(error, MemoryError):
-                message = "the controller ran out of memory: give it more, and the study goes on"
+                message = "the controller ran out of memory: give it more, and the study continues"
             lacks_object = isinstance(error, CatalogError) and error.field in ("searcher", "runner")
             can_go_on = (
                 lacks_object
@@ -158,7 +158,7 @@ def _check_same_searcher(record: StudyRecord, factory: SearcherFactory | None) -
     if factory is not None and searcher_name(factory) != record.study.searcher:
         raise ConflictError(
             f"study {record.id} searches with {record.study.searcher!r}, but {searcher_name(factory)!r} was passed",
-            remedy="pass the searcher that it was submitted with, or submit a new study",
+            remedy="pass the searcher it was submitted with, or submit a new study",
             field="searcher",
         )
 
@@ -169,7 +169,7 @@ def act(store: LeasedStore, study_id: str, action: str) -> StudyRecord:
     The controller of the study hears it and changes the status when it has obeyed. The status of a study that nobody runs changes at once.
     """
     if action not in WANTED:
-        raise ValueError(f"an action is one of {', '.join(ACTIONS)}, but is {action!r}")
+        raise ValueError(f"an action must be one of {', '.join(ACTIONS)}, but is {action!r}")
     wanted, message = WANTED[action]
     record = store.want(store.study(study_id).id, wanted, message=message)
     release_dead(store, record.id)
@@ -277,7 +277,7 @@ def _run(
         if record.started_at is None:
             store.record_event(record.id, EventKind.GUESS_LEFT_OUT, {"message": guess})
     if study.filled_in:
-        told = f"enqueue: knobs left out were filled in for {len(study.filled_in)} config(s), e.g. {study.filled_in[0]}"
+        told = f"enqueue: omitted knobs were filled in for {len(study.filled_in)} config(s), e.g. {study.filled_in[0]}"
         tell(Notice(message=told))
         if record.started_at is None:
             store.record_event(

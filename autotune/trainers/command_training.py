@@ -30,8 +30,8 @@ def check_training(training: Mapping[str, Any], argv: Sequence[str]) -> None:
         if key not in known:
             near = nearest(str(key), known)
             raise SpecError(
-                f"a key of training must be a word of argv, steps, seed or append, but is {key!r}",
-                remedy=near or "write the word as argv has it",
+                f"a key of training must be an argument in argv, steps, seed or append, but is {key!r}",
+                remedy=near or "write the argument as in argv",
                 field=where,
             )
         if key in NUMBERS:

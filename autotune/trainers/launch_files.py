@@ -195,7 +195,7 @@ def check_file_name(name: str) -> str:
     """`name`, when it is a safe relative path: letters, digits, `_.-`, at most four parts, none of them hidden or `..`."""
     if not _NAME.fullmatch(name) or name in (MANIFEST, SCRIPT):
         raise ExportError(
-            f"a file of a launch must have a plain relative name, but is called {name!r}",
+            f"a file of a launch must have a plain relative name, but is named {name!r}",
             remedy="use letters, digits, '_', '-' and '.', and no '..'",
             field="files",
         )
@@ -205,7 +205,7 @@ def check_file_name(name: str) -> str:
 def write_launch(launch: Launch, directory: str | Path, *, job: Mapping[str, Any] | None = None) -> tuple[Path, ...]:
     """Writes the files of the launch, `launch.sh` and `launch.json` into `directory` and returns their paths, manifest last.
 
-    `job`: a scheduler's job of this launch (`schedulers.job_of`), whose files are written beside the others.
+    `job`: a scheduler's job of this launch (`schedulers.job_of`), whose files are written with the others.
 
     Each file is written atomically. An existing file is replaced only if an earlier export wrote it and nobody changed it since. Any other
     file, link or folder in the way raises `ExportError` before anything is written.
@@ -256,7 +256,7 @@ def _check_free(root: Path, name: str, text: str, mine: Mapping[str, str]) -> No
     if present != text.encode() and not ours and mine.get(name) != _digest(present):
         raise ExportError(
             f"{path} exists and was not written by an export, or was edited since",
-            remedy="export into another folder, or move that file away",
+            remedy="export to another folder, or move that file away",
         )
 
 

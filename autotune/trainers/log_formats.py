@@ -267,7 +267,7 @@ def pattern_reader(asked: Mapping[str, object]) -> LineReader:
     for name, pattern in asked.items():
         if name not in SCALES:
             raise SpecError(
-                f"no metric is called {name!r}",
+                f"there is no metric {name!r}",
                 remedy=nearest(name, SCALES) or f"metrics: {', '.join(SCALES)}",
                 field=f"trainer.metrics.{name}",
             )
@@ -276,7 +276,7 @@ def pattern_reader(asked: Mapping[str, object]) -> LineReader:
     ends_step = "" if is_timed else "step" if "step" in patterns else "loss"
     if not is_timed and ends_step not in patterns:
         raise SpecError(
-            "metrics must say when a step ends, but have neither a time nor a rate, a step number or a loss",
+            "metrics must identify steps, but have no time, rate, step number or loss",
             remedy="add one of step_time_s, steps_per_s, tokens_per_s, samples_per_s, step and loss",
             field="trainer.metrics",
         )

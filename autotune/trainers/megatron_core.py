@@ -26,8 +26,8 @@ _MEMORY = re.compile(r"\bmemory \(MB\) \|.{0,400}?max reserved: *([0-9.]+)")
 ITERATION_MARKS = ("iteration ", "max reserved:")
 """each line that `parse_iteration` reads has one of these"""
 NOT_IN_CORE = {
-    "activation_budget": "Megatron Core has no switch for torch.compile, whose compiler would keep the budget",
-    "loss=chunked": "Megatron Core computes the loss of all logits at once",
+    "activation_budget": "Megatron Core has no switch for torch.compile, which the budget needs",
+    "loss=chunked": "Megatron Core computes the loss over all logits at once",
 }
 """what neither program can do, with the reason"""
 OVERLAP = Option(
@@ -52,7 +52,7 @@ def core_limits(workload: Workload, c: ParallelConfig) -> tuple[Limit, ...]:
             Rule(
                 c.compile,
                 "compile",
-                "Megatron-LM has fused kernels of its own and no switch for torch.compile",
+                "Megatron-LM has its own fused kernels and no switch for torch.compile",
                 False,
             ),
             Rule(
@@ -82,14 +82,14 @@ def core_limits(workload: Workload, c: ParallelConfig) -> tuple[Limit, ...]:
             Rule(
                 c.zero_stage >= 2 and c.pp > 1,
                 "zero_stage",
-                "Megatron-FSDP is not launched together with pipeline stages here",
+                "Megatron-FSDP with pipeline stages is not supported here",
                 1,
             ),
             *_module_rules(c),
             Rule(
                 model.mtp_layers and c.ep_overlap and (model.mtp_layers > 1 or c.pp == 1),
                 "ep_overlap",
-                "beside multi-token prediction it needs one such layer, and pp > 1",
+                "with multi-token prediction it needs exactly one such layer, and pp > 1",
                 False,
             ),
             Rule(
@@ -111,7 +111,7 @@ def _module_rules(c: ParallelConfig) -> tuple[Rule, ...]:
         Rule(
             c.offload in ("optimizer", "all") and c.zero_stage != 1,
             "offload",
-            "the optimizer is offloaded by its distributed form, which is zero_stage=1",
+            "only the distributed optimizer can be offloaded: zero_stage=1",
             "none",
         ),
         Rule(
@@ -129,13 +129,13 @@ def _module_rules(c: ParallelConfig) -> tuple[Rule, ...]:
         Rule(
             c.cuda_graph == "step" and c.recompute != "none",
             "cuda_graph",
-            "a graph of the whole step holds no recomputation",
+            "a graph of the whole step cannot contain recomputation",
             "none",
         ),
         Rule(
             c.ep_overlap and (full or c.dispatcher == "allgather" or (c.pp > 1 and c.virtual_stages == 1)),
             "ep_overlap",
-            "it needs a dispatcher that sends (alltoall or flex), no recompute=full, and virtual stages where pp > 1",
+            "it needs dispatcher alltoall or flex, no recompute=full, and virtual stages if pp > 1",
             False,
         ),
     )

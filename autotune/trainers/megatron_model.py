@@ -36,13 +36,13 @@ def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         Rule(
             c.cp > 1 and c.cp_style == "ring" and 0 < window < workload.seq_len,
             "cp_style",
-            f"passing keys on does not attend to the last {window} tokens alone, as the model does",
+            f"passing keys on does not attend to the last {window} tokens, as the model does",
             "gather",
         ),
         Rule(
             model.mtp_layers and not model.gated_mlp,
             "model.mtp_layers",
-            "multi-token prediction knows rotary positions alone, not learnt ones",
+            "multi-token prediction only supports rotary positions, not learnt ones",
             0,
         ),
         Rule(
@@ -57,10 +57,10 @@ def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
 def model_notes(model: ModelSpec) -> Iterator[str]:
     """Figures of the model's rotary scaling that have no flags."""
     if {**(llama3_scaling(model) or LLAMA3_SCALING), "factor": 8.0} != LLAMA3_SCALING:
-        yield "of the model's rotary scaling only the factor is carried over: its other figures are not Llama 3.1's"
+        yield "only the factor of the model's rotary scaling is carried over, because its other figures differ from Llama 3.1's"
     scaling = yarn_scaling(model)
     if scaling and not model.kv_lora_rank:
-        yield "the rotary scaling 'yarn' of the model's config.json is carried over beside latent attention alone: set it in the trainer"
+        yield "the rotary scaling 'yarn' of the model's config.json is only carried over with latent attention: set it in the trainer"
     elif scaling and (lost := [name for name in WITHOUT_FLAG if scaling[name] != YARN[name]]):
         said = ", ".join(f"{name}={scaling[name]:g}" for name in lost)
         yield f"of the model's YaRN {said} has no flag: Megatron-LM takes {', '.join(f'{YARN[name]:g}' for name in lost)}"

@@ -62,13 +62,13 @@ def in_its_folder(launch: Launch, options: Mapping[str, Any]) -> Launch:
         return launch
     if not any(options.get(name) for name in PROGRAM_OPTIONS):
         raise SpecError(
-            f"cwd is the folder of your own program, but no program is named and cwd is {folder!r}",
+            f"cwd is the folder of your own program, but no program is given and cwd is {folder!r}",
             remedy="name the program with script, or leave cwd out",
             field="trainer.cwd",
         )
     if not os.path.isabs(folder):
         raise SpecError(
-            f"a relative folder is read only where the spec itself is a file, but cwd is {folder!r}",
+            f"a relative folder is only possible if the spec is a file, but cwd is {folder!r}",
             remedy="give an absolute path",
             field="trainer.cwd",
         )

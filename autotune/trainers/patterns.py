@@ -25,13 +25,16 @@ MAX_SEARCHED = 500
 """characters of a line that are searched"""
 MAX_MEMORY_BYTES = 1 << 20
 """of a compiled pattern, which bounds the time of the slowest: less than 0.1 s a line"""
-_SYNTAX = "patterns have the syntax of RE2: https://github.com/google/re2/wiki/Syntax"
+_SYNTAX = "patterns use the syntax of RE2: https://github.com/google/re2/wiki/Syntax"
 _REMEDIES = (
-    (r"\(\?<?[=!]", "write the text around the number into the pattern itself: only its group is read"),
-    (r"escape sequence: \\[1-9]|\(\?P=", "write what the group matches a second time in place of the reference"),
+    (r"\(\?<?[=!]", "put the surrounding text into the pattern itself: only its group is read"),
+    (r"escape sequence: \\[1-9]|\(\?P=", "repeat the group's pattern instead of the reference"),
     (r"escape sequence: \\Z", r"write $ in place of \Z"),
     (r"escape sequence: \\[uUN]", "write the character itself"),
-    (r"repetition operator: .\+|\(\?>", "write the repetition without what forbids to go back: it costs no time here"),
+    (
+        r"repetition operator: .\+|\(\?>",
+        "drop the possessive quantifier or atomic group: backtracking costs nothing here",
+    ),
     (r"repetition size|too large", "write smaller repetitions, or match only the text around the number"),
 )
 """by what RE2 says of a pattern, or the pattern has"""
@@ -55,7 +58,7 @@ def compile_pattern(pattern: object, *, field: str) -> Finder:
     except re2.error as error:
         said = _text(error.args[0])
         remedy = next((remedy for sign, remedy in _REMEDIES if re.search(sign, f"{said}\n{pattern}")), _SYNTAX)
-        message = f"{pattern!r} is not a regular expression of RE2, which patterns are matched by: {said}"
+        message = f"{pattern!r} is not a valid RE2 regular expression: {said}"
         raise SpecError(message, remedy=remedy, field=field) from None
     if not compiled.groups:
         raise SpecError(

@@ -131,8 +131,8 @@ class Values:
         value = self.known[name]
         if type(value) is not int:
             raise SpecError(
-                f"arithmetic in placeholders takes whole numbers, but {name} is {value!r}",
-                remedy=f"write {{{name}}} alone, and say under `values` what each value is written as",
+                f"arithmetic in placeholders needs whole numbers, but {name} is {value!r}",
+                remedy=f"write {{{name}}} alone, and map each value under `values`",
                 field=FIELD,
             )
         return value
@@ -179,7 +179,7 @@ def check_names(expression: Expression, known: Mapping[str, Any] | frozenset[str
 def null_inside(text: str) -> SpecError:
     """The error for a value that is written as null in the middle of a text."""
     return SpecError(
-        f"a value that is written as null leaves out a whole argument, but {text!r} has other text beside the placeholder",
+        f"a null value omits a whole argument, but {text!r} has other text around the placeholder",
         remedy="move that text into `values`, as in {flash: {true: --flash, false: null}}",
         field=FIELD,
     )

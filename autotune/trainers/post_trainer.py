@@ -34,14 +34,14 @@ from autotune.trainers.trainer_option import PYTHON, SHARED_OPTIONS, Option, Rea
 
 MODEL = Option(
     name="model",
-    meaning="weights to begin with: the path or hub name of a model of transformers",
+    meaning="initial weights: path or hub name of a transformers model",
     default="",
     is_path=True,
     reach=Reach.FILE,
 )
 _TAKEN = ("nearest", "steps", "learning_rate", "seed")
 OPTIONS = (*(option for option in SHARED_OPTIONS if option.name in _TAKEN), PYTHON, MODEL, SETTINGS)
-NO_PLACE = "its launches have no place for it"
+NO_PLACE = "its launches cannot set it"
 
 
 class PostTrainer(Trainer):
@@ -65,8 +65,8 @@ class PostTrainer(Trainer):
         """A workload of another kind, an engine that it has not, and what the engine cannot do."""
         rl, c = workload.rl, effective(config)
         if rl is None or rl.algorithm == "sft":
-            message = f"launches of {self.name} post-train, and the workload has no `rl`"
-            remedy = "say what a step is under `rl`, or use another trainer"
+            message = f"launches of {self.name} post-train, but the workload has no `rl`"
+            remedy = "describe a step under `rl`, or use another trainer"
             return tuple(broken(workload, c, Rule(True, "workload.rl", message, remedy=remedy, value="none")))
         if rl.engine not in self.engines:
             message = f"{self.name} trains by {' or '.join(sorted(self.engines))}"
@@ -102,12 +102,12 @@ class PostTrainer(Trainer):
         """The command and the configuration."""
         assert workload.rl is not None  # refused by find_limits
         c = effective(config)
-        needs(options, "model", f"{self.name} begins with weights that are there")
+        needs(options, "model", f"{self.name} starts from existing weights")
         document = nested(self.document(workload, workload.rl, c, options))
         files = {self.settings_file: to_yaml(merged(document, options[SETTINGS.name]))}
         notes = []
         if workload.cluster.num_nodes > 1:
-            notes.append("start Ray on all nodes first (`ray start`), then this command on the head node alone")
+            notes.append("start Ray on all nodes first (`ray start`), then this command on the head node only")
         return Launch(argv=self.command(workload, workload.rl, c), files=files, notes=tuple(notes))
 
     def read_config(self, present: PresentConfiguration) -> Reading:

@@ -59,7 +59,7 @@ def parse_document(name: str, text: str) -> dict[str, Any]:
         raise SpecError(f"{name} must hold keys and values, but holds {type(found).__name__}", field="FILE")
     if values > MAX_VALUES:
         raise SpecError(
-            f"{name} holds itself, or more than {MAX_VALUES:,} values: it is no configuration", field="FILE"
+            f"{name} holds itself, or more than {MAX_VALUES:,} values, so it is not a configuration", field="FILE"
         )
     return found
 
@@ -250,7 +250,7 @@ class KeyReader:
 
 SETTINGS = Option(
     name="settings",
-    meaning="further settings of the trainer, written into its file or command as they are",
+    meaning="further settings of the trainer, written unchanged into its file or command",
     default={},
     reach=Reach.ARGUMENT,
 )
@@ -292,7 +292,7 @@ class PresentConfiguration:
                 return name, text
         raise SpecError(
             f"none of the files {', '.join(self.files) or '(none)'} ends in {' or '.join(endings)}",
-            remedy="`autotune init FILE` finds out whose file it is",
+            remedy="`autotune init FILE` detects the trainer",
             field="FILE",
         )
 

@@ -41,14 +41,14 @@ def check_templates(templates: Mapping[str, Any], known: frozenset[str]) -> None
         check_file_name(name)
         if _ending(name) not in WRITERS:
             raise SpecError(
-                f"a file is rendered as JSON, YAML or TOML, but is called {name!r}",
+                f"a file is rendered as JSON, YAML or TOML, but is named {name!r}",
                 remedy=f"give it one of the endings {' '.join(WRITERS)}",
                 field=where,
             )
         if not isinstance(template, Mapping):
             raise SpecError(
                 f"a template must hold keys and values here, but is {template!r:.80}",
-                remedy="its path is read only where the spec itself is a file; elsewhere give the contents inline",
+                remedy="its path is only read if the spec is a file; otherwise give the contents inline",
                 field=where,
             )
         _refuse_bare(template, known, where)
@@ -89,7 +89,7 @@ def _refuse_bare(node: Any, known: frozenset[str], where: str) -> None:
         if len(node) == 1 and (name := next(iter(node))) in known and node[name] is None:
             raise SpecError(
                 f"the placeholder {{{name}}} has no quotes",
-                remedy=f'write "{{{name}}}": the value that takes its place keeps its type',
+                remedy=f'write "{{{name}}}": the inserted value keeps its type',
                 field=where,
             )
         for inner in node.values():

@@ -29,12 +29,12 @@ def comments(tuned: Mapping[str, Any]) -> list[str]:
         + f"; {tuned['trials']['measured']} trials were measured, {tuned['trials']['failed']} failed",
     ]
     if default:
-        lines.append(f"Default config: {default['config']}: {_speed(default)}")
+        lines.append(f"Baseline: {default['config']}: {_speed(default)}")
     if tuned.get("too_noisy"):
         lines.append(f"No speedup is claimed: {tuned['too_noisy']}")
     elif tuned["speedup"]:
         speedup = format_speedup(tuned["speedup"], tuned.get("speedup_low"), tuned.get("speedup_high"))
-        lines.append(f"Speedup against the default: {speedup} in tokens per second")
+        lines.append(f"Speedup over the baseline: {speedup} in tokens per second")
     return [plain_line(line) for line in lines]
 
 

@@ -55,7 +55,7 @@ def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         Rule(
             model.tied_embeddings and builder == "deepseek_v3",
             "model.tied_embeddings",
-            "its DeepSeek has an output projection of its own",
+            "its DeepSeek has a separate output projection",
             False,
         ),
         Rule(
@@ -75,13 +75,13 @@ def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         Rule(
             model.num_experts and c.precision in ("fp8", "mxfp8"),
             "precision",
-            "its launches quantize linear layers, which experts are not",
+            "its launches only quantize linear layers, not experts",
             "bf16",
         ),
         Rule(
             model.num_experts and c.ep > 1 and c.tp > 1,
             "ep",
-            f"it would spread experts over the tp={c.tp} ranks too, which is not predicted",
+            f"it would also spread experts over the tp={c.tp} ranks, which is not modelled",
             1,
             "or use tp=1",
         ),

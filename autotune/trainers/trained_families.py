@@ -26,11 +26,11 @@ TORCHTITAN: Mapping[str, str] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "deepseek_v3"),
     "gpt_oss": "gpt_oss",
 }
-"""builders by family; a model by its shape alone is a Llama"""
+"""builders by family; a model given only by its shape is a Llama"""
 OF_TRANSFORMERS = ("accelerate", "deepspeed", "hf_trainer", "lightning")
 """trainers that build transformers' own class, as native does of `model: {hf: PATH}`"""
 SAME_SIZES = "native for a decoder of the same sizes (`model: PATH`)"
-OWN_PROGRAM = "command with a program of yours"
+OWN_PROGRAM = "command with your own program"
 _OWN_LOOPS = {"megatron": MEGATRON, "megatron_bridge": MEGATRON_BRIDGE, "nanotron": NANOTRON, "torchtitan": TORCHTITAN}
 
 

@@ -78,7 +78,7 @@ class Trainer(ABC):
     """whether it can be told to store the scores of attention (`Workload.unfused_attention`)"""
     trains_rl: ClassVar[bool] = False
     """whether it can be told a step of post-training or sequences of unequal length (`Workload.rl`)"""
-    no_adapters: ClassVar[str] = "its launches set up none"
+    no_adapters: ClassVar[str] = "its launches do not set it up"
     """why it cannot be told others"""
 
     shapes: ClassVar[frozenset[str]] = frozenset()
@@ -120,8 +120,8 @@ class Trainer(ABC):
         """The present configuration of a program of this trainer. Override it, and set `can_import`, where the trainer's own files can be read:
         what it reads of a launch is the config that was launched. Raises `SpecError` for files that are not this trainer's."""
         raise SpecError(
-            f"the trainer {self.name} has no configuration of its own that could be read",
-            remedy="`autotune init FILE` makes a first spec of a script",
+            f"the trainer {self.name} has no configuration format to read",
+            remedy="`autotune init FILE` makes a first spec from a script",
             field="--from",
         )
 
@@ -161,7 +161,7 @@ class Trainer(ABC):
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
         """Why a launch with these options cannot pass on the study's own knob `name`, in words; empty if it can."""
-        return f"its launches have no place for a study's own knob; {own_knob_remedy(name)}"
+        return f"its launches cannot set a study's own knob; {own_knob_remedy(name)}"
 
     def check_options(self, options: Mapping[str, Any], own_knobs: Iterable[str]) -> None:  # noqa: B027  # nothing to check is the rule
         """Raises `SpecError` for options that fit no launch, whatever the config; `own_knobs`: names of the study's own knobs. Override it
@@ -209,7 +209,7 @@ class Trainer(ABC):
                 continue
             message = use.impossible(knob, value)
             if knob.name in forgotten:
-                message = f"the trainer {self.name} does not know this knob"
+                message = f"the trainer {self.name} does not support this knob"
             if message:
                 nearest = None if knob.kind == "degree" else knob.default
                 yield Limit(knob=knob.name, value=value, message=message, nearest=nearest)
@@ -247,7 +247,7 @@ class Trainer(ABC):
         for name in options or {}:
             if name not in known:
                 raise SpecError(
-                    f"{self.name} has no option called {name!r}",
+                    f"{self.name} has no option {name!r}",
                     remedy=nearest(name, known) or f"options: {', '.join(known)}",
                     field=f"trainer.{name}",
                 )
@@ -285,7 +285,7 @@ class Trainer(ABC):
         if python and not os.path.isabs(python):
             raise SpecError(
                 f"python must be an absolute path, because it is used on every node, but is {python!r}",
-                remedy="give the whole path of the environment or its interpreter",
+                remedy="give the full path of the environment or its interpreter",
                 field="trainer.python",
             )
         return replace(
@@ -316,14 +316,12 @@ class Trainer(ABC):
         figures = figures_of(workload.model)
         if figures is None:
             yield (
-                "the model is given by its shape alone: rotary base, norm epsilon and the like are the defaults of the trainer; "
-                "name the model's config.json in the spec to carry over its own"
+                "the model is given only by its shape, so rotary base, norm epsilon and the like are the trainer's defaults; name the model's config.json in the spec to carry over its own"
             )
             return
         if not (self.reads_config_json or self.knows(figures.family)):
             yield (
-                f"the trainer {self.name} trains a model of this shape, but without what else sets {figures.family} apart; "
-                f"it knows {self.known_families}"
+                f"the trainer {self.name} trains a model of this shape, but without other features of {figures.family}; it supports {self.known_families}"
             )
         if figures.rotary_scaling and not (self.reads_config_json or figures.rotary_scaling in self.rotary_scalings):
             yield f"the rotary scaling {figures.rotary_scaling!r} of the model's config.json is not carried over: {self.rotary_remedy}"

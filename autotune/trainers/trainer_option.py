@@ -111,13 +111,13 @@ SAME_DATA = Option(
 )
 PYTHON = Option(
     name="python",
-    meaning="environment or interpreter whose programs (python, torchrun, ...) are started; default: those of PATH",
+    meaning="environment or interpreter with the programs to start (python, torchrun, ...); default: PATH",
     default="",
     reach=Reach.PROGRAM,
 )
 WORKING_DIR = Option(
     name="working_dir",
-    meaning="how nodes get the folder of the program, or of the module that builds the model: shared, when all see it at one path; upload, when Ray sends it along",
+    meaning="how nodes get the folder of the program or model code: shared (all see it at the same path) or upload (Ray sends it)",
     default="shared",
     reach=Reach.ARGUMENT,
     choices=("shared", "upload"),
@@ -132,13 +132,13 @@ SHARED_OPTIONS = (
     Option(name="steps", meaning="optimizer steps to run", default=50, reach=Reach.NOTHING),
     Option(
         name="master_addr",
-        meaning="address of node 0; default: each node is told when it starts",
+        meaning="address of node 0; default: set when each node starts",
         default="",
         reach=Reach.ADDRESS,
     ),
     Option(
         name="master_port",
-        meaning="port at which several nodes meet; default: as told, else 29500",
+        meaning="port at which several nodes meet; default: set at the start, otherwise 29500",
         default=0,
         reach=Reach.ADDRESS,
     ),

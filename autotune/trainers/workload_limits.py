@@ -45,13 +45,13 @@ def module_limits(model: ModelSpec, trainer: str) -> Iterator[Limit]:
     if model.is_counted:
         yield _counted(model, trainer)
     elif model.code is not None and model.code.module:
-        message = f"the trainer {trainer} builds a model from its shape, and cannot be given a module"
+        message = f"the trainer {trainer} builds a model from its shape and cannot use a module"
         remedy = "use trainer native, a command that builds it, or give the model as {hf: PATH} or by its shape"
         yield Limit(knob="model.code", value=model.code.module, message=message, remedy=remedy)
 
 
 def _counted(model: ModelSpec, trainer: str) -> Limit:
-    message = f"the trainer {trainer} builds the model, and of {model.name} the number of weights alone is known"
+    message = f"the trainer {trainer} builds the model, but only the number of weights of {model.name} is known"
     remedy = "use trainer command with a program that builds it, or give the model's shape, {hf: PATH} or {module: PACKAGE.MODULE:FUNCTION}"
     return Limit(knob="model.parameters", value=model.num_parameters, message=message, remedy=remedy)
 
@@ -63,13 +63,13 @@ def _plans(workload: Workload, code: ModelCode, c: ParallelConfig) -> tuple[Rule
         Rule(
             c.tp > 1 and not code.has_tensor_plan,
             "tp",
-            f"{name} brings no plan for tensor parallelism that the loop applies",
+            f"{name} has no tensor-parallel plan that the loop supports",
             remedy=f"use tp=1, or {brings} (`tp_plan`)",
         ),
         Rule(
             c.pp > 1 and not code.has_pipeline_split,
             "pp",
-            f"{name} does not say where a pipeline may cut it",
+            f"{name} does not say where a pipeline may split it",
             remedy=f"use pp=1, or {brings} (`pp_split`)",
         ),
         Rule(
@@ -81,7 +81,7 @@ def _plans(workload: Workload, code: ModelCode, c: ParallelConfig) -> tuple[Rule
         Rule(
             c.recompute == "selective" and not code.has_attention,
             "recompute",
-            f"no module in the blocks of {name} is called attention (attn)",
+            f"no module in the blocks of {name} has attention (attn) in its name",
             "full",
         ),
     )
@@ -89,18 +89,18 @@ def _plans(workload: Workload, code: ModelCode, c: ParallelConfig) -> tuple[Rule
 
 def _decoder_alone(c: ParallelConfig) -> tuple[Rule, ...]:
     """What is written for the layers of the decoder that ships."""
-    reason = "only the decoder that ships is made for it, and this model is built by code of its own"
+    reason = "only the built-in decoder supports it, but this model is built by its own code"
     return (
         Rule(c.cp > 1, "cp", f"context parallelism replaces the attention: {reason}", 1),
         Rule(c.ep > 1, "ep", f"expert parallelism replaces the experts: {reason}", 1),
         Rule(
             c.sequence_parallel,
             "sequence_parallel",
-            f"sequence parallelism cuts what flows between the modules of a tensor plan: {reason}",
+            f"sequence parallelism splits the activations between the modules of a tensor plan: {reason}",
             False,
         ),
         Rule(c.precision == "fp8", "precision", f"fp8 replaces the projections: {reason}", "bf16"),
-        Rule(c.pp_split != "layers", "pp_split", f"the first and the last stage are not weighed: {reason}", "layers"),
+        Rule(c.pp_split != "layers", "pp_split", f"the first and the last stage are not weighted: {reason}", "layers"),
         Rule(
             c.pp_schedule == "interleaved_zero_bubble",
             "pp_schedule",
@@ -110,7 +110,7 @@ def _decoder_alone(c: ParallelConfig) -> tuple[Rule, ...]:
         Rule(
             c.recompute in ("norm", "mlp"),
             "recompute",
-            f"these modules are known by name in the decoder alone: {reason}",
+            f"these modules are only known in the decoder: {reason}",
             "full",
         ),
     )
@@ -122,13 +122,13 @@ def _loss(code: ModelCode, c: ParallelConfig) -> tuple[Rule, ...]:
         Rule(
             c.loss != "own" and code.module,
             "loss",
-            "a model that code of its own builds takes its loss itself; only transformers' own classes ({hf: PATH}) have a chunked one",
+            "a model built by its own code computes its own loss; only transformers' own classes ({hf: PATH}) have a chunked one",
             "own",
         ),
         Rule(
             c.loss == "chunked" and c.tp > 1 and not code.module,
             "loss",
-            "the tensor plan gathers the logits of the output projection, which under a chunked loss never exist whole",
+            "the tensor plan gathers the logits, but a chunked loss never has all of them at once",
             "own",
         ),
     )
@@ -138,7 +138,7 @@ def _packed(workload: Workload) -> Rule:
     return Rule(
         workload.document_len,
         "workload.document_len",
-        "packed documents need an attention that is told where they end, and this model is built by code of its own",
+        "packed documents need attention with document boundaries, but this model is built by its own code",
         0,
     )
 
@@ -147,8 +147,8 @@ if TYPE_CHECKING:
     from autotune.trainers.trainer import Trainer
 
 UNCOMMON_SHAPES = {
-    "num_dense_layers": "model whose layers have experts only in part",
-    "shared_ffn_hidden_size": "experts that every token visits",
+    "num_dense_layers": "model with experts in only some layers",
+    "shared_ffn_hidden_size": "shared experts",
     "kv_lora_rank": "latent attention",
     "mtp_layers": "layers of multi-token prediction",
 }
@@ -167,7 +167,7 @@ def workload_limits(trainer: Trainer, workload: Workload, c: ParallelConfig) -> 
         Rule(
             workload.optimizer not in trainer.optimizers,
             "workload.optimizer",
-            f"the trainer {name} can be told {', '.join(sorted(trainer.optimizers))}",
+            f"the trainer {name} supports {', '.join(sorted(trainer.optimizers))}",
             "adamw",
         ),
         Rule(
@@ -179,8 +179,8 @@ def workload_limits(trainer: Trainer, workload: Workload, c: ParallelConfig) -> 
         Rule(
             rl is not None and not trainer.trains_rl,
             "workload.rl",
-            f"the trainer {name} cannot be told {what}",
-            remedy="trainers that can: verl, nemo_rl, openrlhf, trl, and command with a program of yours",
+            f"the trainer {name} cannot set {what}",
+            remedy="trainers that can: verl, nemo_rl, openrlhf, trl, and command with your own program",
             value=rl and rl.algorithm,
         ),
         Rule(
@@ -188,20 +188,20 @@ def workload_limits(trainer: Trainer, workload: Workload, c: ParallelConfig) -> 
             "workload.pure_bf16",
             f"launches of the trainer {name} keep weights or moments in fp32",
             False,
-            "those of torchtitan, lightning, and command with a program of yours need not",
+            "torchtitan, lightning, and command with your own program can avoid that",
         ),
         Rule(
             workload.unfused_attention and not trainer.has_unfused_attention,
             "workload.unfused_attention",
-            f"launches of the trainer {name} attend by kernels that never store the scores",
+            f"launches of the trainer {name} use attention kernels that never store the scores",
             False,
-            "leave unfused_attention out, or use megatron, or command with a program of yours",
+            "remove unfused_attention, or use megatron, or command with your own program",
         ),
         Rule(
             peft is not None and peft.method not in trainer.peft_methods,
             "workload.peft",
-            f"the trainer {name} cannot be told to train adapters alone in this way ({trainer.no_adapters})",
-            remedy="trainers that can: command with a program of yours, and native for lora",
+            f"the trainer {name} cannot train adapters alone in this way ({trainer.no_adapters})",
+            remedy="trainers that can: command with your own program, and native for lora",
             value=peft and peft.method,
         ),
     )
@@ -222,14 +222,16 @@ def shape_limits(trainer: Trainer, workload: Workload) -> Iterator[Limit]:
     if figures is not None and trainer.reads_config_json:
         known = FAMILIES.get(figures.family)  # not of a model that its class was built to describe
         if known is not None and not known.has_class:
-            message = f"launches of the trainer {trainer.name} build the class that transformers has for a config.json, and it has none for this one"
+            message = f"launches of the trainer {trainer.name} build transformers' class for a config.json, but there is none for this one"
             remedy = f"use {who_trains(figures.family)}"
             yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
         return
     who = f"megatron, {OTHERS}" if figures is None else who_trains(figures.family, but=trainer.name)
     if figures is not None and model.source and not trainer.knows(figures.family):
-        message = f"the trainer {trainer.name} would train another model than this config.json means; it knows {trainer.known_families}"
-        remedy = f"where a plain model of the same sizes will do, give them in the place of the file; else use {who}"
+        message = f"the trainer {trainer.name} would train a different model from this config.json; it supports {trainer.known_families}"
+        remedy = (
+            f"if a plain model of the same sizes is enough, give the sizes instead of the file; otherwise use {who}"
+        )
         yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
     for name, what in UNCOMMON_SHAPES.items():
         value = getattr(model, name)
@@ -267,8 +269,8 @@ def launcher_limits(argv: Sequence[str], placement: Placement, cluster: ClusterS
         yield Limit(
             knob="world_size",
             value=placement.world_size,
-            message="on CPUs accelerate launch starts one process",
-            remedy="start the script by torchrun, with env: {ACCELERATE_USE_CPU: 'true'}, without which its ranks train alone",
+            message="on CPUs accelerate launch starts only one process",
+            remedy="start the script with torchrun and env: {ACCELERATE_USE_CPU: 'true'}, without which its ranks train separately",
         )
     elif placement.nnodes > 1 and (found := _on_one_node(name, argv, placement.nproc_per_node)):
         message, remedy = found
@@ -281,22 +283,22 @@ def _on_one_node(name: str, argv: Sequence[str], gpus: int) -> tuple[str, str] |
         option = "--standalone" if _has(argv, "--standalone") else "--nnodes=1"
         return (
             f"its ranks are on several nodes, but with {option} torchrun stays on one",
-            f"leave {option} out of trainer.argv, because torchrun is told in its environment where the nodes meet",
+            f"leave {option} out of trainer.argv, because torchrun gets the meeting point from its environment",
         )
     if name == "accelerate" and gpus == 1 and not any(_has(argv, option) for option in _FORMS_RANKS):
         return (
-            "with one GPU on each node accelerate launch would train on each alone",
+            "with one GPU on each node accelerate launch would train on each separately",
             "add --multi_gpu to trainer.argv",
         )
     if name == "accelerate" and not _has(argv, "--machine_rank"):
         return (
-            "accelerate launch would train on each node alone",
+            "accelerate launch would train on each node separately",
             f"add to trainer.argv, before the script: {' '.join(MACHINES)}",
         )
     if name == "deepspeed" and not (_has(argv, "--no_ssh") and _has(argv, "--hostfile")):
         return (
-            "deepspeed would train on each node alone",
-            "start the script by torchrun, or with a hostfile that has a line `HOST slots=GPUS` for each node, and before the script in trainer.argv "
+            "deepspeed would train on each node separately",
+            "start the script with torchrun, or with a hostfile with one line `HOST slots=GPUS` per node, and before the script in trainer.argv "
             + " ".join(DEEPSPEED_NODES),
         )
     return None

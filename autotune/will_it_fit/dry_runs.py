@@ -69,7 +69,7 @@ def answer(
     try:
         if workload.model.is_counted:
             raise DryRunError(
-                f"a dry run builds the model, but of {workload.model.name} the number of weights alone is known",
+                f"a dry run builds the model, but only the number of weights of {workload.model.name} is known",
                 remedy="give the model's shape, {hf: PATH} or {module: PACKAGE.MODULE:FUNCTION}",
             )
         for number, pp_rank in enumerate(ranks, start=1):

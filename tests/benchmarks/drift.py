@@ -35,7 +35,7 @@ BETWEEN, STEP_NOISE, ALIKE = 0.02, 0.03, 0.5
 PREDICTION_SD = 0.1
 SETUP_S, STEP_S = 10.0, 1.0
 SEARCH_S = len(CONFIGS) * (SETUP_S + 15 * STEP_S)
-"""about how long a search takes on a quiet machine"""
+"""about how long a search takes on an idle machine"""
 WILD_SHARE, WILD = 1 / 8, 4.0
 KINDS = ("quiet", "step", "back", "ramp", "burst", "wild")
 Slowness = Callable[[float], float]

@@ -10,7 +10,7 @@ bytes on the wire of tensor, context and expert parallelism; per step: FLOPs of 
 The formulas are asked as the estimator asks them, with constants under which a second is a FLOP or a byte. A ring moves (n-1)/n of its bytes, an all-reduce
 twice that. Attention that skips what a causal mask hides counts half; what kernels add to head
 dimensions counts in neither. Models with latents, dense layers before those with experts, or
-experts that every token visits are left out: the native trainer has none.
+shared experts are left out: the native trainer has none.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     paths = args.csv or [DATA / name for name in DEFAULT]
     if unknown := [name for name in args.searchers.split(",") if name not in searcher_names()]:
-        parser.error(f"no searcher is called {unknown[0]!r}; there are {', '.join(searcher_names())}")
+        parser.error(f"there is no searcher {unknown[0]!r}; there are {', '.join(searcher_names())}")
     try:
         made = [
             *simulated_cells(args.worlds),

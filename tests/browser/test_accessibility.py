@@ -121,7 +121,7 @@ def studies(kept: Service) -> dict[str, str]:
     found["ended"] = api.tune(study, store=kept.store).record.id
     with kept.client(kept.token("admin", "root")) as client:
         client.tag(found["ended"], add=["night"])
-        client.add_note(found["ended"], "a quiet machine")
+        client.add_note(found["ended"], "an idle machine")
     return found
 
 

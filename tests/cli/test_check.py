@@ -76,7 +76,7 @@ def test_one_document_with_json(run, write_program):
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({"runner": "slurm"}, 2, "no runner is called"),
+        ({"runner": "slurm"}, 2, "there is no runner"),
         ({"runner": {"kind": "local", "device": "cpu", "max_rank": 1}}, 2, "max_ranks"),
         ({"cluster": "h100-sxm-1x1", "runner": "local"}, 2, "no GPU is visible"),
         ({"space": {"tp": [5], "precision": ["fp32"]}}, 1, "tp"),
@@ -96,7 +96,7 @@ def test_tune_says_what_is_wrong_with_a_program_and_begins_without_the_check_whe
     path = write_program("print('hello')", budget={"max_trials": 1})
     done = run("tune", path)
     assert done.code == 1
-    assert "error: the study has not begun, because its program does not work: none of the 1 lines" in done.err
+    assert "error: the study has not started, because its program does not work: none of the 1 lines" in done.err
     assert "trial 0" not in done.err
     done = run("tune", path, "--no-check")
     assert done.code == 1

@@ -50,7 +50,7 @@ def test_differences_are_named_and_mended_and_files_stay(run, spec):
     assert {row["name"] for row in first["rows"] if row["agrees"] is False} == {"seq_len"}
     assert {row["name"] for row in second["rows"] if row["agrees"] is False} == {"seq_len", "precision"}
     assert any("precision has no effect" in told for told in found["differences"])
-    assert "these exist already: " in found["remedy"]
+    assert "to existing files: " in found["remedy"]
     assert found["files"][str(spec.parent / "mine.pt")] == {"how": "written", "existed": True, "kept": True}
     assert (spec.parent / "mine.pt").read_text() == "weeks of work"
     assert yaml.safe_load(spec.read_text())["workload"]["seq_len"] == 16
@@ -108,4 +108,4 @@ def test_a_model_for_images_gets_ready_by_what_the_check_says_to_write(run, tmp_
     }
     second = run("check", path)
     assert second.code == 0, second.out
-    assert "314 weights alone" in second.out
+    assert "314 weights only" in second.out

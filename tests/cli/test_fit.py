@@ -82,9 +82,9 @@ def test_where_no_dry_run_can_be_made_the_reason_comes_first_and_the_formulas_an
     done = run("fit", write(), "--config", "tp=2,micro_batch_size=2")
     assert done.code == 1, "the question was about the model's own code, and no answer came"
     problem, remedy, formulas, *_ = done.out.splitlines()
-    assert problem == f"no dry run could be made: {fake.error.message}"
+    assert problem == f"a dry run was impossible: {fake.error.message}"
     assert remedy == "  register one with torch.library"
-    assert formulas.startswith("the cost model's formulas, which do not run the model's code, say: it should fit: ")
+    assert formulas.startswith("the cost model's formulas, without running the model's code, say: it should fit: ")
     again = run("fit", write(), "--config", "tp=2,micro_batch_size=2", "--json")
     (found,) = again.document["configs"]
     assert again.code == 1
@@ -98,10 +98,10 @@ def test_of_several_configs_those_without_a_dry_run_are_counted_apart(run, write
     fake.error = DryRunError("my_model.py:7 raised", remedy="correct it")
     done = run("fit", write(), "--top", 3, "-o", tmp_path / "fit.html")
     assert done.code == 1
-    assert done.out.startswith("no dry run could be made of any of 3 configs: my_model.py:7 raised\n")
+    assert done.out.startswith("no dry run was possible for any of 3 configs: my_model.py:7 raised\n")
     assert done.out.count("no dry run (formulas: fits)") == 3
     page = (tmp_path / "fit.html").read_text()
-    assert page.index("no dry run could be made") < page.index("formulas, which do not run")
+    assert page.index("a dry run was impossible") < page.index("formulas, without running")
 
 
 def test_a_profile_that_was_asked_for_and_could_not_be_made_is_a_failure(run, write, fake, monkeypatch):
@@ -109,7 +109,7 @@ def test_a_profile_that_was_asked_for_and_could_not_be_made_is_a_failure(run, wr
     monkeypatch.setattr(profiling, "dry_runner", lambda: failing)
     done = run("fit", write(), "--config", "tp=2,micro_batch_size=2", "--profile")
     assert done.out.startswith("yes, it fits: ")
-    assert "no dry run could be made: " in done.out
+    assert "a dry run was impossible: " in done.out
     assert done.code == 1
 
 
@@ -118,7 +118,9 @@ def test_guesses_limits_and_what_was_left_out_are_said(run, write, fake):
     words = ("--config", "tp=2,micro_batch_size=2", "--max-wall-s", 7, "--max-memory-gib", 2)
     done = run("fit", write(trainer="megatron"), *words)
     assert "assumed: routing of layers.0.moe is taken to be balanced" in done.out
-    assert done.out.startswith("the cost model of megatron says (the dry run below plays the native trainer's loop): ")
+    assert done.out.startswith(
+        "the cost model of megatron says (the dry run below executes the native trainer's loop): "
+    )
     assert "megatron keeps other tensors" in done.out
     assert (fake.limits[0].wall_s, fake.limits[0].memory_bytes) == (7, 2 * 2**30)
 
@@ -135,10 +137,10 @@ def test_a_trainer_that_was_not_played_has_the_verdict_of_estimate(run, write, f
     assert found["oom_probability"] == pytest.approx(estimate["oom_probability"])
     assert found["reserved_bytes"] == pytest.approx(estimate["peak_memory_bytes"])
     (activations,) = [row for row in found["beside_cost_model"] if row["name"] == "activations"]
-    assert "recomputes all operators but attention" in activations["why"]
+    assert "recomputes all operators except attention" in activations["why"]
     text = run("fit", spec, "--config", config).out
     assert "native, dry run" in text
-    assert "recomputes all operators but attention" in text
+    assert "recomputes all operators except attention" in text
 
 
 def test_limits_hold_where_a_model_of_ones_own_is_built(run, write, fake, monkeypatch):

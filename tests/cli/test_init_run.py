@@ -68,7 +68,7 @@ def test_a_command_whose_reading_is_wrong_is_overruled_and_both_are_said(run, pr
     assert spec["model"] == {"parameters": 314}
     assert spec["workload"]["optimizer"] == "sgd"
     assert knobs(spec)["micro_batch_size"] == "6"
-    assert "optimizer: read adamw, seen sgd; the spec has what was seen" in done.err
+    assert "optimizer: read adamw, seen sgd; the spec has the observed value" in done.err
     assert "seq_len: 1" in done.err
     assert "workload.seq_len" in done.err.split("fill in: ")[1]
 
@@ -106,7 +106,7 @@ def test_nothing_is_started_where_nobody_agrees(run, programs):
     ("script", "words"),
     [
         ("torchrun --nnodes=4 --nproc-per-node=8 decoder.py --batch 2", "on 4 nodes"),
-        ("srun --ntasks=8 python decoder.py --batch 2", "needs an allocation of Slurm"),
+        ("srun --ntasks=8 python decoder.py --batch 2", "needs a Slurm allocation"),
     ],
 )
 def test_what_needs_more_than_this_machine_is_refused_before_it_starts(run, programs, script, words, monkeypatch):

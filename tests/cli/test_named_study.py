@@ -18,7 +18,7 @@ def test_the_newest_of_a_name_is_shown_and_the_others_are_listed(run, write) -> 
     older, newer = (run("tune", spec, "--new", "--json").document["study"] for _ in range(2))
     done = run("status", "small")
     assert re.search(rf"study +{newer['id']} \(small\): COMPLETED", done.out)
-    assert f"2 studies are called 'small'; this is the newest, {newer['id']}." in done.err
+    assert f"2 studies are named 'small'; this is the newest, {newer['id']}." in done.err
     line = next(line for line in done.err.splitlines() if older["id"] in line)
     assert older["created_at"][:10] in line
     assert "COMPLETED" in line
@@ -34,8 +34,8 @@ def test_several_open_studies_of_a_name_are_not_acted_on(run, write) -> None:
     for text in (
         first,
         second,
-        "2 studies that have not ended are called 'small'",
-        "name the one that you mean by its id",
+        "2 studies that have not ended are named 'small'",
+        "give the id of the one you mean",
     ):
         assert text in done.err
     assert run("cancel", second).code == 0
@@ -63,7 +63,7 @@ def test_none_of_several_studies_of_a_name_is_deleted(run, write) -> None:
         assert run("cancel", study).code == 0
     done = run("delete", "small", "--yes")
     assert done.code == 2
-    assert "2 studies are called 'small'" in done.err
+    assert "2 studies are named 'small'" in done.err
     assert f"e.g. {second}" in done.err
     assert f"this is the newest, {second}" in run("tag", "small", "kept").err
     assert run("delete", second, "--yes").code == 0
@@ -88,6 +88,6 @@ def test_an_empty_name_means_no_study_even_where_there_is_one_alone(run, write) 
     for command in ("status", "cancel", "stop"):
         done = run(command, "")
         assert done.code == 2
-        assert done.err.startswith("error: ID: a study must be named")
+        assert done.err.startswith("error: ID: a study is required")
     assert run("delete", "", "--yes").code == 2
     assert run("status", study, "--json").document["study"]["status"] == "QUEUED"

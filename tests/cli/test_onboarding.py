@@ -43,7 +43,7 @@ def test_a_trainer_without_a_configuration_of_its_own_points_to_init(run: Callab
     (tmp_path / "train.py").write_text("")
     done = run("import", "--from", "command", "train.py")
     assert done.code == 2
-    assert "`autotune init FILE` makes a first spec of a script" in done.err
+    assert "`autotune init FILE` makes a first spec from a script" in done.err
 
 
 SCRIPT = """import argparse
@@ -62,7 +62,7 @@ def test_init_writes_a_spec_that_is_planned_from_another_folder(run: Callable[..
     (tmp_path / "code" / "train.py").write_text(SCRIPT)
     done = run("init", "code/train.py", "--model", "nano-gpt", "--cluster", "cpu-1x1", "-o", "specs/train.yaml")
     assert (done.code, done.out) == (0, "")
-    assert "does not load" not in done.err
+    assert "cannot be loaded" not in done.err
     assert "fill in: workload.seq_len" in done.err
     assert "next: autotune check specs/train.yaml" in done.err
     assert run("plan", "specs/train.yaml", "--top", "1", "--json").document["feasible"] > 0

@@ -54,7 +54,7 @@ def test_plan_compares_clusters(run, write):
     assert h100["tokens_per_s_low"] < h100["estimate"]["tokens_per_s"] < h100["tokens_per_s_high"]
     unknown = run("plan", write(), "--clusters", "h1000")
     assert unknown.code == 2
-    assert "no GPU is called 'h1000'" in unknown.err
+    assert "there is no GPU 'h1000'" in unknown.err
     alone = run("plan", write(), "--tokens", "1e9")
     assert alone.code == 2
     assert "--clusters" in alone.err
@@ -174,7 +174,7 @@ def test_doctor_says_that_gpus_are_announced_and_torch_cannot_use_them(run, monk
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     (check,) = [c for c in run("doctor", "--json").document["checks"] if c["name"] == "GPUs"]
     assert check["status"] == "warning"
-    assert "CUDA_VISIBLE_DEVICES=0 announces GPUs" in check["detail"]
+    assert "CUDA_VISIBLE_DEVICES=0 lists GPUs" in check["detail"]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_the_next_step_of_a_plan_can_be_pasted(run, write, runner, command):
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({"runner": "slurm"}, 2, "no runner is called 'slurm'"),
+        ({"runner": "slurm"}, 2, "there is no runner 'slurm'"),
         ({"runner": {"kind": "local", "max_rank": 2}}, 2, "did you mean max_ranks"),
         ({"space": {"tp": [5]}}, 1, "num_attention_heads"),
     ],
@@ -280,7 +280,7 @@ def test_plan_needs_no_file(run):
     assert "--cluster, --batch" in lacks.err
     both = run("plan", "laptop", *MODEL)
     assert both.code == 2
-    assert "stand in for a spec" in both.err
+    assert "replace a spec" in both.err
 
 
 @pytest.mark.parametrize(

@@ -75,5 +75,5 @@ def test_a_forgotten_knob_is_refused_by_name_unless_it_is_at_its_default() -> No
     with pytest.raises(ConfigError, match="the cost model does not know compile, but it is true") as caught:
         forgetful.check_table(ConfigTable.of([ParallelConfig(), ParallelConfig(compile=True)]))
     assert caught.value.field == "compile"
-    with pytest.raises(ConfigError, match="does not know the study's own knob mine"):
+    with pytest.raises(ConfigError, match="does not support the study's own knob mine"):
         forgetful.check(ParallelConfig(extra={"mine": 1}))

@@ -167,7 +167,7 @@ def _layer_rings_s(trainer: str, model: ModelSpec, recompute: str = "none") -> f
 
 
 def test_a_layer_of_whole_experts_has_the_tensor_parallel_collectives_of_its_attention_alone() -> None:
-    """Megatron's dispatcher takes each rank's own tokens to the experts and brings them back; experts that every token visits are cut like a dense MLP."""
+    """Megatron's dispatcher takes each rank's own tokens to the experts and brings them back; shared experts are cut like a dense MLP."""
     shared = replace(EXPERTS, shared_ffn_hidden_size=2048)
     dense = _layer_rings_s("megatron", DENSE)
     assert _layer_rings_s("megatron", EXPERTS) == pytest.approx(dense / 2)

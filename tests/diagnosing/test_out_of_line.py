@@ -71,4 +71,4 @@ def test_one_link_between_two_of_many_nodes() -> None:
 def test_a_whole_node_that_computes_slowly() -> None:
     (found,) = of_readings(cluster(4, 2, 0, slow={4: 1.5, 5: 1.5}))
     assert (found.kind, found.node) == ("node", "n2")
-    assert found.text.startswith("node n2 is out of line: matmul 1.")
+    assert found.text.startswith("node n2 is an outlier: matmul 1.")

@@ -65,7 +65,7 @@ def test_what_is_not_known_is_asked_for_and_no_mistake_reaches_the_training(
     said = capfd.readouterr().err.splitlines()
     assert len(said) == 3
     assert "say seq_len=" in said[0]
-    assert all("the training is not touched" in line for line in said)
+    assert all("the training is not affected" in line for line in said)
 
 
 def test_other_ranks_are_silent(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_one_line_in_a_stock_script_prints_the_review_and_keeps_the_run(
     assert run.versions["torch"] == torch.__version__
     said = ours(err)
     assert any("predicted: " in each for each in said)
-    assert f"kept as observed run {run.id}" in said[-1]
+    assert f"stored as observed run {run.id}" in said[-1]
     (tmp_path / "again").mkdir()
     none, err, code = trained(with_callback(program, line), tmp_path / "again", store=False)
     assert (none, code) == ([], 0)

@@ -82,7 +82,7 @@ def test_a_plain_program_is_reviewed_before_measured_and_kept(tmp_path: Path) ->
     assert 50e6 < run.measurement.peak_memory_bytes < 8e9
     assert run.versions["torch"]
     assert run.versions["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert f"kept as observed run {run.id}" in said[-1]
+    assert f"stored as observed run {run.id}" in said[-1]
 
 
 @pytest.mark.thorough
@@ -110,7 +110,7 @@ def test_programs_of_launchers_and_libraries_are_measured(
     assert found.run.program == "train.py"
     if not prints_steps:  # into a pipe
         assert found.run.step_time_s is None
-        assert "measured: no optimizer step was seen" in found.err
+        assert "measured: no optimizer step was observed" in found.err
         return
     assert found.run.step_time_s is not None
     assert 0.001 < found.run.step_time_s < 60

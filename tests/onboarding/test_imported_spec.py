@@ -107,9 +107,7 @@ def test_a_setting_that_somebody_changed_is_kept_and_written_again(tmp_path: Pat
     draft = drafted(tmp_path / "launch", "deepspeed", cluster=CLUSTER)
     kept = {"gradient_clipping": 0.25, "communication_data_type": "fp32"}
     assert draft.document["trainer"]["settings"] == kept
-    assert (
-        "kept as they are, and written again by every export: gradient_clipping, communication_data_type" in draft.notes
-    )
+    assert "kept unchanged and written to every export: gradient_clipping, communication_data_type" in draft.notes
     study = api.load_study(draft.document, base=tmp_path)
     assert study.baseline is not None
     launch = trainer("deepspeed").launch(study.workload, study.baseline, study.trainer_options)
@@ -161,7 +159,7 @@ def test_a_script_without_a_vocabulary_has_its_sizes_and_knobs_without_effect_ar
     draft = drafted(tmp_path / "run.sh", "megatron", cluster=CLUSTER)
     assert draft.fill_in == ("model",)
     assert (draft.document["model"]["num_layers"], draft.document["model"]["num_experts"]) == (2, 2)
-    assert "vocab_size, by the tokenizer" in draft.text
+    assert "vocab_size of the tokenizer" in draft.text
     study = api.load_study(draft.document, base=tmp_path)
     assert study.baseline is not None
     assert (study.baseline.sequence_parallel, study.baseline.dp) == (False, 8)
@@ -193,8 +191,8 @@ def test_a_configuration_that_breaks_a_law_is_named_and_the_spec_loads_without_i
     (tmp_path / "config.yaml").write_text(text)
     draft = drafted(tmp_path / "config.yaml", "nanotron", cluster=CLUSTER)
     assert "baseline" not in draft.document
-    (said,) = (note for note in draft.notes if "left out as the baseline" in note)
-    assert "a pipeline needs a micro-batch for each of its ranks" in said
+    (said,) = (note for note in draft.notes if "is not the baseline" in note)
+    assert "a pipeline needs at least one micro-batch per rank" in said
     assert api.load_study(draft.document, base=tmp_path).baseline is None
 
 

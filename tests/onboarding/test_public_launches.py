@@ -215,7 +215,7 @@ def test_a_launcher_of_tasks_stays_with_the_number_of_ranks_of_a_trial(
     [
         ("jsrun -n 4 -a 1 -g 1 python train.py --batch-size 4", "by jsrun"),
         ("aprun -n 8 python train.py --batch-size 4", "by aprun"),
-        ("mpirun --hostfile hosts python train.py --batch-size 4", "does not say how many"),
+        ("mpirun --hostfile hosts python train.py --batch-size 4", "number of processes is not given"),
         ("srun -N 2 --ntasks-per-node 8 python train.py --batch-size 4", "over several nodes"),
         ("NPROC_PER_NODE=4 swift rlhf --external_plugins plugins/reward.py --model a/b --max_length 2048", "`swift rlhf`"),
         ("swift sft --model a/b --torch_dtype bfloat16 --per_device_train_batch_size 1 --logging_steps 5 --output_dir o", "`swift sft`"),
@@ -223,7 +223,7 @@ def test_a_launcher_of_tasks_stays_with_the_number_of_ranks_of_a_trial(
         ("swift sft conf/sft.yaml", "`swift sft`"),
         ("bash scripts/train.sh --batch_size 4 --max_steps 10", "scripts/train.sh"),
         ("torchrun --nproc_per_node 8 $SCRIPT --batch-size 4 --seq-len 8", "$SCRIPT"),
-        ("make train", "starts no Python program"),
+        ("make train", "starts no recognizable Python program"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_is_refused_by_name(tmp_path: Path, text: str, says: str) -> None:

@@ -307,7 +307,7 @@ def test_a_script_of_deepspeed_trains_on_all_ranks(option: str, cluster: str, wo
 
 def test_a_shell_script_that_starts_no_program_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("make train\n")
-    with pytest.raises(SpecError, match=r"job\.sh starts no Python program") as refused:
+    with pytest.raises(SpecError, match=r"job\.sh starts no recognizable Python program") as refused:
         first_draft(tmp_path / "job.sh", folder=tmp_path)
     assert "give the script that starts the training" in refused.value.remedy
 
@@ -371,7 +371,7 @@ def test_the_parsers_dataclasses_may_be_named_by_a_variable(tmp_path: Path) -> N
     assert "--per_device_train_batch_size={micro_batch_size}" in argv
     assert "--max_length={seq_len}" in argv
     assert draft.document["baseline"].endswith("precision=bf16,recompute=full")  # trl's own defaults
-    assert any("add those that you start it with today" in note for note in draft.notes)
+    assert any("add the ones you use today" in note for note in draft.notes)
     study = loaded(draft, tmp_path)
     default = ParallelConfig(dp=8, micro_batch_size=8, precision="bf16", recompute="full")
     assert "--gradient_checkpointing=True" in arguments(study, default)

@@ -79,7 +79,7 @@ def test_what_agrees_stays_and_is_said_to_be_seen(read: Draft, tmp_path: Path) -
     assert found.document["workload"] == {"seq_len": 64, "global_batch_size": 32}
     assert knobs(found)["accumulation_steps"] == "4"
     assert found.document["model"] == read.document["model"]
-    assert not [note for note in found.notes if ", seen " in note]
+    assert not [note for note in found.notes if ", observed " in note]
     assert found.fill_in == ()
 
 
@@ -107,11 +107,11 @@ def test_what_differs_is_overruled_and_both_are_said(read: Draft, tmp_path: Path
         "recompute": "full",
     }
     for words in (
-        "seq_len: read 64, seen 32",
-        "global_batch_size: read 32, seen 6",
-        "optimizer: read adamw, seen sgd",
-        "precision: read fp32, seen bf16",
-        "micro_batch_size: read 4, seen 3",
+        "seq_len: read 64, observed 32",
+        "global_batch_size: read 32, observed 6",
+        "optimizer: read adamw, observed sgd",
+        "precision: read fp32, observed bf16",
+        "micro_batch_size: read 4, observed 3",
     ):
         assert any(note.startswith(words) for note in found.notes), words
 
@@ -144,7 +144,7 @@ def test_fp8_and_compiled_recomputation_stand_as_they_were_read(tmp_path: Path) 
     read = command_draft(words, cluster="h100-sxm-1x2", folder=tmp_path)
     found = seen_draft(read, seen(autocast="bfloat16", compiled=True), launched="it", steps=3, folder=tmp_path)
     assert knobs(found)["precision"] == "fp8"
-    assert any("not seen" in note and "precision" in note for note in found.notes)
+    assert any("not observed" in note and "precision" in note for note in found.notes)
 
 
 def facts(model: ModelSpec, **more: Any) -> ProgramFacts:

@@ -155,7 +155,7 @@ def test_degrees_and_number_format_of_axolotl_are_fixed(
         ({"use_muon": True}, {"optimizer": "muon"}, ""),
         ({"use_galore": True}, {}, "optimizer galore is counted as AdamW"),
         ({"finetuning_type": "freeze"}, {}, "finetuning_type=freeze is counted as if every weight were trained"),
-        ({"finetuning_type": "lora", "quantization_bit": 8}, {}, "weights of 8 bits are counted in 16 bits"),
+        ({"finetuning_type": "lora", "quantization_bit": 8}, {}, "8-bit weights are counted as 16-bit"),
     ],
 )
 def test_optimizer_and_kind_of_training_are_counted_or_named(
@@ -203,5 +203,5 @@ def test_settings_of_the_next_version_are_read_by_its_names(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("task", ["do_predict", "export_dir", "infer_backend"])
 def test_settings_that_train_nothing_are_refused(task: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=f"train nothing: it has {task}"):
+    with pytest.raises(SpecError, match=f"do not train: it has {task}"):
         drafted({**FACTORY, task: "x"}, tmp_path)

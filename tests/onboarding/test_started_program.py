@@ -106,7 +106,7 @@ def test_a_script_of_accelerate_with_a_configuration_from_its_repository(folder:
     assert Path(study.trainer_options["cwd"]) == (folder / "code").resolve(), "paths begin where its program is found"
     assert study.trainer_options["env"] == {"HF_HOME": "/data/hf", "WANDB_API_KEY": "from-environment"}
     assert draft.fill_in == ("trainer.argv",)
-    assert "only the shell knows $OUT/run: write the values into argv" in draft.notes
+    assert "only the shell can compute $OUT/run: write the values into argv" in draft.notes
     assert "run.sh also exports WANDB_API_KEY: export them where you start autotune" in draft.notes
     assert "abc123" not in draft.text
 

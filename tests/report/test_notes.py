@@ -103,18 +103,18 @@ def test_a_trial_on_a_gpu_that_heat_held_down_says_so() -> None:
     assert hot.measurement is not None
     readings = {"temperature_c": 88.0, "throttled_share": 0.12, "throttled": 1.0}
     hot = replace(hot, measurement=replace(hot.measurement, utilization=readings))
-    assert "throttled: a GPU at 88 C held its clocks down for 12% of the time" in notes_of([hot]).cells[3]
+    assert "throttled: a GPU at 88 C lowered its clocks for 12% of the time" in notes_of([hot]).cells[3]
 
 
 def test_infeasible_configs_are_one_line_with_the_most_frequent_reasons() -> None:
     assert infeasible_line({}) == ""
-    assert infeasible_line({"megatron_compile": 1}).startswith("1 combination cannot be run here: ")
+    assert infeasible_line({"megatron_compile": 1}).startswith("1 combination cannot run here: ")
     assert infeasible_line({"megatron_compile": 4, "tp_heads": 1000}) == (
-        "1,004 combinations cannot be run here: tp does not divide num_attention_heads (1,000), megatron cannot run this compile (4)"
+        "1,004 combinations cannot run here: tp does not divide num_attention_heads (1,000), megatron cannot run this compile (4)"
     )
     many = {f"law_{n}": n for n in range(1, 8)}
     assert infeasible_line(many) == (
-        "28 combinations cannot be run here: law_7 (7), law_6 (6), law_5 (5), law_4 (4), other reasons (6)"
+        "28 combinations cannot run here: law_7 (7), law_6 (6), law_5 (5), law_4 (4), other reasons (6)"
     )
 
 

@@ -146,7 +146,7 @@ def test_a_study_on_a_machine_that_is_too_noisy_claims_nothing() -> None:
     )
     again = [replace(trial(n, step_time_s=s), purpose=TrialPurpose.BASELINE) for n, s in ((2, 2.0), (3, 2.6))]
     found = result_from(record(best=None, baseline=None, speedup=None), [default, other, *again])
-    said = "too noisy to tell: the default ran between"
+    said = "too noisy to tell: the baseline ran between"
     assert said.capitalize() in why(found)[0]
     page = html_report(found.record, found.trials)
     assert "too noisy to tell</b>" in page

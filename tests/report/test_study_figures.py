@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
+
 from autotune.report import html_report
 from autotune.report.figures import FIGURES, figures_of
 from autotune.report.figures.figure_html import MISSING
 from autotune.report.figures.running_steps import running_steps, steps_left
 from autotune.report.figures.source import FigureSource
+from autotune.report.svg.axes import Axis, Point, plot
 from autotune.report.svg.bars import Bar, stacked_bars
 from autotune.report.svg.canvas import WIDTH
 from autotune.results.answers import result_from
@@ -54,7 +57,7 @@ def test_what_is_left_of_a_running_trial() -> None:
     (first,) = steps_left(source([9.0], running(5)))
     assert first.most_s == 31 * 9.0
     (before,) = steps_left(source([], running(5)))
-    assert "its time is not known yet" in str(before)
+    assert "starting" in str(before)
     (reference,) = steps_left(source([2.0] * 4, running(5, purpose=TrialPurpose.REFERENCE)))
     assert reference.least_s == reference.most_s == 56.0
 
@@ -163,3 +166,34 @@ def test_words_beside_bars_stay_inside_and_do_not_touch() -> None:
     rows = [(a, b) for a in words for b in words if a[2] == b[2] and a[0] < b[0]]
     assert rows
     assert all(a[1] <= b[0] for a, b in rows)
+
+
+def drawn(values: list[float]) -> str:
+    """A plot of these values."""
+    points = [Point(x=float(i), y=value, title=str(value)) for i, value in enumerate(values)]
+    return plot(
+        points, x=Axis(label="step", format=str), y=Axis(label="seconds", format=lambda v: f"{v:.2g}"), description=""
+    )
+
+
+def test_a_step_that_compiles_does_not_flatten_the_others_and_keeps_its_value() -> None:
+    figure = drawn([45.0, *[0.40 + 0.01 * i for i in range(12)]])
+    heights = [float(y) for y in re.findall(r'<circle[^>]* cy="([\d.]+)"', figure)]
+    assert len(heights) == 12
+    assert max(heights) - min(heights) > 20
+    assert '<path class="over"' in figure
+    assert "<title>45.0</title>" in figure
+    assert ">45</text>" in figure
+
+
+@pytest.mark.parametrize("values", [[1.0, 9.0], [1.0, 2.0, 3.0, 9.0, 10.0, 11.0], [3.0] * 8], ids=str)
+def test_values_that_are_no_outliers_stay_in_the_figure(values: list[float]) -> None:
+    assert '<path class="over"' not in drawn(values)
+
+
+@pytest.mark.parametrize("top", [0.012, 1.003, 7.0, 1.0e6])
+def test_no_two_ticks_say_the_same(top: float) -> None:
+    axis = Axis(label="tokens per second", format=lambda value: f"{value:.1g}", low=0.97 * top, high=top)
+    words = [said for _, said in axis.shown_ticks(axis.low or 0.0, top, 5)]
+    assert words
+    assert len(words) == len(set(words))

@@ -47,13 +47,13 @@ def test_a_study_that_has_not_begun_has_an_answer_too(finished: tuple[Store, str
     record = api.submit_study(store, api.load_study(spec(name="waiting")))
     document = api.document(api.result_of(store, record.id), top=3)
     assert (document["best"], document["baseline"], document["speedup"], document["configs"]) == (None, None, None, [])
-    with pytest.raises(NotFoundError, match="measured yet"):
+    with pytest.raises(NotFoundError, match="no measured trial yet"):
         api.explain(store, record.id)
 
 
 @pytest.mark.parametrize(
     ("runner", "remedy"),
-    [("local", "repeat `autotune tune SPEC`"), ("python:mine.Runner", "Repeat the call in Python that started it")],
+    [("local", "repeat `autotune tune SPEC`"), ("python:mine.Runner", "Repeat the Python call that started it")],
 )
 def test_a_study_whose_controller_died_says_what_goes_on_with_it(
     finished: tuple[Store, str], runner: str, remedy: str
@@ -175,7 +175,7 @@ def test_overrides_reach_inside(tmp_path: Path) -> None:
     path.write_text(json.dumps(spec()))
     study = api.load_study(path, overrides={"budget.max_trials": 3, "searcher": "random", "measure.max_steps": 9})
     assert (study.budget.max_trials, study.searcher, study.measure.max_steps) == (3, "random", 9)
-    with pytest.raises(SpecError, match="no mapping"):
+    with pytest.raises(SpecError, match="not a mapping"):
         api.load_study(path, overrides={"searcher.seed": 1})
 
 
@@ -285,7 +285,7 @@ def test_infeasible_trials_of_an_older_store_become_counts(finished: tuple[Store
     assert found.infeasible == {reason: 3}
     assert {t.number for t in found.shown} == {t.number for t in result.shown}
     page = html_report(record, [*result.trials, *old])
-    assert f"3 combinations cannot be run here: {reason} (3)" in page
+    assert f"3 combinations cannot run here: {reason} (3)" in page
     assert "#90" not in page
 
 

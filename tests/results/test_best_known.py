@@ -89,7 +89,7 @@ def test_an_objective_ranks_what_several_studies_measured(tmp_path: Path) -> Non
 def test_an_objective_needs_model_and_cluster() -> None:
     partly: tuple[dict[str, Any], ...] = ({"model": "gpt2-medium"}, {"cluster": "h100-sxm-1x8"}, {})
     for asked in partly:
-        with pytest.raises(SpecError, match="one model on one cluster"):
+        with pytest.raises(SpecError, match="one model and one cluster"):
             Asked(metric="cost", **asked)
     with pytest.raises(SpecError, match="metric"):
         Asked(metric="speed", model="gpt2-medium", cluster="h100-sxm-1x8")

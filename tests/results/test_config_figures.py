@@ -164,7 +164,7 @@ def test_without_a_measured_default_config_speeds_stand_as_measured() -> None:
 
 
 def test_an_explanation_says_that_winner_and_runner_up_are_tied(result: Result) -> None:
-    assert "trial 1 and trial 2 are tied" in explained(replace(result, tied_with=(2,)))["text"][-1]
+    assert "trial 1 and trial 2 are statistically tied" in explained(replace(result, tied_with=(2,)))["text"][-1]
     assert "tied" not in " ".join(explained(replace(result, tied_with=()))["text"])
 
 

@@ -165,12 +165,12 @@ def test_the_live_view_says_that_the_machine_is_too_noisy_once_it_is_known() -> 
         assert not view.noisy
         for t in noisy[1:]:
             view.on_event(TrialEnded(trial=t))
-        assert view.noisy.startswith("too noisy to tell: the default ran between ")
+        assert view.noisy.startswith("too noisy to tell: the baseline ran between ")
     console.print(view_with(noisy, base, console))
     for out in (console, plain):
         text = out.file.getvalue()  # type: ignore[attr-defined]
-        assert "too noisy to tell: the default ran between " in text
-        assert "close other work" in text
+        assert "too noisy to tell: the baseline ran between " in text
+        assert "stop other jobs" in text
     answer = document(result_from(base, noisy))
     assert answer["study"]["too_noisy"] == answer["too_noisy"]
     assert noisy_line(answer["too_noisy"]) in console.file.getvalue()  # type: ignore[attr-defined]

@@ -126,8 +126,8 @@ def test_a_job_that_asks_for_it_is_created_with_the_better_arguments(server: Api
     [
         (job(plugin=None), "CREATE", ""),
         (job(plugin="another"), "CREATE", ""),
-        (job(), "UPDATE", "created"),
-        (job(["--lr=1"]), "CREATE", "is not found"),
+        (job(), "UPDATE", "at creation"),
+        (job(["--lr=1"]), "CREATE", "was not found"),
         (job(command=["./train"]), "CREATE", "autotune: "),
         ({**job(), "spec": {"runtimeRef": {"name": "torch-distributed"}}}, "CREATE", "autotune: "),
         ({**job(), "spec": None}, "CREATE", "autotune: "),
@@ -158,7 +158,7 @@ def test_a_job_at_its_best_is_answered_with_no_change() -> None:
     better = applied(job(), recommended(json.dumps(job()), cluster="h200-sxm")[0])
     answer, why = recommended(json.dumps(better), cluster="h200-sxm")
     assert answer == []
-    assert "no edit is sure to gain" in why
+    assert "no edit is certain to gain" in why
 
 
 def test_an_option_that_the_job_lacks_is_appended_and_behind_a_shell_it_is_left_alone() -> None:

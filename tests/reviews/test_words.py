@@ -103,7 +103,7 @@ def test_what_is_missing_is_printed_before_everything_else(tmp_path: Path) -> No
         target="a.sh",
         understood="word " * 60,
         assumed=("x " * 90,) * 30,
-        missing=(Missing(what="the model's shape", remedy="say --model"),) * 4,
+        missing=(Missing(what="the model's shape", remedy="add --model"),) * 4,
         warnings=(Danger(text="y " * 90),) * 30,
     )
     lines = lines_of(found)

@@ -27,7 +27,7 @@ FAULTS = (
 
 @pytest.fixture(scope="module")
 def trials() -> Iterator[dict[int, Measurement]]:
-    """A healthy trial, one for each fault, and one in fp16 whose loss scale is far too large, on the same two ranks; their step times are those of a quiet machine."""
+    """A healthy trial, one for each fault, and one in fp16 whose loss scale is far too large, on the same two ranks; their step times are those of an idle machine."""
     unhurried = {"start_timeout_s": 240.0, "step_timeout_s": 120.0, "trial_timeout_s": 500.0}
     measure = replace(PATIENT, warmup_steps=0, min_steps=STEPS, max_steps=STEPS, precision=0.0, **unhurried)
     with LocalRunner(max_ranks=2, device="cpu", faults=FAULTS) as runner:

@@ -149,7 +149,7 @@ def test_gradients_that_are_not_finite_diverge_with_their_step() -> None:
 
     failure = diverged(train(corrupt=poison))
     assert failure is not None
-    assert "not finite" in failure.message
+    assert "non-finite" in failure.message
 
 
 def test_near_the_memory_limit_only_the_headroom_suffers() -> None:

@@ -35,7 +35,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankContext]:
 
 
 def trained(alone: RankContext, precision: str, *, rate: float = 1e-2, **changes: Any) -> Measurement:
-    """A trial's measurement; its step times are those of a quiet machine, since the test's is not."""
+    """A trial's measurement; its step times are those of an idle machine, since the test's is not."""
     asked = request("llama", f"{PLAIN},precision={precision}", steps=STEPS, **changes)
     try:
         found = run_trial(replace(asked, trainer_options={"learning_rate": rate}), alone, lambda _: True).measurement

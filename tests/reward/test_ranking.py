@@ -108,7 +108,7 @@ def test_profiles_say_which_parts_of_the_step_shrank() -> None:
         explained(1, profiles={0: {"compute": 0.08, "tp_comm": 0.0}, 1: {"compute": 0.05, "tp_comm": 0.01}})
     )
     assert "(profiled): compute from 80 ms to 50 ms" in text
-    assert "parts that grew (profiled): tp comm from next to nothing to 10 ms" in text
+    assert "parts that got longer (profiled): tp comm from next to nothing to 10 ms" in text
 
 
 def test_what_is_under_a_hundredth_of_the_step_is_not_given_a_number() -> None:
@@ -129,7 +129,7 @@ def test_steps_of_unlike_batches_are_compared_at_equal_tokens() -> None:
     found = explain(
         bigger, baseline=TRIALS[0], other=None, objective=Objective(), workload=workload(), profiles=profiles
     )
-    (line,) = (line for line in found.text if "shrank" in line)
+    (line,) = (line for line in found.text if "got shorter" in line)
     assert line.endswith("(profiled, at equal tokens): optimizer from 200 ms to 100 ms")
 
 
@@ -146,7 +146,10 @@ def test_the_noise_scale_of_any_trial_is_that_of_the_study() -> None:
     bigger = trial(7, at(1.0, tokens_per_step=512), replace(BASELINE, accumulation_steps=4))
     other = trial(3, at(1.0, gradient_noise_scale=8.0, gradient_noise_interval=(5.0, 12.0)), CONFIGS[1])
     objective = Objective(metric="goodput")
-    for others, words in (((), "no gradient noise scale is known"), ((other,), "8 sequences (90% interval: 5 to 12)")):
+    for others, words in (
+        ((), "the gradient noise scale is unknown"),
+        ((other,), "8 sequences (90% interval: 5 to 12)"),
+    ):
         known = (base, bigger, *others)
         found = explain(bigger, baseline=base, other=None, objective=objective, workload=workload(), trials=known)
         assert words in " ".join(found.text)

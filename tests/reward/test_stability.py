@@ -65,7 +65,7 @@ def test_a_norm_that_falls_fast_from_the_start_is_no_spike() -> None:
     [
         ({"losses": (*losses()[:12], math.nan, *losses()[13:])}, "1 of 20 steps"),
         ({"nonfinite_steps": 3}, "3 of 20 steps"),
-        ({"grad_norms": (math.inf, *healthy().grad_norms[1:])}, "not finite"),
+        ({"grad_norms": (math.inf, *healthy().grad_norms[1:])}, "non-finite"),
         ({"skipped_steps": STEPS}, "skipped 100%"),
         ({"losses": tuple(5 * 1.1**i for i in range(STEPS))}, "grew by a factor"),
     ],

@@ -82,7 +82,7 @@ def test_one_owner_cannot_act_on_anothers_study(guarded: Service) -> None:
         assert kind(guarded.http.post(f"{API}/studies/{made['id']}/{action}", headers=bob)) == (403, "forbidden")
     assert (
         guarded.http.get(f"{API}/studies/{made['id']}", headers=bob).status_code == 200
-    )  # a team shares what it knows
+    )  # a team shares what it supports
     assert guarded.http.post(f"{API}/studies/{made['id']}/cancel", headers=root).status_code == 200
 
 
@@ -280,7 +280,7 @@ ONE_OF_EACH_REACH = {
 
 @pytest.fixture(scope="module")
 def running_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Lets callers of scope run name programs of one folder; everybody needs a token."""
+    """Lets callers of scope run name programs of plain file names; everybody needs a token."""
     folder = tmp_path_factory.mktemp("programs")
     (folder / "train.py").write_text("print('trains')")
     (folder / "data").mkdir()
@@ -360,7 +360,7 @@ def test_an_option_that_does_not_say_what_it_names_is_refused(monkeypatch: pytes
     secret = Option(name="secret", meaning="of a trainer of somebody else's")
     monkeypatch.setattr(type(deepspeed), "options", (*deepspeed.options, secret))
     options = ServiceOptions(program_roots=(Path("/"),))
-    with pytest.raises(SpecError, match="does not declare what it names"):
+    with pytest.raises(SpecError, match="does not declare what it refers to"):
         confined(spec(trainer={"kind": "deepspeed", "secret": "x"}), options, may_run=True)
 
 

@@ -151,12 +151,12 @@ def test_no_command_prints_them_but_the_export_as_json(
     assert code == 0, said.err
     assert leaks(said.err) == []
     if line.startswith("export") and form:  # a program reads it, to start the launch
-        assert "the answer holds the secrets of the spec" in said.err
+        assert "the answer contains the secrets in the spec" in said.err
         assert json.loads(said.out)["env"]["WANDB_API_KEY"] == "SECRET-env-456"
         return
     assert leaks(said.out) == []
     if line.startswith("export"):
-        assert "secrets of the spec show as ***" in said.err
+        assert "secrets in the spec are shown as ***" in said.err
 
 
 def test_an_export_into_a_folder_has_them_for_its_owner_alone(

@@ -189,6 +189,6 @@ def test_the_page_of_a_study_that_ended_without_trials_leads_nowhere_in_vain(ser
 def test_pages_say_what_went_wrong(service: Service) -> None:
     answer = service.http.get("/studies/absent")
     assert answer.status_code == 404
-    assert "No study has the id" in answer.text
+    assert "There is no study" in answer.text
     assert service.http.get("/studies?status=odd").status_code == 422
     assert service.http.get("/studies?page=99999999").status_code == 200

@@ -57,7 +57,7 @@ def test_a_new_study_begins_with_the_review_of_a_launch_and_its_button_makes_the
         assert answer.status_code == 200
         return html.unescape(answer.text)
 
-    assert "missing: the GPUs that it runs on" in sent(seq_len="4096")
+    assert "missing: the GPUs it runs on" in sent(seq_len="4096")
     said = {"cluster": "h100-sxm", "seq_len": "4096"}
     text = sent(**said)
     assert "llama-8b (8.03G) on 8 x h100-sxm" in text

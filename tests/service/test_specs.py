@@ -159,7 +159,7 @@ def test_a_key_that_is_given_twice_is_named(media: str) -> None:
 @pytest.mark.parametrize("folder", [None, ".", "/tmp"])
 def test_no_code_of_a_model_is_run_for_a_request(folder: str | None) -> None:
     model = {"module": "os:getcwd", **({"folder": folder} if folder else {})}
-    with pytest.raises(SpecError, match="only where the spec is a file of your own machine") as refused:
+    with pytest.raises(SpecError, match="only allowed if the spec is a file on your own machine") as refused:
         confined(changed(("model",), model), ServiceOptions())
     assert refused.value.field == "model.module"
     assert "shape inline" in refused.value.remedy

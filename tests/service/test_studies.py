@@ -43,7 +43,7 @@ def test_a_study_is_submitted_run_and_answered(tuning: Service) -> None:
         judged = client.best_across(**asked, stability_weight=1.0)
         assert judged["objective"] == {"metric": "cost", "stability_weight": 1.0}
         assert judged["configs"] == json.loads(json.dumps(local.best_across(**asked, stability_weight=1.0)["configs"]))
-        with pytest.raises(SpecError, match="one model on one cluster"):
+        with pytest.raises(SpecError, match="one model and one cluster"):
             client.best_across(metric="cost")
         launch = client.export(study["id"], "megatron", {"steps": 7})
         job = client.export(study["id"], "megatron", {"steps": 7, "account": "team"}, on="slurm")["job"]

@@ -88,7 +88,7 @@ def test_the_page_of_a_failed_trial_shows_the_evidence(guarded: Service, study: 
 
 def test_comparisons_show_first_what_differs(guarded: Service, study: str, rae: dict[str, str]) -> None:
     page = guarded.http.get(f"/studies/{study}/compare?trial=0+1", headers=rae).text
-    differing, _, same = page.partition("What is the same")
+    differing, _, same = page.partition("Identical")
     assert "micro_batch_size" in differing
     assert "pp_schedule" in same
     assert "Name two trials" in guarded.http.get(f"/studies/{study}/compare?trial=0", headers=rae).text
@@ -225,6 +225,6 @@ def test_a_study_is_tagged_noted_and_deleted_from_its_pages(guarded: Service, an
     with guarded.client(guarded.token("admin", "root")) as client:
         client.act(mine, "cancel")
     until(lambda: guarded.store.study(mine).status.is_terminal)
-    assert "It cannot be brought back" in guarded.http.get(f"{url}/delete", headers=ann).text
+    assert "It cannot be restored" in guarded.http.get(f"{url}/delete", headers=ann).text
     assert "The study is deleted" in pressed("delete")
     assert guarded.http.get(url, headers=ann).status_code == 404

@@ -25,7 +25,7 @@ def test_an_owner_has_so_many_waiting_studies_and_others_are_not_turned_away(cro
         ]
         assert [answer.status_code for answer in answers] == [201] * 3 + [429]
         error = answers[-1].json()["error"]
-        assert error["message"].startswith("3 studies of this owner wait already")
+        assert error["message"].startswith("3 studies of this owner are already waiting")
         assert "autotune cancel" in error["remedy"]
         assert int(answers[-1].headers["retry-after"]) > 0
         assert service.http.post(f"{API}/studies", json=spec(name="o"), headers=other).status_code == 201

@@ -113,12 +113,12 @@ def test_mixed_types_are_refused_by_name() -> None:
 
 
 def test_gpus_that_no_driver_describes_are_asked_for() -> None:
-    with pytest.raises(SpecError, match="gives this job 2 GPUs on each node, but no CUDA driver"):
+    with pytest.raises(SpecError, match="gives this job 2 GPUs on each node, but there is no CUDA driver"):
         cluster_from([node("n1", given=2), node("n2", given=2)], num_nodes=2)
 
 
 def test_outside_of_a_job_there_is_no_such_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(SpecError, match="this process is in none") as refused:
+    with pytest.raises(SpecError, match="this process is not in one") as refused:
         slurm_cluster()
     assert "--on slurm" in refused.value.remedy

@@ -149,10 +149,10 @@ def test_a_container_holds_programs_that_the_login_node_cannot_see() -> None:
         ({"output": "x.log"}, "output is written by autotune"),
         ({"signal": "USR2"}, "signal is written by autotune"),
         ({"comment": "two words"}, "must be one word"),
-        ({"nodes": 2}, "says how many nodes and GPUs"),
+        ({"nodes": 2}, "defines the job's nodes and GPUs"),
         ({"setup": ["a\nb"]}, "setup"),
         ({"requeue": "yes please"}, "requeue"),
-        ({"-x": 1}, "no option of sbatch"),
+        ({"-x": 1}, "not an option of sbatch"),
     ],
 )
 def test_a_wrong_job_is_refused(slurm: dict[str, Any], words: str) -> None:
@@ -193,7 +193,7 @@ def test_a_folder_belongs_to_one_study() -> None:
     assert done.code == 1
     assert "holds another study" in done.err
     Path("two-nodes/study.yaml").unlink()
-    assert "files that are no study's" in tune(seed=3).err
+    assert "files that do not belong to a study" in tune(seed=3).err
 
 
 def test_the_nodes_of_a_job_must_be_counted_where_they_are_not_there_yet() -> None:

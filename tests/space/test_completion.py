@@ -48,7 +48,7 @@ def test_a_pasted_label_is_completed_too() -> None:
 
 
 def test_what_is_no_knob_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no knob is called 'tq'"):
+    with pytest.raises(ConfigError, match="there is no knob 'tq'"):
         complete(WORK, "tq=2")
-    with pytest.raises(ConfigError, match="no knob is called 'tq'"):
+    with pytest.raises(ConfigError, match="there is no knob 'tq'"):
         complete(WORK, {"tq": 2})

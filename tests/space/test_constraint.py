@@ -42,7 +42,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("cp_heads", {"cp_style": "heads", "cp": 2, "tp": 2}, "tp=2, cp=2 and num_kv_heads=6"),
     ("replicas_divide", {"dp_replicas": 4, "dp": 6, "zero_stage": 1}, "dp=6 and dp_replicas=4; use 1, 2, 3 or 6"),
     ("replicas_shards", {"dp_replicas": 2, "dp": 4}, "zero_stage=0, dp * cp = 4 and dp_replicas=2"),
-    ("replicas_shards", {"dp_replicas": 4, "dp": 4, "zero_stage": 3}, "fewer copies than dp * cp"),
+    ("replicas_shards", {"dp_replicas": 4, "dp": 4, "zero_stage": 3}, "fewer replicas than dp * cp"),
     ("ep_dispatch", {"dispatcher": "flex"}, "ep=1 and dispatcher=flex"),
     ("ep_overlap", {"ep_overlap": True}, "ep=1 and accumulation_steps=1"),
     ("zero_ranks", {"zero_stage": 1}, "zero_stage=1 and dp * cp = 1"),

@@ -20,7 +20,7 @@ def test_every_law_says_what_is_wrong_in_a_few_words_without_values() -> None:
 def test_limits_of_trainers_and_memory_have_words_and_sentences_stay() -> None:
     assert exclusion_words("hf_trainer_compile") == "hf_trainer cannot run this compile"
     assert exclusion_words("memory") == "expected to run out of memory"
-    for sentence in ("more ranks than the 4 of the runner", "native_ is no trainer's limit here"):
+    for sentence in ("more ranks than the runner's 4", "native_ is no trainer's limit here"):
         assert exclusion_words(sentence) == sentence
     assert "native" in trainer_names()
 

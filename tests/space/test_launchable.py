@@ -129,7 +129,7 @@ def test_a_search_asks_for_nothing_that_the_trainer_refuses() -> None:
 
 def test_a_space_of_which_nothing_can_be_launched_says_why() -> None:
     with pytest.raises(
-        InfeasibleError, match=r"deepspeed can launch none of the .* valid configs .*deepspeed_cp .*Ulysses"
+        InfeasibleError, match=r"deepspeed cannot launch any of the .* valid configs .*deepspeed_cp .*Ulysses"
     ):
         api.plan_of(study(trainer="deepspeed", space={"cp": [2], "micro_batch_size": [1]}))
 
@@ -217,7 +217,7 @@ def test_a_study_whose_placeholders_carry_everything_stays_as_it_is_written() ->
     assert asked.trainer_options == {"argv": ["train", "{micro_batch_size}", "{tp}", "{cp}", "{world_size}"]}
 
 
-@pytest.mark.parametrize(("fixed", "law"), [({"tpp": 2}, "no knob is called 'tpp'"), ({"tp": 4}, "started with tp=4")])
+@pytest.mark.parametrize(("fixed", "law"), [({"tpp": 2}, "there is no knob 'tpp'"), ({"tp": 4}, "started with tp=4")])
 def test_a_spec_may_say_what_the_program_is_started_with(fixed: dict[str, Any], law: str) -> None:
     argv = ("{micro_batch_size}", "{accumulation_steps}", "{cp}", "{dp}")
     assert study(trainer=command(*argv, fixed={"tp": 2}), space={"cp": [1, 2]}, baseline="tp=2,cp=2").baseline

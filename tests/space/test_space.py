@@ -156,7 +156,7 @@ def test_nothing_legal_says_why_and_what_comes_nearest() -> None:
 @pytest.mark.parametrize(
     ("space", "match"),
     [
-        (SpaceSpec(knobs={"micro_batch": (1,)}), "no knob is called 'micro_batch'; did you mean micro_batch_size"),
+        (SpaceSpec(knobs={"micro_batch": (1,)}), "there is no knob 'micro_batch'; did you mean micro_batch_size"),
         (SpaceSpec(knobs={"tp": ()}), "at least one value"),
         (SpaceSpec(knobs={"tp": (0,)}), "tp must be a whole number"),
         (SpaceSpec(knobs={"precision": ("bf17",)}), "did you mean bf16"),

@@ -208,7 +208,7 @@ def test_no_matmul_was_measured_above_the_peak_and_a_twin_format_has_the_same_ce
     assert h100.ceiling_flops_per_s("tf32") == h100.peak_flops_per_s["tf32"]
     with pytest.raises(SpecError, match="at most the peak"):
         replace(h100, measured_flops_per_s={"bf16": 1.6e15})
-    with pytest.raises(SpecError, match="no precision called 'int8'"):
+    with pytest.raises(SpecError, match="no precision 'int8'"):
         replace(h100, measured_flops_per_s={"int8": 1e12})
 
 

@@ -1,4 +1,4 @@
-"""A model of which the number of weights alone is known: what stands for it, what is said of that, and who refuses it."""
+"""A model of which only the number of weights: what stands for it, what is said of that, and who refuses it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_decoder_that_stands_for_it_has_about_as_many_weights(parameters: in
     if parameters > 1000:
         assert abs(model.shape_parameters - parameters) <= 0.02 * parameters
     (told,) = model.assumptions
-    assert f"{parameters:,} weights alone" in told
+    assert f"{parameters:,} weights only" in told
 
 
 def test_a_spec_names_it_and_a_store_keeps_it() -> None:
@@ -47,7 +47,7 @@ def test_nothing_else_is_taken_for_one(model: Any) -> None:
 @pytest.mark.parametrize("trainer", ["native", "torchtitan", "deepspeed", "accelerate", "megatron"])
 def test_trainers_that_build_the_model_refuse_it(trainer: str) -> None:
     study = api.load_study(spec(model={"parameters": 25_557_032}, trainer=trainer))
-    with pytest.raises(Exception, match="the number of weights alone is known"):
+    with pytest.raises(Exception, match="only the number of weights"):
         SearchSpace.of_study(study)
 
 

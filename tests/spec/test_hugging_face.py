@@ -88,9 +88,9 @@ def test_what_transformers_writes_of_every_class_is_read() -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"model_type": "qwen9"}, r"the family 'qwen9' .* is not known; known are .*did you mean qwen"),
-        ({"model_type": "bert"}, "bert.*no decoder-only"),
-        ({"is_encoder_decoder": True}, "no decoder-only"),
+        ({"model_type": "qwen9"}, r"the family 'qwen9' .* is not supported; supported are .*did you mean qwen"),
+        ({"model_type": "bert"}, "bert.*not a decoder-only"),
+        ({"is_encoder_decoder": True}, "not a decoder-only"),
         ({"model_type": "llama", "num_experts_in_the_attic": 3}, "num_experts_in_the_attic=3.*misread"),
         ({"model_type": "llama", "adapter_rank": 8}, "adapter_rank=8"),
         ({"model_type": "qwen3_moe", "kv_lora_rank": 8}, "kv_lora_rank=8, which no qwen3_moe"),

@@ -46,7 +46,7 @@ def test_an_own_knob_is_declared_by_its_values(values: list, kind: str, default:
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("Mine", [1], "must be lower-case letters"),
+        ("Mine", [1], "must be at most 40 lower-case letters"),
         ("mine", [], "at least one value"),
         ("mine", [1, "a"], "all numbers, all words, or true and false"),
         ("mine", [1, True], "all numbers, all words, or true and false"),

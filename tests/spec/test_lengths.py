@@ -23,14 +23,14 @@ def test_a_mean_alone_is_named_as_assumed_and_kept_under_the_longest() -> None:
     assert found.mean == pytest.approx(900.0, rel=0.01)
     assert found.longest == 1024.0
     assert "only the mean" in found.assumed
-    assert "`max` was not told" in Lengths.of_percentiles({50.0: 700.0}, 900.0).assumed
+    assert "`max` is not given" in Lengths.of_percentiles({50.0: 700.0}, 900.0).assumed
 
 
 @pytest.mark.parametrize(
     ("percentiles", "mean", "words"),
     [
         ({}, None, "need a mean or percentiles"),
-        ({50.0: 900.0, 95.0: 800.0}, None, "must not fall"),
+        ({50.0: 900.0, 95.0: 800.0}, None, "must not decrease"),
         ({50.0: 900.0, 95.0: 1000.0, 100.0: 1100.0}, 3000.0, "have a mean from"),
         ({100.0: 500.0}, 900.0, "cannot be above the longest"),
     ],
@@ -47,7 +47,7 @@ def test_histograms_and_files_keep_their_mean_and_their_longest() -> None:
     seen = Lengths.of(np.random.default_rng(0).lognormal(6.0, 1.0, 50_000))
     assert len(seen.values) == 1024
     assert seen.mean == pytest.approx(np.exp(6.5), rel=0.05)
-    with pytest.raises(SpecError, match="count one length"):
+    with pytest.raises(SpecError, match="have at least one length"):
         Lengths.of_histogram({})
 
 

@@ -51,7 +51,7 @@ def test_the_plain_values_of_a_study_without_a_target_are_those_of_earlier_relea
 
 
 def test_an_unknown_name_of_a_target_is_a_mistake_of_the_target_not_of_the_cluster() -> None:
-    with pytest.raises(CatalogError, match="no GPU is called 'nowhere'") as refused:
+    with pytest.raises(CatalogError, match="there is no GPU 'nowhere'") as refused:
         study(target="nowhere-4x8")
     assert refused.value.field == "target.cluster"
 
@@ -63,13 +63,13 @@ def test_the_sequence_of_a_target_may_have_a_unit_as_that_of_the_workload() -> N
 @pytest.mark.parametrize(
     ("changes", "field", "words"),
     [
-        ({"target": "a100-80gb-4x8"}, "target.cluster", "proxies must run on the target's type of GPU"),
+        ({"target": "a100-80gb-4x8"}, "target.cluster", "proxies must run on the target's GPU type"),
         (
             {"target": "h100-sxm-1x4"},
             "target.cluster",
             "a target must have more GPUs than the cluster that runs the trials",
         ),
-        ({"target": "local"}, "target.cluster", "which is not what is here"),
+        ({"target": "local"}, "target.cluster", "not this machine"),
         (
             {"target": "h100-sxm-4x8", "objective": {"metric": "goodput"}},
             "objective.metric",
@@ -77,7 +77,7 @@ def test_the_sequence_of_a_target_may_have_a_unit_as_that_of_the_workload() -> N
         ),
         ({"target": "h100-sxm-4x8", "baseline": {"dp": 3}}, "baseline", "never compared with a baseline"),
         ({"target": {"cluster": "h100-sxm-4x8", "batch": 64}}, "target.batch", "did you mean global_batch_size"),
-        ({"target": {"clustr": "h100-sxm-4x8"}}, "target.clustr", "no key is called 'clustr'"),
+        ({"target": {"clustr": "h100-sxm-4x8"}}, "target.clustr", "there is no key 'clustr'"),
         ({"target": {"cluster": "h100-sxm-4x8", "seq_len": 0}}, "target.seq_len", "greater than or equal to 1"),
     ],
 )

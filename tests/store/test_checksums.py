@@ -74,7 +74,7 @@ def test_a_changed_column_is_found_and_its_row_is_named(store: SqlStore, table: 
     (fault,) = [fault for fault in examine(store).faults if "not what was written" in fault]
     row = "event" if table.name == "events" else "trial"
     assert fault.startswith(f"study {other if column == 'study' else study_id}: {row} ")
-    assert fault.endswith("is not what was written")
+    assert fault.endswith("was changed after it was written")
 
 
 def test_of_many_changed_rows_some_are_named_and_the_others_counted(store: SqlStore, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_of_many_changed_rows_some_are_named_and_the_others_counted(store: SqlSt
         restore(find_location(str(tmp_path / "other.db")), tmp_path / "backup.db")
     named = [fault for fault in maintenance.check(store) if "not what was written" in fault]
     assert len(named) == MOST_NAMED + 1
-    assert named[-1].endswith(f"{3 * events - MOST_NAMED} more rows are not what was written")
+    assert named[-1].endswith(f"{3 * events - MOST_NAMED} more rows were changed after they were written")
 
 
 def flip(path: Path, piece: bytes, *, bit: int = 1) -> None:
@@ -107,9 +107,9 @@ def pieces(path: Path) -> dict[str, bytes]:
         (steps,) = file.execute("SELECT steps FROM attempts WHERE number = 1").fetchone()
         ((sequence, data),) = file.execute("SELECT sequence, data FROM events WHERE kind = 'trial.ended'").fetchall()
     return {
-        f"study {study}: trial 0 is not what was written": document[40:80],
-        f"study {study}: trial 1, attempt 1, is not what was written": steps[:40],
-        f"study {study}: event {sequence} is not what was written": data.encode(),
+        f"study {study}: trial 0 was changed after it was written": document[40:80],
+        f"study {study}: trial 1, attempt 1, was changed after it was written": steps[:40],
+        f"study {study}: event {sequence} was changed after it was written": data.encode(),
     }
 
 
@@ -160,4 +160,4 @@ def test_a_server_keeps_every_row_as_it_was_sealed(new_database: Callable[[], st
         study_id = fill(store)
         assert maintenance.check(store) == []
         forge(store, "UPDATE attempts SET failure = 'x' WHERE number = 0")
-        assert maintenance.check(store) == [f"study {study_id}: trial 0, attempt 1, is not what was written"]
+        assert maintenance.check(store) == [f"study {study_id}: trial 0, attempt 1, was changed after it was written"]

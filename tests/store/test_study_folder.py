@@ -159,9 +159,9 @@ def test_the_login_node_sees_each_new_copy(folder: Path) -> None:
             assert source.status(study)["study"]["status"] == "PAUSED"
             assert source.record(study)["record"]["wanted"] == str(Wanted.PAUSE)
         assert in_folder("", None, None, folder) == (study, str(folder))
-    with pytest.raises(SpecError, match="a study must be named"):
+    with pytest.raises(SpecError, match="a study is required"):
         in_folder("", None, None, None)
-    with pytest.raises(SpecError, match="--in says where"):
+    with pytest.raises(SpecError, match="--in names the place"):
         in_folder("", "x.db", None, folder)
 
 

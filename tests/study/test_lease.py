@@ -51,7 +51,7 @@ def study_id(store: Store) -> str:
 def test_a_write_waits_for_the_database_and_says_so_once(store: Store, study_id: str) -> None:
     away, heard = Away(store), []
     with StudyLease.claim(away, study_id, lease_s=LONG_S, on_trouble=heard.append) as lease:
-        lease.decide({}, [])  # from here on it knows the number of the next one
+        lease.decide({}, [])  # from here on it supports the number of the next one
         away.calls_away = 3
         lease.decide({}, [KeepTrial(trial=Trial(config=CONFIGS[0]))])
     assert len(heard) == 1

@@ -166,7 +166,7 @@ def test_a_trial_that_waits_says_why_and_not_where_its_lost_attempt_was(store: S
             super().start(request)
             if request.number == 3:
                 there = AttemptStarted(id=request.id, places=(NodePlace(node="gpu-7", ranks=(0, 1), gpus=()),))
-                lost = Failure(kind=FailureKind.WORKER_LOST, message="gpu-7 gave no sign of life")
+                lost = Failure(kind=FailureKind.WORKER_LOST, message="gpu-7 was silent")
                 first = [there, AttemptEnded(id=request.id, failure=lost)]
                 self.events[-3:] = first if request.attempt == 1 else [AttemptQueued(id=request.id, reason="no room")]
 

@@ -110,8 +110,8 @@ def test_a_searcher_that_was_used_or_searches_something_else_is_refused(store: S
     guessed = api.load_study(spec(enqueue=["tp=2"]))
     without = LastFirst(Problem(space=SearchSpace.of_study(guessed)))
     for asked, searcher, why in (
-        (study, used, "must be a fresh one"),
-        (study, other, "must search the study's space"),
+        (study, used, "must be new"),
+        (study, other, "must search its space"),
         (guessed, without, "enqueued configs first"),
     ):
         with pytest.raises(SpecError, match=why):

@@ -55,7 +55,7 @@ def command(*argv: str, **options: Any) -> dict[str, Any]:
         ({"runner": {"kind": "local", "max_ranks": "two"}}, SpecError, "two"),
         ({"runner": {"kind": "ray", "num_cpus": -1}}, SpecError, "num_cpus"),
         ({"runner": {"kind": "ray", "upload_limit_mb": "100"}}, SpecError, "upload_limit_mb"),
-        ({"runner": {"kind": "ray", "env": ["A=1"]}}, SpecError, "runner.env must be variables by name"),
+        ({"runner": {"kind": "ray", "env": ["A=1"]}}, SpecError, "runner.env must map names to values"),
         ({"runner": {"kind": "local", "device": "cuda"}}, RunnerError, "no GPU is visible"),
         ({"runner": {"kind": "local", "max_ranks": 1}}, RunnerError, "needs 2 ranks, but the runner 'local' has 1"),
         ({"runner": {"kind": "ray", "num_cpus": 1}}, RunnerError, "needs 2 ranks, but the runner 'ray' has 1"),
@@ -134,7 +134,7 @@ def test_a_named_ray_cluster_is_judged_once_it_is_joined(monkeypatch: pytest.Mon
 
 def test_several_nodes_need_a_ray_cluster_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     study = api.load_study(on_cpu(runner="ray", cluster="cpu-2x2", space={"world_sizes": [4]}))
-    assert "needs 2 nodes, but no Ray cluster is named" in (refusal := api.cannot_run_here(study))
+    assert "needs 2 nodes, but no Ray cluster is given" in (refusal := api.cannot_run_here(study))
     assert "ray start --head" in refusal
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert api.cannot_run_here(study) == ""

@@ -107,7 +107,7 @@ def test_a_machine_that_cannot_be_measured_keeps_the_shipped_constants(store: St
     assert constants is None
     assert (
         said[-1]
-        == "the cluster could not be calibrated, predictions use the constants that ship: ranks cannot be started"
+        == "the cluster could not be calibrated, so predictions use the shipped constants: ranks cannot be started"
     )
     assert needs_calibration(laptop(), store, [], 300)
 

@@ -72,7 +72,7 @@ def test_a_config_that_fails_now_is_named() -> None:
     failure = Failure(kind=FailureKind.OUT_OF_MEMORY, message="no memory is left")
     broken = replace(whole, configs=(replace(whole.configs[0], now=(), failure=failure), *whole.configs[1:]))
     assert broken.is_slower
-    assert "the winner does not run any more (OUT_OF_MEMORY: no memory is left)" in broken.verdict
+    assert "the winner no longer runs (OUT_OF_MEMORY: no memory is left)" in broken.verdict
 
 
 def test_the_files_for_a_ci() -> None:

@@ -139,7 +139,7 @@ def test_people_read_what_is_known_and_what_is_not(ended: Result) -> None:
     assert document["study"]["at_hand"] == "h100-sxm-1x8"
     said = target_sentences(document["target"])
     assert said[0].startswith("target h100-sxm-4x8 (32 GPUs, 4 times those of h100-sxm-1x8)")
-    assert any(sentence.startswith("proxies cannot tell: the network between nodes") for sentence in said)
+    assert any(sentence.startswith("proxies cannot show: the network between nodes") for sentence in said)
     assert document["target"]["statement"]["confidence"] == 0.9
     assert 0.0 < document["target"]["statement"]["within"] < 0.5
     assert any("of the best one with 90% confidence" in sentence for sentence in said)
@@ -180,11 +180,11 @@ def test_proxies_ask_by_turns_for_what_may_win_and_for_what_tells_most() -> None
     gains = searcher.standing.improvement
     assert gains[first] == max(gain for i, gain in enumerate(gains) if searcher.is_open(i))
     assert reason.startswith(
-        f"stands for number {list(searcher.standing.order).index(first) + 1} of the target's ranking"
+        f"represents number {list(searcher.standing.order).index(first) + 1} in the target's ranking"
     )
     searcher.ask(1)
     second, reason = searcher.propose() or (0, "")
-    assert reason.startswith("tells most about which config is the best one")
+    assert reason.startswith("most informative about which config is best")
     assert searcher.is_open(second)
 
 

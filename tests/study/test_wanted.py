@@ -92,7 +92,7 @@ def test_a_stop_or_cancel_is_not_taken_back(store: Store) -> None:
     assert held is not None
     api.act(store, study, "stop")
     for action in ("pause", "resume"):
-        with pytest.raises(ConflictError, match="cannot be taken back"):
+        with pytest.raises(ConflictError, match="cannot be undone"):
             api.act(store, study, action)
     assert api.act(store, study, "cancel").wanted is Wanted.CANCEL
 

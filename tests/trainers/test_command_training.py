@@ -56,7 +56,7 @@ def test_words_of_trials_are_replaced_left_out_and_appended() -> None:
 @pytest.mark.parametrize(
     ("training", "words"),
     [
-        ({"--log=2": None}, "must be a word of argv, steps, seed or append, but is '--log=2'"),
+        ({"--log=2": None}, "must be an argument in argv, steps, seed or append, but is '--log=2'"),
         ({"steps": "many"}, "steps must be a whole number or null, but is 'many'"),
         ({"seed": True}, "seed must be a whole number or null"),
         ({"--log=1": {"a": 1}}, "must be text, a list of texts or null"),
@@ -83,7 +83,7 @@ def test_a_drafts_launch_differs_from_the_users_own_in_the_tuned_knobs_alone(tmp
     assert found["argv"][found["argv"].index("train.py") + 1 :] == [
         *tuned, "--max-steps=100", "--seq-len=128", "--log-interval=25", "--wandb",
     ]  # fmt: skip
-    assert any("it is the launch of the study's baseline" in note for note in same["notes"])
+    assert any("it is identical to the launch of the study's baseline" in note for note in same["notes"])
     if config != result.baseline.config:
         assert any("--batch-size=2" in note and f"-> {tuned[0]}" in note for note in found["notes"])
     assert not any("it trains" in note for note in found["notes"])

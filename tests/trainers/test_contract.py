@@ -68,7 +68,7 @@ def test_a_knob_that_is_neutral_by_mistake_is_named_with_the_trainer() -> None:
     ("subject", "sentence"),
     [
         (Forgetful(), "neither reads compile nor declares it neutral or impossible"),
-        (Misspelled(), "zero_stages, which is no knob"),
+        (Misspelled(), "zero_stages, which is not a knob"),
     ],
 )
 def test_forgotten_and_unknown_knobs_are_named(subject: Trainer, sentence: str) -> None:
@@ -79,7 +79,7 @@ def test_forgotten_and_unknown_knobs_are_named(subject: Trainer, sentence: str) 
 def test_a_forgotten_knob_is_refused_by_name_and_may_stay_at_its_default() -> None:
     assert Forgetful().launch(WORKLOAD, CONFIG).argv
     compiled = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4, compile=True)
-    with pytest.raises(ExportError, match="compile=true: the trainer hf_trainer does not know this knob") as caught:
+    with pytest.raises(ExportError, match="compile=true: the trainer hf_trainer does not support this knob") as caught:
         Forgetful().launch(WORKLOAD, compiled)
     assert caught.value.field == "compile"
     assert Forgetful().launch(WORKLOAD, compiled, {"nearest": True}).files == Forgetful().launch(WORKLOAD, CONFIG).files

@@ -116,7 +116,7 @@ def test_unknown_metrics_are_refused_with_the_nearest() -> None:
 
 
 def test_metrics_that_end_no_step_are_refused() -> None:
-    with pytest.raises(SpecError, match="must say when a step ends"):
+    with pytest.raises(SpecError, match="must identify steps"):
         pattern_reader({"grad_norm": r"norm ([\d.]+)"})
 
 

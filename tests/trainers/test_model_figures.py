@@ -105,7 +105,7 @@ def test_the_rotary_scaling_of_llama_31_is_carried_over_where_the_trainer_knows_
 
 @pytest.mark.parametrize("name", ["megatron", "nanotron", "torchtitan"])
 def test_another_model_than_the_file_means_is_refused_by_its_family(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"model\.family=gemma2.*would train another model.*it knows .*llama"):
+    with pytest.raises(ExportError, match=r"model\.family=gemma2.*would train a different model.*it supports .*llama"):
         launch(name, study(tmp_path, GEMMA))
 
 
@@ -114,7 +114,7 @@ def test_what_is_not_carried_over_is_named_in_a_note(tmp_path: Path) -> None:
     assert any("rotary scaling 'llama3'" in note for note in notes)
     other = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0}
     notes = launch("megatron", study(tmp_path, {**LLAMA_31, "rope_scaling": other})).notes
-    assert any("only the factor is carried over" in note for note in notes)
+    assert any("only the factor of the model's rotary scaling is carried over" in note for note in notes)
 
 
 def of_catalog(model: str, seq_len: int = 4096) -> Study:
@@ -190,7 +190,7 @@ def test_experts_of_qwen_are_routed_in_megatron_as_their_file_says(normalized: b
 
 def test_what_sets_a_family_of_the_catalog_apart_is_named_where_the_trainer_does_not_know_it() -> None:
     notes = launch("torchtitan", of_catalog("qwen2.5-7b"), hf_assets_path="assets").notes
-    assert any("without what else sets qwen2 apart; it knows deepseek_v2" in note for note in notes)
+    assert any("without other features of qwen2 apart; it supports deepseek_v2" in note for note in notes)
 
 
 def test_a_model_without_published_figures_is_exported_by_its_shape_with_a_note() -> None:
@@ -265,7 +265,7 @@ def test_a_family_that_is_another_one_under_other_names_is_launched_as_that_one(
 
 @pytest.mark.parametrize("name", ["hf_trainer", "deepspeed", "megatron_bridge", "megatron"])
 def test_a_family_without_a_class_is_refused_with_who_can(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"model\.family=baichuan: .*native.*command with a program of yours"):
+    with pytest.raises(ExportError, match=r"model\.family=baichuan: .*native.*command with your own program"):
         launch(name, study(tmp_path, BAICHUAN))
     with pytest.raises(SpecError, match=r"transformers has no class for the family 'baichuan'.*`model: PATH`"):
         api.load_study({**SPEC, "model": {"hf": str(tmp_path / "config.json")}}, base=tmp_path)

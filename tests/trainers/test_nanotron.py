@@ -105,9 +105,7 @@ def test_context_parallelism_is_told_to_attend_over_the_ranks() -> None:
         False,
     )
     config = ParallelConfig(dp=4, cp=2, micro_batch_size=8, accumulation_steps=2)
-    with pytest.raises(
-        ExportError, match="cp=2: its Llama attends to a rank's own tokens alone; leave model_class out"
-    ):
+    with pytest.raises(ExportError, match="cp=2: its Llama attends only to a rank's own tokens; leave model_class out"):
         trainer("nanotron").launch(WORKLOAD, config, {**TestNanotron.options, "model_class": "llama"})
 
 
@@ -127,7 +125,7 @@ def test_rotary_scaling_that_its_models_do_not_read_is_named_with_who_does() -> 
         TestNanotron.options,
     )
     (note,) = (note for note in launch.notes if "rotary scaling 'llama3'" in note)
-    assert note.endswith("they read no rope_scaling); torchtitan and megatron do")
+    assert note.endswith("they ignore rope_scaling); torchtitan and megatron do")
 
 
 def test_a_yaml_of_its_qwen2_stays_one() -> None:

@@ -36,13 +36,13 @@ def refusal(name: str, config: str, **code: Any) -> str:
     [
         (
             "tp=2,dp=1",
-            r"tp=2: mine brings no plan for tensor parallelism.*use tp=1, or return it from the builder \(`tp_plan`\)",
+            r"tp=2: mine has no tensor-parallel plan.*use tp=1, or return it from the builder \(`tp_plan`\)",
         ),
-        ("pp=2,accumulation_steps=8", r"pp=2: mine does not say where a pipeline may cut it.*`pp_split`"),
+        ("pp=2,accumulation_steps=8", r"pp=2: mine does not say where a pipeline may split it.*`pp_split`"),
         ("cp=2", r"cp=2: context parallelism replaces the attention"),
         ("recompute=mlp", r"recompute=mlp: .*; nearest: recompute=full"),
         ("precision=fp8", r"fp8 replaces the projections.*nearest: precision=bf16"),
-        ("loss=chunked", r"loss=chunked: .*takes its loss itself"),
+        ("loss=chunked", r"loss=chunked: .*computes its own loss"),
     ],
 )
 def test_what_a_model_does_not_bring_is_refused_with_a_remedy(config: str, message: str) -> None:
@@ -53,9 +53,9 @@ def test_what_a_model_brings_is_allowed() -> None:
     plans = {"has_tensor_plan": True, "has_pipeline_split": True, "num_cuts": 3}
     assert refusal("native", "tp=2", **plans) == ""
     assert refusal("native", "pp=4,accumulation_steps=8", **plans) == ""
-    assert "can be cut at 3 places" in refusal("native", "pp=8,accumulation_steps=8", **plans)
+    assert "can be split at 3 places" in refusal("native", "pp=8,accumulation_steps=8", **plans)
     assert refusal("native", "dp=8,zero_stage=3,recompute=full,precision=bf16") == ""
-    assert "is called attention" in refusal("native", "recompute=selective", has_attention=False)
+    assert "has attention" in refusal("native", "recompute=selective", has_attention=False)
 
 
 def test_a_chunked_loss_is_for_classes_of_transformers_whose_projection_is_whole() -> None:
@@ -76,8 +76,8 @@ def test_heads_that_nobody_told_leave_tp_at_1() -> None:
 
 
 def test_trainers_that_build_from_shapes_refuse_modules_alone() -> None:
-    assert "cannot be given a module" in refusal("megatron", "dp=8")
-    assert "cannot be given a module" not in refusal("megatron", "dp=8", module="")
+    assert "cannot use a module" in refusal("megatron", "dp=8")
+    assert "cannot use a module" not in refusal("megatron", "dp=8", module="")
 
 
 def test_a_model_with_code_is_the_same_after_storage() -> None:

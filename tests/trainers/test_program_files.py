@@ -122,8 +122,8 @@ def test_files_carry_knobs_and_the_program_is_told_where_they_are(tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "law"),
     [
-        ({"argv": ["python", "train.py", "{dp}"]}, "no argument tells the program where that is"),
-        ({"cwd": "src"}, "read only where the spec itself is a file"),
+        ({"argv": ["python", "train.py", "{dp}"]}, "no argument passes that folder to the program"),
+        ({"cwd": "src"}, "read only if the spec itself is a file"),
         ({"files": {}, "argv": ["x"], "cwd": "{files}"}, "but it has no files"),
         ({"files": {}}, "there is no placeholder {files}"),
     ],

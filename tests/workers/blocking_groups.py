@@ -110,7 +110,7 @@ class BlockingGroup(dist.ProcessGroup):
         self._sequence += 1
         try:
             return _Blocked(self, call(*arguments))
-        except RuntimeError:  # gloo refuses at once where it knows that the peer is gone
+        except RuntimeError:  # gloo refuses at once where it supports that the peer is gone
             self._aborted.wait()
             raise RuntimeError(_ABORTED) from None
 

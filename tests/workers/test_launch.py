@@ -59,7 +59,7 @@ def test_wrong_requests_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([str(tmp_path / "none.json")]) == 2
     (tmp_path / "bad.json").write_text('{"workload": 3}')
     assert main([str(tmp_path / "bad.json")]) == 2
-    assert "is no request of an export" in capsys.readouterr().err
+    assert "is not an exported request" in capsys.readouterr().err
 
 
 def test_wrong_ranks_are_told(

@@ -99,7 +99,7 @@ def test_towers_are_counted_in_memory_and_named() -> None:
     fp32 = autotune.estimate(described(model), ParallelConfig(dp=8, micro_batch_size=2, precision="fp32"))
     assert float(fp32.memory_parts_bytes.weights) == pytest.approx(4 * model.num_parameters, rel=0.01)
     (words,) = model.assumptions
-    assert "outside of its language model" in words
+    assert "outside its language model" in words
 
 
 def test_where_no_class_is_built_towers_are_named_as_left_out() -> None:
@@ -107,7 +107,7 @@ def test_where_no_class_is_built_towers_are_named_as_left_out() -> None:
     assert model.code is not None
     assert model.code.num_parameters == 0
     (words,) = model.assumptions
-    assert "counted by its language model alone" in words
+    assert "counts only its language model" in words
 
 
 def test_layers_of_other_kinds_are_refused_where_no_class_is_built() -> None:

@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         request = read_request(options.request)
     except (OSError, ValueError, TypeError, KeyError, AutotuneError) as error:
-        print(f"{options.request} is no request of an export: {error}", file=sys.stderr)
+        print(f"{options.request} is not an exported request: {error}", file=sys.stderr)
         return 2
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world != request.config.world_size:

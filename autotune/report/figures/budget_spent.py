@@ -32,7 +32,7 @@ def budget_spent(source: FigureSource) -> Figure | None:
     return Figure(
         name="budget",
         title="Budget spent and left",
-        shows="Share of each limit of the study that is spent. The study ends when the first limit is reached, or earlier, when further trials would not pay.",
+        shows="Share of each of the study's limits that is spent. The study ends when a limit is reached, or earlier if further trials would not pay off.",
         how_to_read="; ".join(f"{label}: {show(spent)} of {show(limit)}" for _, label, spent, limit, show in limits)
         + ".",
         svg=stacked_bars(

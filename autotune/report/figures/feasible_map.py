@@ -55,9 +55,9 @@ def feasible_map(source: FigureSource) -> Figure | None:
     return Figure(
         name="feasible_map",
         title="Map of the feasible set",
-        shows=f"The {total:,} valid {'config' if total == 1 else 'configs'} by {down} and {across}: tokens per second of the best config of each cell, over all other knobs.",
-        how_to_read="The more a cell stands out, the faster. A solid frame was measured, a dashed frame is only predicted; hatched cells run out of memory with every config. "
-        "Empty places hold no valid config. A fast dashed cell is where the search has not been yet.",
+        shows=f"The {total:,} valid {'config' if total == 1 else 'configs'} by {down} and {across}: tokens per second of the best config in each cell, over all other knobs.",
+        how_to_read="Darker cells are faster. Solid frame: measured. Dashed frame: only predicted. Hatched: every config runs out of memory. "
+        "Empty places have no valid config. A fast dashed cell has not been tried yet.",
         svg=tiles(
             drawn,
             columns=[word_of(value) for value in columns],

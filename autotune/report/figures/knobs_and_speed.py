@@ -60,8 +60,8 @@ def knob_importance(source: FigureSource) -> Figure | None:
     return Figure(
         name="knob_importance",
         title="Importance of each knob",
-        shows="Share of the variance of the logarithm of tokens per second that each knob explains alone: over all configs that should fit, as predicted, and over the measured trials.",
-        how_to_read="A long bar: choosing this knob well matters. Shares need not add up to 100%, because knobs depend on one another. Measured shares "
+        shows="Share of the variance of log tokens per second that each knob explains alone: predicted over all configs that should fit, and measured over the trials.",
+        how_to_read="A long bar means that this knob matters. Shares need not add up to 100%, because knobs depend on one another. Measured shares "
         f"appear from {LEAST_TRIALS} trials on; the search tries good values more often than bad ones, which makes its shares smaller.",
         svg=stacked_bars(
             bars,
@@ -137,14 +137,13 @@ def parallel_coordinates(source: FigureSource) -> Figure | None:
     ends = [low + (high - low) * i / 4 for i in range(5)]
     axes = [UprightAxis(name=_axis_name(name), values=[word_of(v) for v in tried[name]]) for name in names]
     hidden = len(tried) - len(names)
-    more = f" {hidden} {'knob' if hidden == 1 else 'knobs'} of less importance left out." if hidden else ""
+    more = f" {hidden} {'knob' if hidden == 1 else 'knobs'} of less importance omitted." if hidden else ""
     return Figure(
         name="parallel_coordinates",
         title="Trials across the knobs",
-        shows=f"Every trial as a line across the knobs that vary, to its tokens per second.{more}"
+        shows=f"Every trial as a line across the varying knobs, ending at its tokens per second.{more}"
         + left_out(len(shown), len(trials)),
-        how_to_read="Follow a line from left to right: it meets each axis at the value that its config has. The more a line stands out, the faster; the thick line is the "
-        "best, dashed red lines failed and end at the bottom. Where the fast lines meet one value, that value is good.",
+        how_to_read="Follow a line from left to right: it crosses each axis at its config's value. Stronger lines are faster; the thick line is the best, dashed red lines failed and end at the bottom. A value where fast lines meet is good.",
         svg=parallel_axes(
             [*axes, UprightAxis(name="tokens/s", values=[format_count(v) for v in ends])],
             items,

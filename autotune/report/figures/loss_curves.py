@@ -27,7 +27,7 @@ def loss_curves(source: FigureSource) -> Figure | None:
     ]
     same = source.result.record.study.same_data
     alike = (
-        "All saw the same batches in the same order, so the curves should lie on one another"
+        "All saw the same batches in the same order, so the curves should coincide"
         if same
         else "They saw different batches, so only the trend is comparable"
     )
@@ -35,7 +35,7 @@ def loss_curves(source: FigureSource) -> Figure | None:
         name="loss_reference",
         title="Loss against the reference",
         shows="Training loss in nats per token over the tokens seen after warm-up, of the winner, the baseline and the fp32 reference.",
-        how_to_read=f"{alike}: a curve that leaves the reference upwards pays for its speed with precision.",
+        how_to_read=f"{alike}: a curve above the reference trades accuracy for speed.",
         svg=plot(
             [],
             lines,

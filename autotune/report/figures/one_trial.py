@@ -89,8 +89,7 @@ def _step_times(source: TrialSource) -> Figure | None:
         name="step_times",
         title="Step times",
         shows="Seconds of each optimizer step, of the slowest rank.",
-        how_to_read=f"Each dot is a step; the paler ones (the first {source.warmup_steps}) warm up and do not count. Dots on one level make a "
-        "measurement that can be trusted; a drift or two levels mean that the machine did something else too.",
+        how_to_read=f"Each dot is a step; pale dots (the first {source.warmup_steps}) are warm-up and do not count. A triangle is a step above the figure, with its time. Dots on one level mean a reliable measurement; a drift or two levels mean that the machine was also doing something else.",
         svg=plot(
             points,
             lines,
@@ -120,9 +119,9 @@ def _losses(source: TrialSource) -> Figure | None:
     return Figure(
         name="loss",
         title="Loss",
-        shows="Training loss in nats per token of each optimizer step, mean over all ranks.",
-        how_to_read="It should fall like the fp32 reference where there is one: a curve that leaves it upwards pays for its speed with precision. "
-        "Steps without a finite loss are left out of the drawing.",
+        shows="Training loss in nats per token at each optimizer step, averaged over all ranks.",
+        how_to_read="It should fall like the fp32 reference, if there is one: a curve that leaves it upwards pays for its speed with precision. "
+        "Steps without a finite loss are not drawn.",
         svg=plot(
             [],
             [line for line in lines if line.points],
@@ -186,8 +185,7 @@ def _memory_over_time(source: TrialSource) -> Figure | None:
         name="memory_over_time",
         title="Memory over time",
         shows="Peak memory in bytes of the fullest rank since the trial began, at the end of each step, over the seconds of training after warm-up.",
-        how_to_read="It should be level soon after the first steps. A line that keeps rising is a leak, or memory that is cut into ever smaller pieces: a "
-        "longer training may run out of memory.",
+        how_to_read="It should level off soon after the first steps. A line that keeps rising means a leak or growing fragmentation: a longer training may run out of memory.",
         svg=plot(
             [],
             lines,
@@ -224,10 +222,9 @@ def _time(source: TrialSource) -> Figure | None:
     return Figure(
         name="time_by_parts",
         title="Where the time of a step goes",
-        shows="Seconds of one optimizer step by cause, as the cost model predicts it"
-        + (" and as a profile of the trial found it." if is_profiled else "; this trial was not profiled."),
-        how_to_read="The number beside a bar is its whole length; the tick is the measured step time. Communication that hides behind computation is not "
-        "shown.",
+        shows="Seconds of one optimizer step by cause, as predicted by the cost model"
+        + (" and as profiled in the trial." if is_profiled else "; this trial was not profiled."),
+        how_to_read="The number beside a bar is its whole length; the tick is the measured step time. Communication hidden behind computation is not shown.",
         svg=stacked_bars(
             bars,
             names=names,
@@ -269,8 +266,8 @@ def _memory(source: TrialSource) -> Figure | None:
     return Figure(
         name="memory_by_parts",
         title="Where the memory goes",
-        shows=f"Peak memory in bytes: of the fullest rank by cause, as predicted, and of each rank as measured.{far}",
-        how_to_read="The tick across the first bar is the measured peak of the fullest rank. Ranks with very different peaks are uneven pipeline stages.",
+        shows=f"Peak memory in bytes: predicted for the fullest rank by cause, and measured for each rank.{far}",
+        how_to_read="The tick across the first bar is the measured peak of the fullest rank. Very different peaks mean uneven pipeline stages.",
         svg=svg,
         table=table_of(
             (CAUSE, Column(name="bytes", head="memory", show=format_bytes)), [*rows, ("capacity", capacity)]

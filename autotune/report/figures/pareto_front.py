@@ -56,10 +56,9 @@ def pareto_front(source: FigureSource) -> Figure | None:
     return Figure(
         name="pareto_front",
         title="Pareto front",
-        shows="Tokens per second against the peak memory of the fullest rank. No other measured config is at least as good as one of the front in speed, stability, "
-        "free memory and cost, and better in one of them." + left_out(len(points), len(placed)),
-        how_to_read="Up is faster, left needs less memory. Filled dots are the front, the line joins those that are best in speed for their memory; pale dots are beaten by "
-        "another config, or lost to it when both were re-measured. A dot of the front below the line is more stable or cheaper.",
+        shows="Tokens per second against the peak memory of the fullest rank. No other measured config is at least as good as a front config in speed, stability, free memory and cost."
+        + left_out(len(points), len(placed)),
+        how_to_read="Up is faster, left needs less memory. Filled dots are the front; the line joins the fastest for their memory. Pale dots are beaten by another config, or lost to it when both were re-measured. A front dot below the line is more stable or cheaper.",
         svg=plot(
             points,
             [Line(points=stairs, stepped=True)],

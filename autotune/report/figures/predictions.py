@@ -26,9 +26,9 @@ Pair = tuple[float, float, Trial]
 """(predicted, measured, trial)"""
 PREDICTED_MEMORY = Column(name="predicted_peak_memory_bytes", head="predicted", show=format_bytes)
 RATIO = Column(name="measured_over_predicted", head="measured / predicted", show=lambda value: f"{value:.2f}")
-_HOW = "On the dashed line the prediction is exact; above it more was measured than predicted. "
+_HOW = "On the dashed line the prediction is exact; above it the measurement is higher. "
 _MARKS = "The large dot is the best trial, the square the baseline."
-_PROXIES = "Each dot is a proxy: both figures are of the smaller job that it runs, not of the target's."
+_PROXIES = "Each dot is a proxy: both figures are for the smaller job, not for the target."
 
 
 def predicted_measured(source: FigureSource) -> Figure | None:
@@ -38,13 +38,13 @@ def predicted_measured(source: FigureSource) -> Figure | None:
         [(float(t.estimate.tokens_per_s), tokens_per_s(t), t) for t in source.searched if t.estimate is not None],
         name="predicted_measured",
         title="Predicted against measured: speed",
-        shows="Tokens per second over all ranks of a trial, as the cost model predicted them when the trial was proposed, and as measured.",
+        shows="Tokens per second over all ranks of a trial: predicted when the trial was proposed, and measured.",
         error=("step_time", "Median error of the step time"),
         columns=(PREDICTED, MEASURED),
         axis="tokens/s",
         tick_values=ticks,
         from_zero=True,
-        description="Predicted against measured throughput, a dot for each trial",
+        description="Predicted against measured throughput, one dot per trial",
     )
 
 
@@ -65,7 +65,7 @@ def predicted_measured_memory(source: FigureSource) -> Figure | None:
         axis="peak memory",
         tick_values=byte_ticks,
         from_zero=False,
-        description="Predicted against measured memory, a dot for each trial",
+        description="Predicted against measured memory, one dot per trial",
     )
 
 

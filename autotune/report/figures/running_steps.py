@@ -41,11 +41,11 @@ class StepsLeft:
     def __str__(self) -> str:
         said = f"trial {self.trial.number}: {self.done} of at most {self.most} steps"
         if self.waits:
-            return f"{said}; it waits for ranks"
+            return f"{said}; waiting for ranks"
         if self.least_s is None or self.most_s is None:
-            return f"{said}; it starts, and its time is not known yet"
+            return f"{said}; starting"
         if self.most_s <= 0:
-            return f"{said}; it is about to end"
+            return f"{said}; ending"
         between = f"{format_duration(self.least_s)} to " if self.least_s > 0 else "at most "
         return f"{said}; {between}{format_duration(self.most_s)} left"
 
@@ -67,12 +67,12 @@ def running_steps(source: FigureSource) -> Figure | None:
     last = max(max(steps["step"]) for steps in series.values())
     shown = list(series.items())[: len(KINDS)]
     configs = {t.number: config_label(t.config) for t in _running(source)}
-    cut = f" The first {len(shown)} of {len(series)} are drawn; the data hold all." if len(shown) < len(series) else ""
+    cut = f" The first {len(shown)} of {len(series)} are drawn; the data has all." if len(shown) < len(series) else ""
     return Figure(
         name="running_steps",
         title="Steps of the running trials",
         shows=f"Seconds of each optimizer step so far, of the slowest rank.{cut}",
-        how_to_read=f"Each dot is a step; the paler ones (the first {warm_up}) warm up and do not count. A trial ends when its steps agree well enough. "
+        how_to_read=f"Each dot is a step; pale dots (the first {warm_up}) are warm-up and do not count. A trial ends when its steps agree closely enough. "
         + ". ".join(str(left)[:1].upper() + str(left)[1:] for left in steps_left(source))
         + ".",
         svg=plot(
@@ -96,7 +96,7 @@ def running_steps(source: FigureSource) -> Figure | None:
             ],
             x=Axis(label="step", format=lambda v: f"{v:.0f}", high=max(1.0, last) + 0.5, is_whole=True),
             y=Axis(label="seconds of the step", format=format_duration, ticks=time_ticks),
-            description="Step times of the trials that run now",
+            description="Step times of the running trials",
             legend=True,
         ),
         table=table_of(

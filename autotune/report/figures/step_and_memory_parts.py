@@ -64,16 +64,16 @@ def step_parts(source: FigureSource) -> Figure | None:
     whence = (
         "profiled"
         if all(profiled)
-        else "profiled where the trial was, else predicted"
+        else "profiled if the trial was, otherwise predicted"
         if any(profiled)
         else "predicted by the cost model"
     )
     return Figure(
         name="step_parts",
         title="Where the time of a step goes",
-        shows=f"Seconds of one optimizer step by cause ({whence}), of the winner, the runner-up and the baseline.",
-        how_to_read="Each bar is one step, its colours are the causes; the tick across the bar and the number beside it are the measured step time. "
-        "Communication that hides behind computation takes no time and is not shown. Batches may differ: compare speeds, not only lengths.",
+        shows=f"Seconds of one optimizer step by cause ({whence}), for the winner, the runner-up and the baseline.",
+        how_to_read="Each bar is one step, coloured by cause. The tick and the number are the measured step time. "
+        "Communication hidden behind computation takes no time and is not shown. Batches may differ: compare speeds, not only lengths.",
         svg=stacked_bars(
             bars,
             names=names,
@@ -122,9 +122,9 @@ def memory_parts(source: FigureSource) -> Figure | None:
     return Figure(
         name="memory_parts",
         title="Where the memory goes",
-        shows=f"Peak memory in bytes of the fullest rank by cause, as predicted, of the winner, the runner-up and the baseline.{far}",
-        how_to_read="Colours are the causes; the tick across the bar and the number beside it are the measured peak. "
-        "A bar or tick close to the dashed line has no room for a larger micro-batch.",
+        shows=f"Predicted peak memory in bytes of the fullest rank by cause, for the winner, the runner-up and the baseline.{far}",
+        how_to_read="Coloured by cause. The tick and the number are the measured peak. "
+        "A bar or tick near the dashed line leaves no room for a larger micro-batch.",
         svg=svg,
         table=table_of(
             (
@@ -159,7 +159,7 @@ def memory_bars(
         limit=capacity_bytes if is_near else None,
         limit_label=f"capacity {capacity}",
     )
-    return svg, "" if is_near else f" The capacity of {capacity} is far to the right."
+    return svg, "" if is_near else f" The capacity of {capacity} is far to the right, outside the figure."
 
 
 def part_names(found: list[dict[str, float]]) -> Mapping[str, str]:
@@ -219,9 +219,9 @@ def rank_parts(trial: Trial) -> Figure | None:
     return Figure(
         name="rank_parts",
         title="Where each rank's time goes",
-        shows=f"Seconds of a step by cause: as predicted, and as each rank spent it, mean over the steps after warm-up.{more}",
-        how_to_read=f"{diagnosis.verdict}. Bars of different make are ranks that do not do the same: the one that waits least for others is the one they wait for. "
-        f"`autotune diagnose {trial.study or 'STUDY'} {trial.number}` says more.",
+        shows=f"Seconds of a step by cause: predicted, and spent by each rank (mean over the steps after warm-up).{more}",
+        how_to_read=f"{diagnosis.verdict}. Different bars mean that ranks do different work: the one that waits least is the one the others wait for. "
+        f"For details run `autotune diagnose {trial.study or 'STUDY'} {trial.number}`.",
         svg=stacked_bars(
             [Bar(label=label, parts=parts, note=format_duration(sum(parts.values()))) for label, parts in found],
             names=names,

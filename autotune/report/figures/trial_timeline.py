@@ -30,14 +30,13 @@ def trial_timeline(source: FigureSource) -> Figure | None:
     count = max([(study.at_hand or study.workload.cluster).num_gpus, *(t.config.world_size for t in shown)])
     spans = _placed(source, shown, now, count)
     cut = (
-        f" The newest {SHOWN} of {len(began):,} trials are drawn; the data hold all." if len(began) > len(shown) else ""
+        f" The newest {SHOWN} of {len(began):,} trials are drawn; the data has all." if len(began) > len(shown) else ""
     )
     return Figure(
         name="timeline",
         title="Trials on ranks",
-        shows=f"When each trial ran, from its launch to its end, and how many of the {count} ranks it took.{cut}",
-        how_to_read="Each box is a trial, with its number where there is room; its height is the number of ranks. Green was measured, blue is running, red failed, grey ended early; "
-        "final measurements are framed. Empty space to the right of a box is time in which its ranks were idle.",
+        shows=f"When each trial ran, from launch to end, and how many of the {count} ranks it took.{cut}",
+        how_to_read="Each box is a trial, numbered if there is room; its height is the number of ranks. Green: measured. Blue: running. Red: failed. Grey: ended early. Framed: finals. Empty space to the right of a box is idle time of its ranks.",
         svg=lanes(
             spans,
             count=count,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -22,6 +23,10 @@ from autotune.report.svg.canvas import (
 
 LEGEND_ROW = 20.0
 """height of a row of the legend"""
+FAR = 4.0
+"""how many times the largest of the others a value must be to be left out of an axis"""
+FEWEST = 4
+"""other values that there must be"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +49,28 @@ class Axis:
     def span(self, values: Sequence[float], margin: float) -> tuple[float, float]:
         """Both ends for these values."""
         low = 0.0 if self.low is None else self.low
-        high = (1.0 + margin) * max(values, default=1.0) if self.high is None else self.high
+        high = (1.0 + margin) * usual_top(values) if self.high is None else self.high
         return low, high if high > low else low + 1.0
 
-    def shown_ticks(self, low: float, high: float, about: int) -> list[float]:
-        """The values with a tick."""
-        found = self.ticks(low, high, about)
-        return [value for value in found if value == round(value)] if self.is_whole else found
+    def shown_ticks(self, low: float, high: float, about: int) -> list[tuple[float, str]]:
+        """The values with a tick, and their words: no two are the same."""
+        found = [v for v in self.ticks(low, high, about) if not self.is_whole or v == round(v)]
+        words: dict[str, float] = {}
+        for value in found:
+            words.setdefault(self.format(value), value)
+        return [(value, said) for said, value in words.items()]
+
+
+def usual_top(values: Sequence[float]) -> float:
+    """The largest value, without a few that would flatten all others, such as a first step that compiles: at most a tenth of them (or one), each over
+    `FAR` times the largest of the rest."""
+    rising = sorted(v for v in values if math.isfinite(v))
+    if not rising:
+        return 1.0
+    for far in range(max(1, len(rising) // 10), 0, -1):
+        if len(rising) - far >= FEWEST and rising[-far] > FAR * rising[-far - 1] > 0:
+            return rising[-far - 1]
+    return rising[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,21 +119,31 @@ def plot(
         return LEFT + (value - low_x) / (high_x - low_x) * (right - LEFT)
 
     def at_y(value: float) -> float:
-        return bottom - (value - low_y) / (high_y - low_y) * (bottom - TOP)
+        return bottom - (min(value, high_y) - low_y) / (high_y - low_y) * (bottom - TOP)
 
     out = [open_figure(WIDTH, height, description)]
-    for value in y.shown_ticks(low_y, high_y, 5):
+    for value, words in y.shown_ticks(low_y, high_y, 5):
         out.append(f'<path class="grid" d="M{LEFT:g} {at_y(value):.1f}H{right:g}"/>')
-        out.append(text("tick", LEFT - 8, at_y(value) + 4, y.format(value), "end"))
-    for value in x.shown_ticks(low_x, high_x, 5):
-        words = x.format(value)
-        middle = min(at_x(value), WIDTH - LETTER * len(words) / 2)  # the last one is not cut
-        out.append(text("tick", middle, bottom + 18, words, "middle"))
+        out.append(text("tick", LEFT - 8, at_y(value) + 4, words, "end"))
+    free = 0.0
+    for value, words in x.shown_ticks(low_x, high_x, 5):
+        half = LETTER * len(words) / 2
+        middle = min(at_x(value), WIDTH - half)  # the last one is not cut
+        if middle - half >= free:
+            out.append(text("tick", middle, bottom + 18, words, "middle"))
+            free = middle + half + LETTER / 2
     out.append(f'<path class="axis" d="M{LEFT:g} {bottom:g}H{right:g}"/>')
     out.append(text("name", (LEFT + right) / 2, HEIGHT - 8, x.label, "middle"))
     out.append(text("name", 4, 11, y.label))
     out += [_path(line, at_x, at_y, right, is_named=not legend) for line in lines if line.points]
-    out += [_mark(p, at_x(p.x), at_y(p.y)) for p in points]
+    out += [_mark(p, at_x(p.x), at_y(p.y)) for p in points if p.y <= high_y]
+    for p in points:
+        if p.y > high_y:  # at the upper edge, with its value
+            place, side = at_x(p.x), "end" if at_x(p.x) > (LEFT + right) / 2 else "start"
+            out.append(
+                f'<path class="over" d="M{place - 5:.1f} {TOP + 9:g}l5 -9l5 9z"><title>{escape(p.title)}</title></path>'
+            )
+            out.append(text("tick", place + (-9 if side == "end" else 9), TOP + 8, y.format(p.y), side))
     for index, line in enumerate(named):
         start, middle = LEFT + (right - LEFT) / len(named) * index, height - 10
         out.append(f'<path class="{escape(line.kind)}" d="M{start:.1f} {middle - 4:.1f}h22"/>')

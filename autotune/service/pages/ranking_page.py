@@ -56,5 +56,5 @@ def _weight(text: str) -> float | None:
     except ValueError:
         weight = -1.0
     if not 0.0 <= weight <= 1.0:
-        raise SpecError(f"the weight of stability is a number from 0 to 1, but is {text!r}", field="stability_weight")
+        raise SpecError(f"the stability weight must be a number from 0 to 1, but is {text!r}", field="stability_weight")
     return weight

@@ -44,7 +44,7 @@ workload:
 space: dense-single-node       # a name of `autotune spaces`, or knobs with their values
 budget:
   max_trials: 12
-runner: simulated              # nothing real is run; `ray` or `local` for real trials
+runner: simulated              # simulates; use `ray` or `local` for real trials
 """
 
 
@@ -148,7 +148,7 @@ def spec_text(spec: Any) -> str:
 
     if not spec:
         raise SpecError(
-            "a study is copied by its spec, but this one was submitted from Python without a spec",
+            "copying needs a spec, but this study was submitted from Python without one",
             remedy="write a new spec",
         )
     return yaml.safe_dump(dict(spec), sort_keys=False, allow_unicode=True, width=100)
@@ -198,7 +198,7 @@ def count_of(text: str, what: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and 0 < int(text[:12]) <= MOST_COUNT):
-        raise SpecError(f"the {what} are a whole number from 1, but {text[:40]!r} was typed")
+        raise SpecError(f"the {what} must be a whole number from 1, but {text[:40]!r} was entered")
     return int(text)
 
 

@@ -39,10 +39,10 @@ router = APIRouter()
 
 PURPOSES: Mapping[str, str] = {
     "baseline": "baseline: every trial is compared with it",
-    "reference": "the baseline in fp32, whose losses others are compared with",
+    "reference": "the baseline in fp32, the reference for losses",
     "search": "proposed by the searcher",
     "final": "re-measured side by side before a winner is named",
-    "proxy": "on fewer GPUs, in place of a config of the target",
+    "proxy": "on fewer GPUs, representing a config of the target",
 }
 """why a trial is run, by its purpose"""
 

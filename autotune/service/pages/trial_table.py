@@ -125,7 +125,7 @@ def _filtered(trials: Sequence[Trial], query: TrialQuery) -> list[Trial]:
     for name in pairs:
         if name not in FIELDS and name not in own:
             raise SpecError(
-                f"no config has a knob {name!r}",
+                f"there is no knob {name!r}",
                 remedy=nearest(name, [*FIELDS, *own]) or f"the knobs are {', '.join([*FIELDS, *sorted(own)])}",
                 field="where",
             )

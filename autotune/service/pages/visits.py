@@ -67,7 +67,7 @@ async def changing(request: Request) -> tuple[ServiceState, Caller, dict[str, st
 async def form_of(request: Request) -> dict[str, str]:
     """The fields of a form. Raises `SpecError` when the request body is not a form."""
     if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
-        raise SpecError("this address accepts only the form of its page", remedy="use the button on the page")
+        raise SpecError("this address only accepts its page's form", remedy="use the button on the page")
     try:
         fields = parse_qs((await request.body()).decode("ascii"), max_num_fields=20)
     except ValueError:
@@ -78,15 +78,15 @@ async def form_of(request: Request) -> dict[str, str]:
 def trial_number(text: str) -> int:
     """The number of a trial that was typed. Raises `SpecError`."""
     if not (text.isascii() and text.isdigit() and len(text) < len(str(MAX_TRIAL))):
-        raise SpecError(f"the number of a trial is a whole number from 0, but is {text[:40]!r}", field="trial")
+        raise SpecError(f"a trial number must be a whole number from 0, but is {text[:40]!r}", field="trial")
     return int(text)
 
 
 MESSAGES: Mapping[str, str] = {
-    "pause": "Pause asked for: running trials finish, and no new ones start.",
+    "pause": "Pausing: running trials finish, and no new ones start.",
     "resume": "The study goes on.",
-    "stop": "Stop asked for: running trials finish, then the best config is named.",
-    "cancel": "Cancel asked for: running trials are killed.",
+    "stop": "Stopping: running trials finish, then the best config is named.",
+    "cancel": "Cancelling: running trials are killed.",
     "submit": "The study is submitted.",
     "note": "The note is written.",
     "unnote": "The note is removed.",

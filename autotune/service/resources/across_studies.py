@@ -38,7 +38,7 @@ async def best(
     runner: Word = "",
     num_gpus: Annotated[int | None, Query(ge=1, le=1 << 27, description="of the measured cluster")] = None,
     measured_after: Annotated[
-        datetime | None, Query(description="only what was measured later; UTC if no zone")
+        datetime | None, Query(description="only measurements after this time; UTC if no zone")
     ] = None,
     seq_len: Annotated[
         Annotated[SequenceLength, IN_QUERY] | None, Query(description=f"as a number or as 8Ki; {_DEFAULT}")
@@ -46,7 +46,7 @@ async def best(
     global_batch_size: Annotated[int | None, Query(ge=1, le=1 << 27, description=_DEFAULT)] = None,
     metric: Annotated[Metric | None, Query(description="rank by this metric; needs model and cluster")] = None,
     stability_weight: Annotated[
-        float | None, Query(ge=0, le=1, description="rank with this weight of stability; needs model and cluster")
+        float | None, Query(ge=0, le=1, description="rank with this stability weight; needs model and cluster")
     ] = None,
     top: Limit = 1,
 ) -> Response:
@@ -80,7 +80,7 @@ async def plan(
     clusters: Annotated[Word, Query(description="also compare these, by commas: h100-sxm-8x8, or h200-sxm")] = "",
     tokens: Annotated[
         Annotated[Tokens, IN_QUERY] | None,
-        Query(description="with clusters: the bill for so many tokens, as a number or as 300B or 15T"),
+        Query(description="with clusters: the cost for this many tokens, as a number or as 300B or 15T"),
     ] = None,
 ) -> Response:
     """The feasible configs of a spec, ranked by the cost model. Runs nothing and stores nothing.
@@ -111,7 +111,7 @@ async def plan(
 def observed(
     service: TheService,
     caller: Reader,
-    id: Annotated[Word, Query(description="of a run, or its first letters")] = "",  # noqa: A002
+    id: Annotated[Word, Query(description="of a run, or a prefix")] = "",  # noqa: A002
     model: Word = "",
     cluster: Word = "",
     gpu: Word = "",
@@ -144,7 +144,7 @@ class ReviewRequest(Document):
     files: dict[Annotated[str, Field(min_length=1, max_length=200)], Annotated[str, Field(max_length=1 << 18)]] = Field(
         min_length=1,
         max_length=32,
-        description="texts by name: first the launch (script, configuration, manifest or spec), then the files that it names",
+        description="texts by name: first the launch (script, configuration, manifest or spec), then the files it refers to",
         examples=[{"train.sh": "torchrun --nproc-per-node 8 train.py --per_device_train_batch_size 4"}],
     )
     model: Annotated[str, Field(max_length=200)] | None = Field(default=None, description="catalog name or hub id")
@@ -153,9 +153,9 @@ class ReviewRequest(Document):
     batch: int | None = Field(default=None, ge=1, le=1 << 27, description="sequences of an optimizer step")
     precision: Annotated[str, Field(max_length=20)] | None = None
     config: Annotated[str, Field(max_length=1000)] | None = Field(
-        default=None, description="what it trains with, KNOB=VALUE,..."
+        default=None, description="its config, KNOB=VALUE,..."
     )
-    measured_s: float | None = Field(default=None, gt=0, le=1e9, description="seconds of one of its steps")
+    measured_s: float | None = Field(default=None, gt=0, le=1e9, description="measured seconds per step")
     log: Annotated[str, Field(max_length=1 << 18)] | None = Field(
         default=None, description="its log, instead of measured_s"
     )

@@ -109,7 +109,7 @@ def submitted(
         raise RefusalError(
             429,
             "busy",
-            f"{own:,} studies of this owner wait already, and a service lets one owner have no more (--max-waiting)",
+            f"{own:,} studies of this owner are already waiting, which is the limit per owner (--max-waiting)",
             remedy="wait until some have run, or cancel some with `autotune cancel ID`",
             headers={"Retry-After": "60"},
         )
@@ -117,7 +117,7 @@ def submitted(
         raise RefusalError(
             503,
             "busy",
-            f"the queue is full: {service.options.max_queued:,} studies wait already",
+            f"the queue is full: {service.options.max_queued:,} studies are already waiting",
             remedy="wait until some have run, or cancel some with `autotune cancel ID`",
             headers={"Retry-After": "60"},
         )
@@ -198,7 +198,7 @@ def best(
     pareto: bool = False,
     metric: Annotated[Metric | None, Query(description="rank by this metric instead of the study's own")] = None,
     stability_weight: Annotated[
-        float | None, Query(ge=0, le=1, description="rank with this weight of stability instead of the study's own")
+        float | None, Query(ge=0, le=1, description="rank with this stability weight instead of the study's own")
     ] = None,
 ) -> Response:
     """The best configs of a study, ranked by its own objective or by another one; nothing is run again.
@@ -257,7 +257,7 @@ def exported(
 
     if trainer not in trainer_names():
         raise NotFoundError(
-            f"no trainer is called {trainer[:80]!r}", remedy=f"choose one of {', '.join(trainer_names())}"
+            f"there is no trainer {trainer[:80]!r}", remedy=f"choose one of {', '.join(trainer_names())}"
         )
     options: dict[str, Any] = {}
     for pair in pairs:

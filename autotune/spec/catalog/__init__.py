@@ -103,7 +103,7 @@ def gpu(name: str) -> GpuSpec:
 
 
 def cluster_of(gpu_type: str | GpuSpec, *, num_nodes: int = 1, gpus_per_node: int = 8) -> ClusterSpec:
-    """A cluster of a catalog GPU (or of your own) with the links that come with it; see `ClusterSpec.of`."""
+    """A cluster of a catalog GPU (or your own) with its links; see `ClusterSpec.of`."""
     spec = gpu(gpu_type) if isinstance(gpu_type, str) else gpu_type
     return ClusterSpec.of(spec, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
 

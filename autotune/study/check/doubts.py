@@ -20,10 +20,7 @@ TOKENS_RATIO = 1.3
 """figures of one step that differ by less agree"""
 CLOCK_STEPS = 4
 """times in a row that only grow, by about the same each, which are a clock"""
-CLOCK = (
-    "the pattern of the time reads a clock, which grows from step to step: the time since the start, not that of a step. Leave it out of trainer.metrics: then steps "
-    "are timed by when their lines arrive"
-)
+CLOCK = "the time pattern reads a clock (time since the start), not a step time. Remove it from trainer.metrics: steps are then timed by the arrival of their lines"
 TIMES_RATIO, TIMES_S = 2.0, 0.5
 """times that differ by less, or over all steps by so few seconds, agree: lines are looked at a few times a second"""
 
@@ -93,8 +90,7 @@ def _of_tokens(study: Study, config: ParallelConfig, lines: Sequence[str], step_
     product = f"seq_len {seq_len} x global_batch_size {batch}" if rate.is_tokens else f"global_batch_size {batch}"
     yield (
         f"its log prints {rate.per_s:,.0f} {rate.unit} at {format_duration(step_time_s)} per step, which is {expected * ratio:,.0f} {what} a step, "
-        f"but the spec says {expected:,.0f} ({product}{f' on {ranks} ranks' if rate.is_per_gpu else ''}): correct workload, or the options in argv "
-        "that the batch follows from; else every tokens/s of the study is wrong by that factor"
+        f"but the spec says {expected:,.0f} ({product}{f' on {ranks} ranks' if rate.is_per_gpu else ''}): correct workload, or the batch options in argv; otherwise every tokens/s in the study is wrong by that factor"
     )
 
 
@@ -108,12 +104,12 @@ def _of_times(step_times_s: Sequence[float], arrivals: Sequence[tuple[float, int
     if differ_s < TIMES_S or 1 / TIMES_RATIO < pace_s / said_s < TIMES_RATIO:
         return
     if is_rate:
-        why = "the workload of the spec is not that of the rate in the log"
+        why = "the spec's workload does not match the rate in the log"
     elif pace_s > said_s:
-        why = "a timer that leaves out a part of the step, such as loading data, or does not wait for the GPU"
+        why = "the timer may leave out part of the step, such as data loading, or not wait for the GPU"
     else:
-        why = "a time of several steps, or another unit"
+        why = "the time may cover several steps, or be in another unit"
     yield (
         f"its log says {format_duration(said_s)} per step, but its steps arrive every {format_duration(pace_s)}: {why}. "
-        f"Correct {'workload' if is_rate else 'the pattern'}, or leave that of the {'rate' if is_rate else 'time'} out of trainer.metrics: then steps are timed by when their lines arrive"
+        f"Correct {'workload' if is_rate else 'the pattern'}, or leave that of the {'rate' if is_rate else 'time'} out of trainer.metrics: steps are then timed by the arrival of their lines"
     )

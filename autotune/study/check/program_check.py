@@ -311,7 +311,7 @@ class _Reading:
                 self._read(0, line)
         texts = self._texts()
         if is_unread:
-            message = "the program prints steps, but none of its lines was understood"
+            message = "the program prints steps, but none of its lines were understood"
             failure = Failure(kind=FailureKind.METRICS_MISSING, message=message, log_tail=tuple(texts[-20:]))
         is_silent = not self._is_read
         is_unclear = failure is None or failure.kind in (FailureKind.METRICS_MISSING, FailureKind.HANG)

@@ -42,7 +42,7 @@ class Row:
         """In words; empty where there is none."""
         if self.agrees is not False:
             return ""
-        return f"{self.name}: the spec says {self.said}, the probe saw {self.seen}; {self.remedy}"
+        return f"{self.name}: the spec has {self.said}, the probe observed {self.seen}; {self.remedy}"
 
 
 def rows_of(study: Study, config: ParallelConfig, seen: ProgramSeen) -> list[Row]:
@@ -57,7 +57,7 @@ def _rows(study: Study, config: ParallelConfig, seen: ProgramSeen) -> Iterator[R
         said=str(config.world_size),
         seen=str(facts.world),
         agrees=facts.world == config.world_size,
-        remedy="the launcher in trainer.argv must start {nproc_per_node} processes on each node, or the space hold world_sizes that it starts",
+        remedy="the launcher in trainer.argv must start {nproc_per_node} processes on each node, or the space needs matching world_sizes",
     )
     yield from _batch(study, config, seen, facts.world)
     yield _precision(config, facts)
@@ -88,7 +88,7 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
         said=said,
         seen=found if seen.micro_batches else "",
         agrees=not seen.disagreement if total else None,
-        remedy="correct the options in trainer.argv from which the batch follows (a micro-batch per rank or of all ranks? accumulation that is not passed?), or "
+        remedy="correct the batch options in trainer.argv (a micro-batch per rank or of all ranks? accumulation not passed?), or "
         "workload.global_batch_size",
     )
     length = seen.tokens / seen.sequences if seen.tokens and seen.sequences else None
@@ -118,8 +118,7 @@ def _precision(config: ParallelConfig, facts: ProgramFacts) -> Row:
         said=said,
         seen=where if found else "",
         agrees=agrees,
-        remedy="the option that sets it does not act as it is written: another option may have to switch it on, or trainer.values say how it is written; "
-        f"where the program cannot act otherwise on this machine, write precision: [{found}] in `space` and in `baseline`",
+        remedy=f"the option has no effect as written: another option may have to switch it on, or trainer.values may need another spelling; if the program cannot do otherwise on this machine, write precision: [{found}] in `space` and in `baseline`",
     )
 
 
@@ -131,7 +130,7 @@ def _knobs(config: ParallelConfig, facts: ProgramFacts) -> Iterator[Row]:
         said=str(config.zero_stage),
         seen=f"{stage} ({wrappers})" if stage is not None else "",
         agrees=None if stage is None or config.dp == 1 else stage == config.zero_stage,
-        remedy="pass {zero_stage} to the program, or give the space the stage that it has",
+        remedy="pass {zero_stage} to the program, or put its actual stage into the space",
     )
     found, share = facts.recompute, facts.recomputed
     yield Row(
@@ -139,14 +138,14 @@ def _knobs(config: ParallelConfig, facts: ProgramFacts) -> Iterator[Row]:
         said=config.recompute,
         seen="" if found is None else f"{share:.0%} of the modules' calls repeated" if share > RECOMPUTED else "none",
         agrees=None if found is None else (config.recompute != "none") == (found != "none"),
-        remedy="the option that sets it does not act as it is written, or is missing in the space: recompute: [full] where the program always recomputes",
+        remedy="the option has no effect as written, or the space lacks recompute: [full] if the program always recomputes",
     )
     yield Row(
         name="compile",
         said=str(config.compile).lower(),
         seen=str(facts.is_compiled).lower(),
         agrees=facts.is_compiled == config.compile,
-        remedy="pass {compile} to the program, or give the space the value that it has",
+        remedy="pass {compile} to the program, or put its actual value into the space",
     )
 
 
@@ -160,9 +159,9 @@ def _parameters(study: Study, seen: ProgramSeen, facts: ProgramFacts) -> Row:
         said=told,
         seen=f"{found:,} ({facts.values.get('model', '')})" if found is not None else "",
         agrees=None if found is None else abs(found - model.num_parameters) <= PARAMETERS * model.num_parameters,
-        remedy=f"correct `model`, from which time and memory are predicted: its shape, or {by_count} where no shape describes it"
+        remedy=f"correct `model`, from which time and memory are predicted: its shape, or {by_count} if no shape describes it"
         if is_decoder
-        else f"{by_count}: it is given no tokens, so no shape of a decoder describes it",
+        else f"{by_count}: it does not get tokens, so no decoder shape describes it",
         fix=None if found is None or is_decoder else ("model.parameters", found),
     )
 
@@ -181,5 +180,5 @@ def without_effect(
         values = one.value(row.name), other.value(row.name)
         if values[0] != values[1] and row.seen == before.seen and (row.agrees is False or before.agrees is False):
             told = " and ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
-            found.append(f"{row.name} has no effect: with {told} the probe saw the same, {row.seen}")
+            found.append(f"{row.name} has no effect: with {told} the probe observed the same, {row.seen}")
     return found

@@ -73,21 +73,21 @@ def check_unseen(
     verdict = verdict_of(found)
     if found.replaced:
         raise ProgramError(
-            f"the study has not begun, because its program writes into files that exist already: {listed(found.files)}",
+            f"the study has not started, because its program writes to existing files: {listed(found.files)}",
             remedy=verdict.remedy,
         )
     if uncounted(found):
         raise ProgramError(
-            "the study has not begun, because it is not known what a line of the program's log counts",
+            "the study has not started, because it is not known what a line of the program's log counts",
             remedy=verdict.remedy,
         )
     if found.is_programs_fault:
         patterns = f": {in_one_line(found.proposal)}" if found.proposal else ""
         raise ProgramError(
-            f"the study has not begun, because its program does not work: {verdict.message}",
-            remedy=f"{verdict.remedy}{patterns}; `autotune check SPEC` shows the log, --no-check begins without a check",
+            f"the study has not started, because its program does not work: {verdict.message}",
+            remedy=f"{verdict.remedy}{patterns}; `autotune check SPEC` shows the log, --no-check skips the check",
         )
-    tell(Notice(message=str(verdict) if verdict.ready else f"the study begins, but {verdict}"))
+    tell(Notice(message=str(verdict) if verdict.ready else f"the study starts, but {verdict}"))
     lease.store.record_event(lease.study_id, EventKind.PROGRAM_CHECKED, {"message": verdict.message})
 
 

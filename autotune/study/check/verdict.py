@@ -44,16 +44,16 @@ _REMEDIES = (
     ),
     (
         r"Unable to find address for|Unable to find interface|no socket interface found|[Nn]o interface found",
-        "name a network interface that the node has: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, in trainer.env or for single nodes in runner.node_env",
+        "name one of the node's network interfaces: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, in trainer.env or for single nodes in runner.node_env",
     ),
     # torchrun says of OMP_NUM_THREADS on every start that it sets this "environment variable for each process"
     (r"KeyError: '[A-Z][A-Z0-9_]+'|environment variable(?! for each process)", "set the variable under trainer.env"),
     (
         r"No such file|can't open file|found no file|FileNotFoundError",
-        "paths are relative to the folder in which the program runs: set trainer.cwd, or write the whole path",
+        "paths are relative to the program's folder: set trainer.cwd, or write the full path",
     ),
     (r"[Aa]ddress already in use", "let torchrun choose its port: on one node, start it with --standalone"),
-    (r"[Pp]ermission denied", "make the program executable, or start it by its interpreter"),
+    (r"[Pp]ermission denied", "make the program executable, or start it with its interpreter"),
 )
 """what to do about failures that programs have before their first step, by their words"""
 
@@ -98,19 +98,19 @@ def _ready(check: ProgramCheck) -> str:
             "probe": " by the probe",
             "log": " by its log",
             "rate": " by the rate in its log",
-            "arrival": " by when its lines arrive",
+            "arrival": " by arrival of its lines",
         }
         words.append(f"{format_duration(time_s)} each{source.get(check.time_from, '')}")
         if check.seen is not None and check.seen.together > 1:
             words[-1] += f", up to {check.seen.together} at once"
     is_known = any(map(math.isfinite, check.losses))
-    words.append("with losses" if is_known else "without losses, so stability is judged by time and memory alone")
+    words.append("with losses" if is_known else "without losses, so stability is judged only by time and memory")
     if memory is not None:
         words.append(f"peak memory {format_bytes(memory)}")
     return ", ".join(words)
 
 
-_OUTPUTS = "let the option that names its output folder have the value {trial_dir}, or write `outputs: keep` into the spec where they may be replaced"
+_OUTPUTS = "set its output folder to {trial_dir}, or write `outputs: keep` into the spec if they may be replaced"
 
 
 def _files(check: ProgramCheck) -> list[str]:
@@ -118,9 +118,9 @@ def _files(check: ProgramCheck) -> list[str]:
     if not check.replaced:
         return []
     files = {path: check.files[path] for path in check.replaced}
-    back = "they were put back, but" if all(file["kept"] for file in files.values()) else "they were not put back, and"
+    back = "they were restored, but" if all(file["kept"] for file in files.values()) else "they were not restored, and"
     return [
-        f"the program writes outside of its trial's folder, and these exist already: {listed(files)}; {back} each trial would write them: {_OUTPUTS}"
+        f"the program writes outside its trial's folder, to existing files: {listed(files)}; {back} each trial would write them: {_OUTPUTS}"
     ]
 
 
@@ -128,9 +128,9 @@ def _remarks(check: ProgramCheck) -> list[str]:
     """What is no fault."""
     found = list(remarks(check.seen, keeps_outputs=True)) if check.seen is not None else []
     if check.files and not check.study.keeps_outputs:
-        found.append(f"each trial writes outside of its folder: {listed(check.files)}")
+        found.append(f"each trial writes outside its folder: {listed(check.files)}")
     found += [
-        f"the optimizer {row.seen} is counted as {row.said}: the memory of its states is not known"
+        f"the optimizer {row.seen} is counted as {row.said}: the memory of its states is unknown"
         for row in check.rows
         if row.name == "optimizer" and row.seen and row.agrees is None
     ]
@@ -196,13 +196,10 @@ def uncounted(check: ProgramCheck) -> str:
     """
     if _is_told(check):
         return ""
-    say = "Write `counts: micro-batches` under `trainer` where that is so, else `counts: steps`"
+    say = "Write `counts: micro-batches` under `trainer` if this is true, otherwise `counts: steps`"
     if why := _seems_parts(check):
-        return f"the probe does not see this program, and a line of its log seems to count a micro-batch, not an optimizer step: {why}. {say}"
-    return (
-        "the probe does not see this program, its configs accumulate differently, and nothing proves that a line of its log is an optimizer step and not one of the micro-batches "
-        f"that are accumulated. {say}"
-    )
+        return f"the probe cannot observe this program, and a line of its log seems to count a micro-batch, not an optimizer step: {why}. {say}"
+    return f"the probe cannot observe this program, its configs accumulate differently, and nothing proves that a line of its log is an optimizer step and not a micro-batch. {say}"
 
 
 def _seems_parts(check: ProgramCheck) -> str:
@@ -217,7 +214,9 @@ def _seems_parts(check: ProgramCheck) -> str:
     overlap = max(min(first_rates), min(second_rates)) <= min(max(first_rates), max(second_rates))
     if overlap or abs(math.log(faster)) < abs(math.log(more)) / 2 or (faster > 1) != (more > 1):
         return ""
-    return f"its sequences/s grow by {max(faster, 1 / faster):.2g} where accumulation alone grows by {max(more, 1 / more):g}"
+    return (
+        f"its sequences/s grow by {max(faster, 1 / faster):.2g} when only accumulation grows by {max(more, 1 / more):g}"
+    )
 
 
 def _rates(run: ProgramCheck) -> list[float]:
@@ -246,27 +245,20 @@ def _not_understood(check: ProgramCheck, failure: Failure) -> Verdict:
     if not count:
         message, remedy = (
             _failed("the program printed nothing", failure),
-            f"let it print a line for each step, such as {JSON_LINE}",
+            f"let it print a line per step, such as {JSON_LINE}",
         )
     elif failure.kind is FailureKind.HANG and not (check.proposal or check.needs_no_patterns):
-        message = _failed(f"none of the {count} lines that the program printed is one of a step", failure)
-        remedy = (
-            "its last lines say how far it came: ranks that wait for each other (let torchrun choose the port: --standalone), a start that takes longer "
-            "(measure: {start_timeout_s: ...}), or steps that are not printed"
-        )
+        message = _failed(f"none of the {count} lines that the program printed belongs to a step", failure)
+        remedy = "its last lines show how far it got. Ranks may wait for each other (let torchrun choose the port: --standalone), the start may take longer (measure: {start_timeout_s: ...}), or steps may not be printed"
     else:
         message = f"none of the {count} lines that the program printed was understood as a step"
-        remedy = (
-            f"let it print one JSON object for each step, such as {JSON_LINE}, or describe its lines in trainer.metrics"
-        )
+        remedy = f"let it print one JSON object per step, such as {JSON_LINE}, or describe its lines in trainer.metrics"
         if check.needs_no_patterns and "metrics" in options:
-            remedy = "leave trainer.metrics out: these lines are understood without it"
+            remedy = "remove trainer.metrics: these lines are understood without it"
         elif check.proposal and "metrics" in options:
-            remedy = "write the proposed patterns, which read them, into the spec under `trainer`"
+            remedy = "write the proposed patterns, which read these lines, into the spec under `trainer`"
         elif check.proposal:
-            remedy = (
-                "it prints other lines than this trainer knows: start it by `kind: command`, with the proposed patterns"
-            )
+            remedy = "its lines are unknown to this trainer: use `kind: command` with the proposed patterns"
     return Verdict(ready=False, message=message, remedy=remedy)
 
 
@@ -291,4 +283,4 @@ def _failed(what: str, failure: Failure) -> str:
 def _remedy(failure: Failure) -> str:
     said, log = f"{failure.message}\n{failure.exception}", "\n".join(failure.log_tail)
     found = (remedy for text in (said, log) for words, remedy in _REMEDIES if re.search(words, text))
-    return next(found, "the last lines of its log say more")  # launchers' warnings in the log speak of other things
+    return next(found, "see the last lines of its log")  # launchers' warnings in the log speak of other things

@@ -14,7 +14,7 @@ budget.py          what is used up                               stop_rule.py   
 admission.py       trials as they are asked for, or refused
 accounts.py        running time and rank-seconds over all controllers
 ending.py          status, message and result of the end        repeated_failure.py  whether the program can run at all
-infeasible.py      configs that cannot be run here, counted by reason
+infeasible.py      configs that cannot run here, counted by reason
 """
 
 from autotune.study.controller.attempts import CUT_OFF

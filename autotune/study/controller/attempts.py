@@ -25,10 +25,10 @@ MAX_LOST = 2
 """attempts of a trial that may be lost and tried again"""
 MAX_ATTEMPTS = 10
 """launches of a trial in all, restarts of the controller included: a config that takes its machine down must not do so for ever"""
-CUT_OFF = Failure(kind=FailureKind.WORKER_LOST, message="the controller of the study ended while this attempt ran")
+CUT_OFF = Failure(kind=FailureKind.WORKER_LOST, message="the study's controller ended while this attempt was running")
 """of an attempt that nobody adopted; it does not count among those that may be lost"""
 UNASKED = Failure(kind=FailureKind.WORKER_LOST, message="the runner ended the attempt without being asked")
-OVERDUE = "it exceeded the timeout of a trial, and the runner did not end it"
+OVERDUE = "it exceeded the trial timeout, and the runner did not stop it"
 SILENT = "the runner never confirmed its end"
 
 

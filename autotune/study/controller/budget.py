@@ -48,9 +48,9 @@ def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
     if spent.trials >= budget.max_trials:
         return f"the budget of {budget.max_trials} {'trial' if budget.max_trials == 1 else 'trials'} is spent"
     if spent.failed >= budget.max_failed_trials:
-        return f"{spent.failed} trials failed, which is the budget of failed trials"
+        return f"{spent.failed} trials failed: the budget of failed trials is spent"
     if spent.refused >= REFUSED_PER_TRIAL * budget.max_trials:
-        return f"{spent.refused} configs that the searcher asked for cannot be run here"
+        return f"{spent.refused} configs proposed by the searcher cannot run here"
     if spent.wall_s + min(reserve.wall_s, budget.max_wall_s / 2) >= budget.max_wall_s:
         return (
             f"{spent.wall_s:.0f} of {budget.max_wall_s:.0f} s wall time are spent; the rest is reserved for the finals"

@@ -64,9 +64,9 @@ STOPPED_ON_REQUEST = "stopped on request"
 """why it ends after `StopAsked`"""
 CANCELLED_ON_REQUEST = "cancelled on request"
 """why it ends after `CancelAsked`"""
-TIME_IS_OVER = "the time of its job is over"
+TIME_IS_OVER = "its job's time is over"
 """why it rests before the scheduler ends its job"""
-JOB_ENDS = "its job is ended early"
+JOB_ENDS = "its job is being ended early"
 """why it rests when the scheduler takes the job's steps away first, as it does when it preempts"""
 
 

@@ -124,7 +124,7 @@ def expected_runs(study: Study) -> str:
         return f"expect up to {most + 1} runs: {most} search trials and the baseline"
     return (
         f"expect up to {most + 1 + least} runs: {most} search trials, the baseline, and {least} finals that re-measure the best {study.measure.finalists} and "
-        f"the baseline side by side (up to {longest} finals while the winner is not clear)"
+        f"the baseline side by side (up to {longest} finals while the winner is unclear)"
     )
 
 
@@ -146,7 +146,7 @@ class NextFinal:
         """Why it is measured, in words."""
         n, least = self.of_race + 1, measure.final_rounds
         if self.is_closing:
-            return "re-measured: checks whether the machine changed"
+            return "re-measured to check whether the machine changed"
         if self.is_late:
             return f"re-measured: round {n}, looked faster than the re-measured finalists"
         return f"re-measured: round {n}" + (f" of {least}" if n <= least else " (still a tie)")

@@ -51,4 +51,4 @@ class InfeasibleConfigs:
 
 def too_many_ranks(capacity: int) -> str:
     """The reason of configs that need more ranks than the runner has."""
-    return f"more ranks than the {capacity} of the runner"
+    return f"more ranks than the runner's {capacity}"

@@ -25,7 +25,7 @@ def change_in_words(change: MachineChange, trials: Mapping[int, Trial]) -> str:
 def plan_in_words(again: Sequence[int]) -> str:
     """What a study does about a change. `again`: numbers of the trials that may win and are asked for again."""
     measured = f" {_named(sorted(again))} may still win and will be re-measured." if again else ""
-    return f"Speeds are compared at the level of the first measurement of the baseline.{measured}"
+    return f"Speeds are corrected to the first measurement of the baseline.{measured}"
 
 
 def changes_in_words(levels: MachineLevels, trials: Sequence[Trial], default: Trial | None) -> list[str]:
@@ -41,7 +41,7 @@ def changes_in_words(levels: MachineLevels, trials: Sequence[Trial], default: Tr
         is_final = default.measurement is not by_number[default.number].measurement
         when = "in the final rounds" if is_final else "when the baseline was first measured"
         said.append(
-            f"Speeds are shown as if the machine had always been as it was {when} "
+            f"Speeds are corrected to the machine's speed {when} "
             f"(baseline: {default.measurement.tokens_per_s:,.0f} tokens/s)."
         )
     again = asked_again(trials)
@@ -57,7 +57,7 @@ def changes_in_words(levels: MachineLevels, trials: Sequence[Trial], default: Tr
     ]
     if unknown:
         its = "its" if len(unknown) == 1 else "their"
-        said.append(f"{_named(unknown)} ran while the machine changed: the lower of {its} possible speeds counts.")
+        said.append(f"{_named(unknown)} ran while the machine changed, so the lower of {its} possible speeds counts.")
     return said
 
 
@@ -69,7 +69,7 @@ def since_search_in_words(levels: MachineLevels, trials: Sequence[Trial], defaul
     before = _default_speed({t.number: t for t in trials}, levels.now)
     found = f"{before * math.exp(log_gain):,.0f} tokens/s in the final rounds and at {before:,.0f} in the search"
     return [
-        f"The baseline ran at about {found}: the machine changed, or others used it. The claim rests on the final rounds alone."
+        f"The baseline ran at about {found}: the machine changed, or others used it. The speedup uses only the final rounds."
     ]
 
 

@@ -158,7 +158,7 @@ class Phases:
             return Move(asks=(Ask(config=self._baseline, purpose=TrialPurpose.BASELINE, reason=reason),))
         if self._index.baseline is None:
             why = self._no_baseline or "there is no measured baseline"
-            message = f"{why}: rewards are relative to the first config that is measured"
+            message = f"{why}: rewards are relative to the first measured config"
         elif references := self._reference_for(self._index.baseline.config):
             return Move(asks=references)
         else:
@@ -196,7 +196,7 @@ class Phases:
         unfair = None if at_end else next(iter(unfairly_judged(self._index, self._study)), None)
         if unfair is None:
             return None
-        reason = f"asked again: it may beat the best, but trial {unfair.number} was measured before the machine changed, or judged by what was"
+        reason = f"repeated: it may beat the best, but trial {unfair.number} was measured before the machine changed, or compared with such a trial"
         return Ask(config=unfair.config, purpose=TrialPurpose.SEARCH, reason=reason)
 
     def _measure_again(self) -> Move:
@@ -215,5 +215,5 @@ class Phases:
             return ()
         if baseline is not None and baseline.measurement is not None and not baseline.measurement.losses:
             return ()  # this trainer does not tell its losses
-        reason = f"the fp32 reference: losses in other precisions at a global batch of {batch} are compared with it"
+        reason = f"the fp32 referencefor losses in other precisions at a global batch of {batch}"
         return (Ask(config=self._references.pop(batch), purpose=TrialPurpose.REFERENCE, reason=reason),)

@@ -47,7 +47,7 @@ class ProxyPhases:
         if phase is StudyPhase.BASELINE:
             at_hand, target = self._searcher.at_hand, self._study.workload.cluster
             return Move(
-                phase=StudyPhase.SEARCH, message=f"proxies on {at_hand.name} stand for configs of {target.name}"
+                phase=StudyPhase.SEARCH, message=f"proxies on {at_hand.name} represent configs of {target.name}"
             )
         if running >= max(1, budget.parallel_trials):
             return None

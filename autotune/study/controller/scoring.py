@@ -93,9 +93,7 @@ class Scorer:
         if failure is None and (
             measurement is None or not measurement.step_times_s or not measurement.median_tokens_per_s > 0
         ):
-            failure = Failure(
-                kind=FailureKind.METRICS_MISSING, message="the attempt ended without a single step time that counts"
-            )
+            failure = Failure(kind=FailureKind.METRICS_MISSING, message="the attempt ended without a usable step time")
         if failure is None and measurement is not None and (failure := diverged(measurement)) is not None:
             step = None if failure.step is None else failure.step + self.study.measure.warmup_steps
             failure = replace(failure, step=step)
@@ -135,7 +133,7 @@ class Scorer:
         if trial.purpose is TrialPurpose.BASELINE and chance > SURELY_TOO_BIG:
             return "the baseline is predicted to run out of memory"
         if trial.purpose is TrialPurpose.SEARCH and trial.config in self.study.enqueue and chance > HOPELESS:
-            return "a guess of the spec is predicted to run out of memory"
+            return "a guess in the spec is predicted to run out of memory"
         return ""
 
     def time_to_beat(self, trial: Trial, best: Trial | None, level: float = 0.0) -> float | None:
@@ -160,7 +158,7 @@ class Scorer:
 
     def tally(self) -> str:
         """The failures so far by kind, in words."""
-        return ", ".join(f"{n} {kind}" for kind, n in self._failures.most_common()) or "none was tried to its end"
+        return ", ".join(f"{n} {kind}" for kind, n in self._failures.most_common()) or "none was completed"
 
 
 def noise_between_two_runs(best: Trial) -> float:

@@ -322,7 +322,7 @@ class Controller:
                 self._start(self._waiting.pop(0))
             if self._waiting:
                 if not self.attempts.live:
-                    self._finish("ranks of the runner are still held by attempts whose end it never reported")
+                    self._finish("ranks are still held by attempts that the runner never reported as ended")
                 return
             move = self._phases.next_move(self.phase, running=len(self.attempts.live), spent=self.spent)
             if move is None:

@@ -52,7 +52,7 @@ def not_worth_it(searcher: Searcher, index: TrialIndex, budget: Budget) -> str:
         return _gains_little(gain, by_share, index.trial_s)
     if budget.train_tokens is None:
         training = TRIALS_IN_A_TRAINING * index.trial_s
-        hint = f", as long as {TRIALS_IN_A_TRAINING} trials: say how long yours is with budget.train_tokens"
+        hint = f", as long as {TRIALS_IN_A_TRAINING} trials: give your training's length with budget.train_tokens"
     else:
         training, hint = training_s(index.best, budget.train_tokens), ""
     if pays(gain, training / index.trial_s):

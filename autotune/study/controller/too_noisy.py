@@ -29,7 +29,7 @@ ALIKE = 1.1
 """times by which runs of one level differ at most from the one before"""
 PER_DISTURBED = 5
 """runs of the baseline, of which one may have been disturbed"""
-REMEDY = "close other work, give trials more steps (measure.min_steps), or take a node for yourself, and tune again"
+REMEDY = "stop other jobs, give trials more steps (measure.min_steps) or use a dedicated node, and tune again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +49,12 @@ class TooNoisy(Plain):
         return self.fastest / self.slowest
 
     def __str__(self) -> str:
-        return f"too noisy to tell: the default ran between {_count(self.slowest)} and {_count(self.fastest)} tokens/s"
+        return f"too noisy to tell: the baseline ran between {_count(self.slowest)} and {_count(self.fastest)} tokens/s"
 
     def notes(self) -> tuple[str, ...]:
         """What is said beside the answer."""
         return (
-            f"{self} in its {self.runs} runs, a factor of {self.factor:.2g} where at most {LIMIT} can be averaged away",
+            f"{self} in its {self.runs} runs, a factor of {self.factor:.2g} but at most {LIMIT} can be averaged out",
             f"no speedup is claimed: {REMEDY}",
         )
 

@@ -142,7 +142,7 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         ahead = ranked[: ranked.index(default)]
         best = next((t for t in ahead if not compared.are_tied(t, default)), default)
         if best is default:
-            notes.append("nothing that was tried is faster than the baseline by more than the noise between runs")
+            notes.append("no config tried is faster than the baseline by more than the noise between runs")
     tied = [t for t in ranked if t is not best and compared.are_tied(best, t)] if noisy is None else []
     # the baseline is in no row of its own: as winner it has the rounds of the one that it is compared with, or the most that any other ran beside it
     rounds = run.get(best.number, run.get(ranked[0].number, max(run.values(), default=0)))
@@ -156,7 +156,7 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         compared = replace(compared, rounds={}, unknown={measured.number: levels.at(measured.number).width})
     if study.objective.metric == "goodput" and not any(known_noise_scale(t.measurement) is not None for t in trials):
         notes.append(
-            "no trial measured the gradient noise scale: larger batches were assumed to learn nothing more per step"
+            "no trial measured the gradient noise scale: larger batches were assumed to learn no more per step"
         )
     speedup, low, high = _speedup(measured, default, compared) if noisy is None else (None, None, None)
     return Winner(

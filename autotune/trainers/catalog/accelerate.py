@@ -34,7 +34,7 @@ class AccelerateTrainer(Trainer):
     reads_config_json = True
     summary = "Hugging Face accelerate 1.15, accelerate.yaml with FSDP2 or DeepSpeed"
     checked_against = "accelerate 1.15.0"
-    no_adapters = "the program of its launches starts from random weights, where adapters alone learn nothing"
+    no_adapters = "the bundled program starts from random weights, so adapters alone would learn nothing"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "compile",
@@ -74,7 +74,7 @@ class AccelerateTrainer(Trainer):
                         getattr(c, knob) > 1 and not options["script"],
                         knob,
                         unplanned,
-                        remedy=f"name your own with the option script, or use {knob}=1",
+                        remedy=f"name your own program with the option script, or use {knob}=1",
                     )
                     for knob in ("tp", "cp")
                 ),
@@ -87,7 +87,7 @@ class AccelerateTrainer(Trainer):
                 Rule(
                     c.dp_replicas > 1 and c.zero_stage < 2,
                     "dp_replicas",
-                    "copies of shards are FSDP's: they need zero_stage >= 2",
+                    "replicated shards need FSDP: zero_stage >= 2",
                     1,
                 ),
                 Rule(
@@ -115,7 +115,7 @@ class AccelerateTrainer(Trainer):
                 f"your program must accumulate {c.accumulation_steps} micro-batches of {c.micro_batch_size} sequences"
             )
             if c.recompute == "full" and c.zero_stage < 2:
-                notes.append("your program must recompute the layers: accelerate.yaml switches that on for FSDP only")
+                notes.append("your program must recompute the layers: accelerate.yaml can only switch it on for FSDP")
             argv = (*start, options["script"], *map(str, options["script_args"]))
             return Launch(argv=argv, env=env, files=files, notes=tuple(notes))
         files |= program_files("train_accelerate.py", workload)

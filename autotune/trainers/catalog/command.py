@@ -108,13 +108,13 @@ class CommandTrainer(Trainer):
         Option(name="env", meaning="environment variables, with placeholders", default={}, reach=Reach.ENVIRONMENT),
         Option(
             name="values",
-            meaning="what values of a knob are written as; null leaves the argument out",
+            meaning="how a knob's values are written; null omits the argument",
             default={},
             reach=Reach.ARGUMENT,
         ),
         Option(
             name="cwd",
-            meaning="folder in which the program runs, relative to the spec's own",
+            meaning="folder in which the program runs, relative to the spec's",
             default="",
             reach=Reach.PROGRAM,
         ),
@@ -127,16 +127,19 @@ class CommandTrainer(Trainer):
         ),
         Option(
             name="fixed",
-            meaning="knobs that the program is started with anyway, each with its value",
+            meaning="knobs with a fixed value in the program",
             default={},
             reach=Reach.NOTHING,
         ),
         Option(
-            name="metrics", meaning="regular expression with one group by metric name", default={}, reach=Reach.ARGUMENT
+            name="metrics",
+            meaning="regular expressions with one group, by metric name",
+            default={},
+            reach=Reach.ARGUMENT,
         ),
         Option(
             name="counts",
-            meaning="what a line, bar or number of its log counts, where the probe does not see the program: steps, or micro-batches",
+            meaning="what a line, bar or number in its log counts if the probe cannot observe the program: steps or micro-batches",
             default="unknown",
             reach=Reach.NOTHING,
             choices=("unknown", "steps", "micro-batches"),
@@ -144,7 +147,7 @@ class CommandTrainer(Trainer):
         Option(name="steps", meaning="what {steps} stands for", default=50, reach=Reach.NOTHING),
         Option(
             name="training",
-            meaning="what the exported launch has in place of what only trials are told, by word of argv, steps, seed or append; null leaves it out",
+            meaning="what the exported launch has instead of a trial's arguments: by argument of argv, steps, seed or append; null omits it",
             default={},
             reach=Reach.ARGUMENT,
         ),
@@ -169,7 +172,7 @@ class CommandTrainer(Trainer):
                 continue
             message = _UNNAMED.format(knob) + (f": it is started with {knob}={word(only)}" if knob in fixed else "")
             nearest_value = only if knob not in ("tp", "pp", "dp", "cp", "ep") else None
-            remedy = f"name {{{knob}}} in trainer.argv, env or files, or say under `fixed` what it is started with"
+            remedy = f"name {{{knob}}} in trainer.argv, env or files, or give its fixed value under `fixed`"
             told = Limit(knob=knob, value=getattr(asked, knob), message=message, nearest=nearest_value, remedy=remedy)
             limits.append(told)
         return tuple(limits)
@@ -177,7 +180,7 @@ class CommandTrainer(Trainer):
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
         """A placeholder carries it, as it does every knob; its name must not be one that stands for something else."""
         if name in _SURROUNDINGS or name in _NODE or name == _TRIAL:
-            return f"the placeholder {{{name}}} stands for something else already: give the knob another name"
+            return f"the placeholder {{{name}}} already has a meaning: give the knob another name"
         is_told = not options["argv"] or name in options["fixed"] or name in self._named(options)
         return "" if is_told else _UNNAMED.format(name)
 
@@ -200,7 +203,7 @@ class CommandTrainer(Trainer):
         for name in options["fixed"]:
             if name not in known:
                 remedy = nearest(name, known)
-                raise SpecError(f"no knob is called {name!r}", remedy=remedy, field=f"trainer.fixed.{name}")
+                raise SpecError(f"there is no knob {name!r}", remedy=remedy, field=f"trainer.fixed.{name}")
         check_templates(options["files"], known)
         check_training(options["training"], _arguments(options["argv"]))
         self._check_folders(options)
@@ -219,7 +222,7 @@ class CommandTrainer(Trainer):
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """The command with its placeholders filled in. Arguments and variables whose value is written as null are left out."""
-        needs(options, "argv", "the trainer `command` starts the program of argv")
+        needs(options, "argv", "the trainer `command` starts the program in argv")
         known = self._values(workload, config, options)
         placement = place(workload.cluster, config)
         node = _node(placement.nnodes)
@@ -258,13 +261,13 @@ class CommandTrainer(Trainer):
         cwd = options["cwd"]
         if cwd not in ("", ".", _IN_FILES) and not Path(cwd).is_absolute():
             raise SpecError(
-                f"a relative folder is read only where the spec itself is a file, but cwd is {cwd!r}",
+                f"a relative folder is only possible if the spec is a file, but cwd is {cwd!r}",
                 remedy=f"give an absolute path, or cwd: {_IN_FILES!r} to run in the folder of the rendered files",
                 field="trainer.cwd",
             )
         if options["working_dir"] == "upload" and cwd == _IN_FILES:
             raise SpecError(
-                "working_dir: upload sends the folder in which the program runs, but it runs in the folder of its files",
+                "working_dir: upload sends the program's folder, but it runs in the folder of its files",
                 remedy="name the program's folder as cwd, or leave working_dir out",
                 field="trainer.working_dir",
             )
@@ -273,7 +276,7 @@ class CommandTrainer(Trainer):
         told = {name for text in self._texts(options) for part in parse(text).expressions for name in part.names}
         if options["files"] and cwd != _IN_FILES and "files" not in told:
             raise SpecError(
-                "files are written into a folder of each trial's own, but no argument tells the program where that is",
+                "each trial's files are in its own folder, but no argument passes that folder to the program",
                 remedy=f'write "--config={{files}}/{next(iter(options["files"]))}", or cwd: {_IN_FILES!r} to run there',
                 field="trainer.files",
             )
@@ -326,7 +329,7 @@ def _text(what: str, field: str, value: Any) -> str:
     if not isinstance(value, str):
         raise SpecError(
             f"{what} must be text or a number, but is {'null' if value is None else word(value)}",
-            remedy="write it in quotes, as the program wants it",
+            remedy="write it in quotes, as the program expects it",
             field=f"trainer.{field}",
         )
     if len(value) > MAX_CHARACTERS:
@@ -350,10 +353,10 @@ def _written(asked: Mapping[str, Any], known: frozenset[str]) -> dict[str, dict[
     for name, texts in asked.items():
         where = f"trainer.values.{name}"
         if name not in known:
-            raise SpecError(f"no knob is called {name!r}", remedy=nearest(str(name), known), field=where)
+            raise SpecError(f"there is no knob {name!r}", remedy=nearest(str(name), known), field=where)
         if not isinstance(texts, Mapping):
             raise SpecError(
-                f"values must say what each value of {name} is written as, but is {texts!r:.80}",
+                f"values must map each value of {name} to its text, but is {texts!r:.80}",
                 remedy=f"write values: {{{name}: {{VALUE: TEXT}}}}",
                 field=where,
             )

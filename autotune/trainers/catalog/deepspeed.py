@@ -37,7 +37,7 @@ class DeepspeedTrainer(Trainer):
     reads_config_json = True
     summary = "DeepSpeed 0.19, ds_config.json with ZeRO and AutoTP"
     checked_against = "DeepSpeed 0.19.8"
-    no_adapters = "the program of its launches starts from random weights, where adapters alone learn nothing"
+    no_adapters = "the bundled program starts from random weights, so adapters alone would learn nothing"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
@@ -45,8 +45,8 @@ class DeepspeedTrainer(Trainer):
     })  # fmt: skip
     cannot: ClassVar = {
         **without("offload"),
-        "offload=activations": "ds_config.json offloads the optimizer; activations only as checkpoints of DeepSpeed's own function",
-        "offload=all": "ds_config.json offloads the optimizer; activations only as checkpoints of DeepSpeed's own function",
+        "offload=activations": "ds_config.json offloads the optimizer; activations only with DeepSpeed's own checkpoint function",
+        "offload=all": "ds_config.json offloads the optimizer; activations only with DeepSpeed's own checkpoint function",
     }
     can_import = True
     watching = (
@@ -79,7 +79,7 @@ class DeepspeedTrainer(Trainer):
                     c.pp > 1 and not own,
                     "pp",
                     "stages need a program that builds a PipelineModule",
-                    remedy="name your own with the option script, or use pp=1",
+                    remedy="name your own program with the option script, or use pp=1",
                 ),
                 Rule(c.pp_schedule != "1f1b", "pp_schedule", "its pipeline engine supports only 1f1b", "1f1b"),
                 Rule(c.virtual_stages > 1, "virtual_stages", "its pipeline engine holds one stage per rank", 1),
@@ -101,7 +101,7 @@ class DeepspeedTrainer(Trainer):
                     c.cp > 1,
                     "cp",
                     "sequence parallelism of DeepSpeed (Ulysses) needs a model that calls it",
-                    remedy="name a program of yours with the option script, or use cp=1",
+                    remedy="name your own program with the option script, or use cp=1",
                 ),
                 Rule(c.ep > 1, "ep", "expert parallelism needs a model built from deepspeed.moe layers", 1),
             ),

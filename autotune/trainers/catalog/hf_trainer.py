@@ -34,7 +34,7 @@ class HfTrainer(Trainer):
     reads_config_json = True
     summary = "transformers.Trainer 5, training_args.json with FSDP2 or DeepSpeed"
     checked_against = "transformers 5.23.0"
-    no_adapters = "the program of its launches starts from random weights, where adapters alone learn nothing"
+    no_adapters = "the bundled program starts from random weights, so adapters alone would learn nothing"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "compile",

@@ -43,7 +43,7 @@ class LightningTrainer(Trainer):
 
     name = "lightning"
     reads_config_json = True
-    summary = "Lightning's Trainer, lightning.yaml for LightningCLI or for a program that comes along"
+    summary = "Lightning's Trainer, lightning.yaml for LightningCLI or a bundled program"
     checked_against = "lightning 2.6.6"
     can_import = True
     watching = ("trainer.profiler", "trainer.profiler.*", "trainer.logger", "trainer.logger.*")
@@ -54,7 +54,7 @@ class LightningTrainer(Trainer):
         "model.class_path",
     )
     settings_file = "lightning.yaml"
-    no_adapters = "the program of its launches starts from random weights, where adapters alone learn nothing"
+    no_adapters = "the bundled program starts from random weights, so adapters alone would learn nothing"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "compile",
@@ -80,7 +80,7 @@ class LightningTrainer(Trainer):
         CWD,
         Option(
             name="batch_key",
-            meaning="your program's key of the micro-batch size",
+            meaning="your program's key for the micro-batch size",
             default="data.batch_size",
             reach=Reach.NOTHING,
         ),
@@ -99,7 +99,7 @@ class LightningTrainer(Trainer):
         fp16 = c.precision == "fp16"
         return (
             *word_limit(
-                c, "precision", {"fp8": "bf16"}, "its fp8 replaces layers of one device by Transformer Engine's"
+                c, "precision", {"fp8": "bf16"}, "its fp8 replaces layers on one device with Transformer Engine's"
             ),
             *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
             *broken(
@@ -114,7 +114,7 @@ class LightningTrainer(Trainer):
                 Rule(
                     c.zero_stage == 1 and workload.pure_bf16,
                     "zero_stage",
-                    "DeepSpeed keeps weights in fp32 beside those in bf16",
+                    "DeepSpeed keeps weights in fp32 in addition to bf16",
                     2,
                 ),
                 Rule(c.pp > 1, "pp", "Lightning has no pipeline"),
@@ -124,7 +124,7 @@ class LightningTrainer(Trainer):
                     c.tp > 1 and not options["script"],
                     "tp",
                     "needs a program whose configure_model shards the model",
-                    remedy="name your own with the option script, or use tp=1",
+                    remedy="name your own program with the option script, or use tp=1",
                 ),
                 Rule(
                     c.tp > 1 and c.dp > 1 and c.zero_stage != 3,
@@ -136,7 +136,7 @@ class LightningTrainer(Trainer):
                 Rule(
                     c.tp > 1 and c.sequence_parallel,
                     "sequence_parallel",
-                    "the configure_model of your program decides about it",
+                    "your program's configure_model decides this",
                     False,
                 ),
             ),
@@ -158,7 +158,7 @@ class LightningTrainer(Trainer):
             if c.compile:
                 notes.append("your program must call torch.compile: lightning.yaml cannot")
             if c.recompute == "full" and (c.zero_stage < 2 or c.tp > 1):
-                notes.append("your program must recompute the layers: lightning.yaml switches that on for FSDP only")
+                notes.append("your program must recompute the layers: lightning.yaml can only switch it on for FSDP")
             command = (options["script"], "fit", *map(str, options["script_args"]), "--config", "lightning.yaml")
             bar = (f"--trainer.callbacks+={BAR}", f"--trainer.callbacks.refresh_rate={c.accumulation_steps}")
             files = {"lightning.yaml": to_yaml(document)}

@@ -61,7 +61,7 @@ class MegatronTrainer(Trainer):
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
         "dp_replicas", "pp_split", "loss", "cp_style", "offload", "async_tp", "cuda_graph", "dispatcher", "ep_overlap",
     })  # fmt: skip
-    cannot: ClassVar = {**NOT_IN_CORE, "loss=full": "it is what Megatron-LM does by itself: loss=own"}
+    cannot: ClassVar = {**NOT_IN_CORE, "loss=full": "it is Megatron-LM's default: loss=own"}
     can_import = True
     watching = (
         "profile", "profile-*", "use-pytorch-profiler", "record-memory-history", "memory-snapshot-path", "nvtx-ranges",
@@ -80,7 +80,7 @@ class MegatronTrainer(Trainer):
         CWD,
         Option(
             name="data_path",
-            meaning="prefix of an indexed dataset, or weights and prefixes in turn; default: Megatron's mock data",
+            meaning="prefix of an indexed dataset, or alternating weights and prefixes; default: Megatron's mock data",
             default="",
             is_path=True,
             reach=Reach.FILES,
@@ -145,7 +145,7 @@ class MegatronTrainer(Trainer):
         notes = [*cpu_note(workload, "Megatron-LM"), *model_notes(workload.model)]
         if c.cuda_graph == "step" and c.ep > 1:
             notes.append(
-                "Megatron-LM 0.17 (not 0.16 and 0.18) asserts --moe-pad-experts-for-cuda-graph-inference here: with it, put that into the option settings"
+                "Megatron-LM 0.17 (not 0.16 and 0.18) requires --moe-pad-experts-for-cuda-graph-inference here: add it to the option settings"
             )
         if workload.optimizer == "muon":
             notes.append("Muon comes from NVIDIA's package emerging_optimizers, which must be installed")
@@ -286,7 +286,7 @@ def _data_flags(model: ModelSpec, options: Mapping[str, Any]) -> dict[str, Any]:
     if not options["data_path"]:
         # NullTokenizer adds one token (end of document) to the vocabulary
         return {"mock-data": True, "tokenizer-type": "NullTokenizer", "vocab-size": max(1, model.vocab_size - 1)}
-    because = "a dataset is read with its tokenizer"
+    because = "a dataset needs its tokenizer"
     return {
         "data-path": options["data_path"].split(),
         "split": "99,1,0",

@@ -64,7 +64,7 @@ class MegatronBridgeTrainer(Trainer):
         "train.global_batch_size",
     )
     settings_file = "bridge.yaml"
-    no_adapters = "they belong to its fine-tuning recipes, which start from a checkpoint that a launch does not name"
+    no_adapters = "they belong to its fine-tuning recipes, which need a checkpoint"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
@@ -103,7 +103,7 @@ class MegatronBridgeTrainer(Trainer):
         notes = [*cpu_note(workload, "Megatron-Bridge")]
         if options["recipe"]:
             command += ("--recipe", options["recipe"])
-            notes.append(f"model and data are those of the recipe {options['recipe']}")
+            notes.append(f"model and data come from the recipe {options['recipe']}")
         else:
             command += ("--model", "model/config.json")
             files["model/config.json"] = to_json(hf_config(workload.model, workload.seq_len))
@@ -130,15 +130,15 @@ class MegatronBridgeTrainer(Trainer):
 def _model_limits(model: ModelSpec, c: ParallelConfig) -> tuple[Limit, ...]:
     figures = figures_of(model)
     if figures is not None and figures.family not in MEGATRON_BRIDGE:
-        message = f"Megatron-Bridge has no bridge for this family; it knows {', '.join(sorted(MEGATRON_BRIDGE))}"
+        message = f"Megatron-Bridge has no bridge for this family; it supports {', '.join(sorted(MEGATRON_BRIDGE))}"
         remedy = f"use {who_trains(figures.family)}"
         return (Limit(knob="model.family", value=figures.family, message=message, remedy=remedy),)
     if figures is None and not model.gated_mlp:
-        message = "Megatron-Bridge has no bridge for GPT-2; a model by its shape alone is a Llama"
+        message = "Megatron-Bridge has no bridge for GPT-2; a model given only by its shape is a Llama"
         return (Limit(knob="model.gated_mlp", value=False, message=message, remedy="use megatron, which trains it"),)
     if figures is None and model.num_experts:
         message = "Megatron-Bridge has no bridge for Mixtral"
-        remedy = "name the config.json of a family with experts that it knows, or use megatron"
+        remedy = "name the config.json of a supported family with experts, or use megatron"
         found = {"model.num_experts": model.num_experts}
         knobs = ("ep", "dispatcher", "ep_overlap")
         found |= {name: getattr(c, name) for name in knobs if getattr(c, name) != KNOBS[name].default}

@@ -36,7 +36,7 @@ NEVER = 1_000_000_000
 
 MODEL_CLASS = Option(
     name="model_class",
-    meaning="nanotron's class of the model; auto: llama, or qwen2 for the family qwen2 and with cp > 1",
+    meaning="nanotron's model class; auto: llama, or qwen2 for the family qwen2 and with cp > 1",
     default="auto",
     choices=("auto", "llama", "qwen2"),
     reach=Reach.NOTHING,
@@ -48,7 +48,7 @@ class NanotronTrainer(Trainer):
 
     name = "nanotron"
     families = NANOTRON
-    rotary_remedy = "nanotron's models scale no positions (they read no rope_scaling); torchtitan and megatron do"
+    rotary_remedy = "nanotron's models do not scale positions (they ignore rope_scaling); torchtitan and megatron do"
     summary = "nanotron (main branch), one YAML and run_train.py"
     checked_against = "nanotron's main branch after 0.4"
     reads = frozenset({
@@ -101,7 +101,7 @@ class NanotronTrainer(Trainer):
                 Rule(
                     model.num_experts,
                     "model.num_experts",
-                    "its experts are as wide as its dense layers and have no loss that balances them",
+                    "its experts are as wide as its dense layers and have no balancing loss",
                     remedy="use megatron",
                 ),
                 Rule(
@@ -121,7 +121,7 @@ class NanotronTrainer(Trainer):
                 Rule(
                     c.cp > 1 and options["model_class"] == "llama",
                     "cp",
-                    "its Llama attends to a rank's own tokens alone",
+                    "its Llama attends only to a rank's own tokens",
                     remedy="leave model_class out, or use cp=1",
                 ),
                 Rule(c.virtual_stages > 1, "virtual_stages", "a rank holds one stage", 1),

@@ -31,7 +31,7 @@ class NativeTrainer(Trainer):
 
     name = "native"
     same_data = True
-    summary = "autotune's own training loop, which trials run"
+    summary = "autotune's own training loop"
     no_adapters = "it has no weights in 4 bits"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
@@ -39,14 +39,14 @@ class NativeTrainer(Trainer):
         "dp_replicas", "pp_split", "loss", "cp_style", "activation_budget", "dispatcher",
     })  # fmt: skip
     cannot: ClassVar = {
-        "offload": "activations and optimizer states stay where the rank computes",
-        "async_tp": "it needs symmetric memory of GPUs, and the loop has no code for it",
-        "cuda_graph": "the loop starts each kernel by itself",
+        "offload": "activations and optimizer states stay on the rank's device",
+        "async_tp": "it needs symmetric GPU memory, which the loop does not implement",
+        "cuda_graph": "the loop launches each kernel separately",
         "ep_overlap": "the loop runs one micro-batch after the other, each with its all-to-all",
-        "loss=full": "the loop makes all logits at once by itself: that is loss=own",
-        "loss=fused": "the loop has no kernel that fuses the output projection with the cross entropy",
+        "loss=full": "the loop computes all logits at once by default: that is loss=own",
+        "loss=fused": "the loop has no fused kernel for output projection and cross entropy",
         "dispatcher=flex": "the loop does not call DeepEP or HybridEP",
-        "precision=mxfp8": "the loop has matrix products in fp8 with one scale for each tensor, not for each block",
+        "precision=mxfp8": "the loop has matrix products in fp8 with one scale per tensor, not per block",
         "precision=nvfp4": "the loop has no matrix products in 4 bits",
     }
     optimizers = frozenset({"adamw", "sgd", "muon", "adafactor"})
@@ -58,7 +58,7 @@ class NativeTrainer(Trainer):
     options = (
         Option(
             name="learning_rate",
-            meaning="at the smallest global batch; larger ones take it times sqrt(batch / smallest) for adamw, batch / smallest for sgd; "
+            meaning="at the smallest global batch; larger ones multiply it by sqrt(batch / smallest) for adamw, batch / smallest for sgd; "
             "default: 3e-4 for adamw and muon, 0.01 for sgd and adafactor",
             default=0.0,
             reach=Reach.NOTHING,
@@ -73,7 +73,7 @@ class NativeTrainer(Trainer):
         Option(name="seed", meaning="seed of weights and data", default=0, export_only=True, reach=Reach.NOTHING),
         Option(
             name="data",
-            meaning="text or .bin file; default: the text that ships with autotune",
+            meaning="text or .bin file; default: the bundled text",
             default="",
             export_only=True,
             reach=Reach.FILE,
@@ -81,21 +81,21 @@ class NativeTrainer(Trainer):
         WORKING_DIR,
         Option(
             name="master_addr",
-            meaning="address of node 0; default: each node is told when it starts",
+            meaning="address of node 0; default: set when each node starts",
             default="",
             export_only=True,
             reach=Reach.ADDRESS,
         ),
         Option(
             name="master_port",
-            meaning="port at which several nodes meet; default: as told, else 29500",
+            meaning="port at which several nodes meet; default: set at the start, otherwise 29500",
             default=0,
             export_only=True,
             reach=Reach.ADDRESS,
         ),
         Option(
             name="nearest",
-            meaning="take the nearest values that the trainer can express",
+            meaning="use the nearest values that the trainer can express",
             default=False,
             export_only=True,
             reach=Reach.NOTHING,
@@ -126,7 +126,7 @@ class NativeTrainer(Trainer):
                 Rule(
                     workload.document_len and c.cp > 1 and c.cp_style == "ring",
                     "cp_style",
-                    "whole chunks of keys and values go around, which cannot stay within the documents of a packed sequence",
+                    "the ring passes whole chunks of keys and values, which may cross document boundaries in a packed sequence",
                     "gather",
                 ),
                 Rule(needs_matrices and c.tp > 1, "tp", matrices),
@@ -134,19 +134,19 @@ class NativeTrainer(Trainer):
                 Rule(
                     adapts and c.precision == "fp8",
                     "precision",
-                    "fp8 replaces the projections beside which adapters stand",
+                    "fp8 replaces the projections that adapters belong to",
                     "bf16",
                 ),
                 Rule(
                     adapts and c.pp_split == "edges" and (model.num_layers + 2) // (c.pp * c.virtual_stages) < 2,
                     "pp_split",
-                    "adapters stand beside the projections of layers, and the last stage would hold the loss alone",
+                    "adapters need layers, but the last stage would only have the loss",
                     "layers",
                 ),
                 Rule(
                     c.dp_replicas > 1 and c.dp * c.cp // c.ep % c.dp_replicas,
                     "dp_replicas",
-                    "each copy of the shards needs as many ranks that hold the same experts: dp_replicas must divide dp * cp / ep",
+                    "each replica of the shards needs the same expert ranks: dp_replicas must divide dp * cp / ep",
                     1,
                 ),
             ),

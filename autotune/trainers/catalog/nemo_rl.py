@@ -27,7 +27,7 @@ from autotune.trainers.step_metrics import MAX_LINE, StepMetrics
 from autotune.trainers.trainer_option import Option, Reach
 
 BASE = Option(
-    name="base", meaning="its configuration that the launch is written over, from the folder `cwd`", default="examples/configs/grpo_math_1B.yaml", reach=Reach.FILE,
+    name="base", meaning="base configuration that the launch overrides, from the folder `cwd`", default="examples/configs/grpo_math_1B.yaml", reach=Reach.FILE,
 )  # fmt: skip
 DTENSOR, MEGATRON, PACKING, GENERATION = (
     "policy.dtensor_cfg",
@@ -70,7 +70,7 @@ class NemoRl(PostTrainer):
     )
     cannot: ClassVar = {
         **NOT_SET,
-        "compile": "its policies compile nothing that a launch could say",
+        "compile": "a launch cannot switch compilation on for its policies",
         "virtual_stages": "its megatron_cfg has no virtual stages",
         "pp_schedule": "its pipelines run 1F1B",
     }
@@ -87,20 +87,20 @@ class NemoRl(PostTrainer):
         stale = float(rl_value(rl, c, "staleness"))
         return (
             *word_limit(c, "precision", dict.fromkeys(("fp8", "fp16", "tf32"), "bf16"), "policies are in bf16 or fp32"),
-            *word_limit(c, "recompute", {"selective": "full"}, "activation_checkpointing is of whole layers"),
+            *word_limit(c, "recompute", {"selective": "full"}, "activation_checkpointing covers whole layers"),
             *broken(
                 workload,
                 c,
                 Rule(
                     rl.algorithm not in ("grpo", "dapo"),
                     "workload.rl.algorithm",
-                    "run_grpo.py trains by GRPO and DAPO",
+                    "run_grpo.py trains with GRPO and DAPO",
                     value=rl.algorithm,
                 ),
                 Rule(
                     c.dp * c.cp > 1 and c.zero_stage != stage,
                     "zero_stage",
-                    "DTensor policies shard all" if fsdp else "its Megatron has the distributed optimizer",
+                    "DTensor policies shard all" if fsdp else "its Megatron uses the distributed optimizer",
                     stage,
                 ),
                 Rule(fsdp and c.pp > 1, "pp", none),
@@ -108,7 +108,7 @@ class NemoRl(PostTrainer):
                 Rule(
                     generating % per_node and workload.cluster.num_nodes > 1,
                     "rollout_gpus",
-                    f"engines of their own have whole nodes of {per_node} GPUs",
+                    f"separate engines need whole nodes of {per_node} GPUs",
                     value=generating,
                 ),
                 Rule(

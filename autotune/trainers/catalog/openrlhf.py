@@ -60,9 +60,9 @@ class OpenRlhf(PostTrainer):
     )
     cannot: ClassVar = {
         **{name: why for name, why in NOT_SET.items() if name not in ("cp_style", "offload")},
-        "compile": "DeepCompile is another thing than torch.compile of the layers",
-        "offload=activations": "its flags offload the optimizer alone",
-        "offload=all": "its flags offload the optimizer alone",
+        "compile": "DeepCompile is not torch.compile of the layers",
+        "offload=activations": "its flags only offload the optimizer",
+        "offload=all": "its flags only offload the optimizer",
     }
     neutral: ClassVar = {
         "pp_schedule": "it has no pipeline: pp above 1 is refused",
@@ -82,7 +82,7 @@ class OpenRlhf(PostTrainer):
             *broken(workload, c, Rule(c.pp > 1, "pp", none), Rule(c.ep > 1, "ep", none, 1)),
             *word_limit(c, "precision", sixteen_bits, "--ds.param_dtype is bf16 or fp16"),
             *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
-            *word_limit(c, "cp_style", rings, "its sequences go around a ring"),
+            *word_limit(c, "cp_style", rings, "it uses ring attention"),
             *broken(
                 workload,
                 c,
@@ -99,10 +99,10 @@ class OpenRlhf(PostTrainer):
         """One command, flags by flags."""
         assert workload.rl is not None  # refused by find_limits
         c = effective(config)
-        needs(options, "model", "it begins with weights that are there")
+        needs(options, "model", "it starts from existing weights")
         document = merged(nested(self.document(workload, workload.rl, c, options)), options[SETTINGS.name])
         notes = (
-            ("start Ray on all nodes first (`ray start`), then this command on the head node alone",)
+            ("start Ray on all nodes first (`ray start`), then this command on the head node only",)
             if workload.cluster.num_nodes > 1
             else ()
         )

@@ -50,7 +50,7 @@ class RayTrainTrainer(Trainer):
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """Raises `ExportError`: the TorchTrainer exists only in the program that made it."""
         raise ExportError(
-            "the trainer ray_train writes no launch: its TorchTrainer exists only in the Python program that made it",
+            "the trainer ray_train writes no launch: its TorchTrainer exists only in your Python program",
             remedy=f"start the config there: {self.in_python}",
             field="trainer",
         )

@@ -31,7 +31,7 @@ _LINE = re.compile(
 )
 
 
-RECOMPUTED = "it recomputes whole layers, or by its per-operator policy (selective)"
+RECOMPUTED = "it recomputes whole layers, or with its per-operator policy (selective)"
 
 
 class TorchtitanTrainer(Trainer):
@@ -54,10 +54,10 @@ class TorchtitanTrainer(Trainer):
         "recompute=mlp": RECOMPUTED,
         "precision=nvfp4": "its launches quantize to 8 bits",
         "loss=fused": "its loss is computed whole or in chunks",
-        "cp_style=heads": "its context parallelism moves keys and values",
-        "offload": "its offloading keeps the weights in host memory too, not the optimizer or the activations alone",
-        "cuda_graph": "release 0.2 has none, and 0.3 captures a step by itself where there is no pipeline",
-        "dispatcher": "its launches send tokens to experts by all-to-all: dispatcher=alltoall",
+        "cp_style=heads": "its context parallelism passes keys and values around",
+        "offload": "its offloading also moves the weights to host memory, not only the optimizer or the activations",
+        "cuda_graph": "release 0.2 has none, and 0.3 captures a step by default without a pipeline",
+        "dispatcher": "its launches use all-to-all for experts: dispatcher=alltoall",
         "ep_overlap": "it does not hide the all-to-all behind another micro-batch: ep_overlap=false",
     }
     optimizers = frozenset({"adamw"})
@@ -80,7 +80,7 @@ class TorchtitanTrainer(Trainer):
         SETTINGS,
         Option(
             name="version",
-            meaning="release that is installed: 0.2 or 0.3",
+            meaning="installed release: 0.2 or 0.3",
             default="0.3",
             choices=("0.2", "0.3"),
             reach=Reach.NOTHING,
@@ -95,7 +95,7 @@ class TorchtitanTrainer(Trainer):
         Option(name="dataset", meaning="registered dataset: c4, c4_test", default="c4", reach=Reach.NOTHING),
         Option(
             name="dataset_path",
-            meaning="path of the dataset, where it is not its usual place",
+            meaning="path of the dataset, if not the usual place",
             default="",
             is_path=True,
             reach=Reach.FILE,
@@ -135,7 +135,7 @@ class TorchtitanTrainer(Trainer):
                 Rule(
                     c.async_tp and not c.compile,
                     "async_tp",
-                    "the compiler cuts up the collectives: it needs compile=true",
+                    "the compiler splits the collectives: it needs compile=true",
                     False,
                 ),
             ),
@@ -157,10 +157,10 @@ class TorchtitanTrainer(Trainer):
             files = torchtitan_config.config_files(workload, c, options, assets)
             command, needed = torchtitan_config.COMMAND, "needs torchtitan 0.3 (pip install 'torchtitan>=0.3,<0.4')"
         env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **tf32_environment(c.precision)}
-        notes = [*cpu_note(workload, "torchtitan"), f"{needed}; the option version names another release"]
+        notes = [*cpu_note(workload, "torchtitan"), f"{needed}; but the option version names another release"]
         if options["version"] == "0.2":
             notes.append(
-                "estimates count the loss of release 0.3, which makes logits in chunks; 0.2 makes all at once and takes more memory"
+                "estimates count the loss of release 0.3, which computes logits in chunks; 0.2 computes all at once and needs more memory"
             )
         if c.recompute == "selective":
             notes.append(
@@ -223,11 +223,11 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> list[Limit]:
             Rule(
                 scaling == "yarn",
                 "model.rope_scaling",
-                "launches of torchtitan 0.2 know Llama 3.1's rotary scaling alone",
+                "launches of torchtitan 0.2 only support Llama 3.1's rotary scaling",
                 remedy="version=0.3 knows YaRN",
                 value="yarn",
             ),
-            Rule(c.loss != "own", "loss", "torchtitan 0.2 computes the loss of all logits at once: loss=own", "own"),
+            Rule(c.loss != "own", "loss", "torchtitan 0.2 computes the loss over all logits at once: loss=own", "own"),
             Rule(
                 c.zero_stage == 0 and replicas > 1 and not alone,
                 "zero_stage",
@@ -255,7 +255,7 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> list[Limit]:
             Rule(
                 model.tied_embeddings,
                 "model.tied_embeddings",
-                "the Llama model of torchtitan 0.2 has an output projection of its own",
+                "the Llama model of torchtitan 0.2 has a separate output projection",
                 False,
             ),
             Rule(
@@ -263,7 +263,7 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> list[Limit]:
                 "model.attention_head_dim",
                 "the width of the heads of torchtitan 0.2 is hidden_size / num_attention_heads",
                 0 if model.hidden_size % model.num_attention_heads == 0 else None,
-                "version=0.3 takes heads of any width",
+                "version=0.3 supports heads of any width",
                 model.head_dim,
             ),
         ),
@@ -276,7 +276,7 @@ def _limits_of_0_3(workload: Workload, c: ParallelConfig) -> list[Limit]:
         *broken(
             workload,
             c,
-            Rule(c.loss == "chunked", "loss", "it is what torchtitan 0.3 does by itself: loss=own", "own"),
+            Rule(c.loss == "chunked", "loss", "it is torchtitan 0.3's default: loss=own", "own"),
             Rule(
                 c.cp_style == "gather",
                 "cp_style",

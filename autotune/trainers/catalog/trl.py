@@ -61,7 +61,7 @@ class Trl(PostTrainer):
 
     def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
         """Data parallelism and sharding alone, and no engines of their own."""
-        alone = "GRPOTrainer trains by data parallelism and sharding alone"
+        alone = "GRPOTrainer only uses data parallelism and sharding"
         generating, tokens = rl_value(rl, c, "rollout_gpus"), rl_value(rl, c, "micro_batch_tokens")
         return (
             *broken(
@@ -77,17 +77,17 @@ class Trl(PostTrainer):
             *broken(
                 workload,
                 c,
-                Rule(c.zero_stage == 1, "zero_stage", "its launches shard by FSDP2 (2 or 3), or not (0)", 2),
+                Rule(c.zero_stage == 1, "zero_stage", "its launches shard with FSDP2 (2 or 3), or not at all (0)", 2),
                 Rule(
                     rl.algorithm not in ("grpo", "dapo"),
                     "workload.rl.algorithm",
-                    "`trl grpo` trains by GRPO and DAPO",
+                    "`trl grpo` trains with GRPO and DAPO",
                     value=rl.algorithm,
                 ),
                 Rule(
                     generating,
                     "rollout_gpus",
-                    "a vLLM server is started by itself (`trl vllm-serve`), which a launch of one command cannot",
+                    "a vLLM server must be started separately (`trl vllm-serve`), which a launch of one command cannot do",
                     value=generating,
                 ),
                 Rule(

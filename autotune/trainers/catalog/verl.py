@@ -45,7 +45,7 @@ class Verl(PostTrainer):
     })  # fmt: skip
     cannot: ClassVar = {
         **{name: why for name, why in NOT_SET.items() if name not in ("dp_replicas", "cp_style")},
-        "compile": "its actors compile what they compile (use_torch_compile)",
+        "compile": "its actors decide themselves what to compile (use_torch_compile)",
         "pp_schedule=gpipe": "Megatron-Core runs 1F1B, or interleaves stages",
         "pp_schedule=interleaved_zero_bubble": "Megatron-Core runs 1F1B, or interleaves stages",
     }
@@ -69,7 +69,7 @@ class Verl(PostTrainer):
                 Rule(
                     generating % per_node,
                     "rollout_gpus",
-                    f"engines of their own have whole nodes of {per_node} GPUs",
+                    f"separate engines need whole nodes of {per_node} GPUs",
                     value=generating,
                 ),
                 Rule(
@@ -81,7 +81,7 @@ class Verl(PostTrainer):
                 Rule(
                     rl_value(rl, c, "balance") == "mini_batch",
                     "balance",
-                    "balance_batch deals the whole batch",
+                    "balance_batch balances the whole batch",
                     value="mini_batch",
                 ),
             ),
@@ -231,7 +231,7 @@ def _fsdp_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
     )
     yield from word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none")
     ulysses = {"ring": "heads", "gather": "heads"} if c.cp > 1 else {}
-    yield from word_limit(c, "cp_style", ulysses, "its sequences are cut by Ulysses")
+    yield from word_limit(c, "cp_style", ulysses, "it splits sequences with Ulysses")
     yield from broken(workload, c, Rule(c.virtual_stages > 1, "virtual_stages", "it has no pipeline", 1))
 
 
@@ -240,8 +240,8 @@ def _megatron_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
     yield from broken(
         workload,
         c,
-        Rule(c.zero_stage != stage, "zero_stage", "verl's Megatron engine has the distributed optimizer", 1),
-        Rule(c.dp_replicas > 1, "dp_replicas", "only its FSDP engine has copies of shards", 1),
+        Rule(c.zero_stage != stage, "zero_stage", "verl's Megatron engine uses the distributed optimizer", 1),
+        Rule(c.dp_replicas > 1, "dp_replicas", "only its FSDP engine has replicated shards", 1),
     )
     rings = {"heads": "ring", "gather": "ring"} if c.cp > 1 else {}
     yield from word_limit(c, "cp_style", rings, "its Megatron engine passes keys and values around")

@@ -94,13 +94,11 @@ def read(present: PresentConfiguration) -> Reading:
     keys.drop(*(("optimizer",) if optimizer else ()))
     if not optimizer and (kept := keys.find("optimizer")) is not None:
         keys.remarks.append(
-            f"{keys.name}: --optimizer {kept} is kept, and counted as AdamW: its own memory and time are not known"
+            f"{keys.name}: --optimizer {kept} is kept, but counted as AdamW: its own memory and time are unknown"
         )
     if unread := [flag for flag in keys.left if _SIZE.search(flag) and not _NO_SIZE.search(flag)]:
         named = ", ".join(f"--{flag}" for flag in unread)
-        keys.remarks.append(
-            f"{keys.name}: {named} may be sizes of the model, which are not read here: compare the model of the spec"
-        )
+        keys.remarks.append(f"{keys.name}: {named} may be model sizes, which are not read here: check the spec's model")
     if keys.find("deepspeed") or keys.find("deepspeed-config"):
         remark = "--deepspeed is of Megatron-DeepSpeed, but exports are launches of Megatron-LM: `autotune init` keeps the program as it is"
         keys.remarks.append(f"{keys.name}: {remark}")
@@ -125,11 +123,11 @@ def _length(keys: KeyReader, batch: int | None) -> tuple[int | None, dict[str, A
     kept = [flag for flag in CHECKPOINTS if keys.find(flag) is not None]
     keys.drop(*kept)
     if kept:
-        remark = f"{keys.name}: {', '.join(f'--{flag}' for flag in kept)} would have trials read or write checkpoints: give them to the exported launch.sh"
+        remark = f"{keys.name}: {', '.join(f'--{flag}' for flag in kept)} would make trials read or write checkpoints: pass them to the exported launch.sh"
         keys.remarks.append(remark)
     if keys.find("rampup-batch-size") is not None:
         keys.drop("rampup-batch-size")
-        keys.remarks.append(f"{keys.name}: --rampup-batch-size is left out: every step has the whole batch")
+        keys.remarks.append(f"{keys.name}: --rampup-batch-size is left out: every step has the full batch")
     samples = {name: keys.count(f"{name}-samples") for name in ("train", "lr-decay", "lr-warmup")}
     steps: dict[str, Any] = {
         f"{name}-iters": max(1, count // batch) for name, count in samples.items() if count and batch
@@ -188,7 +186,7 @@ def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, 
         keys.drop("recompute-method")
         layers = keys.find("recompute-num-layers")
         keys.remarks.append(
-            f"{keys.name}: --recompute-method block recomputes {layers} layers of each stage; plans take recompute=full, all of them"
+            f"{keys.name}: --recompute-method block recomputes {layers} layers of each stage; plans assume all of them (recompute=full)"
         )
     replicas = keys.count("num-distributed-optimizer-instances")
     module = read_knobs(keys, _flag)

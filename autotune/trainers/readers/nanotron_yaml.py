@@ -72,8 +72,7 @@ def read(present: PresentConfiguration) -> Reading:
     others = [other] if other else [key for key in OTHER_SIZES if keys.find(f"model.model_config.{key}")]
     if others:
         keys.remarks.append(
-            f"{name}: model_config has {', '.join(others)}: the sizes of such a model are not read, and exports are of Llama and Qwen2; "
-            "name the model of the spec"
+            f"{name}: model_config has {', '.join(others)}: the sizes of such a model are not read, and exports support Llama and Qwen2; set the spec's model"
         )
     found = {field: value for field, value in model.items() if value is not None} if not others else {}
     if found:
@@ -90,7 +89,7 @@ def read(present: PresentConfiguration) -> Reading:
         keys.drop("model.model_config.attention_bias")
     if found and keys.find("model.model_config.moe_config"):
         keys.remarks.append(
-            f"{name}: its experts (model_config.moe_config) are not read: plans are of a dense model of these sizes"
+            f"{name}: its experts (model_config.moe_config) are not read: plans use a dense model of these sizes"
         )
     optimizer = keys.word("optimizer.optimizer_factory.name", {"adamW": "adamw", "sgd": "sgd"}) or ""
     options: dict[str, Any] = {

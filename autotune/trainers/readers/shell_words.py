@@ -91,7 +91,7 @@ def command_of(text: str) -> Command:
     """The longest command with options. Raises `SpecError` when there is no option."""
     best = max(commands_of(text).commands, key=lambda command: _options(command.words), default=Command((), ()))
     if not _options(best.words):
-        raise SpecError("the file holds no command with options such as --tensor-model-parallel-size 2", field="FILE")
+        raise SpecError("the file has no command with options such as --tensor-model-parallel-size 2", field="FILE")
     return best
 
 

@@ -48,15 +48,13 @@ def read(present: PresentConfiguration) -> Reading:
     keys = KeyReader(merged(document, _overrides(present)), name)
     if others and not wanted:
         keys.remarks.append(
-            f"{name}: {function.name} is read, the first of {len(others) + 1} configurations; for another, move it to a file of its own"
+            f"{name}: {function.name} is read, the first of {len(others) + 1} configurations; to use another, move it to a separate file"
         )
     if not model and isinstance(model_call, ast.AST):
-        remark = f"{name}: model_spec={ast.unparse(model_call):.80}: the export trains the model of the spec instead; name that one there"
+        remark = f"{name}: model_spec={ast.unparse(model_call):.80}: the export trains the spec's model; set it there"
         keys.remarks.append(remark)
     if trackers := [key for key in TRACKERS if keys.find(key)]:
-        keys.remarks.append(
-            f"{name}: {', '.join(trackers)}: an export sets `metrics` itself; set them again in its file"
-        )
+        keys.remarks.append(f"{name}: {', '.join(trackers)}: an export writes `metrics` itself; add them to its file")
     keys.drop(*WRITTEN_ANEW, "activation_checkpoint.mode", "optimizer.name")
     return reading_of(keys, present, model=model, version="0.3", loss="full" if whole_loss else "own")
 

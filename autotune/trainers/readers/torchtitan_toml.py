@@ -163,8 +163,7 @@ def reading_of(
     elif keys.find("model.flavor"):
         if not known:
             keys.remarks.append(
-                f"{name}: model.name={flavor[0]!r}, model.flavor={flavor[1]!r}: the export trains the model of the spec instead; "
-                "name that one there"
+                f"{name}: model.name={flavor[0]!r}, model.flavor={flavor[1]!r}: the export trains the spec's model; set it there"
             )
         keys.drop("model.name", "model.flavor")
     return Reading(

@@ -43,9 +43,7 @@ def read(present: PresentConfiguration) -> Reading:
     keys.drop("use_cpu", "logging_steps", "logging_strategy")  # the cluster says it; a launch logs every step
     keys.drop(*OF_THE_RUN)
     if of_run := [key for key in OF_THE_RUN if keys.find(key) not in (None, False, "no", "none", [])]:
-        keys.remarks.append(
-            f"{name}: {', '.join(of_run)} belong to the run: a launch saves, evaluates and reports nothing"
-        )
+        keys.remarks.append(f"{name}: {', '.join(of_run)} are left out: a launch saves, evaluates and reports nothing")
     stage, recompute = _sharding(keys)
     flags = {word: keys.flag(word) for word in ("bf16", "fp16", "tf32")}
     knobs: dict[str, Any] = {
@@ -91,10 +89,10 @@ def _sharding(keys: KeyReader) -> tuple[int, bool]:
         keys.drop("deepspeed")
         if found := re.search(r"z(?:ero)?_?([0-3])", str(given).rpartition("/")[2]):
             keys.remarks.append(
-                f"deepspeed={given!r}: read as zero_stage={found[1]} by its name; what else that file says is not read"
+                f"deepspeed={given!r}: read as zero_stage={found[1]} from its name; the rest of that file is not read"
             )
             return int(found[1]), recompute
-        keys.remarks.append(f"deepspeed={given!r}: the ZeRO stage is in that file, which is not read: import it too")
+        keys.remarks.append(f"deepspeed={given!r}: the ZeRO stage is in that file, which is not read; import it too")
     shards = keys.find("fsdp")
     keys.drop("fsdp")
     if not shards:

@@ -16,8 +16,8 @@ def read(present: PresentConfiguration) -> Reading:
     config, workload = document.get("config"), document.get("workload")
     if not isinstance(config, dict) or not isinstance(workload, dict):
         raise SpecError(
-            f"{name} is no request of the native trainer: it has no config and workload",
-            remedy="give request.json of an exported folder",
+            f"{name} is not a request of the native trainer: it has no config and workload",
+            remedy="give the request.json of an exported folder",
             field="FILE",
         )
     keys = KeyReader(document, name)

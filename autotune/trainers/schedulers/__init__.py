@@ -33,7 +33,7 @@ def scheduler(name: str) -> Scheduler:
     """The scheduler of that name. Raises `CatalogError` with the nearest name when there is none."""
     if name not in SCHEDULERS:
         raise CatalogError(
-            f"no scheduler is called {name[:80]!r}",
+            f"there is no scheduler {name[:80]!r}",
             remedy=nearest(name, SCHEDULERS) or f"choose one of {', '.join(SCHEDULERS)}",
             field="on",
         )
@@ -60,7 +60,7 @@ def job_of(
     files = {check_file_name(name): text for name, text in on.files(launch, shape, options).items()}
     taken = sorted(files.keys() & launch.files.keys())
     if taken:
-        raise ExportError(f"{taken[0]} is a file of the trainer and of the job of {on.name} too", field="files")
+        raise ExportError(f"{taken[0]} is a file of both the trainer and the {on.name} job", field="files")
     return {
         "scheduler": on.name,
         "nodes": shape.nodes,

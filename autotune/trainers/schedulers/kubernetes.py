@@ -33,7 +33,7 @@ class Kubernetes(Scheduler):
     summary = "job.yaml, a JobSet with one pod per node and the files in a ConfigMap"
     options = (
         Option(name="image", meaning="container image of the pods, with the program and its libraries", default=""),
-        Option(name="namespace", meaning="namespace of the job; default: that of kubectl's context", default=""),
+        Option(name="namespace", meaning="namespace of the job; default: kubectl's context", default=""),
     )
 
     def files(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> Mapping[str, str]:

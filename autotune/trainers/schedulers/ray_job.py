@@ -37,5 +37,7 @@ class RayJob(Scheduler):
     def notes(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> tuple[str, ...]:
         """What Ray sends along, and what not."""
         if launch.cwd not in ("", "."):
-            return (f"Ray sends the folder of the job to all nodes; the program's own, {launch.cwd}, must be on them",)
-        return ("Ray sends the folder of the job to all nodes",)
+            return (
+                f"Ray sends the job's folder to all nodes; the program's folder, {launch.cwd}, must already be there",
+            )
+        return ("Ray sends the job's folder to all nodes",)

@@ -25,10 +25,10 @@ class Slurm(Scheduler):
     name = "slurm"
     summary = "job.sbatch, which starts launch.sh on each node of its allocation"
     options = (
-        Option(name="time", meaning="time limit of the job, as sbatch wants it", default=""),
-        Option(name="partition", meaning="partition to which the job is sent", default=""),
-        Option(name="account", meaning="account to which the job is charged", default=""),
-        Option(name="qos", meaning="quality of service that the job asks for", default=""),
+        Option(name="time", meaning="time limit of the job, in sbatch's format", default=""),
+        Option(name="partition", meaning="partition for the job", default=""),
+        Option(name="account", meaning="account to charge for the job", default=""),
+        Option(name="qos", meaning="quality of service for the job", default=""),
     )
 
     def files(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> Mapping[str, str]:
@@ -49,7 +49,7 @@ class Slurm(Scheduler):
                 [
                     "#!/bin/bash",
                     *directives,
-                    *heading(launch, f"Submit it in its folder, which all nodes must see: sbatch {JOB}"),
+                    *heading(launch, f"Submit it in its folder, which must be visible to all nodes: sbatch {JOB}"),
                     *_BODY,
                     "",
                 ]
@@ -62,7 +62,7 @@ class Slurm(Scheduler):
 
     def notes(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> tuple[str, ...]:
         """What the nodes must have."""
-        return ("all nodes must see the folder of the job, and find the program that it starts in their PATH",)
+        return ("all nodes must see the job's folder, and have its program in their PATH",)
 
 
 def directive_lines(
@@ -88,7 +88,7 @@ _BODY = (
     'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
     "export MASTER_ADDR=${hosts%%$'\\n'*}",
     "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
-    "# One task on each node, which uses all its CPUs; when one fails, all are ended.",
+    "# One task per node, using all its CPUs; when one fails, all are stopped.",
     "srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 \\",
     f'  sh -c \'export NODE_RANK=$SLURM_NODEID; exec sh {SCRIPT} "$@"\' sh "$@"',
 )

@@ -123,7 +123,7 @@ def test_a_log_that_is_understood_is_ready_and_says_what_was_read() -> None:
     assert verdict.ready
     assert verdict.message == "ready: read 5 steps, 100 ms each by its log, with losses, peak memory 1 GiB"
     silent = verdict_of(check(PlayedLog(steps(5, math.nan), ended(time_from="arrival"))))
-    assert "by when its lines arrive, without losses, so stability is judged by time and memory alone" in silent.message
+    assert "by arrival of its lines, without losses, so stability is judged only by time and memory" in silent.message
 
 
 def test_a_program_whose_steps_are_plainly_printed_but_not_understood_is_ended_at_once() -> None:
@@ -135,7 +135,7 @@ def test_a_program_whose_steps_are_plainly_printed_but_not_understood_is_ended_a
     verdict = verdict_of(found)
     assert not verdict.ready
     assert verdict.message == "none of the 21 lines that the program printed was understood as a step"
-    assert verdict.remedy == "write the proposed patterns, which read them, into the spec under `trainer`"
+    assert verdict.remedy == "write the proposed patterns, which read these lines, into the spec under `trainer`"
     assert r"metrics: {step: '\biter ([0-9]+)', step_time_ms: '" in in_one_line(found.proposal)
 
 
@@ -157,7 +157,7 @@ def test_what_a_program_prints_while_it_is_ended_is_left_out() -> None:
 def test_patterns_that_read_nothing_of_a_log_that_needs_none() -> None:
     lines = [f'{{"step": {i}, "step_time_s": 0.1, "loss": 2.0}}' for i in range(3)]
     verdict = verdict_of(check(PlayedLog(log(*lines), failed(FailureKind.METRICS_MISSING)), metrics=PATTERNS))
-    assert verdict.remedy == "leave trainer.metrics out: these lines are understood without it"
+    assert verdict.remedy == "remove trainer.metrics: these lines are understood without it"
 
 
 def test_a_trainer_that_takes_no_patterns_is_named_another_way() -> None:
@@ -165,7 +165,7 @@ def test_a_trainer_that_takes_no_patterns_is_named_another_way() -> None:
         spec(trainer={"kind": "torchtitan"}, runner="local", space={"tp": [1], "precision": ["bf16"]})
     )
     found = check_program(other, PlayedLog(log(*PRINTED), failed(FailureKind.METRICS_MISSING)), CONFIG)
-    assert "start it by `kind: command`, with the proposed patterns" in verdict_of(found).remedy
+    assert "use `kind: command` with the proposed patterns" in verdict_of(found).remedy
     assert set(found.proposal) == {"step", "step_time_ms", "loss"}
 
 
@@ -173,8 +173,8 @@ def test_a_trainer_that_takes_no_patterns_is_named_another_way() -> None:
     ("played", "words", "is_programs_fault"),
     [
         ([failed(FailureKind.HANG, "no first step within 120 s")], "printed nothing: no first step within 120 s", True),
-        ([log("hello"), failed(FailureKind.HANG, "no first step")], "none of the 1 lines that the program printed is one of a step: no first step", True),
-        ([log("hello"), failed(FailureKind.METRICS_MISSING)], "print one JSON object for each step", True),
+        ([log("hello"), failed(FailureKind.HANG, "no first step")], "none of the 1 lines that the program printed belongs to a step: no first step", True),
+        ([log("hello"), failed(FailureKind.METRICS_MISSING)], "print one JSON object per step", True),
         ([steps(2), failed(FailureKind.METRICS_MISSING)], "only 2 steps, and a trial must measure at least 7", True),
         ([failed(FailureKind.OUT_OF_MEMORY)], "name a config that fits as `baseline`", False),
         ([steps(2), failed(FailureKind.OUT_OF_MEMORY)], "the baseline runs out of memory", False),
@@ -185,7 +185,7 @@ def test_a_trainer_that_takes_no_patterns_is_named_another_way() -> None:
         ([failed(FailureKind.INVALID, log_tail=("error: unrecognized arguments: --x",))], "correct trainer.argv", True),
         ([failed(FailureKind.ERROR, log_tail=("KeyError: 'WANDB_KEY'",))], "under trainer.env", True),
         ([failed(FailureKind.ERROR, log_tail=("can't open file '/x/train.py'",))], "set trainer.cwd", True),
-        ([failed(FailureKind.ERROR, "exit code 1")], "the last lines of its log say more", True),
+        ([failed(FailureKind.ERROR, "exit code 1")], "see the last lines of its log", True),
         ([failed(FailureKind.WORKER_LOST)], "before its first step", False),
     ],
 )  # fmt: skip
@@ -237,8 +237,8 @@ def test_what_torchrun_prints_of_a_failure_is_neither_a_pattern_nor_a_variable_t
     failure = failed(FailureKind.ERROR, message, log_tail=(banner, trailer))
     found = check(PlayedLog(log(banner, trailer), failure))
     assert not found.proposal
-    assert "name a network interface that the node has" in verdict_of(found).remedy
+    assert "name one of the node's network interfaces" in verdict_of(found).remedy
     other = check(PlayedLog(log(banner, trailer), failed(FailureKind.ERROR, "it crashed", log_tail=(banner, trailer))))
-    assert verdict_of(other).remedy == "the last lines of its log say more"
+    assert verdict_of(other).remedy == "see the last lines of its log"
     missing = failed(FailureKind.ERROR, "rank 0 raised KeyError: 'WANDB_PROJECT'", log_tail=(banner,))
     assert verdict_of(check(PlayedLog(log(banner), missing))).remedy == "set the variable under trainer.env"

@@ -96,14 +96,14 @@ def test_a_program_that_does_what_the_spec_says_has_no_difference() -> None:
 @pytest.mark.parametrize(
     ("changes", "name", "words"),
     [
-        ({"world": 1}, "ranks", "saw 1"),
-        ({"autocast": ""}, "precision", "saw fp32 (weights)"),
-        ({"autocast": "", "types": {"float16": 9}}, "precision", "saw fp16"),
-        ({"autocast": "", "sharded_type": "float32"}, "precision", "saw fp32"),
-        ({"optimizers": ["torch.optim.sgd.SGD"]}, "optimizer", "saw SGD"),
-        ({"zero_stage": 3, "wrappers": ["FSDP2"]}, "zero_stage", "saw 3 (FSDP2)"),
+        ({"world": 1}, "ranks", "observed 1"),
+        ({"autocast": ""}, "precision", "observed fp32 (weights)"),
+        ({"autocast": "", "types": {"float16": 9}}, "precision", "observed fp16"),
+        ({"autocast": "", "sharded_type": "float32"}, "precision", "observed fp32"),
+        ({"optimizers": ["torch.optim.sgd.SGD"]}, "optimizer", "observed SGD"),
+        ({"zero_stage": 3, "wrappers": ["FSDP2"]}, "zero_stage", "observed 3 (FSDP2)"),
         ({"recomputed": 0.4}, "recompute", "40%"),
-        ({"compiled": True}, "compile", "saw true"),
+        ({"compiled": True}, "compile", "observed true"),
         ({"parameters": 7_000_000_000}, "parameters", "7,000,000,000"),
     ],
 )
@@ -198,7 +198,7 @@ def test_files_that_were_there_stop_it_until_the_spec_says_that_they_may_be_repl
     }
     verdict = verdict_of(check(of, seen=seen(of, files=files)))
     assert not verdict.ready
-    assert "these exist already: /w/ckpt.pt; they were put back" in verdict.remedy
+    assert "to existing files: /w/ckpt.pt; they were restored" in verdict.remedy
     assert "outputs: keep" in verdict.remedy
     keeping = study(outputs="keep")
     assert verdict_of(check(keeping, seen=seen(keeping, files=files))).ready

@@ -45,7 +45,7 @@ def test_a_program_is_tried_once_for_all_studies_and_not_as_a_trial(store: Store
 
 def test_a_program_that_does_not_work_ends_the_study_before_anything_is_searched(store: Store, tmp_path: Path) -> None:
     broken = PROGRAM.replace("import sys, time", "import sys, time, no_such_module")
-    with pytest.raises(ProgramError, match="the study has not begun, because its program does not work") as raised:
+    with pytest.raises(ProgramError, match="the study has not started, because its program does not work") as raised:
         api.tune(program_spec(tmp_path, broken), store=store)
     assert "--no-check" in raised.value.remedy
     record = store.studies()[0]

@@ -241,10 +241,7 @@ def test_the_change_and_the_plan_are_said_in_words() -> None:
     assert found.baseline is not None
     assert found.baseline.measurement is not None
     shown = f"{found.baseline.measurement.tokens_per_s:,.0f} tokens/s"
-    assert (
-        f"Speeds are shown as if the machine had always been as it was in the final rounds (baseline: {shown})."
-        in found.notes
-    )
+    assert f"Speeds are corrected to the machine's speed in the final rounds (baseline: {shown})." in found.notes
     early = [t for t in timed.values() if t.purpose is not TrialPurpose.FINAL]
     assert any("when the baseline was first measured (baseline: 2,560" in n for n in decide(early, world.study).notes)
 

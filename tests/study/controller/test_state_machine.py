@@ -64,7 +64,7 @@ def test_a_guess_that_cannot_fit_is_not_launched() -> None:
     world = World(replace(study(max_trials=7), enqueue=(FAST, CONFIGS[4])), predict=predict)
     world.run(speed)
     assert FAST not in [t.config for t in world.trials.values()]
-    assert world.controller.infeasible == {"a guess of the spec is predicted to run out of memory": 1}
+    assert world.controller.infeasible == {"a guess in the spec is predicted to run out of memory": 1}
     assert next(t for t in world.trials.values() if t.config == CONFIGS[4]).is_measured
 
 
@@ -210,9 +210,9 @@ def test_configs_that_need_too_many_ranks_are_counted_and_never_asked() -> None:
     end = world.run()
     too_large = [c for c in CONFIGS if c.world_size > 2]
     assert not {t.config for t in world.trials.values()} & set(too_large)
-    assert world.controller.infeasible == {"more ranks than the 2 of the runner": len(too_large)}
+    assert world.controller.infeasible == {"more ranks than the runner's 2": len(too_large)}
     assert end.status is StudyStatus.COMPLETED
-    assert end.message == f"all {len(CONFIGS) - len(too_large)} configs of the space that can be run here were tried"
+    assert end.message == f"all {len(CONFIGS) - len(too_large)} configs in the space that can run here were tried"
 
 
 def test_a_default_config_with_too_many_ranks_is_counted_once_and_a_restart_counts_the_same() -> None:
@@ -222,7 +222,7 @@ def test_a_default_config_with_too_many_ranks_is_counted_once_and_a_restart_coun
     assert world.trials[world.only].purpose is TrialPurpose.SEARCH
     world.restart()
     world.tick()
-    assert world.controller.infeasible == before == {"more ranks than the 2 of the runner": 8}
+    assert world.controller.infeasible == before == {"more ranks than the runner's 2": 8}
 
 
 def test_a_study_that_can_run_nothing_says_why() -> None:
@@ -230,7 +230,7 @@ def test_a_study_that_can_run_nothing_says_why() -> None:
     end = world.run()
     assert world.trials == {}
     assert end.status is StudyStatus.FAILED
-    assert "16 cannot be run here, 16 of them for this reason: the trainer has no pipelines" in end.message
+    assert "16 cannot run here, 16 of them for this reason: the trainer has no pipelines" in end.message
 
 
 def test_what_the_trainer_refuses_is_not_run_for_ever() -> None:
@@ -284,7 +284,7 @@ def test_a_space_that_was_tried_to_its_end_says_so() -> None:
     world.searcher.ruled_out[:] = True
     world.finish(1)
     assert world.controller.stop_reason == (
-        f"the {len(CONFIGS) - 2} configs that were not tried need at least as much memory as one that ran out of memory"
+        f"the {len(CONFIGS) - 2} untried configs need at least as much memory as one that ran out of memory"
     )
 
 
@@ -319,8 +319,7 @@ def test_a_training_about_which_nothing_is_said_counts_as_long_as_200_trials(gai
     world.finish(1)
     assert (world.trials[2].purpose is TrialPurpose.FINAL) == ends
     assert world.controller.stop_reason == (
-        "the next trial would take about 500 ms and is expected to save 498 ms of a training of 1m 40s, as long as 200 trials: "
-        "say how long yours is with budget.train_tokens"
+        "the next trial would take about 500 ms and is expected to save 498 ms of a training of 1m 40s, as long as 200 trials: give your training's length with budget.train_tokens"
         if ends
         else ""
     )
@@ -530,7 +529,7 @@ def test_a_trial_that_was_cut_off_on_more_ranks_than_there_are_now_is_cancelled_
     world.restart()
     end = world.run()
     assert (world.trials[cut_off].status, world.trials[cut_off].attempts) == (TrialStatus.CANCELLED, 1)
-    assert world.trials[cut_off].reason == "more ranks than the 2 of the runner"
+    assert world.trials[cut_off].reason == "more ranks than the runner's 2"
     small = {c for c in CONFIGS if c.world_size <= 2}
     assert small <= {t.config for t in world.trials.values() if t.is_measured}
     assert end.message.startswith("all ")
@@ -552,7 +551,7 @@ def test_finals_that_need_more_ranks_than_there_are_now_end(finals: int) -> None
     assert end.status is StudyStatus.COMPLETED
     assert world.trials[end.best or 0].config == FAST
     (refused,) = (t for t in world.trials.values() if t.status is TrialStatus.INFEASIBLE)
-    note = f"{refused.config} could not be re-measured: more ranks than the 2 of the runner"
+    note = f"{refused.config} could not be re-measured: more ranks than the runner's 2"
     assert note in end.result["notes"]
 
 

@@ -72,8 +72,8 @@ def test_nothing_is_claimed_and_the_default_config_stays() -> None:
     assert winner.best.config == BASELINE
     assert (winner.speedup, winner.speedup_low, winner.speedup_high) == (None, None, None)
     assert winner.too_noisy == TooNoisy(slowest=pytest.approx(4_120), fastest=pytest.approx(10_500), runs=3)
-    assert str(winner.too_noisy) == "too noisy to tell: the default ran between 4.1k and 10.5k tokens/s"
-    assert "close other work" in winner.notes[-1]
+    assert str(winner.too_noisy) == "too noisy to tell: the baseline ran between 4.1k and 10.5k tokens/s"
+    assert "stop other jobs" in winner.notes[-1]
     assert winner.too_noisy is not None
     assert winner.too_noisy.to_dict()["factor"] == pytest.approx(2.55, abs=0.01)
 

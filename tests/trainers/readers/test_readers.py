@@ -72,7 +72,7 @@ def test_a_megatron_script_is_read_without_being_run() -> None:
     assert reading.settings == {"normalization": "LayerNorm", "distributed-timeout-minutes": 60}
     assert reading.remarks == (
         "run.sh: $SAVE_TO is not set there: write its value into the spec",
-        "the command: --save would have trials read or write checkpoints: give them to the exported launch.sh",
+        "the command: --save would make trials read or write checkpoints: pass them to the exported launch.sh",
     )
 
 
@@ -398,8 +398,8 @@ def test_sizes_that_the_reader_of_megatron_does_not_know_are_named() -> None:
     )
     assert reading.settings["optimizer"] == "dion"
     said = " ".join(reading.remarks)
-    assert "--optimizer dion is kept, and counted as AdamW" in said
-    assert "--num-shared-experts, --mamba-state-dim may be sizes" in said
+    assert "--optimizer dion is kept, but counted as AdamW" in said
+    assert "--num-shared-experts, --mamba-state-dim may be model sizes" in said
 
 
 @pytest.mark.parametrize(

@@ -52,14 +52,14 @@ def test_model_of_ones_own_is_run_dry() -> None:
 @pytest.mark.parametrize(
     ("function", "message", "remedy"),
     [
-        ("frozen", "weights that are trained, but none on this rank requires a gradient", "unfrozen"),
+        ("frozen", "trainable weights, but none on this rank requires a gradient", "unfrozen"),
         ("is_fed_words", "`input` must return .* tensors .* but returned a str without any", "tensors with one entry"),
         (
             "branches_on_values",
             rf"as a number \(`if`, .*_local_scalar_dense.*\), which depends on values.*{HERE}",
-            "shapes and arguments alone",
+            "only on shapes and arguments",
         ),
-        ("picks_by_values", rf"depends on values.*{HERE}", "shapes and arguments alone"),
+        ("picks_by_values", rf"depends on values.*{HERE}", "only on shapes and arguments"),
         (
             "lacks_a_kernel",
             rf"the operator autotune_tests::twice has no fake kernel.*{HERE}",
@@ -70,8 +70,8 @@ def test_model_of_ones_own_is_run_dry() -> None:
             rf"the operator autotune_tests_library::thrice has no fake kernel.*{HERE}",
             r'register_fake\("autotune_tests_library::thrice"\)',
         ),
-        ("needs_a_gpu", rf"cuda.*{HERE}", "in place of cuda"),
-        ("needs_a_gpu_when_it_runs", rf"needs a GPU.*{HERE}\)$", "in place of cuda"),
+        ("needs_a_gpu", rf"cuda.*{HERE}", "instead of cuda"),
+        ("needs_a_gpu_when_it_runs", rf"needs a GPU.*{HERE}\)$", "instead of cuda"),
         ("reads_its_weights", rf"by `\.numpy\(\)`, which a dry run does not have.*{HERE}", "compute it with torch"),
         ("reads_a_bad_file", rf"raised JSONDecodeError.*{HERE}\) when", "correct it"),
         ("multiplies_what_does_not_fit", rf"{HERE}\)$", "correct that line"),
@@ -109,7 +109,7 @@ def test_values_of_tokens_that_select_are_assumed_and_told() -> None:
 def test_memory_that_a_module_is_refused_is_told_with_the_module_and_the_line_before_it() -> None:
     with pytest.raises(DryRunError) as caught:
         run_here("fills_memory_in_a_module_of_a_library")
-    place = rf"limit of 1 GiB; it came as far as: step 1, forward, micro-batch 1, in head\.0, at .*{HERE}$"
+    place = rf"limit of 1 GiB; it got as far as: step 1, forward, micro-batch 1, in head\.0, at .*{HERE}$"
     assert re.search(place, caught.value.message), caught.value.message
 
 
@@ -127,7 +127,7 @@ def test_line_of_a_process_that_died_is_that_of_the_users_code() -> None:
 @pytest.mark.thorough
 def test_process_that_dies_is_told_with_its_signal_and_its_line() -> None:
     with pytest.raises(
-        DryRunError, match=rf"SIGABRT.*came as far as: building the model, at .*{HERE}; an operator"
+        DryRunError, match=rf"SIGABRT.*got as far as: building the model, at .*{HERE}; an operator"
     ) as caught:
         run_apart("aborts")
     assert "Fatal Python error" not in caught.value.message
@@ -136,7 +136,7 @@ def test_process_that_dies_is_told_with_its_signal_and_its_line() -> None:
 @pytest.mark.slow
 def test_model_that_never_ends_is_stopped_where_it_stands() -> None:
     with pytest.raises(
-        DryRunError, match=rf"stopped after 30 s; it came as far as: step 1, forward, micro-batch 1, at .*{HERE}"
+        DryRunError, match=rf"stopped after 30 s; it got as far as: step 1, forward, micro-batch 1, at .*{HERE}"
     ):
         run_apart("never_ends", wall_s=30)
 
@@ -157,7 +157,7 @@ def test_process_that_passes_its_limit_of_memory_is_stopped_at_once() -> None:
     ],
 )
 def test_model_that_fills_memory_is_stopped_at_the_limit(function: str, reached: str) -> None:
-    place = rf"needed more memory than the limit of 1 GiB; it came as far as: {reached}, at .*{HERE}$"
+    place = rf"needed more memory than the limit of 1 GiB; it got as far as: {reached}, at .*{HERE}$"
     with pytest.raises(DryRunError) as caught:
         run_apart(function, memory_bytes=2**30)
     assert re.search(place, caught.value.message), caught.value.message

@@ -71,7 +71,7 @@ def test_the_cause_outweighs_its_echoes() -> None:
 
 
 def test_what_was_lost_is_said_with_when_and_why() -> None:
-    why = "node 1 (10.0.0.8): no sign of life for 15 s"
+    why = "node 1 (10.0.0.8): was silent for 15 s"
     program, rank = of_death(rank=None, code=None, why=why), of_death(rank=3, code=None, step=5)
     assert (program.kind, program.message) == (FailureKind.WORKER_LOST, f"the program was lost during start: {why}")
     assert rank.message == "rank 3 was lost in step 5: its host is lost"

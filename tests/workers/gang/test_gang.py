@@ -294,7 +294,7 @@ def test_a_lost_node_is_the_cause_of_a_hang_that_was_noticed_first(host_lost: bo
     it.hear(0, {"event": "heartbeat", "run": RUN, "phase": "step", "step": 1}, 11.5)
     it.tick(12.5)
     assert (1, "where") in doings(it)
-    it.lose(1, 13.0, code=None, why="node n gave no sign of life", host_lost=host_lost)
+    it.lose(1, 13.0, code=None, why="node n was silent", host_lost=host_lost)
     it.tick(13.6)
     idle(it, 0, now_s=14.0)
     failure = end(it).failure

@@ -62,13 +62,13 @@ RECORDED = [
     ("hugging_face_trainer", ERROR, None, "raised IndexError: index out of range in self"),
     ("lightning", ERROR, None, "raised RuntimeError: grad can be implicitly created only for scalar outputs"),
     ("typer_box", ERROR, None, "raised ValueError: learning rate 1.0 is too high"),
-    ("unknown_flag", INVALID, None, "refused its command line: unrecognized arguments: --micro-batch 4"),
-    ("wrong_value", INVALID, None, "refused its command line: argument --dtype: invalid choice: 'fp8'"),
+    ("unknown_flag", INVALID, None, "rejected its command line: unrecognized arguments: --micro-batch 4"),
+    ("wrong_value", INVALID, None, "rejected its command line: argument --dtype: invalid choice: 'fp8'"),
     ("hugging_face_flag", INVALID, None, "not used by the HfArgumentParser: ['--per_device_batch_size', '4']"),
     ("hugging_face_flag_tee", INVALID, None, "not used by the HfArgumentParser: ['--per_device_batch_size', '3']"),
     ("hugging_face_value", INVALID, None, "argument --max_steps/--max-steps: invalid int value: 'many'"),
-    ("click_flag", INVALID, None, "refused its command line: No such option '--learning'"),
-    ("typer_flag", INVALID, None, "refused its command line: No such option: --learning"),
+    ("click_flag", INVALID, None, "rejected its command line: No such option '--learning'"),
+    ("typer_flag", INVALID, None, "rejected its command line: No such option: --learning"),
 ]
 
 

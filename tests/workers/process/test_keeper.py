@@ -443,14 +443,14 @@ def test_step_lines_that_a_busy_owner_cannot_take_are_bounded_and_counted(monkey
 
 def test_without_the_trainer_nothing_is_taken_for_a_step_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> StepTest:
-        raise LookupError("no trainer is called 'ours'")
+        raise LookupError("there is no trainer 'ours'")
 
     monkeypatch.setattr(keeper_log, "BURST_BYTES", 0)
     monkeypatch.setattr(keeper_log, "LAST_BYTES", 200)
     messages = sent(flood(300, b"a line of the program\n", 100), test=missing)
     left_out = left_out_of(messages)
     assert left_out.lines > 20_000
-    assert left_out.text.endswith("perhaps with step lines among them (LookupError: no trainer is called 'ours')")
+    assert left_out.text.endswith("perhaps with step lines among them (LookupError: there is no trainer 'ours')")
 
 
 def test_output_without_lines_is_told_at_least_every_second(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,10 +175,10 @@ def test_a_lost_node_ends_the_others_at_once_and_is_the_cause_of_their_end() -> 
     two.begin()
     two.lines(1, "RuntimeError: out of luck")
     two.ended(1, 1)
-    two.say(0, "gone", why="no sign of life for 10 s")
+    two.say(0, "gone", why="was silent for 10 s")
     failure = two.failure
     assert failure.kind is FailureKind.WORKER_LOST
-    assert "node 0 (10.0.0.1): no sign of life for 10 s" in failure.message
+    assert "node 0 (10.0.0.1): was silent for 10 s" in failure.message
     assert not two.attempt.healthy
 
 
@@ -187,7 +187,7 @@ def test_a_trial_that_was_late_because_a_node_was_lost_is_no_hang() -> None:
     two.begin()
     two.wait(6.0)
     two.ended(0, -15)
-    two.say(1, "gone", why="no sign of life for 10 s")
+    two.say(1, "gone", why="was silent for 10 s")
     assert two.failure.kind is FailureKind.WORKER_LOST
 
 
@@ -230,7 +230,7 @@ def test_output_of_any_node_is_life_until_the_trial_is_over() -> None:
     failure = two.failure
     assert failure.kind is FailureKind.TIMEOUT
     assert failure.message == (
-        "the trial took longer than trial_timeout_s=100; it went on printing, but no step came in the last 101 s"
+        "the trial took longer than trial_timeout_s=100; it kept printing, but no step came in the last 101 s"
     )
 
 
@@ -247,7 +247,7 @@ def test_a_program_that_prints_nothing_more_hangs() -> None:
     two.ended(1, -15)
     failure = two.failure
     assert failure.kind is FailureKind.HANG
-    assert failure.message == "the log says no step after step 0, and nothing else, within step_timeout_s=10"
+    assert failure.message == "the log has no step after step 0, and nothing else, within step_timeout_s=10"
 
 
 def test_the_logs_of_a_failed_attempt_are_kept_and_the_failure_says_where(tmp_path: Path) -> None:

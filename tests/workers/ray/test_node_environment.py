@@ -35,11 +35,11 @@ def test_variables_of_nodes_that_are_not_there_are_named() -> None:
 @pytest.mark.parametrize(
     ("env", "node_env", "words"),
     [
-        (["A=1"], None, "runner.env must be variables by name"),
+        (["A=1"], None, "runner.env must map names to values"),
         ({"A-B": "1"}, None, "'A-B' is not a valid name"),
         ({"A": True}, None, "A must be text, but is True; put it in quotes"),
-        (None, ["node-1"], "node_env must be variables by hostname or address"),
-        (None, {"node-1": "ib0"}, "runner.node_env.node-1 must be variables by name"),
+        (None, ["node-1"], "node_env must map hostnames or addresses to variables"),
+        (None, {"node-1": "ib0"}, "runner.node_env.node-1 must map names to values"),
     ],
 )
 def test_what_is_no_environment_is_refused(env: Any, node_env: Any, words: str) -> None:

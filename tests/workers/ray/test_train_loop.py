@@ -79,7 +79,7 @@ def test_a_failed_run_is_judged_by_the_strongest_evidence(error: Exception, kind
 
 
 def test_a_spec_cannot_name_the_runner() -> None:
-    with pytest.raises(RunnerError, match=r"which a spec cannot hold.*tune_torch_trainer"):
+    with pytest.raises(RunnerError, match=r"which a spec cannot contain.*tune_torch_trainer"):
         make_runner("ray_train")
     with pytest.raises(RunnerError, match=r"TorchTrainer, but was given 3"):
         RayTrainRunner(trainer=3)

@@ -152,5 +152,5 @@ def test_every_value_of_every_knob_changes_what_a_rank_does_or_is_refused_by_nam
 
 def test_a_knob_that_the_loop_does_not_know_is_refused_before_anything_is_built() -> None:
     trial = asked("llama", ParallelConfig(extra={"num_workers": 2}))
-    with pytest.raises(ConfigError, match="the native training loop does not know the study's own knob num_workers"):
+    with pytest.raises(ConfigError, match="the native training loop does not support the study's own knob num_workers"):
         rank_zero(trial, set())

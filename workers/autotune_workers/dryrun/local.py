@@ -29,9 +29,7 @@ DUMP_BEGINS = "Fatal Python error: "
 """what `faulthandler` writes first of a process that dies"""
 LOG_TAIL = 400
 """characters of a dead process's output that are told"""
-STUB = (
-    "an operator of the model may read memory that a fake tensor does not have: put a stub in its place under dry runs"
-)
+STUB = "an operator of the model may read memory that a fake tensor does not have: replace it with a stub in dry runs"
 FEWER = "use a smaller config (fewer layers, shorter sequences, fewer micro-batches), or raise the limit (`--max-wall-s` of `autotune fit`)"
 
 
@@ -94,7 +92,7 @@ def _error(told: Mapping[str, Any], in_time: bool, code: int | None, output: str
     """Why there is no result. `told`: how far the process came, and its own error."""
     if "error" in told:
         return DryRunError(**told["error"])
-    reached = f"; it came as far as: {told.get('reached', 'starting Python')}"
+    reached = f"; it got as far as: {told.get('reached', 'starting Python')}"
     if not in_time:
         return DryRunError(f"the dry run was stopped after {limits.wall_s:g} s{reached}", remedy=FEWER)
     if line := dumped_line(output):
@@ -112,9 +110,9 @@ def _error(told: Mapping[str, Any], in_time: bool, code: int | None, output: str
 def _remedy(code: int | None) -> str:
     """What to do about a process that ended with this code."""
     if code == -signal.SIGKILL:
-        return "the machine may have run out of memory: run it with less beside it"
+        return "the machine may have run out of memory: stop other programs and try again"
     if code is not None and code >= 0:
-        return "the model's code may have ended the process by itself (`os._exit`): raise an error in place of that"
+        return "the model's code may have ended the process itself (`os._exit`): raise an error instead"
     return STUB
 
 

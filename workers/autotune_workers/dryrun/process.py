@@ -50,8 +50,8 @@ WITHOUT_KERNEL = (
 """what torch says of an operator without a fake kernel, with its name"""
 READ_AS_NUMBER = "_local_scalar_dense"
 """the operator behind `if`, `.item()`, `float()` and `int()` of a tensor"""
-ELSEWHERE = "or leave that part out of the model that is run dry (behind an argument of the builder)"
-SHAPES_ALONE = f"let shapes and control flow depend on shapes and arguments alone, {ELSEWHERE}"
+ELSEWHERE = "or leave that part out in a dry run (with an argument of the builder)"
+SHAPES_ALONE = f"let shapes and control flow depend only on shapes and arguments, {ELSEWHERE}"
 GPU_WORDS = (
     "No CUDA GPUs are available",
     "not compiled with CUDA",
@@ -60,9 +60,9 @@ GPU_WORDS = (
     "CUDA driver",
     "from the 'CUDA' backend",
 )
-NO_GPU = "take the device of an input or a weight in place of cuda, and import kernels of a GPU only where one is used"
+NO_GPU = "use the device of an input or a weight instead of cuda, and import GPU kernels only where they are used"
 NO_LINE = (
-    "if the module does not take what it is given, write a function that returns it under `model`, with its own `input` and `loss` "
+    "if the module needs other inputs, write a function that returns it under `model`, with its own `input` and `loss` "
     "(`Train your own module` in the documentation)"
 )
 LINE_IN_TEXT = re.compile(r" \(at \S+ of the model's code: [^)]*\)")
@@ -79,7 +79,7 @@ def error_of(error: BaseException, memory_bytes: float, reached: str = "") -> Dr
         return known
     if isinstance(error, MemoryError) or was_refused_memory(str(error)):
         parts = [part for part in (reached, f"at {place}" if place else "") if part]
-        return beyond_memory(memory_bytes, f"; it came as far as: {', '.join(parts)}" if parts else "")
+        return beyond_memory(memory_bytes, f"; it got as far as: {', '.join(parts)}" if parts else "")
     needs_gpu = any(words in str(error) for words in GPU_WORDS)
     if isinstance(error, AutotuneError):
         remedy = f"a dry run has no GPU: {NO_GPU}" if needs_gpu else error.remedy
@@ -92,7 +92,7 @@ def error_of(error: BaseException, memory_bytes: float, reached: str = "") -> Dr
     if reached and not place:
         text += f" ({reached})"
     remedy = "correct that line, or the `input` and `loss` of the builder" if place else NO_LINE
-    return DryRunError(f"the model's code failed, and may well fail in a real training too: {text}", remedy=remedy)
+    return DryRunError(f"the model's code failed, and may fail in real training too: {text}", remedy=remedy)
 
 
 def _peculiar_to_dry_runs(error: BaseException, where: str) -> DryRunError | None:
@@ -118,14 +118,14 @@ def _peculiar_to_dry_runs(error: BaseException, where: str) -> DryRunError | Non
     if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
         return DryRunError(
             f"the model reads values of weights that a dry run does not have{where}",
-            remedy="initialize weights without reading them, or skip that where `weight.is_meta`",
+            remedy="initialize weights without reading them, or skip that if `weight.is_meta`",
         )
     return None
 
 
 def _without_kernel(operator: str, where: str) -> DryRunError:
     return DryRunError(
-        f"the operator {operator} has no fake kernel, which tells shapes without computing{where}",
+        f"the operator {operator} has no fake kernel(shapes without computation){where}",
         remedy=f'register one with `@torch.library.register_fake("{operator}")`, {ELSEWHERE}',
     )
 
@@ -150,7 +150,7 @@ def stand_in(workload: Workload, config: ParallelConfig) -> StandIn:
     """The request of that config, without what needs a compiler or kernels of a GPU."""
     notes = []
     if config.compile:
-        notes.append("torch.compile is left out: layers run as they are written, which keeps at least as much memory")
+        notes.append("torch.compile is skipped: layers run in eager mode, which needs at least as much memory")
         config = replace(config, compile=False, activation_budget=100)
     if config.precision == "fp8":
         notes.append("fp8 products run in bf16: their 8-bit copies of weights and inputs are left out")
@@ -202,7 +202,7 @@ def main() -> None:
     def stop_at(line: str) -> None:
         place = reached() + (f", at {line}" if line else "")
         if guard.is_passed:
-            fail(beyond_memory(limit_bytes, f"; it came as far as: {place}"))
+            fail(beyond_memory(limit_bytes, f"; it got as far as: {place}"))
         else:
             tell({"reached": place})
         os._exit(1)

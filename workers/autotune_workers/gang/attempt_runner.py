@@ -24,7 +24,7 @@ from autotune_workers.gang.wire import Message
 QUEUED_EVERY_S = 5.0
 """time between two `AttemptQueued` of an attempt that waits for its placement"""
 
-OCCUPIED = "others use it, or a lost node has not been given up yet"
+OCCUPIED = "others use it, or a lost node has not been released yet"
 """why there is no room on a cluster that is large enough: what ran on a lost node keeps its resources until Ray calls that node dead"""
 
 

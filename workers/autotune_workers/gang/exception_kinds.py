@@ -164,7 +164,7 @@ def judged(name: str, text: str, *, code: str = "", is_started: bool = False) ->
     short = name.rpartition(".")[2].rpartition(":")[2]
     is_trusted = short not in _OF_PROGRAMMERS
     if _NO_SIZE.search(text):
-        return Judged("echo", FailureKind.ERROR, "asked for a size that no machine has")
+        return Judged("echo", FailureKind.ERROR, "requested an impossible size")
     is_named = short in ("MemoryError", "OutOfMemoryError") or short.endswith(("OutOfMemoryError", "MemoryError"))
     says_memory = is_trusted and lacks_memory(text)
     if is_named or says_memory or re.search("no available memory for the cache", text, re.IGNORECASE):
@@ -173,7 +173,7 @@ def judged(name: str, text: str, *, code: str = "", is_started: bool = False) ->
     if short not in _NOT_OF_VALUES and (_DIVERGED.search(text) or short == "OLMoNonFiniteError" or is_assertion):
         return Judged("exception", FailureKind.DIVERGED, "ended because training diverged")
     if short in _TIMEOUT_NAMES or (is_trusted and TIMED_OUT.search(text)):
-        return Judged("timeout", FailureKind.HANG, "waited for others until it timed out")
+        return Judged("timeout", FailureKind.HANG, "waited for other ranks until it timed out")
     if short in _LOST_NAMES:
         return Judged("death", FailureKind.WORKER_LOST, "lost a process")
     if short == "SignalException":

@@ -199,7 +199,7 @@ def of_death(
     except ValueError:
         name = f"signal {-code}"
     if name in ("SIGABRT", "SIGSEGV", "SIGBUS") and says_memory:
-        return evidence("memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory and died of {name}", name)
+        return evidence("memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory and died with {name}", name)
     if name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"):
         return evidence("death", FailureKind.ERROR, f"{where} crashed with {name}{passed_on}", name)
     return evidence("death", FailureKind.WORKER_LOST, f"{where} was killed by {name}{passed_on}", name)

@@ -203,7 +203,7 @@ class GangRunner(AttemptRunner[TrialRequest, GangAttempt]):
             raise RunnerError("the runner is closed", remedy="make a new one")
         if request.trainer not in self.trainers:
             raise RunnerError(
-                f"this runner runs the trainers {', '.join(self.trainers)}, but the study asks for {request.trainer!r}",
+                f"this runner runs the trainers {', '.join(self.trainers)}, but the study uses {request.trainer!r}",
                 remedy="use trainer: native, or runner: local, which starts the programs of other trainers",
                 field="trainer",
             )

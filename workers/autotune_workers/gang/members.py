@@ -58,13 +58,13 @@ def culprit(members: Sequence[Member], now_s: float, silent_s: float) -> tuple[i
     silent = [r for r in busy if now_s - members[r].heard_s >= silent_s]
     if silent:
         unheard_s = now_s - members[silent[0]].heard_s
-        return silent[0], f"sends no heartbeat for {unheard_s:.1f} s: stopped or frozen", True
+        return silent[0], f"sent no heartbeat for {unheard_s:.1f} s: stopped or frozen", True
     if not busy:
         return None
     waiting = {r for r in busy if _waits(members[r])}
     if awaited := behind({r: members[r].collectives for r in busy}):
         rank = min(awaited, key=lambda r: (r in waiting, members[r].micro_batch, r))
-        return rank, f"has not come to a collective in which {awaited[rank]} other(s) wait", False
+        return rank, f"has not reached a collective where {awaited[rank]} other(s) wait", False
     computing = [r for r in busy if members[r].stack and r not in waiting]
     if computing and waiting:
         rank = min(computing, key=lambda r: members[r].micro_batch)

@@ -26,7 +26,7 @@ from autotune_workers.own_model.users_line import said
 def build(model: ModelSpec) -> BuiltModel:
     """The model of `ModelSpec.code`, on the default device. Raises `ConfigError` with the user's line that failed, and a remedy."""
     code = model.code
-    assert code is not None, "a catalog's shape is built by the decoder that ships"
+    assert code is not None, "catalog shapes use the built-in decoder"
     if not code.module:
         return build_class(model)
     function = find_builder(code)

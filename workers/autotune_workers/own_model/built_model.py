@@ -195,7 +195,7 @@ def build_class(model: ModelSpec) -> BuiltModel:
         first, *_ = " ".join(str(error).split()).partition(". Should contain one of ")  # some 300 names
         raise ConfigError(
             f"transformers {transformers.__version__} cannot build {model.name}: {type(error).__name__}: {first[:300]}",
-            remedy="correct the config.json, install the release of transformers that knows it, or build it by {module: PACKAGE.MODULE:FUNCTION}",
+            remedy="correct the config.json, install a transformers release that supports it, or build it by {module: PACKAGE.MODULE:FUNCTION}",
             field="model.hf",
         ) from error
     module.train()
@@ -236,8 +236,7 @@ def _class(transformers: Any, config: Any, document: dict[str, Any]) -> Any:
             return getattr(transformers, name)
     if named:
         raise ValueError(
-            f"it has no class {' or '.join(named)}, which the file names under `architectures`; without that key the class of causal language "
-            f"models for {document['model_type']} is built"
+            f"it has no class {' or '.join(named)}, the file's `architectures`; without that key the causal language model class for {document['model_type']} is built"
         )
     return transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
@@ -274,14 +273,14 @@ def check_plan(built: BuiltModel) -> None:
     for key, style in built.tp_plan.items():
         if isinstance(style, str) and style not in STYLES:
             raise ConfigError(
-                f"the tensor plan gives {key!r} the style {style!r}, which the native trainer does not apply",
+                f"the tensor plan gives {key!r} the style {style!r}, which the native trainer does not support",
                 remedy=nearest(style, STYLES) or f"use {', '.join(STYLES)}, or a torch ParallelStyle",
                 field="model.tp_plan",
             )
         if not any(re.fullmatch(_expression(key), name) for name in (*names, *parameters)):
             raise ConfigError(
                 f"the tensor plan names {key!r}, but the model has no such module",
-                remedy=nearest(key, names) or "a `*` in a pattern stands for one part of a name",
+                remedy=nearest(key, names) or "a `*` in a pattern matches one part of a name",
                 field="model.tp_plan",
             )
 

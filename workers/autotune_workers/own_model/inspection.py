@@ -223,7 +223,7 @@ def inspect(model: ModelSpec) -> ModelSpec:
         return ModelSpec(name=model.name, source=model.source, code=code, **sizes)
     except SpecError as error:
         raise DryRunError(
-            f"the shape of {model.name} is none: {error.message}",
+            f"the shape of {model.name} is not valid: {error.message}",
             remedy="correct `shapes` of the builder, or the module's config",
             field="model.shapes",
         ) from error

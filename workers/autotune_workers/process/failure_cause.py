@@ -124,7 +124,7 @@ class CauseReader:
         self._count += 1
         self.steps_heard = steps_done
         match = _PREFIX.match(line)
-        assert match is not None, "it matches the empty text"
+        assert match is not None, "it matches the empty string"
         rank, local = match["rank"] or match["mpi"] or match["task"], match["local"]
         is_marked = bool(rank or local or match["pid"])
         text = line[match.end() :] if is_marked else line
@@ -178,7 +178,7 @@ class CauseReader:
         if decided is not None and decided.kind is not None:
             is_memory = decided.kind is FailureKind.OUT_OF_MEMORY
             if is_memory or not is_explained:
-                said = "ran out of the memory that its job has" if is_memory else "was ended by the scheduler"
+                said = "exceeded its job's memory" if is_memory else "was ended by the scheduler"
                 who = "the program" if decided.rank is None else f"rank {decided.rank}"
                 return [
                     Evidence(
@@ -259,7 +259,7 @@ class CauseReader:
             self._refusal = Evidence(
                 weight="verdict",
                 kind=FailureKind.INVALID,
-                message=f"the program refused its command line: {words[:300]}",
+                message=f"the program rejected its command line: {words[:300]}",
                 exception=words[:300],
                 log_tail=(*self._before, line),
             )
@@ -285,7 +285,7 @@ class CauseReader:
             self._last_words = Evidence(
                 weight="exception",
                 kind=FailureKind.DIVERGED,
-                message=f"the program ended because training diverged: {text.strip()[:300]}",
+                message=f"the program stopped because training diverged: {text.strip()[:300]}",
                 exception=text.strip()[:300],
                 log_tail=(*self._before, line),
             )

@@ -3,7 +3,7 @@
 Variables turn it on, so that any trainer can be asked. A rank of torch's NCCL backend opens a named pipe; a byte written into it has the rank write its last
 collectives to a file within about a second (ProcessGroupNCCL.hpp, `DumpPipe`; the file is what `torchfrtrace` reads). Each entry names its process group and
 its number in it, and ranks of a group begin the same collectives in the same order: the rank with the lowest number keeps the others waiting.
-Groups that one `split_group` makes have the same name in torch before 2.13, so a group is told by its name and its ranks, as `torchfrtrace` tells it.
+Groups that one `split_group` makes have the same name in torch before 2.13, so a group is given by its name and its ranks, as `torchfrtrace` tells it.
 
     TORCH_NCCL_DEBUG_INFO_PIPE_FILE       first part of the pipes' names: PART0.pipe for rank 0
     TORCH_FR_DUMP_TEMP_FILE               first part of the files' names; TORCH_NCCL_DEBUG_INFO_TEMP_FILE in torch before 2.9

@@ -319,12 +319,12 @@ def _refusal(order: Mapping[str, Any], folder: str, error: Exception) -> str:
     if cwd and not os.path.isdir(cwd):
         return (
             f"there is no folder {cwd!r} on {socket.gethostname()}; "
-            "name one that every node has with trainer.cwd, or send it along with trainer.working_dir: upload"
+            "set trainer.cwd to one that every node has, or send it with trainer.working_dir: upload"
         )
     if not os.path.exists(os.path.join(cwd, program)):
         return (
             f"there is no program {program!r} on {socket.gethostname()}; "
-            "name an interpreter or environment that every node has with trainer.python"
+            "set trainer.python to an interpreter or environment that every node has"
         )
     return f"{type(error).__name__}: {error}"
 

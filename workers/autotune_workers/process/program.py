@@ -161,7 +161,7 @@ class ProgramTrial:
         """A program that would change a file of the user's which cannot be put back is ended before it does."""
         if self.ending or not (files := self._probe.unkept):
             return
-        law = f"the program was ended before it changes {' and '.join(files)}, which was there before and cannot be kept and put back (too long, or its folder takes no copy)"
+        law = f"the program was stopped before changing {' and '.join(files)}: an existing file that cannot be backed up (too large, or its folder is not writable)"
         self._fail(
             FailureKind.INVALID, f"{law}; let the program write elsewhere ({{trial_dir}}), or write `outputs: keep`"
         )
@@ -169,7 +169,7 @@ class ProgramTrial:
     def _refuse_disagreement(self) -> None:
         """A config that the program does not train as the spec says has no measurement."""
         if not self.request.as_it_is and (told := self._probe.disagreement()):
-            remedy = "correct the options in trainer.argv that the batch follows from, or workload; `autotune check` shows what is said and what is seen"
+            remedy = "correct the batch options in trainer.argv, or workload; `autotune check` shows what is said and what is seen"
             self._fail(FailureKind.INVALID, f"{told}; {remedy}")
 
     def _end_step(self, step: LoggedStep, now_s: float) -> StepsReported:
@@ -230,23 +230,23 @@ class ProgramTrial:
         if now_s - self._launched_s >= measure.trial_timeout_s:
             law = f"the trial took longer than trial_timeout_s={measure.trial_timeout_s:g}"
             if done and (silent_s := now_s - self._progress_s) >= measure.step_timeout_s:
-                law += f"; it went on printing, but no step came in the last {silent_s:.0f} s"
+                law += f"; it kept printing, but no step came in the last {silent_s:.0f} s"
             self._fail(FailureKind.TIMEOUT, law, step=done or None)
         elif not done and now_s - self._launched_s >= measure.start_timeout_s:
-            law = f"the log says no first step within start_timeout_s={measure.start_timeout_s:g}"
+            law = f"the log has no first step within start_timeout_s={measure.start_timeout_s:g}"
             if why := self._still_builds():
                 self._fail(FailureKind.TIMEOUT, f"{law}: {why}; raise measure.start_timeout_s")
             else:
                 self._fail(FailureKind.HANG, law)
         elif done and now_s - max(self._progress_s, self._heard_s) >= measure.step_timeout_s:
-            law = f"the log says no step after step {done - 1}, and nothing else, within step_timeout_s={measure.step_timeout_s:g}"
+            law = f"the log has no step after step {done - 1}, and nothing else, within step_timeout_s={measure.step_timeout_s:g}"
             self._fail(FailureKind.HANG, law, step=done)
 
     def _still_builds(self) -> str:
         """Why it may still be preparing its first step; empty where nothing speaks for that. A log that has step lines which nobody reads is no
         compiler's."""
         if any(cause.is_building for cause in self._causes):
-            return "its last lines are of a compiler that is still at work"
+            return "its last lines show that it is still compiling"
         is_unread = any(propose_patterns(cause.last_lines) for cause in self._causes)
         return (
             "" if is_unread or not self.request.config.compile else "with compile its first step may still be compiling"
@@ -293,12 +293,9 @@ class ProgramTrial:
         if counted >= least:
             return None
         words = f"{done} steps with a time" if done else "no step with a time"
-        law = f"the program ended well, but its log says {words}, and {least} after warm-up must be measured"
+        law = f"the program ended successfully, but its log has {words}, but {least} after warm-up are needed"
         if not done and (lines := max(log.arrived_at_once for log in self._logs)) > 1:
-            law += (
-                f": the lines of all its {lines} steps arrived at once, as of output that is buffered; let the program flush its output "
-                "(`stdbuf -oL`, `flush=True`), or print the time of a step"
-            )
+            law += f": the lines of all its {lines} steps arrived at once, probably because output is buffered; let the program flush its output (`stdbuf -oL`, `flush=True`), or print step times"
         return self._with_exception(Failure(kind=FailureKind.METRICS_MISSING, message=law, step=done or None))
 
     def seen(self) -> ProgramSeen:
@@ -340,7 +337,7 @@ class ProgramTrial:
         told = weigh(e for cause in self._causes for e in cause.evidence(len(self._times)))
         if told is None or failure.kind not in (FailureKind.HANG, FailureKind.TIMEOUT, FailureKind.METRICS_MISSING):
             return failure
-        message = f"{failure.message}; before that {told.message}"
+        message = f"{failure.message}; before that, {told.message}"
         return replace(failure, message=message, exception=told.exception, rank=told.rank, log_tail=told.log_tail)
 
     def _fail(self, kind: FailureKind, message: str, *, step: int | None = None, exception: str = "") -> None:

@@ -21,11 +21,11 @@ def account(user: str) -> pwd.struct_passwd | None:
     try:
         found = pwd.getpwnam(user)
     except KeyError:
-        raise OSError(f"programs are to run as the user {user!r}, but this machine has none of that name") from None
+        raise OSError(f"programs should run as the user {user!r}, but this machine has no such user") from None
     if found.pw_uid == os.geteuid():
         return None
     if os.geteuid() != 0:
-        raise OSError(f"programs are to run as the user {user!r}, which only root can start")
+        raise OSError(f"only root can run programs as the user {user!r}")
     return found
 
 

@@ -90,7 +90,7 @@ def rank_behind(ends: Sequence[NodeEnd]) -> tuple[int, str] | None:
         key=lambda pair: pair[1][0],
     )
     where = f"{name} (collective {number} of process group {group})"
-    return rank, f"rank {rank} has not come to {where}, in which {waiting} other(s) wait"
+    return rank, f"rank {rank} has not reached {where}, where {waiting} other(s) wait"
 
 
 def _of_node(end: NodeEnd, causes: CauseReader, steps_done: int, nodes: int) -> Evidence:

@@ -105,8 +105,8 @@ def _taken(env: Mapping[str, str]) -> dict[str, str]:
     missing = [name for name, value in env.items() if value == FROM_ENVIRONMENT and name not in ours]
     if missing:
         raise RunnerError(
-            f"the spec takes {' and '.join(missing)} from the environment, where there is no such variable",
-            remedy="export it before you start autotune; a service passes on only what `--program-env` names",
+            f"the spec takes {' and '.join(missing)} from the environment, but no such variable is set",
+            remedy="export it before you start autotune; a service only passes on variables given with `--program-env`",
             field=f"trainer.env.{missing[0]}",
         )
     return {name: ours[name] if value == FROM_ENVIRONMENT else value for name, value in env.items()}
@@ -121,7 +121,7 @@ def _program(name: str, launch: Launch, cwd: str, *, upload: bool) -> str:
         return named
     raise RunnerError(
         f"the trainer {name} starts {named!r}, but there is no such program here",
-        remedy="name the environment that the nodes have with trainer.python, or name the program by its path",
+        remedy="set trainer.python to the nodes' environment, or give the program's path",
         field="trainer",
     )
 

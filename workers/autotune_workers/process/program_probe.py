@@ -140,8 +140,8 @@ class ProgramProbe:
             groups = self.processes // same_data or 1
             where = f" on each of {groups} data-parallel ranks" if groups > 1 else ""
             return (
-                f"an optimizer step must train global_batch_size={config.global_batch_size} sequences, but the probe saw {seen} of {each:g} sequences"
-                f"{where}, which is {total:g} (of {workload.seq_len:,} tokens by the spec{f'; {step.tokens:,} tokens were seen on one rank' if step.tokens else ''})"
+                f"an optimizer step must train global_batch_size={config.global_batch_size} sequences, but the probe observed {seen} of {each:g} sequences"
+                f"{where}, which is {total:g} (of {workload.seq_len:,} tokens by the spec{f'; {step.tokens:,} tokens were observed on one rank' if step.tokens else ''})"
             )
         counts = {step.micro_batches, step.backwards}
         sizes = {size / step.micro_batches for size in step.sequences if step.micro_batches}
@@ -153,10 +153,7 @@ class ProgramProbe:
             and config.micro_batch_size not in sizes
             and self._agrees_in_sequences(step, share)
         ):
-            return (
-                f"an optimizer step must have accumulation_steps={config.accumulation_steps} micro-batches of micro_batch_size={config.micro_batch_size}, but the probe "
-                f"saw {seen} of {step.sequences[0] / max(1, step.micro_batches):g}: the program chooses its own (automatic batch size?)"
-            )
+            return f"an optimizer step must have accumulation_steps={config.accumulation_steps} micro-batches of micro_batch_size={config.micro_batch_size}, but the probe observed {seen} of {step.sequences[0] / max(1, step.micro_batches):g}: the program sets its own (automatic batch size?)"
         return ""
 
     def _agrees_in_sequences(self, step: SeenStep, share: float) -> bool:

@@ -205,7 +205,7 @@ class RayCluster:
         return self._silent_since_s is not None
 
     def check(self) -> None:
-        """Checks now and then whether the head accepts connections. Raises `RunnerError` once it took no connection for `HEAD_GONE_S`.
+        """Checks now and then whether the head accepts connections. Raises `RunnerError` once it accepted no connection for `HEAD_GONE_S`.
 
         Ray itself would end our whole process a minute after the head is gone, without a chance to say why.
         """
@@ -215,7 +215,7 @@ class RayCluster:
         self._checked_s = now_s
         self._check_step()
         if self._silent_for() >= HEAD_GONE_S:
-            self._retry_at_s, self._unanswered = math.inf, f"took no connection for {HEAD_GONE_S:g} s"
+            self._retry_at_s, self._unanswered = math.inf, f"accepted no connection for {HEAD_GONE_S:g} s"
             raise self._no_answer(self._unanswered)
 
     def _check_step(self) -> None:
@@ -239,7 +239,7 @@ class RayCluster:
     def _no_answer(self, what: str) -> RunnerError:
         return RunnerError(
             f"the head of the Ray cluster does not answer: it {what}",
-            remedy="check whether it runs (`ray status`); the study continues where it was once the head is back",
+            remedy="check whether it runs (`ray status`); the study continues once the head is back",
             field="runner",
         )
 
@@ -270,7 +270,7 @@ class RayCluster:
                         raise
                 self._check_step()
                 if self._silent_for() >= ANSWERLESS_S:
-                    what = f"took no connection for {ANSWERLESS_S:g} s"
+                    what = f"accepted no connection for {ANSWERLESS_S:g} s"
                 elif time.monotonic() >= end_s:
                     what = f"gave no answer within {ANSWER_S:g} s"
             self._retry_at_s, self._unanswered = time.monotonic() + ANSWER_S, what

@@ -34,7 +34,8 @@ class NodeEnvironment:
         """As the runner's options are written. Raises `SpecError` for anything but texts by name."""
         if node_env is not None and not isinstance(node_env, Mapping):
             raise SpecError(
-                f"node_env must be variables by hostname or address, but is {node_env!r:.80}", field="runner.node_env"
+                f"node_env must map hostnames or addresses to variables, but is {node_env!r:.80}",
+                field="runner.node_env",
             )
         nodes = {str(node): _variables(f"runner.node_env.{node}", its) for node, its in (node_env or {}).items()}
         return cls(env=_variables("runner.env", env or {}), node_env=nodes)
@@ -60,7 +61,7 @@ def _names(hostname: str) -> tuple[str, str]:
 
 def _variables(where: str, given: Any) -> dict[str, str]:
     if not isinstance(given, Mapping):
-        raise SpecError(f"{where} must be variables by name, but is {given!r:.80}", field=where)
+        raise SpecError(f"{where} must map names to values, but is {given!r:.80}", field=where)
     for name, value in given.items():
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
             raise SpecError(f"{name!r} is not a valid name of an environment variable", field=where)

@@ -52,7 +52,7 @@ def pack(folder: str | Path, *, limit_bytes: int) -> PackedFolder:
         return _packed(root, files_of(root, limit_bytes=limit_bytes))
     except OSError as error:
         raise RunnerError(
-            f"the folder {root} cannot be sent along: {error}",
+            f"the folder {root} cannot be sent: {error}",
             remedy=f"make it readable, or name it in {root / IGNORE_FILES[1]}",
             field="trainer.working_dir",
         ) from None
@@ -146,9 +146,9 @@ def _too_large(root: Path, sizes: dict[Path, int], limit_bytes: int) -> RunnerEr
     shown = [part for part in ranked if part[1] >= MB] or ranked
     largest = ", ".join(f"{name} ({_mb(size)})" for name, size in shown)
     return RunnerError(
-        f"at most {_mb(limit_bytes)} of a folder are sent along, but {root} has {_mb(sum(sizes.values()))}; largest: {largest}",
+        f"at most {_mb(limit_bytes)} of a folder can be sent, but {root} has {_mb(sum(sizes.values()))}; largest: {largest}",
         remedy=(
-            f"name what is not needed in {root / IGNORE_FILES[1]}, put the folder on a file system that all nodes share "
+            f"list what is not needed in {root / IGNORE_FILES[1]}, put the folder on a file system that all nodes share "
             "(trainer.working_dir: shared), or raise runner.upload_limit_mb"
         ),
         field="trainer.working_dir",

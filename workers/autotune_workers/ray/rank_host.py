@@ -149,7 +149,7 @@ class RankHost(OwnedActor):
             try:
                 self._folder, self._package = UnpackedFolder(ray.get(package)), package
             except OSError as error:
-                print(f"the folder that was sent along cannot be unpacked: {error}", file=sys.stderr, flush=True)
+                print(f"the sent folder cannot be unpacked: {error}", file=sys.stderr, flush=True)
                 return request
         return with_folder(request, self._folder.path)
 

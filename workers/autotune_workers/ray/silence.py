@@ -53,4 +53,4 @@ class Silence:
 
     def reason(self, address: str) -> str:
         """Why the node at that address is lost, in words."""
-        return f"node {address} gave no sign of life for {self._lost_s:g} s: it is down, frozen or cut off"
+        return f"node {address} was silent for {self._lost_s:g} s: it is down, frozen or cut off"

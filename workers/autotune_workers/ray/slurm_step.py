@@ -49,7 +49,7 @@ class RayStep:
         except OSError as error:
             raise RunnerError(
                 f"Ray's token and address are written to the working folder {Path.cwd()}, which cannot be written: {error.strerror}",
-                remedy="start from a folder that you may write and all nodes see",
+                remedy="start from a writable folder that all nodes see",
                 field="runner",
             ) from None
         self.token = self._folder / "token"
@@ -131,8 +131,8 @@ class RayStep:
     def ended_error(self) -> JobEndedError:
         """What is said once the step has ended before us."""
         return JobEndedError(
-            f"the step of Slurm that held Ray ended, as when the job {self.job.job} is preempted or cancelled",
-            remedy="the study goes on in the next job",
+            f"the Slurm step running Ray ended, for example because the job {self.job.job} was preempted or cancelled",
+            remedy="the study continues in the next job",
             field="runner",
         )
 

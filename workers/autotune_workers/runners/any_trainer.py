@@ -23,8 +23,8 @@ def refuse_python_line(study: Study) -> None:
     """Raises `RunnerError` for a trainer that only Python can start."""
     if python_line(study.trainer):
         raise RunnerError(
-            f"the trainer {study.trainer} is started by a Python program, not by a command, so the runner {study.runner} cannot run it",
-            remedy="tune it from that program (`autotune trainers` names the function), or rehearse the study with `--runner simulated`",
+            f"the trainer {study.trainer} is started from Python, not by a command, so the runner {study.runner} cannot run it",
+            remedy="tune it from that program (`autotune trainers` names the function), or simulate the study with `--runner simulated`",
             field="trainer",
         )
 

@@ -259,7 +259,7 @@ def _resources(max_ranks: int | None, device: str) -> tuple[list[str], int]:
         positive_int("runner.max_ranks", max_ranks, at_most=1024)
     gpus = visible_gpus() if device != "cpu" else []
     if device == "cuda" and not gpus:
-        raise RunnerError("device cuda was asked for, but no GPU is visible", remedy="use device: cpu, or auto")
+        raise RunnerError("device cuda was requested, but no GPU is visible", remedy="use device: cpu, or auto")
     if gpus and max_ranks is not None and max_ranks > len(gpus):
         raise SpecError(
             f"max_ranks may not exceed the visible GPUs, but max_ranks={max_ranks} and there are {len(gpus)}",

@@ -50,7 +50,7 @@ def check_gpus(gpus: Sequence[str]) -> None:
     if not gpus:
         return
     if not any(map(os.path.exists, GPU_DRIVERS)):
-        problem, remedy = f"no GPU driver is here (none of {', '.join(GPU_DRIVERS)})", "install the driver"
+        problem, remedy = f"there is no GPU driver here (none of {', '.join(GPU_DRIVERS)})", "install the driver"
     elif not is_torch_for_gpus():
         problem, remedy = "torch is a CPU build", "install a build of torch for these GPUs (https://pytorch.org)"
     else:
@@ -80,7 +80,7 @@ def check_device(
     if not gpu.is_cpu and not on_gpu:
         raise error(
             f"the cluster {study.workload.cluster.name} has GPUs ({gpu.name}), but no GPU is visible {where}, where the runner {study.runner!r} would train",
-            remedy=f"run it where those GPUs are, name what is here (`cluster: local`), or train on the CPU all the same with "
+            remedy=f"run it where those GPUs are, use `cluster: local`, or train on the CPU anyway with "
             f"runner: {{kind: {study.runner}, {on_cpu}}}",
             field="runner",
         )
@@ -91,7 +91,7 @@ def check_ranks(study: Study, smallest: ParallelConfig, capacity: float) -> None
     if smallest.world_size > capacity:
         raise RunnerError(
             f"the smallest config of the space needs {smallest.world_size} ranks, but the runner {study.runner!r} has {int(capacity)} on this machine",
-            remedy="name the cluster that is here (`cluster: local`), allow smaller world_sizes in the space, or run it on the cluster",
+            remedy="use `cluster: local`, allow smaller world_sizes in the space, or run it on the cluster",
             field="runner",
         )
 
@@ -149,8 +149,8 @@ def check_environment(name: str, launch: Launch) -> None:
     interpreters = [named] if INTERPRETER.fullmatch(named) else _PYTHONS
     if not any(shutil.which(python, path=launch.programs_folder) for python in interpreters):
         raise RunnerError(
-            f"the trainer {name} is started by the Python of {launch.python!r}, but there is no such environment or interpreter here",
-            remedy="give the whole path of an environment (a folder with bin/python) or of an interpreter",
+            f"the trainer {name} uses the Python of {launch.python!r}, but there is no such environment or interpreter here",
+            remedy="give the full path of an environment (a folder with bin/python) or of an interpreter",
             field="trainer.python",
         )
     if not find_executable(launch):

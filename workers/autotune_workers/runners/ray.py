@@ -137,9 +137,9 @@ class RayRunner(AnyTrainerRunner):
             return
         if needed.nnodes > 1:
             raise RunnerError(
-                f"the smallest config of the space needs {needed.nnodes} nodes, but no Ray cluster is named, and one that is started here has this machine alone",
-                remedy="in an allocation of Slurm with so many nodes it is started on them; else start Ray on the nodes (`ray start --head` on one, "
-                "`ray start --address=HOST:6379` on the others) and name it by RAY_ADDRESS or runner.address, or tune for one node",
+                f"the smallest config of the space needs {needed.nnodes} nodes, but no Ray cluster is given, and one started here has only this machine",
+                remedy="in a Slurm allocation with that many nodes it is started on them; otherwise start Ray on the nodes (`ray start --head` on one, "
+                "`ray start --address=HOST:6379` on the others) and set RAY_ADDRESS or runner.address, or tune for one node",
                 field="runner.address",
             )
         sizes = {name: options.get(name) for name in ("num_cpus", "num_gpus", "cpus_per_rank", "gpus_per_rank")}
@@ -216,8 +216,8 @@ def _check_allocation(study: Study, smallest: ParallelConfig, job: Allocation) -
     cpus, ranks = study.runner_options.get("num_cpus") or job.cpus_per_node, needed.nproc_per_node
     if cluster.gpu.is_cpu and cpus and cpus < ranks:
         raise RunnerError(
-            f"the smallest config of the space has {ranks} ranks on each node, each of which needs a CPU, but the job {job.job} has {cpus} on a node",
-            remedy=f"ask for them with --cpus-per-task={ranks} or --exclusive (in the spec: slurm: {{cpus-per-task: {ranks}}}); without either, Slurm gives one",
+            f"the smallest config of the space has {ranks} ranks on each node and one CPU per rank, but the job {job.job} has {cpus} on a node",
+            remedy=f"ask for them with --cpus-per-task={ranks} or --exclusive (in the spec: slurm: {{cpus-per-task: {ranks}}}); the default is one",
             field="runner",
         )
 

@@ -287,7 +287,7 @@ def _of_worker(error: BaseException, rank: int | None) -> Evidence:
 
 def _needs_a_trainer() -> RunnerError:
     return RunnerError(
-        "the runner ray_train runs a TorchTrainer, which a spec cannot hold",
+        "the runner ray_train runs a TorchTrainer, which a spec cannot contain",
         remedy="call autotune.ray.tune_torch_trainer(trainer, space=...) from Python",
         field="runner",
     )

@@ -91,7 +91,7 @@ class SlurmRunner(ProgramRunner):
             raise RunnerError("the runner is closed", remedy="make a new one")
         if request.trainer not in self.trainers:
             raise RunnerError(
-                f"the runner 'slurm' runs the trainers {', '.join(self.trainers)}, but the study asks for {request.trainer!r}",
+                f"the runner 'slurm' runs the trainers {', '.join(self.trainers)}, but the study uses {request.trainer!r}",
                 remedy="use runner: ray",
                 field="trainer",
             )

@@ -222,7 +222,7 @@ class SlurmPlaces:
     def _job_ended(self) -> JobEndedError:
         return JobEndedError(
             f"Slurm ended the step of a trial, as when the job {self._job.job} is preempted or cancelled",
-            remedy="the study goes on in the next job",
+            remedy="the study continues in the next job",
             field="runner",
         )
 

@@ -46,7 +46,7 @@ def check_context(workload: Workload, config: ParallelConfig) -> None:
         )
     if workload.document_len and config.cp_style == "ring":
         raise ConfigError(
-            f"ring attention here passes on whole chunks and cannot stay within documents, but document_len={workload.document_len}",
+            f"ring attention passes whole chunks and cannot respect document boundaries, but document_len={workload.document_len}",
             remedy="use cp_style=gather or heads",
             field="cp_style",
         )

@@ -1,7 +1,7 @@
 """Clocks, temperature and throttling of a rank's GPU before and after a trial, as the driver tells (NVML). A throttled trial measures the cooling.
 
     sm_clock_mhz, temperature_c           when the steps end, and with `_before` when they begin
-    throttled_share                       of the time between them in which heat held the clocks down, by NVML's violation counter
+    throttled_share                      of the time between them in which heat held the clocks down, by NVML's violation counter
     throttled                             1 when it was more than `THROTTLED_SHARE`, or when heat or the power brake holds the clocks down at the end
 
 A GPU at its power limit runs at lower clocks than its highest: that is how it is meant to run under load, and does not count.

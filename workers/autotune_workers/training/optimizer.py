@@ -65,7 +65,7 @@ def check_optimizer(request: TrialRequest) -> None:
         )
     if name in WHOLE_MATRICES and (config.tp > 1 or config.zero_stage > 0):
         raise ConfigError(
-            f"{name} needs whole matrices on every rank, but tp={config.tp} and zero_stage={config.zero_stage} cut them",
+            f"{name} needs whole matrices on every rank, but tp={config.tp} and zero_stage={config.zero_stage} split them",
             remedy="use tp=1 and zero_stage=0, or adamw",
             field="tp" if config.tp > 1 else "zero_stage",
         )
@@ -77,7 +77,7 @@ def build_optimizer(request: TrialRequest, shards: Sequence[Shard]) -> Optimizer
     tensors = [shard.tensor for shard in shards]
     if not tensors:
         raise ConfigError(
-            "a model must have weights that are trained, but none on this rank requires a gradient",
+            "a model must have trainable weights, but none on this rank requires a gradient",
             remedy="leave weights unfrozen (`requires_grad`), or let `workload: {peft: ...}` freeze them and add adapters",
             field="model",
         )

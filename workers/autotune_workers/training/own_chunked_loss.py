@@ -28,7 +28,7 @@ class ChunkedHead:
         head = find()
         if getattr(module, "loss_type", "") != "ForCausalLM" or type(head) is not nn.Linear or head.bias is not None:
             raise _refused(
-                f"{type(module).__name__} is no causal language model with a Linear output projection without bias"
+                f"{type(module).__name__} is not a causal language model with a bias-free Linear output projection"
             )
         self._head, self._dtype = head, dtype
         self._targets: Tensor | None = None
@@ -40,7 +40,7 @@ class ChunkedHead:
         self._targets = targets
         found = module(**taken).logits
         if found is not self._given:
-            raise _refused(f"{type(module).__name__} scales or caps the logits behind its output projection")
+            raise _refused(f"{type(module).__name__} scales or caps the logits after its output projection")
         self._targets = self._given = None
         return torch.as_tensor(found)
 
@@ -55,5 +55,5 @@ class ChunkedHead:
 
 def _refused(why: str) -> ConfigError:
     return ConfigError(
-        f"loss=chunked takes the loss in the output projection, but {why}", remedy="use loss=own", field="loss"
+        f"loss=chunked computes the loss inside the output projection, but {why}", remedy="use loss=own", field="loss"
     )

@@ -44,7 +44,7 @@ def cut(built: BuiltModel, stage: int, num_stages: int) -> BuiltModel:
     places = tuple(built.pp_split or ())
     if num_stages > len(places) + 1:
         raise ConfigError(
-            f"{num_stages} stages need {num_stages - 1} places to cut, but the model names {len(places)}",
+            f"{num_stages} stages need {num_stages - 1} split points, but the model has {len(places)}",
             remedy="use a smaller pp, or name more places under `pp_split`",
             field="pp",
         )
@@ -118,8 +118,8 @@ def _stages(built: BuiltModel, places: Sequence[str]) -> dict[str, int]:
     ]
     if kept:
         raise ConfigError(
-            f"the weight {kept[0]} belongs to a module that every stage of the pipeline runs, and so to no stage",
-            remedy="put it into a module of its own, or return `pp_split` as a function (model, stage, num_stages) -> the module of that stage",
+            f"the weight {kept[0]} belongs to a module that every pipeline stage runs, so no stage owns it",
+            remedy="put it into a separate module, or return `pp_split` as a function (model, stage, num_stages) -> the module of that stage",
             field="model.pp_split",
         )
     return found
@@ -148,7 +148,7 @@ def _check_shared(module: nn.Module, stages: dict[str, int], num_stages: int) ->
         held = {n for part, n in stages.items() for weight in (other, name) if weight.startswith(f"{part}.")}
         if len(held) > 1 and held != {0, num_stages - 1}:
             raise ConfigError(
-                f"the stages {', '.join(map(str, sorted(held)))} of {num_stages} share the weight {name}, and only the first and the last may share one",
+                f"the stages {', '.join(map(str, sorted(held)))} of {num_stages} share the weight {name}, but only the first and the last may share one",
                 remedy=REMEDY,
                 field="model.pp_split",
             )
@@ -306,8 +306,8 @@ def _cross_entropy(logits: Any, targets: Tensor) -> Tensor:
             f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         )
         raise ConfigError(
-            f"a module that reads tokens of shape {tuple(targets.shape)} must give logits of shape {(*targets.shape, 'V')}, but gave {given}",
-            remedy="return `loss` from the builder (and `input`, where the module reads no tokens)",
+            f"a module that reads tokens of shape {tuple(targets.shape)} must return logits of shape {(*targets.shape, 'V')}, but returned {given}",
+            remedy="return `loss` from the builder (and `input`, if the module does not read tokens)",
             field="model.loss",
         )
     return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
@@ -318,7 +318,7 @@ def _only_tensor(output: Any) -> Tensor:
         output = output[0]
     if not isinstance(output, Tensor):
         raise ConfigError(
-            f"a pipeline stage hands one tensor to the next, but the module gave a {type(output).__name__}",
+            f"a pipeline stage passes one tensor to the next, but the module returned a {type(output).__name__}",
             remedy="name other places under `pp_split`, or return it as a function (model, stage, num_stages) -> the module of that stage",
             field="model.pp_split",
         )

@@ -254,7 +254,7 @@ def _attention(stage: OwnStage) -> list[nn.Module]:
     found = attention_modules(stage.module, tuple(name for name in stage.layers if name))
     if not found:
         raise ConfigError(
-            "recompute=selective runs attention again, but no module in the blocks of the model is called attention (attn)",
+            "recompute=selective runs attention again, but no module in the blocks of the model has attention (attn) in its name",
             remedy="use recompute=full",
             field="recompute",
         )
@@ -274,7 +274,7 @@ def adapted(built: BuiltModel, peft: Peft) -> dict[str, nn.Linear]:
     }
     if not linears:
         raise ConfigError(
-            f"peft.targets={peft.targets} finds no Linear module to put adapters beside",
+            f"peft.targets={peft.targets} finds no Linear module for adapters",
             remedy="use targets all, or train all weights",
             field="peft",
         )
@@ -323,7 +323,7 @@ def _style(name: str, module: nn.Module, style: Any) -> Any:
     if not isinstance(module, wanted):
         raise ConfigError(
             f"the style {style!r} cuts a {wanted.__name__}, but {name} is a {type(module).__name__}",
-            remedy="name its projections in the plan, or give a torch ParallelStyle of your own",
+            remedy="name its projections in the plan, or give your own torch ParallelStyle",
             field="model.tp_plan",
         )
     if style in ("embedding_rowwise", *WHOLE_INPUT):

@@ -61,7 +61,7 @@ def check_schedule(config: ParallelConfig) -> None:
         )
     if config.pp_schedule in LOOPED and micro_batches % max(1, micro_batches // config.pp):
         raise ConfigError(
-            f"{config.pp_schedule} deals micro-batches in rounds, so accumulation_steps must be a multiple of "
+            f"{config.pp_schedule} works in rounds of micro-batches, so accumulation_steps must be a multiple of "
             f"accumulation_steps // pp, but accumulation_steps={micro_batches} and pp={config.pp}",
             remedy=f"use a multiple of {config.pp}",
             field="accumulation_steps",
@@ -70,7 +70,7 @@ def check_schedule(config: ParallelConfig) -> None:
         if config.zero_stage == 3:
             # measured: torch loses a part of the gradient then, without a word
             raise ConfigError(
-                "interleaved_zero_bubble puts weight gradients off until zero_stage=3 has freed the gathered weights",
+                "interleaved_zero_bubble delays weight gradients until zero_stage=3 has freed the gathered weights",
                 remedy="use zero_stage 0, 1 or 2",
                 field="zero_stage",
             )

@@ -202,7 +202,7 @@ class _Attempt:
         decision = torch.tensor([code], device=self._context.device)
         dist.broadcast(decision, src=0)
         code = int(decision.item())
-        return code > 0, {2: verdict.reason, 3: "the runner asked for it"}.get(code, "")
+        return code > 0, {2: verdict.reason, 3: "requested by the runner"}.get(code, "")
 
     def _peaks(self) -> dict[str, Any]:
         """Peak memory of all ranks, their mean power, and readings of the device."""

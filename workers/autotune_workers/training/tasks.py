@@ -93,9 +93,8 @@ def turns_of(seats: Sequence[Seat], copy_bytes: int) -> list[int]:
     for host, count in at_once.items():
         if not count:
             raise ConfigError(
-                f"every rank builds the whole model in fp32 in host memory, {format_bytes(copy_bytes)}, before it keeps its part, "
-                f"but {host} has {format_bytes(room[host])} left, of which {SHARE:.0%} may be taken",
-                remedy="use hosts with more memory, fewer virtual_stages, or a smaller model; a decoder's shape without code is built shard by shard",
+                f"every rank builds the whole model in fp32 in host memory, {format_bytes(copy_bytes)}, before keeping its part, but {host} has {format_bytes(room[host])} left, and only {SHARE:.0%} of that may be used",
+                remedy="use hosts with more memory, fewer virtual_stages, or a smaller model; a decoder given by its shape is built shard by shard",
                 field="model",
             )
     met: dict[str, int] = {}
@@ -236,8 +235,8 @@ class OwnTask(Task):
         leaves, structure = pytree.tree_flatten(batch)
         if not all(isinstance(leaf, Tensor) and len(leaf) == config.micro_batch_size for leaf in leaves):
             raise ConfigError(
-                "under a pipeline every value of `input` must be a tensor with one entry for each sample",
-                remedy="make the others inside the module, or use pp=1",
+                "under a pipeline every value of `input` must be a tensor with one entry per sample",
+                remedy="create the others inside the module, or use pp=1",
                 field="pp",
             )
         streams = self._streams(leaves, structure, max(stages))
@@ -292,7 +291,7 @@ class OwnTask(Task):
             raise ConfigError(
                 f"the builder's `input` must return the arguments of the model as tensors (one, a tuple, or a mapping of keywords), but returned a "
                 f"{type(made).__name__} without any",
-                remedy="make tensors with one entry for each sample first: input(micro_batch_size, seq_len)",
+                remedy="make tensors with one entry per sample first: input(micro_batch_size, seq_len)",
                 field="model.input",
             )
         return pytree.tree_map(lambda x: x.to(self._context.device) if isinstance(x, Tensor) else x, made)
