@@ -17,7 +17,7 @@ import pytest
         ({"model": "gpt2-smal"}, 2, ["gpt2-smal", "gpt2-small"]),
         ({"cluster": "a100-40gb-0x8"}, 2, ["num_nodes", "0"]),
         ({"searcher": "bayes"}, 2, ["bayes", "bayesian"]),
-        ({"runner": "slurm"}, 2, ["slurm", "simulated"]),
+        ({"runner": "flux"}, 2, ["flux", "simulated"]),
         ({"trainer": "mega"}, 2, ["mega", "megatron"]),
         ({"space": "dense-singel-node"}, 2, ["dense-singel-node", "dense-single-node"]),
         ({"space": {"tp": [0]}}, 2, ["tp"]),

@@ -76,7 +76,7 @@ def test_one_document_with_json(run, write_program):
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({"runner": "slurm"}, 2, "there is no runner"),
+        ({"runner": "flux"}, 2, "there is no runner"),
         ({"runner": {"kind": "local", "device": "cpu", "max_rank": 1}}, 2, "max_ranks"),
         ({"cluster": "h100-sxm-1x1", "runner": "local"}, 2, "no GPU is visible"),
         ({"space": {"tp": [5], "precision": ["fp32"]}}, 1, "tp"),

@@ -44,7 +44,7 @@ runner: {kind: simulated, noise: 0.01}
         ("bf16", "bfloat16", "5:50", ["but is 'bfloat16'", "did you mean bf16?"]),
         ("cost_ranked", "bayes", "7:1", ["there is no searcher 'bayes'", "did you mean bayesian?"]),
         ("noise:", "nois:", "8:27", ["has no option 'nois'", "did you mean noise?"]),
-        ("simulated", "slurm", "8:1", ["there is no runner 'slurm'", "simulated"]),
+        ("simulated", "flux", "8:1", ["there is no runner 'flux'", "simulated"]),
         ("runner:", "trainer: deepsped\nrunner:", "8:1", ["there is no trainer 'deepsped'", "deepspeed?"]),
         ("runner:", "data: here.txt\nrunner:", "8:1", ["'here.txt' does not exist", "omit `data`"]),
         ("runner:", "name: twice\nrunner:", "8:1", ["the key 'name' is given twice"]),

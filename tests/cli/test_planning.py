@@ -229,7 +229,7 @@ def test_the_next_step_of_a_plan_can_be_pasted(run, write, runner, command):
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({"runner": "slurm"}, 2, "there is no runner 'slurm'"),
+        ({"runner": "flux"}, 2, "there is no runner 'flux'"),
         ({"runner": {"kind": "local", "max_rank": 2}}, 2, "did you mean max_ranks"),
         ({"space": {"tp": [5]}}, 1, "num_attention_heads"),
     ],

@@ -72,7 +72,7 @@ def test_a_forgotten_knob_is_refused_by_name_unless_it_is_at_its_default() -> No
     forgetful = KnobUse(part="cost model", reads=COST_MODEL.reads - {"compile"})
     table = ConfigTable.of([ParallelConfig(), ParallelConfig(dp=2)])
     forgetful.check_table(table)
-    with pytest.raises(ConfigError, match="the cost model does not know compile, but it is true") as caught:
+    with pytest.raises(ConfigError, match="the cost model does not support compile, but it is true") as caught:
         forgetful.check_table(ConfigTable.of([ParallelConfig(), ParallelConfig(compile=True)]))
     assert caught.value.field == "compile"
     with pytest.raises(ConfigError, match="does not support the study's own knob mine"):

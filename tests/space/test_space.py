@@ -135,7 +135,7 @@ def test_of_takes_what_was_measured_whatever_the_laws_say() -> None:
     assert list(space) == [odd, plain]
     assert space.index_of(plain) == 1
     assert space.why_not(odd) is None
-    assert "none of them" in str(space.why_not(ParallelConfig(dp=4, accumulation_steps=4)))
+    assert "is not among them" in str(space.why_not(ParallelConfig(dp=4, accumulation_steps=4)))
     assert space.world_sizes == (8, 70)
     with pytest.raises(InfeasibleError):
         SearchSpace.of(workload(), [])

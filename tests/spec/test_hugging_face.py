@@ -93,7 +93,7 @@ def test_what_transformers_writes_of_every_class_is_read() -> None:
         ({"is_encoder_decoder": True}, "not a decoder-only"),
         ({"model_type": "llama", "num_experts_in_the_attic": 3}, "num_experts_in_the_attic=3.*misread"),
         ({"model_type": "llama", "adapter_rank": 8}, "adapter_rank=8"),
-        ({"model_type": "qwen3_moe", "kv_lora_rank": 8}, "kv_lora_rank=8, which no qwen3_moe"),
+        ({"model_type": "qwen3_moe", "kv_lora_rank": 8}, "kv_lora_rank=8, which is not known for qwen3_moe"),
         ({"model_type": "opt", "word_embed_proj_dim": 32}, "word_embed_proj_dim must equal hidden_size"),
         ({"model_type": "deepseek_v3", "moe_layer_freq": 2, "n_routed_experts": 8}, "moe_layer_freq must be 1"),
         ({"model_type": "jamba"}, r"'jamba' .* mixes state-space.*write `model: \{hf: PATH\}`"),
@@ -108,7 +108,7 @@ def test_what_transformers_writes_of_every_class_is_read() -> None:
             {"model_type": "llama", "num_key_value_heads": [4, 2]},
             "num_key_value_heads .* differs from layer to layer, 2 to 4",
         ),
-        ({"model_type": "chatglm", "inner_hidden_size": 128}, "inner_hidden_size=128, which no glm"),
+        ({"model_type": "chatglm", "inner_hidden_size": 128}, "inner_hidden_size=128, which is not known for glm"),
     ],
 )
 def test_what_would_be_misread_is_refused_by_name(change: dict[str, Any], match: str) -> None:

@@ -71,7 +71,7 @@ def test_a_changed_column_is_found_and_its_row_is_named(store: SqlStore, table: 
     key = "sequence" if table.name == "events" else "key"
     forge(store, ANOTHER_WORKLOAD)
     forge(store, f"UPDATE {table.name} SET {column} = {value} WHERE {key} = (SELECT max({key}) FROM {table.name})")
-    (fault,) = [fault for fault in examine(store).faults if "not what was written" in fault]
+    (fault,) = [fault for fault in examine(store).faults if "changed after" in fault]
     row = "event" if table.name == "events" else "trial"
     assert fault.startswith(f"study {other if column == 'study' else study_id}: {row} ")
     assert fault.endswith("was changed after it was written")
@@ -86,7 +86,7 @@ def test_of_many_changed_rows_some_are_named_and_the_others_counted(store: SqlSt
     maintenance.backup(store, tmp_path / "backup.db")
     with pytest.raises(StoreCorruptError, match=f"; and {3 * events - NAMED} more rows"):
         restore(find_location(str(tmp_path / "other.db")), tmp_path / "backup.db")
-    named = [fault for fault in maintenance.check(store) if "not what was written" in fault]
+    named = [fault for fault in maintenance.check(store) if "changed after" in fault]
     assert len(named) == MOST_NAMED + 1
     assert named[-1].endswith(f"{3 * events - MOST_NAMED} more rows were changed after they were written")
 

@@ -50,7 +50,7 @@ def command(*argv: str, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "kind", "words"),
     [
-        ({"runner": "slurm"}, CatalogError, "slurm"),
+        ({"runner": "flux"}, CatalogError, "flux"),
         ({"runner": {"kind": "local", "max_rank": 2}}, SpecError, "max_ranks"),
         ({"runner": {"kind": "local", "max_ranks": "two"}}, SpecError, "two"),
         ({"runner": {"kind": "ray", "num_cpus": -1}}, SpecError, "num_cpus"),
@@ -166,8 +166,8 @@ def test_whoever_submits_does_not_judge_the_machine_that_runs_the_study(store: S
     study = api.load_study(on_cpu(runner="local", trainer=command("only-on-the-cluster")))
     record = api.submit_study(store, study)
     assert record.status is StudyStatus.QUEUED
-    with pytest.raises(CatalogError, match="slurm"):
-        api.submit_study(store, api.load_study(on_cpu(runner="slurm")))
+    with pytest.raises(CatalogError, match="flux"):
+        api.submit_study(store, api.load_study(on_cpu(runner="flux")))
     with pytest.raises(RunnerError, match="no such program here"):
         api.run_study(store, record.id)
     assert "only-on-the-cluster" in store.study(record.id).message

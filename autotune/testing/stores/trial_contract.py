@@ -160,7 +160,7 @@ class TrialContract(StoreFixture):
         assert kinds(store, first.study).count("trial.adopted") == 1
         store.add_steps(second, [reported((first.study, 0, 1), 0, [0.1, 0.2])])
         decide(store, second, EndTrial(trial=measured(pending(0))))
-        with pytest.raises(ConflictError, match="does not run"):
+        with pytest.raises(ConflictError, match="is not running"):
             store.adopt_attempt(second, 0, 1)
 
     def test_a_lost_attempt_is_followed_by_the_next(self, store: LeasedStore) -> None:

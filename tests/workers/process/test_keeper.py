@@ -137,10 +137,11 @@ def test_files_are_put_back_though_the_keeper_is_killed(tmp_path: Path) -> None:
     assert (tmp_path / "also.txt").read_text() == "its child"
     os.kill(parent_of(pid_in(heard)), signal.SIGKILL)
     until(keeper, "gone")
-    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {
-        "mine.txt": "weeks of work",
-        "also.txt": "more of it",
-    }
+    as_before = {"mine.txt": "weeks of work", "also.txt": "more of it"}
+    deadline = time.monotonic() + 60.0  # another autotune of this user may be the one that puts them back
+    while (found := {p.name: p.read_text() for p in tmp_path.iterdir()}) != as_before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert found == as_before
     keeper.close(1.0)
 
 
