@@ -128,7 +128,7 @@ def test_the_knob_is_spelled_and_stored_without_further_code_and_refused_where_i
     assert found["command"] == ["x", "8", "2", "4", "100"]
     for part in ("cost model", "loop"):
         assert found[part].startswith("ddp_bucket_mb: "), part
-        assert "does not know ddp_bucket_mb, but it is 100" in found[part]
+        assert "does not support ddp_bucket_mb, but it is 100" in found[part]
 
 
 @pytest.mark.thorough

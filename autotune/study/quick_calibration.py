@@ -71,7 +71,7 @@ def calibrate_quickly(
     except (ConflictError, StoreError):
         raise
     except AutotuneError as error:
-        failed = f"the cluster could not be calibrated, predictions use the shipped constants: {error}"
+        failed = f"the cluster could not be calibrated, so predictions use the shipped constants: {error}"
         tell(Notice(message="the calibration was interrupted" if interrupted() else failed))
         return None
     for each in measured.get("out_of_line", ()):

@@ -81,7 +81,7 @@ def test_the_files_for_a_ci() -> None:
     assert (root.get("tests"), root.get("failures")) == ("4", "1")
     text = markdown(slow)
     assert "| torch | 2.11 | 2.12 |" in text
-    assert "slower than then" in text
+    assert "slower than before" in text
     assert ET.fromstring(junit(rechecked(0.0, 3))).get("failures") == "0"
 
 

@@ -53,7 +53,7 @@ def test_what_a_model_brings_is_allowed() -> None:
     plans = {"has_tensor_plan": True, "has_pipeline_split": True, "num_cuts": 3}
     assert refusal("native", "tp=2", **plans) == ""
     assert refusal("native", "pp=4,accumulation_steps=8", **plans) == ""
-    assert "can be split at 3 places" in refusal("native", "pp=8,accumulation_steps=8", **plans)
+    assert "can be cut at 3 places" in refusal("native", "pp=8,accumulation_steps=8", **plans)
     assert refusal("native", "dp=8,zero_stage=3,recompute=full,precision=bf16") == ""
     assert "has attention" in refusal("native", "recompute=selective", has_attention=False)
 

@@ -387,7 +387,7 @@ def test_what_a_run_keeps_and_reports_is_no_setting_of_a_trial() -> None:
     assert reading.settings == {"warmup_ratio": 0.03}
     assert reading.knobs["zero_stage"] == 2
     said = " ".join(reading.remarks)
-    assert "save_strategy, save_steps, eval_strategy, report_to belong to the run" in said
+    assert "save_strategy, save_steps, eval_strategy, report_to are left out" in said
     assert "read as zero_stage=2 by its name" in said
 
 
