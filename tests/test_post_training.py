@@ -74,7 +74,7 @@ def test_a_store_gives_back_what_was_asked(algorithm: str) -> None:
         ("rl.placement", {"split": [12, 8]}, "rl.placement", "must fit the cluster"),
         ("rl.critic", {"model": "llama-1b"}, "rl.critic", "only ppo"),
         ("rl.resposes", 3, "rl.resposes", "there is no key"),
-        ("rollout", None, "rollout", "told, never modelled"),
+        ("rollout", None, "rollout", "generation speed is not modelled"),
         ("rollout.generation_s", 20, "rollout", "one way"),
         ("rollout.tp", 4, "rollout.tp", "not given"),
         ("rollout.memory_fraction", 1.5, "rollout.memory_fraction", "less than or equal"),
@@ -159,5 +159,5 @@ def test_fine_tuning_on_unequal_lengths_is_a_step_without_generation() -> None:
 
 def test_trainers_that_cannot_post_train_say_who_can() -> None:
     study = parse_study(spec(trainer="torchtitan"))
-    with pytest.raises(Exception, match=r"cannot be told a step of post-training.*verl"):
+    with pytest.raises(Exception, match=r"cannot set a step of post-training.*verl"):
         api.plan_of(study)

@@ -96,7 +96,7 @@ def test_a_broken_entry_is_named_with_its_package_and_the_reason(broken: None) -
         make_searcher("absent", space)
     with pytest.raises(RunnerError, match="OSError: no licence"):
         make_searcher("faulty", space)
-    with pytest.raises(RunnerError, match="'notone' made str"):
+    with pytest.raises(RunnerError, match="'notone' returned str"):
         make_searcher("notone", space)
     with pytest.raises(RunnerError, match="'notone' is OrderedDict"):
         trainer("notone")

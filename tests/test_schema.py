@@ -170,7 +170,7 @@ def test_a_family_that_is_not_known_is_built_to_know_its_shape(tmp_path: Path) -
 
     assert parse_study(asked, base=tmp_path, inspect=inspect).workload.model.num_layers == 3
     assert json.loads(built[0].source)["model_type"] == "brand_new"
-    with pytest.raises(SpecError, match=r"'brand_new'.* is not known"):
+    with pytest.raises(SpecError, match=r"'brand_new'.* is not supported"):
         parse_study(asked, base=tmp_path)
 
 
