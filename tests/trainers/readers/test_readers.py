@@ -388,7 +388,7 @@ def test_what_a_run_keeps_and_reports_is_no_setting_of_a_trial() -> None:
     assert reading.knobs["zero_stage"] == 2
     said = " ".join(reading.remarks)
     assert "save_strategy, save_steps, eval_strategy, report_to are left out" in said
-    assert "read as zero_stage=2 by its name" in said
+    assert "read as zero_stage=2 from its name" in said
 
 
 def test_sizes_that_the_reader_of_megatron_does_not_know_are_named() -> None:

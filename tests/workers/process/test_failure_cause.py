@@ -193,7 +193,7 @@ def test_a_silent_program_whose_rank_raised_is_told_with_its_exception() -> None
     found = trial.end([NodeEnd(node=0, code=-15, was_told=True)]).failure
     assert found is not None
     assert found.kind in (FailureKind.HANG, FailureKind.TIMEOUT)
-    assert "before that rank 1 during start raised ValueError" in found.message
+    assert "before that, rank 1 during start raised ValueError" in found.message
 
 
 @pytest.mark.thorough

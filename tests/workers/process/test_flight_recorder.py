@@ -151,7 +151,7 @@ def test_the_rank_that_has_not_come_to_the_others_collective_is_named_whatever_i
     there = NodeEnd(node=1, collectives={"2": {"0": [6, "nccl:broadcast"]}, "3": {"0": [7, "nccl:all_reduce"]}})
     assert rank_behind([here, there]) == (
         2,
-        "rank 2 has not come to nccl:all_reduce (collective 7 of process group 0), in which 3 other(s) wait",
+        "rank 2 has not reached nccl:all_reduce (collective 7 of process group 0), where 3 other(s) wait",
     )
     assert rank_behind([here]) is None
     assert rank_behind([NodeEnd(node=0)]) is None
