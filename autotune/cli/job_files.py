@@ -12,13 +12,14 @@ from typing import Any
 from autotune import api
 from autotune.cli.output import emit, note
 from autotune.errors import AutotuneError, RunnerError, SpecError
+from autotune.job_folder import Submission, write
 from autotune.kubernetes import submission as in_pods
 from autotune.ports import StudyRecord
 from autotune.schema import places_in
 from autotune.schema.spec_models import KubernetesDocument, SlurmDocument
 from autotune.slurm import submission
 from autotune.slurm.allocation import allocation, ask
-from autotune.slurm.submission import SUBMITTED, Submission
+from autotune.slurm.submission import SUBMITTED
 from autotune.spec import StudyStatus
 from autotune.spec.checks import nearest
 from autotune.store.location import find_location
@@ -65,7 +66,7 @@ def write_job(
             api.check_study(study, same_files=False)
             pods = KubernetesDocument.model_validate(asked["kubernetes"])
             made = in_pods.submission(study, asked, pods, base=base, folder=Path.cwd())
-        _tell(made, submission.write(made), json=json)
+        _tell(made, write(made), json=json)
         return
     with places_in(document, but=overrides):
         study = api.load_study(asked, base=base, slurm_cluster=submission.stand_in)
@@ -73,7 +74,7 @@ def write_job(
         api.check_study(study, same_files=not (job.setup or job.container))
     server = _server(store)
     made = submission.submission(study, asked, job, base=base, folder=Path.cwd(), keeps_store=not server)
-    written = submission.write(made)
+    written = write(made)
     when = submission.check(made)
     if asked["cluster"] == SLURM:
         note("note: the nodes' GPUs are detected when the job starts; until then an H100 node is assumed")

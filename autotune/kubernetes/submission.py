@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import SpecError
+from autotune.job_folder import SPEC, Submission, folder_name
 from autotune.kubernetes.deadline import LIMIT, START_S
 from autotune.schema.spec_models import KubernetesDocument
-from autotune.slurm.submission import SPEC, Submission, folder_name
 from autotune.spec import Study
 from autotune.spec.secrets import secret_places
 from autotune.trainers.file_formats import to_yaml, to_yaml_documents
@@ -263,10 +263,8 @@ def _pod(label: str, job: KubernetesDocument, keys: Mapping[str, str], *, gpus: 
         "volumes": [
             {"name": "files", "configMap": {"name": label, "items": items}},
             {"name": "study", "emptyDir": {}},
-            {
-                "name": "shared-memory",
-                "emptyDir": {"medium": "Memory"},
-            },  # Ray, NCCL and data loaders need more than 64 MiB
+            # Ray, NCCL and data loaders need more than 64 MiB
+            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
             *(
                 {"name": f"volume-{i}", "persistentVolumeClaim": {"claimName": volume.claim}}
                 for i, volume in enumerate(job.volumes)

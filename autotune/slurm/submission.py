@@ -13,11 +13,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import ConflictError, RunnerError, SpecError
+from autotune.errors import RunnerError, SpecError
+from autotune.job_folder import SPEC, Submission, folder_name
 from autotune.schema.spec_models import SlurmDocument
 from autotune.slurm.allocation import SRUN, ask, notice_s, step_environment
 from autotune.spec import ClusterSpec, Study
@@ -25,21 +25,10 @@ from autotune.spec.catalog import cluster, cluster_of, gpu
 from autotune.trainers.file_formats import to_yaml
 from autotune.trainers.schedulers.slurm import JOB, directive_lines
 
-SPEC, SUBMITTED = "study.yaml", "job.json"
-"""files of a study's folder beside `job.sbatch`: the spec, and the number of the job that was submitted last"""
+SUBMITTED = "job.json"
+"""file of a study's folder with the number of the job that was submitted last"""
 USUAL_LIMIT_S = 3600.0
 """taken for the limit where only the partition knows it, to choose how early the job is told of it"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """The files of a job, and how it is started."""
-
-    folder: Path
-    files: Mapping[str, str]
-    """by name"""
-    start: str
-    """the command that submits it"""
 
 
 def stand_in(job: SlurmDocument) -> ClusterSpec:
@@ -92,11 +81,6 @@ def submission(
     return Submission(folder=where, files=texts, start=f"cd {shlex.quote(str(where))} && sbatch {JOB}")
 
 
-def folder_name(study: Study) -> str:
-    """The name of the study's folder, and of its job."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", study.name).strip("-.") or "study"
-
-
 def _script(
     name: str, job: SlurmDocument, *, nodes: int, gpus: int, base: Path, folder: Path, keeps_store: bool
 ) -> str:
@@ -143,39 +127,6 @@ def _script(
 def _slurm_time(seconds: float) -> str:
     minutes = max(1, round(seconds / 60))
     return f"{minutes // 1440}-{minutes // 60 % 24:02d}:{minutes % 60:02d}:00"
-
-
-def write(made: Submission) -> list[Path]:
-    """Writes the files, which only this user can read. Raises `ConflictError` for a folder that holds another study or something else."""
-    made.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    kept = made.folder / SPEC
-    if (is_another := kept.exists() and _without_job(kept.read_text()) != _without_job(made.files[SPEC])) or (
-        not kept.exists() and any(made.folder.iterdir())
-    ):
-        what = (
-            "another study, or an earlier version of this one" if is_another else "files that do not belong to a study"
-        )
-        raise ConflictError(
-            f"{made.folder} holds {what}, but a folder holds the results of one spec",
-            remedy="remove or rename the folder, or give the study another `name`",
-            field="name",
-        )
-    written = []
-    for name, text in made.files.items():
-        path = made.folder / name
-        part = path.with_name(f".{name}.part")
-        part.unlink(missing_ok=True)
-        part.touch(mode=0o600)
-        part.write_text(text)
-        part.replace(path)
-        written.append(path)
-    return written
-
-
-def _without_job(text: str) -> Any:
-    import yaml
-
-    return {key: value for key, value in yaml.safe_load(text).items() if key not in ("slurm", "kubernetes")}
 
 
 def check(made: Submission) -> str:
