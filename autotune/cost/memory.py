@@ -32,7 +32,7 @@ from autotune.cost.loss_memory import loss_bytes
 from autotune.cost.model_states import StageWeights, state_bytes
 from autotune.cost.pipeline import in_flight
 from autotune.cost.traits import Traits
-from autotune.cost.uncertainty import exceeds, interval
+from autotune.cost.uncertainty import TAIL, exceeds, interval
 from autotune.spec import ConfigTable, GpuSpec, MemoryParts, Workload
 
 
@@ -63,14 +63,14 @@ class RankMemory:
             parts = MemoryParts(**{f.name: getattr(parts, f.name) * factor for f in fields(MemoryParts)})
             peak = np.asarray(parts.total)
         low, high = interval(peak, spread)
-        fits = interval(needed, spread)[1] <= usable
-        high = np.where(fits, np.minimum(high, gpu.memory_bytes), high)
+        risk = exceeds(needed, usable, spread)
+        high = np.where(risk <= TAIL, np.minimum(high, gpu.memory_bytes), high)
         return {
             "peak_memory_bytes": peak,
             "peak_memory_low_bytes": low,
             "peak_memory_high_bytes": high,
             "memory_parts_bytes": parts,
-            "oom_probability": exceeds(needed, usable, spread),
+            "oom_probability": risk,
         }
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import Any
 
-from autotune.cost.uncertainty import Z90
+import numpy as np
+
+from autotune.cost.uncertainty import Z90, normal_cdf
 from autotune.planning import FITS
 from autotune.reviews.earlier import Earlier
 from autotune.spec import Estimate, ParallelConfig, Study, config_label
@@ -52,7 +53,7 @@ class Gain:
         """That it is a gain: of a normal distribution of its logarithm with that lower end."""
         if self.low >= self.gain:
             return float(self.gain > 1.0)
-        return NormalDist().cdf(Z90 * math.log(self.gain) / math.log(self.gain / self.low))
+        return float(normal_cdf(np.asarray(Z90 * math.log(self.gain) / math.log(self.gain / self.low))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
