@@ -174,10 +174,10 @@ def _together(review: Review) -> Iterator[str]:
         if review.fits is False:
             yield "no edit makes it fit with these ranks and this batch: use more GPUs, or knobs that the launch does not have"
         elif (edit := review.worth_a_trial) is not None:
-            yield f"no edit is sure to gain; worth a trial: {_changes(edit)}: {_gain_of(edit, review)}, {_memory(edit.memory_bytes)}"
+            yield f"no edit is certain to gain; worth a trial: {_changes(edit)}: {_gain_of(edit, review)}, {_memory(edit.memory_bytes)}"
             yield from _where(edit)
         elif more >= 0.03:
-            yield f"no edit is sure to gain: the best guess is {more:+.0%}, and its interval has losses in it; a trial, or --measured, tells more"
+            yield f"no edit is certain to gain: the best guess is {more:+.0%}, but its interval includes losses; a trial, or --measured, would tell"
         else:
             yield "nothing better than 3% is to be had"
     elif len(review.edits) > 1:

@@ -39,7 +39,10 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages of the reference and of every prediction, the notebook, and the benchmarks' results with their figure."""
-    for path, text in {**pages(), **accuracy_page.pages(accuracy_page.shipped_rows())}.items():
+    for path, text in {
+        **pages(),
+        **accuracy_page.pages(accuracy_page.shipped_rows(accuracy_page.timed_files())),
+    }.items():
         files.append(File.generated(config, path, content=text))
     root = Path(config.config_file_path).parent
     run = run_notebook(root / NOTEBOOK)
