@@ -96,9 +96,11 @@ def answer_lines(document: Mapping[str, Any], trials: Sequence[Trial]) -> list[t
         )
         if line := speedup_line(document):
             lines.append(("speedup", line + next_best(document, trials)))
-        rival = next((t for t in trials if t.number in (document.get("tied_with") or ())), None)
+        by_number = {t.number: t for t in trials}
+        rival = next((by_number[n] for n in document.get("tied_with") or () if n in by_number), None)
         if rival is not None:
-            lines.append(("tied", f"trial {rival.number} is the winner with {config_changes(config, rival.config)}"))
+            changes = config_changes(config, rival.config)
+            lines.append(("tied", f"trial {rival.number} differs from the winner in {changes}"))
         lines.append(("stability", _beside_baseline(best, baseline)))
         lines.append(("config", str(config)))
     failures = Counter(str(t.failure.kind) if t.failure else "ERROR" for t in trials if t.status is TrialStatus.FAILED)

@@ -70,7 +70,7 @@ def test_a_proxy_that_runs_counts_for_the_next_one_also_after_a_restart(every_ta
 
     searcher, again = made(), made()
     first, second = searcher.ask(2)
-    assert "tells most" in searcher.reason(second)
+    assert "most informative" in searcher.reason(second)
     again.tell([replace(sweep.trial(again.proxy_for(first), first, 0), status=TrialStatus.RUNNING, measurement=None)])
     assert again.ask(1) == [second]
 

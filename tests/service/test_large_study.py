@@ -134,7 +134,7 @@ def test_the_parts_of_a_large_study_come_after_its_page(tmp_path: Path) -> None:
     with Service(tmp_path) as service:
         study = large_study(service.store, MOST_WAITED_FOR + 100)
         page = service.http.get(f"/studies/{study}").text
-        assert f'data-from="/studies/{study}/results"' in page
+        assert f'data-from="/studies/{study}/results?' in page
         part = service.http.get(f"/studies/{study}/results").text
         assert part.count(f'<a href="/studies/{study}/trials/') == PAGE
         figures = service.http.get(f"/studies/{study}/figures").text
