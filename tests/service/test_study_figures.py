@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import xml.etree.ElementTree as ET
 
@@ -41,7 +42,7 @@ def test_each_figure_is_on_the_page_with_its_data_and_its_drawing(tuning: Servic
         assert "default-src 'none'" in drawing.headers["content-security-policy"]
         assert ET.fromstring(drawing.text).tag.endswith("svg")
     for absent in listed["missing"]:
-        assert f"{absent['title']}: it needs {absent['needs']}" in page
+        assert f"{absent['title']}: it needs {absent['needs']}" in html.unescape(page)
 
 
 def test_a_figure_that_cannot_be_drawn_says_what_it_needs(service: Service, guarded: Service) -> None:
