@@ -115,6 +115,7 @@ def test_the_end_of_a_study_is_shown_though_the_service_was_away_and_someone_was
         page = seen.page
         log_in(seen, token)
         go(page, f"/studies/{study}")
+        page.get_by_text("History: the newest events").click()
         page.get_by_text("running", exact=True).first.wait_for()
         page.get_by_text("Notes", exact=True).click()
         page.get_by_label("New note").fill("half a note")
@@ -136,6 +137,7 @@ def test_filters_pages_and_links_lead_where_they_say(browser: Any, tuning: Servi
     with visit(browser, tuning.url) as seen:
         page = seen.page
         log_in(seen, token)
+        page.get_by_text("Filter", exact=True).click()
         page.get_by_label("Status").select_option("COMPLETED")
         page.get_by_label("Model").fill("gpt2-medium")
         page.get_by_role("button", name="Show").click()
