@@ -73,7 +73,7 @@ def ranking_document(
     ranked = _ranked(result, asked) if asked != objective else []  # by its own objective they are ranked already
     if asked != objective:
         answer |= _under(result, ranked)
-        answer["configs"] = [{"rank": i, **t.to_dict()} for i, t in enumerate(ranked[:top], 1)]
+        answer["configs"] = [{"rank": i, **t.to_dict(), "note": ""} for i, t in enumerate(ranked[:top], 1)]
     if pareto:
         answer["configs"] = front_documents(result, {t.number: t for t in ranked})
     return answer

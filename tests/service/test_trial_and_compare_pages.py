@@ -124,6 +124,9 @@ def test_an_export_is_shown_and_downloaded_and_says_what_it_needs(
 def test_a_ranking_follows_the_objective_that_was_asked_for(guarded: Service, study: str, rae: dict[str, str]) -> None:
     page = guarded.http.get(f"/studies/{study}/ranking?metric=cost&stability_weight=0.5&pareto=1", headers=rae).text
     assert "Per million tokens" in page
+    again = guarded.http.get(f"/studies/{study}/ranking?metric=cost", headers=rae)
+    assert again.status_code == 200
+    assert '<tr class="won">' in again.text
     assert guarded.http.get(f"/studies/{study}/ranking?stability_weight=2", headers=rae).status_code == 422
     assert guarded.http.get(f"/studies/{study}/ranking?metric=odd", headers=rae).status_code == 422
 
