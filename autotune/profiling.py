@@ -16,7 +16,7 @@ import numpy as np
 
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.cost.from_dry_runs import PLAYED_TRAINERS, DryRuns, RunDry, shortened
-from autotune.cost.uncertainty import Z90
+from autotune.cost.uncertainty import Z90, spread_of_memory
 from autotune.errors import DryRunError, MissingExtraError
 from autotune.planning import plan
 from autotune.ports import DryRunLimits, DryRunner, KnowledgeStore
@@ -139,7 +139,7 @@ def spread_of(space: SearchSpace, constants: Calibration) -> np.ndarray[Any, np.
     """Standard deviation of the log of each config's memory; of a large space, of some."""
     rows = space.table.take(slice(None, None, _stride(space)))
     found = estimate(space.workload, rows, calibration=constants)
-    return np.asarray(np.log(np.asarray(found.peak_memory_high_bytes) / np.asarray(found.peak_memory_bytes)) / Z90)
+    return spread_of_memory(found)
 
 
 @final
@@ -167,13 +167,13 @@ def checks_of(found: DryRuns, workload: Workload, constants: Calibration) -> lis
         here, there = (
             estimate(workload, point.config, calibration=replace(constants, dry_runs=runs)) for runs in (found, others)
         )
-        predicted, high = float(there.peak_memory_bytes), float(there.peak_memory_high_bytes)
+        predicted, low = float(there.peak_memory_bytes), float(there.peak_memory_low_bytes)
         checks.append(
             Check(
                 config=str(point.config),
                 predicted_bytes=predicted,
                 run_bytes=float(here.peak_memory_bytes),
-                spread=high / predicted - 1.0,
+                spread=predicted / low - 1.0,
             )
         )
     return checks

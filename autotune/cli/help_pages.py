@@ -71,7 +71,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "recheck": (
         "autotune recheck gpt2-medium",
-        "autotune recheck gpt2-medium --max-slowdown 3% --junit recheck.xml --summary summary.md",
+        "autotune recheck gpt2-medium --max-slowdown 3% --junit recheck.xml",
     ),
     "diagnose": (
         "autotune diagnose gpt2-medium",
@@ -91,7 +91,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "autotune tune laptop                 a small built-in study",
         "autotune tune study.yaml --max-trials 10",
         "autotune tune study.yaml --train-tokens 15T --json > result.json",
-        "autotune tune study.yaml --on slurm --submit --option time=4h --option partition=gpu",
+        "autotune tune study.yaml --on slurm --submit --option time=4h",
     ),
     "list": (
         "autotune list",

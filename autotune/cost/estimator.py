@@ -27,7 +27,7 @@ from autotune.cost.model_knobs import COST_MODEL
 from autotune.cost.rl.step import estimate_step
 from autotune.cost.stalls import with_stalls
 from autotune.cost.step_time import time_parts
-from autotune.cost.traits import traits_of
+from autotune.cost.traits import loop_traits
 from autotune.cost.uncertainty import interval, memory_sigma, time_sigma, upper_end
 from autotune.errors import ConfigError
 from autotune.space import LAWS
@@ -97,7 +97,7 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     COST_MODEL.check_table(table)
     if workload.rl is not None:
         return estimate_step(workload, table, constants)
-    traits = traits_of(workload.trainer)
+    traits = loop_traits(workload)
     layout = layout_of(workload, table)
     stages = stages_of(workload.model, table, traits.split)
     times = time_parts(workload, table, layout, stages, constants, traits)
@@ -215,7 +215,7 @@ def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration]
     """The time parts of the configs by constants; what no constant changes is computed once."""
     if workload.rl is not None:
         return lambda constants: estimate_step(workload, table, constants).time_parts_s
-    traits = traits_of(workload.trainer)
+    traits = loop_traits(workload)
     layout, stages = layout_of(workload, table), stages_of(workload.model, table, traits.split)
 
     def at(constants: Calibration) -> TimeParts:
@@ -252,5 +252,5 @@ def _layers_of(workload: Workload) -> int:
     """The same for workloads whose layers are alike, however many these are."""
     shape = [getattr(workload.model, f.name) for f in fields(workload.model) if f.name not in DEPTH]
     return crc32(
-        f"{shape} {workload.seq_len} {workload.cluster.gpu.name} {workload.trainer} {workload.peft} {workload.unfused_attention}".encode()
+        f"{shape} {workload.seq_len} {workload.cluster.gpu.name} {workload.trainer} {workload.peft} {workload.unfused_attention}{workload.loop}".encode()
     )

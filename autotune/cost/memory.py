@@ -35,6 +35,10 @@ from autotune.cost.traits import Traits
 from autotune.cost.uncertainty import TAIL, exceeds, interval
 from autotune.spec import ConfigTable, GpuSpec, MemoryParts, Workload
 
+HOLDS = 0.4
+"""assumed probability that a program holds what nothing says of it: about half of the loops that were read do (`traits.TRAITS`). Below a half, so that this alone puts a
+config at the limit of memory and not beyond it"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
@@ -43,27 +47,33 @@ class RankMemory:
     parts: MemoryParts
     """by cause; memory that waits for the communication stream and fragmentation are part of `framework`"""
     spare: Column
-    """bytes of it that the allocator could reuse before it fails, or that the program may not hold"""
+    """bytes of it that the allocator could reuse before it fails"""
+    unsure: Column | float = 0.0
+    """bytes of it that the program may do without: nothing says whether it holds them"""
 
     @property
     def needed(self) -> Column:
-        """Bytes that must fit at once."""
+        """Bytes that must fit at once, `unsure` ones too."""
         return np.asarray(self.parts.total - self.spare)
 
     def columns(self, spread: Column, gpu: GpuSpec, constants: Calibration) -> dict[str, Any]:
         """What an `Estimate` says of memory; `spread`: standard deviation of log peak memory.
 
-        Where all that is needed fits, nobody sees a larger peak than the GPU has: what may be spared is not there, and every part is smaller by the same
-        factor, for it is not known which of them the program does without. So it is at the upper end of the interval."""
+        Where the least that is needed fits, nobody sees a larger peak than the GPU has: what may be spared is not there, and every part is smaller by the same
+        factor, for it is not known which of them the program does without. So it is at the upper end of the interval. The risk is a mixture: the program holds what
+        is `unsure` with probability `HOLDS`."""
         usable, parts, peak = gpu.memory_bytes * constants.usable_fraction, self.parts, np.asarray(self.parts.total)
         needed = peak - self.spare
-        spared = (peak > gpu.memory_bytes) & (needed <= usable)
+        least = needed - self.unsure
+        spared = (peak > gpu.memory_bytes) & (least <= usable)
         if spared.any():
             factor = np.where(spared, gpu.memory_bytes / peak, 1.0)
             parts = MemoryParts(**{f.name: getattr(parts, f.name) * factor for f in fields(MemoryParts)})
             peak = np.asarray(parts.total)
         low, high = interval(peak, spread)
-        risk = exceeds(needed, usable, spread)
+        risk = exceeds(least, usable, spread)
+        if np.any(self.unsure):
+            risk = (1.0 - HOLDS) * risk + HOLDS * exceeds(needed, usable, spread)
         high = np.where(risk <= TAIL, np.minimum(high, gpu.memory_bytes), high)
         return {
             "peak_memory_bytes": peak,
@@ -140,7 +150,7 @@ def rank_memories(
         waiting = np.minimum(freed, np.maximum(usable - allocated, 0.0))
         fragments = loose * allocated
         everything = MemoryParts(**parts, framework=framework + waiting + fragments)
-        return RankMemory(parts=everything, spare=waiting + fragments + maybe + states.unsure(own))
+        return RankMemory(parts=everything, spare=waiting + fragments, unsure=maybe + states.unsure(own))
 
     nothing, alone = np.zeros_like(layout.pp), layout.pp == 1
     first_dense = np.minimum(float(model.num_dense_layers), stages.first)
@@ -168,12 +178,13 @@ def _kind(
 
 
 def fullest(ranks: Sequence[RankMemory]) -> RankMemory:
-    """For every row, the rank that holds the most memory, with what may be spared until the most is left that any of them needs at once."""
+    """For every row, the rank that holds the most memory, with what may be spared, and what is unsure, until the most is left that any of them needs at once."""
     totals = np.stack([rank.parts.total for rank in ranks])
     most = totals.argmax(axis=0)[None]
     names = [f.name for f in fields(MemoryParts)]
     chosen = {n: np.take_along_axis(np.stack([getattr(r.parts, n) for r in ranks]), most, axis=0)[0] for n in names}
-    return RankMemory(parts=MemoryParts(**chosen), spare=totals.max(axis=0) - np.max([r.needed for r in ranks], axis=0))
+    needed, least = (np.max(rows, axis=0) for rows in ([r.needed for r in ranks], [r.needed - r.unsure for r in ranks]))
+    return RankMemory(parts=MemoryParts(**chosen), spare=totals.max(axis=0) - needed, unsure=needed - least)
 
 
 def _waiting_bytes(

@@ -274,7 +274,9 @@ POST_TRAINERS = ("verl", "nemo_rl", "openrlhf", "trl")
 
 
 def loop_of(workload: Workload) -> str:
-    """The trainer whose constants hold for the workload: its own, or for post-training that of the engine that trains."""
+    """The trainer whose constants hold for the workload: its own, that whose loop its program runs, or for post-training that of the engine that trains."""
+    if workload.loop:
+        return workload.loop
     if workload.rl is None or workload.trainer not in POST_TRAINERS:
         return workload.trainer
     return ENGINE_LOOPS[workload.rl.engine]

@@ -76,6 +76,11 @@ def config_sigma(estimate: Estimate) -> Column:
     return np.asarray(np.sqrt(np.maximum(width**2 - np.asarray(estimate.level_sigma) ** 2, 0.0)))
 
 
+def spread_of_memory(estimate: Estimate) -> Column:
+    """Standard deviation of log peak memory of each config, from the lower half of its interval: the upper end may be cut at the GPU's memory."""
+    return np.asarray(np.log(np.asarray(estimate.peak_memory_bytes) / np.asarray(estimate.peak_memory_low_bytes)) / Z90)
+
+
 def exceeds(center: Column, limit: float, sigma: Column | float) -> Column:
     """Probability that a log-normal quantity about `center` is above `limit`."""
     z = (np.log(np.maximum(center, 1e-300)) - math.log(limit)) / np.maximum(sigma, 1e-9)

@@ -171,7 +171,8 @@ def _where(option: ScriptOption, meaning: Meaning) -> str:
     assumed = ""
     if meaning.target == "micro_batch_size":
         unit = "tokens" if meaning.in_tokens else "sequences"
-        assumed = ", over all ranks" if meaning.over_ranks else f", taken as {unit} per rank"
+        is_said = "per_device" in option.name or "per_gpu" in option.name
+        assumed = ", over all ranks" if meaning.over_ranks else f", {'' if is_said else 'taken as '}{unit} per rank"
     elif meaning.target == "accumulation_steps" and meaning.expression:
         assumed = ", divided by its ranks"
     shown = "" if option.prefix else f"{option.shown}, "

@@ -255,7 +255,9 @@ def _workload(found: OptionMatches, ranks: RanksToday) -> tuple[Entry, tuple[str
     batch, why, is_open = _batches(found, ranks)
     seq_len = found.count("seq_len")
     told = f"seq_len: {found.where('seq_len')}" if seq_len else "fill in: seq_len, tokens per sequence"
-    value = {"seq_len": seq_len or SEQ_LEN, "global_batch_size": batch}
+    value: dict[str, Any] = {"seq_len": seq_len or SEQ_LEN, "global_batch_size": batch}
+    if loop := _loop(found.script):
+        value["loop"] = loop
     fill_in = (*(() if seq_len else ("workload.seq_len",)), *(("workload.global_batch_size",) if is_open else ()))
     return Entry(key="workload", value=value, comment=f"{told}; batch: {why}"), fill_in
 
@@ -319,6 +321,21 @@ def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> 
             comment="" if sizes["vocab_size"] else "fill in: vocab_size",
         )
     return None
+
+
+_OF_TRAINER = ("bf16", "fp16", "deepspeed", "fsdp", "gradient_checkpointing", "logging_steps", "save_strategy")
+"""options of transformers' TrainingArguments that scripts with a loop of their own do not have"""
+
+
+def _loop(script: Script) -> str:
+    """The training loop that the program runs, by its options, imports and launcher; empty where none of them says."""
+    names = {option.name for option in script.options}
+    of_launch = not script.is_read and "per_device_train_batch_size" in names and not names.isdisjoint(_OF_TRAINER)
+    if script.parser == "HfArgumentParser" or of_launch:
+        return "hf_trainer"
+    if script.imports & {"lightning", "pytorch_lightning"}:
+        return "lightning"
+    return next((name for name in ("accelerate", "deepspeed") if name in {script.launcher, *script.imports}), "")
 
 
 def _uses_accelerate(script: Script) -> bool:

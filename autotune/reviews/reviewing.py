@@ -321,6 +321,7 @@ def _whole(study: Study, config: ParallelConfig) -> str:
     return (
         f"{'a model' if workload.model.name == 'imported' else workload.model.name} ({format_count(workload.model.num_parameters)}) on {workload.cluster.num_gpus} x {workload.cluster.gpu.name}, "
         f"{_batch_words(workload, config)} = {format_count(tokens)} tokens a step, {config_label(config)}, trainer {study.trainer}"
+        f"{f' with the loop of {workload.loop}' if workload.loop else ''}"
     )
 
 

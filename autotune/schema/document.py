@@ -107,6 +107,7 @@ OF_WORKLOAD = (
     "peft",
     "pure_bf16",
     "unfused_attention",
+    "loop",
 )
 """keys of `workload` that are sought in other places"""
 

@@ -137,6 +137,7 @@ def parse_study(
             peft=None if asked.workload.peft is None else Peft(**asked.workload.peft.model_dump()),
             pure_bf16=asked.workload.pure_bf16,
             unfused_attention=asked.workload.unfused_attention,
+            loop=asked.workload.loop,
         ),
     )
     space = replace(parse_space(asked.space, base=base), extra=_own_knobs(asked))

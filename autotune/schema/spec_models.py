@@ -189,6 +189,9 @@ class WorkloadDocument(Document, defer_build=True):
     unfused_attention: StrictBool = Field(
         default=False, description="whether the program's attention stores the score matrix"
     )
+    loop: Literal["", "accelerate", "deepspeed", "hf_trainer", "lightning", "megatron", "nanotron", "torchtitan"] = (
+        Field(default="", description="the trainer whose training loop your own program runs, where that is known")
+    )
 
 
 class ObjectiveDocument(Document, defer_build=True):

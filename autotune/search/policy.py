@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, log_softmax
 
+from autotune.cost.uncertainty import spread_of_memory
 from autotune.search.surrogate.kernel import distances
 from autotune.spec import Estimate
 
@@ -73,12 +74,11 @@ class SearchState:
     def of(cls, estimate: Estimate, predicted: Array, points: Array, capacity_bytes: float) -> SearchState:
         """The state before any trial."""
         times, total = estimate.time_parts_s, np.asarray(estimate.step_time_s)
-        low, high = np.asarray(estimate.peak_memory_low_bytes), np.asarray(estimate.peak_memory_high_bytes)
         parts = (times.compute, times.bubble, times.tp_comm, times.dp_comm)
         return cls(
             predicted=predicted,
             headroom=np.log(capacity_bytes / np.asarray(estimate.peak_memory_bytes)),
-            headroom_sd=max(float(np.median(np.log(high / low))) / 3.29, 1e-3),
+            headroom_sd=max(float(np.median(spread_of_memory(estimate))), 1e-3),
             shares=np.stack([np.asarray(part) / total for part in parts], axis=1),
             points=points,
         )

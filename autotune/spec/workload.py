@@ -44,6 +44,10 @@ class Peft:
         one_of("peft.library", self.library, PEFT_LIBRARIES)
 
 
+LOOPS = ("accelerate", "deepspeed", "hf_trainer", "lightning", "megatron", "nanotron", "torchtitan")
+"""training loops that a program of one's own may run"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload(Plain):
     """Model, cluster, sequence length, batch, optimizer and trainer."""
@@ -69,6 +73,8 @@ class Workload(Plain):
     unfused_attention: bool = False
     """whether the program's attention stores the score matrix (eager attention of transformers, Megatron-LM before FlashAttention), as FlashAttention (arXiv
     2205.14135) and torch's scaled_dot_product_attention never do"""
+    loop: str = ""
+    """for a program of one's own: the trainer whose training loop it runs, one of `LOOPS`; the cost model's constants and what is held in memory depend on it. Empty: not known"""
     rl: PostTraining | None = None
     """what a step of post-training is; None: a plain optimizer step on sequences of one length"""
 
@@ -100,6 +106,8 @@ class Workload(Plain):
                 field="peft",
             )
 
+        if self.loop:
+            one_of("loop", self.loop, LOOPS)
         for name in ("pure_bf16", "unfused_attention"):
             value = getattr(self, name)
             if not isinstance(value, bool):

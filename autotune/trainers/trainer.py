@@ -74,6 +74,8 @@ class Trainer(ABC):
     """methods of `Workload.peft` that it can be told"""
     trains_pure_bf16: ClassVar[bool] = False
     """whether it can be told to keep weights, gradients and moments all in bf16 (`Workload.pure_bf16`)"""
+    runs_own_program: ClassVar[bool] = False
+    """whether the training loop is the user's own (`Workload.loop`)"""
     has_unfused_attention: ClassVar[bool] = False
     """whether it can be told to store the scores of attention (`Workload.unfused_attention`)"""
     trains_rl: ClassVar[bool] = False

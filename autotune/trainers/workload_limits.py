@@ -198,6 +198,13 @@ def workload_limits(trainer: Trainer, workload: Workload, c: ParallelConfig) -> 
             "remove unfused_attention, or use megatron, or command with your own program",
         ),
         Rule(
+            bool(workload.loop) and not trainer.runs_own_program,
+            "workload.loop",
+            f"the trainer {name} has its own training loop",
+            "",
+            "remove loop, or use command with your own program",
+        ),
+        Rule(
             peft is not None and peft.method not in trainer.peft_methods,
             "workload.peft",
             f"the trainer {name} cannot train adapters alone in this way ({trainer.no_adapters})",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from autotune.cost.traits import memory_differences
+from autotune.cost.traits import loop_of, memory_differences
 from autotune.spec import CollectiveCall, DryRun, MatrixProduct, MemorySample, ModuleCost
 from autotune.will_it_fit.answer import PLAYED, Fit
 
@@ -79,7 +79,7 @@ def beside_cost_model(fit: Fit) -> tuple[Beside, ...]:
     if fit.fullest is None:
         return ()
     found, predicted = fit.fullest.peak.parts_bytes, fit.estimate.memory_parts_bytes
-    why = {} if fit.is_played else memory_differences(fit.workload.trainer, PLAYED, fit.config)
+    why = {} if fit.is_played else memory_differences(loop_of(fit.workload), PLAYED, fit.config)
     return tuple(
         Beside(
             name=name,

@@ -15,6 +15,7 @@ import numpy as np
 
 from autotune.cost import Calibration
 from autotune.cost.memory_constants import memory_source, reserved_sigma
+from autotune.cost.traits import loop_of
 from autotune.cost.uncertainty import exceeds, interval
 from autotune.spec import Workload
 
@@ -43,8 +44,8 @@ class Reserved:
         gpu = workload.cluster.gpu
         usable = gpu.memory_bytes * constants.usable_fraction
         peak = allocated_bytes * (1.0 + constants.fragmentation) + constants.framework_bytes
-        fitted = memory_source(gpu.name, workload.trainer)
-        sigma = reserved_sigma(gpu.name, workload.trainer)
+        fitted = memory_source(gpu.name, loop_of(workload))
+        sigma = reserved_sigma(gpu.name, loop_of(workload))
         low, high = interval(np.asarray(peak), sigma)
         return cls(
             peak_bytes=float(peak),
@@ -54,5 +55,5 @@ class Reserved:
             oom_probability=float(exceeds(np.asarray(peak), usable, sigma)),
             source=f"fitted to {fitted.source}"
             if "fragmentation" in fitted.fitted
-            else f"assumed, for no published run of {workload.trainer} on {gpu.name} prints it",
+            else f"assumed, for no published run of {loop_of(workload)} on {gpu.name} prints it",
         )

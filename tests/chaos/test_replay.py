@@ -48,7 +48,7 @@ def test_the_choices_of_proxies_are_made_again(tmp_path: Path) -> None:
     with closing(open_store(tmp_path / "store.db")) as store:
         told = api.tune(target_spec(), store=store).trials
         check_replayed(store)
-    assert any(trial.reason.startswith("tells most") for trial in told)
+    assert any(trial.reason.startswith("most informative") for trial in told)
 
 
 @pytest.mark.thorough

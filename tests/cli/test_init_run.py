@@ -54,7 +54,7 @@ def test_a_shell_script_on_two_ranks_and_its_files_stay(run, programs):
     assert spec["model"] == {"parameters": PARAMETERS}  # its heads stand nowhere but in a line of its code
     assert (done.document["seen"]["micro_batches"], done.document["seen"]["facts"]["world"]) == (3, 2)
     assert (programs / "mine.pt").read_text() == "weeks of work"
-    assert "ends it after 3 optimizer steps" in done.err
+    assert "stop it after 3 optimizer steps" in done.err
     assert not {"model", "workload.global_batch_size", "workload.seq_len"} & set(done.document["fill_in"])
 
 

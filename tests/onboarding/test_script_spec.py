@@ -79,6 +79,14 @@ def test_it_loads_and_is_planned(name: str, drafted: Drafted, tmp_path: Path) ->
     assert api.plan_of(study, top=1).rows
 
 
+@pytest.mark.parametrize(
+    ("name", "loop"),
+    [("nanogpt", None), ("run_clm", "hf_trainer"), ("lightning_args", "lightning"), ("accelerate_nlp", "accelerate")],
+)
+def test_the_loop_that_a_program_runs_is_told_where_it_shows(name: str, loop: str | None, drafted: Drafted) -> None:
+    assert drafted(name).document["workload"].get("loop") == loop
+
+
 @pytest.mark.slow  # imports transformers and lightning
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing. is deprecated:FutureWarning")  # in 5; the only name in 4
 @pytest.mark.parametrize("name", ["run_clm", "lightning_args", "accelerate_nlp"])

@@ -65,7 +65,7 @@ def test_a_review_of_anything_is_at_most_25_rows_of_100_columns(
 def stuffed(tmp_path: Path) -> Review:
     """With far more to say than there is room for."""
     (tmp_path / "train.sh").write_text(TRAINER)
-    found = review(tmp_path / "train.sh", cluster="h100-sxm")
+    found = review(tmp_path / "train.sh", cluster="h200-sxm")
     assert found.together is not None
     return replace(
         found,
@@ -113,8 +113,8 @@ def test_what_is_missing_is_printed_before_everything_else(tmp_path: Path) -> No
 
 def test_of_a_long_line_what_changes_is_shown(tmp_path: Path) -> None:
     (tmp_path / "one_line.sh").write_text(LAUNCHES["one_line.sh"])
-    found = review(tmp_path / "one_line.sh", cluster="h100-sxm")
-    (line,) = [line for line in lines_of(found) if "one_line.sh:1: " in line and not line.startswith("!")]
+    found = review(tmp_path / "one_line.sh", cluster="h200-sxm")
+    line = next(line for line in lines_of(found) if "one_line.sh:1: " in line and not line.startswith("!"))
     assert "--gradient_checkpointing False" in line
     assert len(line) <= WIDTH
 
@@ -139,9 +139,9 @@ def test_all_prints_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixt
     script = tmp_path / "train.sh"
     options = "".join(f"export {name}=1\n" for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "CUDA_LAUNCH_BLOCKING"))
     script.write_text(TRAINER.replace("BS=1\n", f"BS=1\n{options * 8}"))
-    run(["review", str(script), "--cluster", "h100-sxm"])
+    run(["review", str(script), "--cluster", "h200-sxm"])
     few = capsys.readouterr().out
-    run(["review", str(script), "--cluster", "h100-sxm", "--all"])
+    run(["review", str(script), "--cluster", "h200-sxm", "--all"])
     everything = capsys.readouterr().out
     assert len(few.splitlines()) <= MOST
     assert "more warnings: --all prints them" in few

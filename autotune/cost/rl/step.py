@@ -105,13 +105,13 @@ def phases_memory(
     has_reference = asked.reference or asked.algorithm == "dpo"
     reference = np.where(away == "all", 0.0, _reference_bytes(workload, table)) if has_reference else nothing
     asleep = np.where(is_split | (not asked.generates), 0.0, ENGINE_ASLEEP)
-    phases: list[tuple[dict[str, Column], Column]] = []
+    phases: list[tuple[dict[str, Column], Column, Column | float]] = []
     for i, u in enumerate(updates):
         others = {name: resident[name] - states[i][name] for name in resident}
         parts = {name: np.asarray(getattr(u.parts, name)) + others.get(name, nothing) for name in NAMES}
         parts["weights"] = parts["weights"] + reference
         parts["framework"] = parts["framework"] + asleep
-        phases.append((parts, u.spare))
+        phases.append((parts, u.spare, u.unsure))
     bare = dict.fromkeys(NAMES, nothing)
     if asked.algorithm != "sft":
         own = constants.framework_bytes + asleep
@@ -123,7 +123,7 @@ def phases_memory(
             "logits": logits,
             "framework": own,
         }
-        phases.append((at_log_prob, nothing))
+        phases.append((at_log_prob, nothing, nothing))
     if asked.generates and asked.rollout is not None:
         held = {name: np.where(away == "all", 0.0, resident[name]) for name in resident}
         held["optimizer"] = np.where(away == "none", held["optimizer"], 0.0)
@@ -134,18 +134,20 @@ def phases_memory(
             "weights": held["weights"] + reference,
             "framework": constants.framework_bytes + engine,
         }
-        phases.append(({name: np.where(is_split, 0.0, part) for name, part in generating.items()}, nothing))
-    totals = np.stack([sum(parts.values()) for parts, _ in phases])
-    needs = np.stack([sum(parts.values()) - spare for parts, spare in phases])
+        phases.append(({name: np.where(is_split, 0.0, part) for name, part in generating.items()}, nothing, nothing))
+    totals = np.stack([sum(parts.values()) for parts, _, _ in phases])
+    needs = np.stack([sum(parts.values()) - spare for parts, spare, _ in phases])
+    least = (needs - np.stack([np.broadcast_to(unsure, nothing.shape) for _, _, unsure in phases])).max(axis=0)
     fullest = totals.argmax(axis=0)
     peak = {
         name: np.take_along_axis(
-            np.stack([np.broadcast_to(p[name], nothing.shape) for p, _ in phases]), fullest[None], axis=0
+            np.stack([np.broadcast_to(p[name], nothing.shape) for p, _, _ in phases]), fullest[None], axis=0
         )[0]
         for name in NAMES
     }
     between = MemoryParts(**{**bare, **resident})
-    return between, RankMemory(parts=MemoryParts(**peak), spare=totals.max(axis=0) - needs.max(axis=0))
+    most = needs.max(axis=0)
+    return between, RankMemory(parts=MemoryParts(**peak), spare=totals.max(axis=0) - most, unsure=most - least)
 
 
 def _reference_bytes(workload: Workload, table: ConfigTable) -> Column:

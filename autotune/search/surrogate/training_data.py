@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from autotune.cost.uncertainty import config_sigma
+from autotune.cost.uncertainty import config_sigma, spread_of_memory
 from autotune.search.searcher import Problem
 from autotune.search.surrogate.corrected_gp import Prior, Rows
 from autotune.search.surrogate.observations import Observations
@@ -87,11 +87,10 @@ def time_prior(
 
 def memory_prior(estimate: Estimate, transfer_weights: Array, residual_weights: Array, *, own: int = 0) -> Prior:
     """Prior of the memory model: `MEMORY_SDS` for the factors, and the width of the estimate's interval for the residual."""
-    low, high = np.asarray(estimate.peak_memory_low_bytes), np.asarray(estimate.peak_memory_high_bytes)
     return Prior(
         factor_sds=np.array(list(MEMORY_SDS.values())),
         common_sd=COMMON_SD,
-        residual_sd=float(np.median(np.log(np.atleast_1d(high / low)) / (2 * Z90))),
+        residual_sd=float(np.median(spread_of_memory(estimate))),
         transfer_weights=transfer_weights,
         residual_weights=residual_weights,
         own_sd=OWN_MEMORY_SD,
@@ -168,12 +167,9 @@ def log_limits(estimate: Estimate, capacity_bytes: float) -> Array:
     the memory is not available to the allocator. The estimate includes both in its probability of running out of memory,
     P = Phi(log(peak / limit) / sigma), which is solved for the limit here.
     """
-    peak, low, high = (
-        np.log(np.atleast_1d(np.asarray(value, dtype=np.float64)))
-        for value in (estimate.peak_memory_bytes, estimate.peak_memory_low_bytes, estimate.peak_memory_high_bytes)
-    )
+    peak = np.log(np.atleast_1d(np.asarray(estimate.peak_memory_bytes, dtype=np.float64)))
     z = ndtri(np.clip(np.atleast_1d(np.asarray(estimate.oom_probability)), CERTAIN, 1.0 - CERTAIN))
-    limit = peak - z * (high - low) / (2 * Z90)
+    limit = peak - z * spread_of_memory(estimate)
     return np.asarray(np.where(z > 0, np.minimum(limit, math.log(capacity_bytes)), limit))
 
 

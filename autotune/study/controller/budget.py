@@ -39,6 +39,8 @@ class Reserve:
     gpu_s: float = 0.0
 
 
+JOB_SLACK = 1.5
+"""by which the expected time of the finals is multiplied where the end of a job, which cannot be moved, would cut them off"""
 REFUSED_PER_TRIAL = 10
 """the search ends when it has asked for so many times `max_trials` configs that cannot be run"""
 
@@ -59,7 +61,7 @@ def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
         return (
             f"{spent.gpu_s:.0f} of {budget.max_gpu_s:.0f} rank-seconds are spent; the rest is reserved for the finals"
         )
-    if spent.left_s is not None and reserve.wall_s * spent.longest >= spent.left_s:
+    if spent.left_s is not None and JOB_SLACK * reserve.wall_s * spent.longest >= spent.left_s:
         return f"trials may run for {max(0.0, spent.left_s):.0f} s more in this job, which are reserved for the finals"
     return ""
 

@@ -98,6 +98,7 @@ class CommandTrainer(Trainer):
     trains_pure_bf16 = True
     trains_rl = True
     has_unfused_attention = True
+    runs_own_program = True
     options = (
         Option(
             name="argv",

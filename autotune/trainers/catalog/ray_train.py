@@ -37,6 +37,7 @@ class RayTrainTrainer(Trainer):
     peft_methods = frozenset(PEFT_METHODS)
     trains_pure_bf16 = True
     has_unfused_attention = True
+    runs_own_program = True
     options = (SAME_DATA,)
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:

@@ -36,7 +36,7 @@ def test_a_program_is_tried_once_for_all_studies_and_not_as_a_trial(store: Store
     assert first.record.status is StudyStatus.COMPLETED
     assert [trial.number for trial in first.trials] == [0, 1]
     assert history(store, first.record.id).count(EventKind.PROGRAM_CHECKED) == 1
-    assert "5 steps of it are tried first: " in said[0]
+    assert said[0].startswith("first run of this program: testing 5 steps: ")
     assert "train.py --steps=4 --batch=1 --accum=4" in said[0], "the baseline, told a trial's number of steps"
     assert said[1].startswith("ready: read 4 steps"), "a trial of this study has no more"
     second = api.tune(asked, store=store)
