@@ -30,7 +30,6 @@ from autotune.cost.layout import layout_of, stages_of
 from autotune.cost.memory import fullest, rank_memories
 from autotune.cost.memory_constants import memory_source, memory_values
 from autotune.cost.traits import traits_of
-from autotune.cost.uncertainty import exceeds
 from tests.benchmarks import published
 from tests.benchmarks.published import Block
 from tests.benchmarks.published.bridge_recipes import plausible
@@ -112,7 +111,7 @@ def predicted(block: Block, constants: Calibration) -> tuple[np.ndarray, np.ndar
     stages = stages_of(workload.model, table, traits.split)
     memory = fullest(rank_memories(workload, table, layout, stages, constants, traits))
     usable = workload.cluster.gpu.memory_bytes * constants.usable_fraction
-    return np.asarray(memory.parts.total), np.asarray(exceeds(memory.needed, usable, constants.memory_sigma))
+    return np.asarray(memory.parts.total), np.asarray(memory.risk(usable, constants.memory_sigma))
 
 
 def residuals(blocks: Sequence[Block], values: Mapping[str, float]) -> np.ndarray:

@@ -62,7 +62,7 @@ def test_a_page_shows_what_review_says_of_its_script(page: str, tmp_path: Path) 
     assert script
     assert shown
     (tmp_path / "train.sh").write_text(script[1])
-    found = autotune.review(tmp_path / "train.sh", cluster="h100-sxm")
+    found = autotune.review(tmp_path / "train.sh", cluster="h200-sxm")
     assert shown[0].removeprefix("```text\n").removesuffix("```").splitlines() == lines_of(found)
 
 

@@ -35,9 +35,9 @@ from autotune.cost.traits import Traits
 from autotune.cost.uncertainty import TAIL, exceeds, interval
 from autotune.spec import ConfigTable, GpuSpec, MemoryParts, Workload
 
-HOLDS = 0.4
-"""assumed probability that a program holds what nothing says of it: about half of the loops that were read do (`traits.TRAITS`). Below a half, so that this alone puts a
-config at the limit of memory and not beyond it"""
+HOLDS = 0.25
+"""assumed probability that a program holds what nothing says of it. Loops of libraries that do are known by name (`traits.TRAITS`, `Workload.loop`); of the published programs
+of people's own that were read none that ran showed it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,24 +56,26 @@ class RankMemory:
         """Bytes that must fit at once, `unsure` ones too."""
         return np.asarray(self.parts.total - self.spare)
 
+    def risk(self, usable: float, spread: Column | float) -> Column:
+        """Probability that more than `usable` bytes are needed: the program holds what is `unsure` with probability `HOLDS`. `spread`: standard deviation of log peak memory."""
+        least = exceeds(np.asarray(self.needed - self.unsure), usable, spread)
+        if not np.any(self.unsure):
+            return least
+        return (1.0 - HOLDS) * least + HOLDS * exceeds(self.needed, usable, spread)
+
     def columns(self, spread: Column, gpu: GpuSpec, constants: Calibration) -> dict[str, Any]:
         """What an `Estimate` says of memory; `spread`: standard deviation of log peak memory.
 
         Where the least that is needed fits, nobody sees a larger peak than the GPU has: what may be spared is not there, and every part is smaller by the same
-        factor, for it is not known which of them the program does without. So it is at the upper end of the interval. The risk is a mixture: the program holds what
-        is `unsure` with probability `HOLDS`."""
+        factor, for it is not known which of them the program does without. So it is at the upper end of the interval."""
         usable, parts, peak = gpu.memory_bytes * constants.usable_fraction, self.parts, np.asarray(self.parts.total)
-        needed = peak - self.spare
-        least = needed - self.unsure
-        spared = (peak > gpu.memory_bytes) & (least <= usable)
+        spared = (peak > gpu.memory_bytes) & (self.needed - self.unsure <= usable)
         if spared.any():
             factor = np.where(spared, gpu.memory_bytes / peak, 1.0)
             parts = MemoryParts(**{f.name: getattr(parts, f.name) * factor for f in fields(MemoryParts)})
             peak = np.asarray(parts.total)
         low, high = interval(peak, spread)
-        risk = exceeds(least, usable, spread)
-        if np.any(self.unsure):
-            risk = (1.0 - HOLDS) * risk + HOLDS * exceeds(needed, usable, spread)
+        risk = self.risk(usable, spread)
         high = np.where(risk <= TAIL, np.minimum(high, gpu.memory_bytes), high)
         return {
             "peak_memory_bytes": peak,

@@ -67,7 +67,7 @@ class Traits:
     holds_logits: bool = True
     """the program still holds the 16-bit logits in the backward pass; HF Trainer's `training_step` has let go of the model's outputs by then"""
     may_cut_logits: bool = False
-    """nothing says whether tensor parallelism cuts the loss too: what whole logits take more does not count in the risk of running out"""
+    """nothing says whether tensor parallelism cuts the loss too: what whole logits take more counts in the risk of running out by `memory.HOLDS`"""
     drops_gradients: bool = False
     """gradients are freed by the optimizer's step (torch's `zero_grad` since 2.0), so that none lives while the first micro-batch is in its forward pass"""
     loss_metrics: float = 0.0
@@ -96,7 +96,7 @@ class Traits:
     """when ZeRO-2 and ZeRO-3 reduce and cut gradients: 'each' micro-batch; at the 'last' one, until which they are whole; 'pipeline' as 'last' under a
     pipeline, else as 'each'; or at the 'end' of the step, where ZeRO-2 cuts none of them at the peak"""
     may_reduce_each: bool = False
-    """nothing says whether the program reduces each micro-batch, as FSDP does unless it is told to wait: whole gradients do not count in the risk of running out"""
+    """nothing says whether the program reduces each micro-batch, as FSDP does unless it is told to wait: whole gradients count in the risk of running out by `memory.HOLDS`"""
     step_bytes: float = 0.0
     """bytes per weight of an fp32 copy of 16-bit gradients that the optimizer's step makes"""
     foreach: bool = False

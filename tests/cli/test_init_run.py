@@ -68,7 +68,7 @@ def test_a_command_whose_reading_is_wrong_is_overruled_and_both_are_said(run, pr
     assert spec["model"] == {"parameters": 314}
     assert spec["workload"]["optimizer"] == "sgd"
     assert knobs(spec)["micro_batch_size"] == "6"
-    assert "optimizer: read adamw, seen sgd; the spec has the observed value" in done.err
+    assert "optimizer: read adamw, observed sgd; the spec has the observed value" in done.err
     assert "seq_len: 1" in done.err
     assert "workload.seq_len" in done.err.split("fill in: ")[1]
 
