@@ -5,15 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from autotune.cli.study_text import CAUSES, logged_line
+from autotune.cost.traits import POST_TRAINERS
 from autotune.report.target_text import target_sentences
 from autotune.study.controller import commands
 from autotune.trainers import python_line, trainer_names
 from tests.matrix import sampled
+from tests.space.test_launchable import POST_TRAINING
 
 
 def test_tune_answers_with_study_best_baseline_and_speedup(run, write):
@@ -193,7 +195,8 @@ def test_the_next_step_that_is_printed_names_the_studys_trainer_and_works_when_p
     argv = ["train", *(f"--{knob}={{{knob}}}" for knob in ("micro_batch_size", "accumulation_steps", "zero_stage"))]
     trainer = {"kind": "command", "argv": argv} if name == "command" else name
     space = {"micro_batch_size": [1, 2], "zero_stage": [0, 1, 3], "precision": ["bf16"]}
-    spec = write(trainer=trainer, cluster=cluster, model="llama-1b", space=space, budget={"max_trials": 2})
+    asked: dict[str, Any] = POST_TRAINING if name in POST_TRAINERS else {}
+    spec = write(trainer=trainer, cluster=cluster, model="llama-1b", space=space, budget={"max_trials": 2}, **asked)
     done = run("tune", spec)
     pasted = next(line for line in done.err.splitlines() if "autotune export" in line).split()[2:]
     assert pasted[pasted.index("--to") + 1] == name

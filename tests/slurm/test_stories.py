@@ -329,7 +329,7 @@ def test_a_preempted_job_pauses_in_its_time_of_grace_and_goes_on(
     assert login.cluster.wait_for(urgent, timeout_s=300) == "COMPLETED"
     before = login.completed("spread")
     login.wait_for_trials("spread", before + 1)
-    assert login.cluster.job(job)["Restarts"] == "1"
+    assert int(login.cluster.job(job)["Restarts"]) >= 1
     login.autotune("cancel", "--in", "spread")
     login.cluster.wait_for(job)
 
