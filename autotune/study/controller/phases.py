@@ -215,5 +215,5 @@ class Phases:
             return ()
         if baseline is not None and baseline.measurement is not None and not baseline.measurement.losses:
             return ()  # this trainer does not tell its losses
-        reason = f"the fp32 referencefor losses in other precisions at a global batch of {batch}"
+        reason = f"the fp32 reference for losses in other precisions at a global batch of {batch}"
         return (Ask(config=self._references.pop(batch), purpose=TrialPurpose.REFERENCE, reason=reason),)
