@@ -80,7 +80,10 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         yield Item("fit")
     if started:
         yield from map(Item, _kept(found))
+    in_place = {name for name, _ in _in_place(found)}
     for target, option, meaning in _told(found):
+        if option.name in in_place:
+            continue
         word = "{%s}" % (meaning.expression or target)
         yield Item(f"{option.prefix}{word}", _where(option, meaning))
     if found.precision_flags:
@@ -120,16 +123,27 @@ def _told(found: OptionMatches) -> Iterator[tuple[str, ScriptOption, Meaning]]:
             yield target, option, meaning
 
 
+def _in_place(found: OptionMatches) -> Iterator[tuple[str, str]]:
+    """(name, word) of the positionals that a trial is told where the launch has them."""
+    for target, option, meaning in _told(found):
+        if option.is_positional and option.given is not None:
+            yield option.name, "{%s}" % (meaning.expression or target)
+
+
 def _kept(found: OptionMatches) -> Iterator[str]:
     """The arguments that the script is started with today, without those that a trial is told."""
     told = {option.name for _, option, _ in _told(found)} | {option.name for option, _ in found.precision_flags}
     told |= {option.name for option in (*found.finds_batch, *found.trackers)}
+    told |= {f"no_{name}" for name in told}
+    in_place = dict(_in_place(found))
     if found.log_interval is not None:
         told.add(found.log_interval.name)
     if found.script.parser == "HfArgumentParser":
         told |= {"logging_steps", *OF_A_RUN}
     files = {file.given: file.name for file in (found.template, found.settings) if file}
     for argument in found.script.started.arguments if found.script.started else ():
+        if argument.name in in_place:
+            yield in_place[argument.name]
         if argument.name in told | {"local_rank"}:
             continue
         if argument.words == ("--",):

@@ -12,12 +12,14 @@ LightningCLI        trainer.*, and the parameters of the module's own classes
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.onboarding.library_options import LIGHTNING_TRAINER, TRAINER_ARGUMENTS
 from autotune.onboarding.syntax import called_name, keywords_of, last_name, literal_or_none
+from autotune.spec.usual_names import target_of
 
 CONFIGURATOR = "configurator.py"
 _KINDS = {"int": "int", "float": "float", "str": "text", "bool": "flag"}
@@ -53,6 +55,17 @@ class ScriptOption:
     """the file of settings that holds it instead"""
     module: str = ""
     """the file that declares it, where that is not the script itself"""
+    names: tuple[str, ...] = ()
+    """each way in which it may be written: `-b`, `--batch-size`; a positional's has no dashes; empty: by its name alone"""
+    takes: int | None = None
+    """values that it takes; None: any number, or nobody knows"""
+    is_abbreviated: bool = False
+    """whether the beginning of a name is enough, where no other option begins so"""
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether it is told by its place alone."""
+        return bool(self.names) and not self.names[0].startswith("-")
 
     @property
     def present(self) -> Any:
@@ -107,6 +120,9 @@ def constants_of(tree: ast.Module) -> tuple[ScriptOption, ...]:
 
 
 def _argparse(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
+    parsers = [keywords_of(call) for call in calls if called_name(call).endswith("ArgumentParser")]
+    is_whole = not any(called_name(call) in ("add_config_arguments", "add_argparse_args") for call in calls)
+    is_whole = is_whole and not any("parents" in given or "allow_abbrev" in given for given in parsers)
     for call in calls:
         if called_name(call) != "add_argument":
             continue
@@ -114,36 +130,54 @@ def _argparse(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]
         if not names:
             continue
         given = keywords_of(call)
-        long = next((name for name in names if name.startswith("--")), names[0])
+        dest = literal_or_none(given.get("dest"))
+        long = _best_name(names)
+        nargs = literal_or_none(given.get("nargs")) if "nargs" in given else 1
         kind = (
             _KINDS.get(last_name(given["type"]), "flag" if "bool" in ast.unparse(given["type"]) else "text")
             if "type" in given
             else ""
         )
+        is_short = isinstance(dest, str) and (not long.startswith("--") or target_of(_plain(long)) is None)
         base = ScriptOption(
-            name=_plain(long),
+            name=_plain(str(dest) if is_short and (len(long) < 3 or target_of(_plain(str(dest)))) else long),
             default=literal_or_none(given.get("default")),
             choices=tuple(literal_or_none(given.get("choices")) or ()),
-            is_required=bool(literal_or_none(given.get("required"))) or not long.startswith("-"),
+            is_required=bool(literal_or_none(given.get("required")))
+            or (not long.startswith("-") and (isinstance(nargs, int) or nargs == "+")),
             help=str(literal_or_none(given.get("help")) or ""),
             line=call.lineno,
+            names=tuple(names),
+            takes=nargs if isinstance(nargs, int) else None,
+            is_abbreviated=is_whole,
         )
         action = given.get("action")
         action_name = "" if action is None else str(literal_or_none(action) or last_name(action))
         if action_name == "store_true":
-            yield replace(base, kind="flag", on=long, default=base.default or False)
+            yield replace(base, kind="flag", on=long, default=base.default or False, takes=0)
         elif action_name == "store_false":
-            name = _plain(str(literal_or_none(given.get("dest")) or long))
-            yield replace(base, name=name, kind="flag", off=long, default=True)
+            yield replace(base, name=_plain(str(dest or long)), kind="flag", off=long, default=True, takes=0)
         elif action_name == "BooleanOptionalAction":
-            yield replace(base, kind="flag", on=long, off=f"--no-{long[2:]}")
+            yield replace(base, kind="flag", on=long, off=f"--no-{long[2:]}", takes=0)
+        elif action_name in ("store_const", "append_const", "count", "version", "help"):
+            yield replace(base, name=_plain(long), kind="flag", on=long, default=False, takes=0)
         elif kind == "flag":
             yield _text_flag(base, long)
         elif not long.startswith("-"):
-            yield replace(base, kind=kind or "text")
+            yield replace(base, kind=kind or kind_of(base.default))
         else:
-            prefix = f"{long}=" if long.startswith("--") else long
-            yield replace(base, kind=kind or kind_of(base.default), prefix=prefix)
+            yield replace(base, kind=kind or kind_of(base.default), prefix=_prefix(long))
+
+
+def _best_name(names: Sequence[str]) -> str:
+    """Of an option's names the one that means something to autotune; else the first long one."""
+    long = [name for name in names if name.startswith("--")] or list(names)
+    return next((name for name in long if target_of(_plain(name)) is not None), long[0])
+
+
+def _prefix(name: str) -> str:
+    """What stands before the value: `-b8`, `--batch-size=8`, `-batch_size=8`."""
+    return name if len(name) == 2 else f"{name}="
 
 
 def _hugging_face(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
@@ -199,17 +233,41 @@ def _fields(
             yield from _fields(inner, classes, style=style, prefix=f"{prefix}{node.target.id}.")
             continue
         value, help_text, has_default = node.value, "", node.value is not None
+        offered: tuple[Any, ...] = ()
         if isinstance(value, ast.Call) and called_name(value) == "field":
             given = keywords_of(value)
             has_default = "default" in given or "default_factory" in given
             metadata = literal_or_none(given.get("metadata"))
-            help_text = str(metadata.get("help", "")) if isinstance(metadata, dict) else ""
+            if isinstance(metadata, dict):
+                help_text, offered = str(metadata.get("help", "")), tuple(metadata.get("choices") or ())
             value = given.get("default")
         default = literal_or_none(value)
         kind = next((k for word, k in _KINDS.items() if word in ast.unparse(node.annotation)), kind_of(default))
         option = option_of(f"{prefix}{node.target.id}", kind, default, style=style)
-        choices = _choices(node.annotation)
-        yield replace(option, is_required=not has_default, help=help_text, line=node.lineno, choices=choices)
+        aliases = tuple(_aliases(node))
+        yield replace(
+            option,
+            is_required=not has_default,
+            help=help_text,
+            line=node.lineno,
+            choices=_choices(node.annotation) or offered,
+            names=(f"--{prefix}{node.target.id}", *aliases) if aliases else (),
+        )
+
+
+def _aliases(node: ast.AST) -> Iterator[str]:
+    """Other names of a field: `aliases=["-b"]`, `metadata={"aliases": ["-b"]}`, `alias="-b"`."""
+    for part in ast.walk(node):
+        pairs: list[tuple[Any, ast.expr]] = []
+        if isinstance(part, ast.Call):
+            pairs = list(keywords_of(part).items())
+        elif isinstance(part, ast.Dict):
+            pairs = [(literal_or_none(key), value) for key, value in zip(part.keys, part.values, strict=True)]
+        for key, value in pairs:
+            if key in ("alias", "aliases"):
+                said = literal_or_none(value)
+                for word in [said] if isinstance(said, str) else said or ():
+                    yield word if word.startswith("-") else f"{'-' if len(word) == 1 else '--'}{word}"
 
 
 def _choices(annotation: ast.expr) -> tuple[Any, ...]:
@@ -262,9 +320,14 @@ def _absl(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
         if kind is None or not isinstance(name, str):
             continue
         default = literal_or_none(call.args[1]) if len(call.args) > 1 else None
-        option = ScriptOption(name=name, kind=kind, default=default, line=call.lineno)
+        short = literal_or_none(keywords_of(call).get("short_name"))
+        names = (f"--{name}", f"-{name}", *((f"-{short}", f"--{short}") if short else ()))
+        choices = literal_or_none(call.args[2]) if called_name(call) == "DEFINE_enum" and len(call.args) > 2 else ()
+        option = ScriptOption(
+            name=name, kind=kind, default=default, line=call.lineno, choices=tuple(choices or ()), names=names, takes=1
+        )
         if kind == "flag":
-            yield replace(option, on=f"--{name}", off=f"--no{name}")
+            yield replace(option, on=f"--{name}", off=f"--no{name}", takes=0)
         else:
             yield replace(option, prefix=f"--{name}=")
 
@@ -274,16 +337,19 @@ def _click(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
         if ast.unparse(call.func) not in ("click.option", "option"):
             continue
         names = [value for node in call.args if isinstance(value := literal_or_none(node), str)]
-        long = next((name for name in names if name.startswith("--")), "")
-        if not long:
+        if not any(name.startswith("-") for name in names):
             continue
+        long = _best_name([name for name in names if name.startswith("-")])
         given = keywords_of(call)
         on, slash, off = long.partition("/")
+        dest = next((name for name in names if not name.startswith("-")), on)
         default = literal_or_none(given.get("default"))
         choice = given.get("type")
         choices = literal_or_none(choice.args[0]) if isinstance(choice, ast.Call) and choice.args else ()
         option = ScriptOption(
-            name=_plain(on),
+            name=_plain(on if target_of(_plain(on)) else dest),
+            names=tuple(name.partition("/")[0] for name in names if name.startswith("-")),
+            takes=1,
             default=default,
             choices=tuple(choices or ()),
             is_required=bool(literal_or_none(given.get("required"))),
@@ -291,10 +357,11 @@ def _click(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
             line=call.lineno,
         )
         if slash or literal_or_none(given.get("is_flag")):
-            yield replace(option, kind="flag", on=on, off=off or None, default=bool(default))
+            yield replace(option, kind="flag", on=on, off=off.strip() or None, default=bool(default), takes=0)
         else:
             kind = _KINDS.get(last_name(choice), "") if isinstance(choice, ast.expr) else ""
-            yield replace(option, kind=kind or kind_of(default), prefix=f"{on}=")
+            nargs = literal_or_none(given.get("nargs")) or 1
+            yield replace(option, kind=kind or kind_of(default), prefix=_prefix(on), takes=nargs)
 
 
 def _typer(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
@@ -320,14 +387,32 @@ def _parameters(function: ast.FunctionDef, *, prefix: str = "", dashes: bool = F
     count = len(parameters) - len(function.args.defaults)
     defaults = [None] * count + list(function.args.defaults)
     for parameter, node in zip(parameters, defaults, strict=True):
+        said = [each for each in (node, *_annotated(parameter.annotation)) if isinstance(each, ast.Call)]
+        words = [word for each in said for arg in each.args if isinstance(word := literal_or_none(arg), str)]
+        names = tuple(word.partition("/")[0] for word in words if re.match(r"--?[A-Za-z]", word)) if dashes else ()
         if isinstance(node, ast.Call) and node.args:  # typer.Option(8, "--batch-size")
             node = node.args[0]
         default = literal_or_none(node)
         annotation = "" if parameter.annotation is None else ast.unparse(parameter.annotation)
         kind = next((k for word, k in _KINDS.items() if word in annotation), kind_of(default))
         name = f"{prefix}{parameter.arg}"
-        option = option_of(name.replace("_", "-") if dashes else name, kind, default, style="tyro" if dashes else "hf")
-        yield replace(option, is_required=node is None and not prefix, line=parameter.lineno)
+        written = name.replace("_", "-") if dashes else name
+        option = option_of(written, kind, default, style="tyro" if dashes else "hf")
+        if names:
+            long = _best_name(names)
+            option = replace(option, prefix=_prefix(long)) if option.prefix else replace(option, on=long)
+        elif not prefix and [each.arg[0] for each in parameters].count(name[0]) == 1:
+            names = (
+                (f"--{written}",) if dashes else (f"--{written}", f"-{name[0]}")
+            )  # of fire: a first letter is enough
+        takes = 0 if option.kind == "flag" and not option.prefix else 1 if option.kind != "flag" and names else None
+        yield replace(option, is_required=node is None and not prefix, line=parameter.lineno, names=names, takes=takes)
+
+
+def _annotated(annotation: ast.expr | None) -> Iterator[ast.expr]:
+    """What `Annotated[int, typer.Option("--batch-size", "-b")]` says beside the type."""
+    if isinstance(annotation, ast.Subscript) and last_name(annotation.value) == "Annotated":
+        yield from annotation.slice.elts[1:] if isinstance(annotation.slice, ast.Tuple) else ()
 
 
 def _configurator(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:

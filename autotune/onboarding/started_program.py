@@ -6,7 +6,7 @@ and above; its options have the values that the script gives them. Where it is n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,15 @@ from autotune.errors import SpecError
 from autotune.onboarding.command_words import TASKS
 from autotune.onboarding.configuration_files import read_present
 from autotune.onboarding.draft import Draft, Place
+from autotune.onboarding.given_options import named, with_given
 from autotune.onboarding.launch_script import Argument, Started, arguments_of, is_plain
 from autotune.onboarding.library_options import TRAINING_ARGUMENTS
-from autotune.onboarding.option_names import is_log_interval, is_of_knob
 from autotune.onboarding.script import Script, read_script
 from autotune.onboarding.script_options import ScriptOption, option_of, overridden_by_file
 from autotune.onboarding.script_spec import script_draft
 from autotune.onboarding.settings_draft import Settings, settings_draft
 from autotune.onboarding.settings_file import typed
 from autotune.onboarding.settings_program import COMMANDS, settings_program
-from autotune.spec.usual_names import FINDS_BATCH, TRACKERS
 from autotune.trainers.present_configuration import parse_document
 
 _ABOVE = 3
@@ -113,7 +112,8 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     if not script.parser and "per_device_train_batch_size" in {argument.name for argument in started.arguments}:
         known = tuple(option_of(name, kind, default) for name, kind, default in TRAINING_ARGUMENTS)
         script = replace(script, parser="HfArgumentParser", options=known)
-    script = replace(script, started=started, options=tuple(_given(script, started.arguments)))
+    started = replace(started, arguments=tuple(named(started.arguments, script.options)))
+    script = replace(script, started=started, options=tuple(with_given(script.options, started.arguments)))
     return script_draft(script, place, cwd=cwd, source=path, model=model, folder=folder)
 
 
@@ -142,43 +142,3 @@ def _settings(arguments: tuple[Argument, ...]) -> Iterator[tuple[str, Any]]:
             yield from (
                 (name, typed(value)) for name, sign, value in (w.partition("=") for w in argument.values) if sign
             )
-
-
-def _given(script: Script, arguments: tuple[Argument, ...]) -> Iterator[ScriptOption]:
-    """The script's options with the values that they are given; and options of no known declaration that stand for a knob."""
-    given: Mapping[str, Argument] = {argument.name: argument for argument in arguments}
-    for option in script.options:
-        found = given.get(option.name) or given.get(option.name.rpartition(".")[2])
-        negated = given.get(f"no_{option.name}")
-        if found is not None:
-            yield replace(option, given=_value(found, option.kind))
-        elif negated is not None and option.kind == "flag":
-            yield replace(option, given=False)
-        else:
-            yield option
-    declared = {option.name for option in script.options}
-    for name, argument in given.items():
-        if not name or name in declared:
-            continue
-        flag, value = argument.words[0].partition("=")[0], _value(argument, "")
-        option = (
-            ScriptOption(name=name, kind="flag", on=flag, given=True)
-            if not argument.values
-            else ScriptOption(name=name, kind="flag", prefix=f"{flag}=", on="True", off="False", given=value)
-            if isinstance(value, bool)
-            else ScriptOption(name=name, kind="int" if type(value) is int else "text", prefix=f"{flag}=", given=value)
-        )
-        if flag.startswith("--") and (is_of_knob(option) or is_log_interval(option) or _is_switched_off(option)):
-            yield option
-
-
-def _is_switched_off(option: ScriptOption) -> bool:
-    name = option.name.rpartition(".")[2]
-    return FINDS_BATCH.fullmatch(name) is not None or TRACKERS.fullmatch(name) is not None
-
-
-def _value(argument: Argument, kind: str) -> Any:
-    if not argument.values:
-        return True
-    value = typed(argument.values[0])
-    return argument.values[0] if kind == "text" else value
