@@ -7,7 +7,7 @@ by it too: by the likeliest model alone it would never try what only the other m
 keeps the search from stopping. Pending trials count as if they came out at their predicted mean, which spreads a batch out (kriging believer:
 Ginsbourger et al. 2010). Failures have no score; they inform P(runs).
 
-Before the first measurement there is no best score; the median prediction of the candidates that probably run takes its place. The first pick is the
+Before the first measurement only configs that run with probability `SURE` or more are candidates, where there are any; there is no best score yet, and the median prediction of the candidates that probably run takes its place. The first pick is the
 model's and not a rule of thumb's: in the replay benchmark the rule needs twice the trials (research/measurements.md).
 
 The searcher does not choose how long a trial runs: every trial starts with a few steps and gets more only while they can change the outcome
@@ -23,6 +23,9 @@ import numpy as np
 from autotune.search.model_based import ModelBasedSearcher
 from autotune.search.surrogate.acquisition import log_mixture_improvement
 
+SURE = 0.75
+"""probability of running from which a config may be the first that is tried: an answer comes before a bet. In replays of published sweeps it changes nothing"""
+
 
 class BayesianSearcher(ModelBasedSearcher):
     """Proposes by expected improvement times the probability that the config runs."""
@@ -35,6 +38,8 @@ class BayesianSearcher(ModelBasedSearcher):
         best = self.best_score()
         if best is None:
             best = float(np.median(mean[0][runs >= min(math.log(0.5), float(np.max(runs)))]))
+            likely = runs >= min(math.log(SURE), float(np.max(runs)))
+            candidates, mean, sd, runs = candidates[likely], mean[:, likely], sd[:, likely], runs[likely]
         gain = log_mixture_improvement(log_weights, mean, sd, best)
         at = int(np.argmax(gain + runs))
         return int(candidates[at]), (
