@@ -54,7 +54,7 @@ def test_the_first_config_that_is_tried_probably_runs() -> None:
         "trainer": "hf_trainer", "runner": "simulated",
     })  # fmt: skip
     problem = Problem(space=SearchSpace.of_study(study))
-    (first,) = make_searcher("bayesian", problem).ask(1)
+    (first,) = BayesianSearcher(problem).ask(1)
     fastest = estimate(study.workload, list(problem.space)).tokens_per_s.max()
     found = estimate(study.workload, first)
     assert float(found.oom_probability) <= 0.25
