@@ -75,8 +75,8 @@ def launch_of_script(path: Path) -> PresentLaunch:
     if started is not None:
         _refuse_elsewhere(started, path.name)
     shell = _SHELL.match(text)
-    cwd = where_it_runs(path, started.file if started else "")
-    return PresentLaunch(argv=(shell[1] if shell else "bash", str(path.resolve())), cwd=cwd)
+    start = where_it_runs(path, started).start
+    return PresentLaunch(argv=(shell[1] if shell else "bash", str(path.resolve())), cwd=start)
 
 
 def launch_of_command(words: Sequence[str]) -> PresentLaunch:
@@ -224,7 +224,7 @@ def _launch_draft(
         and not (name == "megatron" and _is_of_megatron(started))
         and not _is_of_post_trainer(name, started)
     ):
-        place = Place(cluster, *ranks_asked(started, path.parent))
+        place = Place(cluster, *ranks_asked(started, where_it_runs(path, started).cwd))
         return started_draft(started, path, place, model=model, folder=folder)
     return None if name is None else _imported(present, name, path, model=model, cluster=cluster, folder=folder)
 

@@ -16,6 +16,7 @@ from autotune.onboarding.command_words import LAUNCHERS, TASKS, CommandParts, La
 from autotune.onboarding.settings_program import COMMANDS
 from autotune.spec.secrets import FROM_ENVIRONMENT, is_secret_name
 from autotune.spec.usual_names import target_of
+from autotune.trainers.readers.shell_folders import joined
 from autotune.trainers.readers.shell_words import Commands, commands_of
 
 _NODES = ("nnodes", "num_machines", "num_nodes")
@@ -67,6 +68,8 @@ class Started:
     """nodes that it asks for"""
     gpus_per_node: int | None
     """ranks of a node; None where it does not say"""
+    folder: str = ""
+    """where it runs by the script's `cd`, as `shell_folders` has it"""
 
     def option(self, name: str) -> str:
         """The value of the launcher's option; empty where it has none."""
@@ -88,10 +91,10 @@ def started_by(text: str) -> Started | None:
     nobody here knows counts where its options are those of a training."""
     run = commands_of(text)
     best: tuple[tuple[bool, int], Started] | None = None
-    for words, _ in run.commands:
+    for words, _, folder in run.commands:
         if (parts := parts_of(words)) is None:
             continue
-        found = _started(parts, run, text)
+        found = _started(parts, run, text, folder)
         trains = sum(target_of(argument.name.rpartition(".")[2]) in _OF_TRAINING for argument in found.arguments)
         trains += _LEAST_OF_TRAINING * any(word.endswith(_SETTINGS_FILES) for word in parts.arguments[:1])
         if not found.is_known and trains < _LEAST_OF_TRAINING and found.launcher == "python":
@@ -133,7 +136,7 @@ def value_of(arguments: Sequence[Argument], *names: str) -> str:
     return next((a.values[0] for a in reversed(arguments) if a.name in names and a.values), "")
 
 
-def _started(parts: CommandParts, run: Commands, text: str) -> Started:
+def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Started:
     inner = next((each for each in reversed(parts.launchers) if each.name in LAUNCHERS.values()), None)
     tasks = next((each for each in reversed(parts.launchers) if each.name in TASKS), None)
     of_tasks = tuple(arguments_of(tasks.words)) if tasks else ()
@@ -175,6 +178,7 @@ def _started(parts: CommandParts, run: Commands, text: str) -> Started:
         not_carried=tuple(name for name in of_program if name not in told),
         nodes=nodes,
         gpus_per_node=per_node,
+        folder=joined(folder, chdir) if (chdir := value_of(of_tasks, "chdir", "D")) else folder,
     )
 
 

@@ -6,15 +6,17 @@ and above; its options have the values that the script gives them. Where it is n
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from autotune.errors import SpecError
 from autotune.onboarding.command_words import TASKS
 from autotune.onboarding.configuration_files import read_present
-from autotune.onboarding.draft import Draft, Place
+from autotune.onboarding.draft import Draft, Entry, Place
 from autotune.onboarding.given_options import named, with_given
 from autotune.onboarding.launch_script import Argument, Started, arguments_of, is_plain
 from autotune.onboarding.library_options import TRAINING_ARGUMENTS
@@ -25,6 +27,7 @@ from autotune.onboarding.settings_draft import Settings, settings_draft
 from autotune.onboarding.settings_file import typed
 from autotune.onboarding.settings_program import COMMANDS, settings_program
 from autotune.trainers.present_configuration import parse_document
+from autotune.trainers.readers.shell_folders import OF_SCRIPT
 
 _ABOVE = 3
 """folders above the script in which its program is looked for"""
@@ -35,8 +38,13 @@ def started_draft(started: Started, path: Path, place: Place, *, model: str | No
     """The draft of what the script at `path` starts; `folder`: of the spec. Raises `SpecError` for a program that is no Python, and for a launcher that
     autotune cannot tell how many ranks a trial has."""
     _refuse_unknown(started, path, place)
+    where = where_it_runs(path, started)
+    started = _placed(started, path, where.cwd)
     draft = _draft(started, path, place, model=model, folder=folder)
-    notes, fill_in = list(draft.notes), draft.fill_in
+    notes, fill_in = [*draft.notes, *([where.note] if where.note else [])], draft.fill_in
+    if not where.is_known:
+        fill_in = (*fill_in, "trainer.cwd")
+        draft = replace(draft, entries=tuple(map(_without_folder, draft.entries)))
     if open_words := [word for word in (started.program, *started.carried, *started.words) if not is_plain(word)]:
         notes.append(f"only the shell can compute {', '.join(open_words)}: write the values into argv")
         fill_in = tuple(dict.fromkeys((*fill_in, "trainer.argv")))
@@ -89,7 +97,7 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     program = COMMANDS.get(started.program) or settings_program({argument.name: True for argument in started.arguments})
     if program is not None:
         file = next((word for word in started.words[:1] if word.endswith(_FILES)), "")
-        cwd = where_it_runs(path, file)
+        cwd = where_it_runs(path, started, file).cwd
         told = dict(_settings(started.arguments))
         if file and (cwd / file).is_file():
             told = {**parse_document(file, read_present(cwd / file).files[Path(file).name]), **told}
@@ -100,7 +108,7 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
         )
         return settings_draft(settings, place, model=model, folder=folder)
     file = started.file
-    cwd = where_it_runs(path, file)
+    cwd = where_it_runs(path, started).cwd
     script = Script(
         name=started.program, options=(), parser="", imports=frozenset(), is_distributed=False, is_read=False
     )
@@ -127,10 +135,73 @@ def _with_files(options: tuple[ScriptOption, ...], words: tuple[str, ...], cwd: 
     return options
 
 
-def where_it_runs(path: Path, file: str) -> Path:
-    """The folder in which the script runs: where its program is found, beside it or above; else its own."""
+@final
+@dataclass(frozen=True, slots=True)
+class WhereItRuns:
+    """The folder of a program that a script starts."""
+
+    start: Path
+    """the folder in which the script itself is started"""
+    cwd: Path
+    """where the program runs"""
+    is_known: bool = True
+    """whether `cwd` is not only a stand-in"""
+    note: str = ""
+    """what is to be said of it"""
+
+
+def where_it_runs(path: Path, started: Started | None, file: str | None = None) -> WhereItRuns:
+    """Where the script starts its program: where its `cd` leads, from where the script lies, or above, as its program is found. `file`: what is looked
+    for, if not the program."""
     beside = path.resolve().parent
-    return next((base for base in (beside, *beside.parents[:_ABOVE]) if file and (base / file).is_file()), beside)
+    bases = (beside, *beside.parents[:_ABOVE])
+    file = file if file is not None else started.file if started else ""
+    told = started.folder if started else ""
+    usual = next((base for base in bases if file and (base / file).is_file()), None)
+    if not told:
+        return WhereItRuns(usual or beside, usual or beside)
+    folder = os.path.expanduser(re.sub(r"^\$(HOME\b|\{HOME\})", "~", told.replace(OF_SCRIPT, str(beside))))
+    if is_plain(folder):
+        there = [(base, Path(os.path.normpath(base / folder))) for base in bases]
+        there = [(base, cwd) for base, cwd in there if cwd.is_dir()]
+        found = next(((base, cwd) for base, cwd in there if file and (cwd / file).is_file()), (there or [None])[0])
+        if found is not None:
+            return WhereItRuns(*found)
+    why = f"{path.name} changes to {told}, " + (
+        f"which is no folder here ({bases[0] / folder})" if is_plain(folder) else "which only the shell can compute"
+    )
+    if usual is None:
+        return WhereItRuns(
+            beside, beside, False, f"{why}: write the folder in which {file or 'the program'} runs as `trainer.cwd`"
+        )
+    return WhereItRuns(
+        usual, usual, True, f"{why}: {file} was found in {usual}; if it runs elsewhere, correct `trainer.cwd`"
+    )
+
+
+def _without_folder(entry: Entry) -> Entry:
+    """An entry of the spec where the folder is to be filled in."""
+    said = (replace(part, comment="fill in: where it runs") if part.key == "cwd" else part for part in entry.parts)
+    return replace(entry, parts=tuple(said))
+
+
+def _placed(started: Started, path: Path, cwd: Path) -> Started:
+    """The launch with the folder of the script, where it names that, as a path from `cwd`."""
+    own = os.path.relpath(path.resolve().parent, cwd.resolve())
+
+    def told(word: str) -> str:
+        return word.replace(f"{OF_SCRIPT}/", "" if own == "." else f"{own}/").replace(OF_SCRIPT, own)
+
+    def each(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+        return tuple(Argument(a.name, tuple(map(told, a.values)), tuple(map(told, a.words))) for a in arguments)
+
+    return replace(
+        started,
+        program=told(started.program),
+        carried=tuple(map(told, started.carried)),
+        options=each(started.options),
+        arguments=each(started.arguments),
+    )
 
 
 def _settings(arguments: tuple[Argument, ...]) -> Iterator[tuple[str, Any]]:

@@ -32,7 +32,9 @@ class Statement(NamedTuple):
     words: tuple[str, ...]
     """as they are written, quotes kept"""
     after: str
-    """`;` (also for the end of a line), `;;`, `&&`, `||`, `|`, `&`, or the `)` after a pattern"""
+    """`;` (also for the end of a line), `;;`, `&&`, `||`, `|`, `&`, or the `)` after a pattern or of a subshell"""
+    opens: int = 0
+    """subshells that begin with it"""
 
 
 def statements_of(text: str) -> Iterator[Statement]:
@@ -45,13 +47,15 @@ def statements_of(text: str) -> Iterator[Statement]:
     """of the parentheses and tests that are open"""
     delimiters: list[str] = []
     """of here-documents that begin after this line"""
-    at = 0
+    at, opened = 0, 0
     while found := _TOKEN.match(text, at):  # its last alternative is any character
         kind, token, at = ("document" if found["document"] else found.lastgroup), found[0], found.end()
         if kind == "comment":
             continue
         if kind == "opens":
-            if not (token == "(" and not words and not parts and not closers):  # a subshell's
+            if token == "(" and not words and not parts and not closers:  # a subshell's
+                opened += 1
+            else:
                 parts.append(token)
                 closers.append("]]" if token == "[[" else ")")
             continue
@@ -68,8 +72,9 @@ def statements_of(text: str) -> Iterator[Statement]:
                 words.append("".join(parts))
                 parts = []
             if kind in ("separator", "closes"):
-                if words:
-                    yield Statement(tuple(words), ";" if token == "\n" else token)
+                if words or (kind == "closes" and not parts):
+                    yield Statement(tuple(words), ";" if token == "\n" else token, opened)
+                    opened = 0
                 elif token == ";;":
                     yield Statement((), token)
                 words = []
@@ -79,7 +84,7 @@ def statements_of(text: str) -> Iterator[Statement]:
     if parts:
         words.append("".join(parts))
     if words:
-        yield Statement(tuple(words), ";")
+        yield Statement(tuple(words), ";", opened)
 
 
 def _after(text: str, at: int, delimiters: list[str]) -> int:

@@ -22,6 +22,7 @@ from itertools import takewhile
 from typing import NamedTuple, final
 
 from autotune.errors import SpecError
+from autotune.trainers.readers.shell_folders import Folders, joined, with_plain_folders
 from autotune.trainers.readers.shell_statements import Statement, statements_of
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
@@ -40,7 +41,6 @@ _OPERATOR = re.compile(r"\||\|&|;|&|&&|\|\||(?:\d|&)?>>?(?:&\d)?")
 """words that end a command"""
 _SPACE = "\ue000"
 """stands for a space that parts no words"""
-_HERE = re.compile(r"`pwd`|\$\(pwd\)|\$PWD\b|\$\{PWD\}")
 _DEPTH = 8
 """variables inside variables"""
 _LONGEST = 1 << 16
@@ -74,6 +74,8 @@ class Command(NamedTuple):
     """its words, variables put in"""
     unset: tuple[str, ...]
     """names of its variables that are not set, which stay as they are written"""
+    folder: str = ""
+    """where it runs, as `shell_folders` has it"""
 
 
 class Commands(NamedTuple):
@@ -98,17 +100,17 @@ def command_of(text: str) -> Command:
 def commands_of(text: str) -> Commands:
     """The commands of a script."""
     of_slurm = _of_slurm(text)
-    script = _Script(variables=dict(of_slurm))
-    statements = list(statements_of(_HERE.sub(".", text)))
+    script = _Script(variables=dict(of_slurm), folders=Folders(now=_folder_of_slurm(text)))
+    statements = list(statements_of(with_plain_folders(text)))
     if statements and all(statement.words[:1] and statement.words[0].startswith("-") for statement in statements):
         # a text file of bare flags is one command, whatever its lines are
         statements = [Statement(tuple(word for statement in statements for word in statement.words), ";")]
     script.follow(statements)
     found: list[Command] = []
-    for command in script.commands:
+    for command, folder in script.commands:
         unset: dict[str, None] = {}
         programs = tuple(_programs(_filled(command, script.variables, unset)))
-        found += [Command(words, tuple(unset)) for words in programs]
+        found += [Command(words, tuple(unset), joined(folder, inner) if inner else folder) for words, inner in programs]
     exported = {name: _filled(script.variables[name], script.variables, {}) for name in script.exported}
     return Commands(tuple(found), exported, of_slurm)
 
@@ -133,7 +135,9 @@ class _Script:
     """What the statements leave: variables, and commands with the references in them."""
 
     variables: dict[str, str]
-    commands: list[str] = field(default_factory=list)
+    commands: list[tuple[str, str]] = field(default_factory=list)
+    """with the folder of each"""
+    folders: Folders = field(default_factory=Folders)
     exported: dict[str, None] = field(default_factory=dict)
     branches: list[_Branch] = field(default_factory=list)
 
@@ -141,7 +145,9 @@ class _Script:
         """Goes through the statements."""
         chain: list[tuple[str, tuple[str, ...]]] = []
         before = ";"
-        for words, after in statements:
+        for words, after, opens in statements:
+            for _ in range(opens):
+                self.folders.open()
             if self.branches and self.branches[-1].awaits and words[:1] != ("esac",):
                 self._pattern(words, after)
                 continue
@@ -151,11 +157,15 @@ class _Script:
                 if words[place + 1 :]:
                     self._pattern(words[place + 1 :], after)
                 continue
-            chain.append((before, words))
+            if words or chain:
+                chain.append((before, words))
             before = after
             if after not in ("&&", "||"):
-                self._chain(chain)
+                if chain:
+                    self._chain(chain)
                 chain, before = [], ";"
+            if after == ")":
+                self.folders.close()
             if after == ";;" and self.branches:
                 self.branches[-1].counts, self.branches[-1].awaits = False, True
 
@@ -218,7 +228,8 @@ class _Script:
         if counts and command:
             for name, value in _SETS_DEFAULT.findall(command):
                 self.variables[name] = self.variables.get(name) or value
-            self.commands.append(command)
+            if not self.folders.follow(_words(_filled(command, self.variables, {}))):
+                self.commands.append((command, self.folders.now))
 
     def _value(self, text: str) -> str:
         return " ".join(_words(_filled(text, self.variables, {})))
@@ -233,20 +244,29 @@ def _of_slurm(text: str) -> dict[str, str]:
     return found
 
 
+def _folder_of_slurm(text: str) -> str:
+    """The folder in which sbatch is told to start the script."""
+    found = re.findall(r"^#SBATCH[ \t]+(?:--chdir|-D)[= \t][ \t]*([^\s%]+)", text, re.MULTILINE)
+    return found[-1] if found else ""
+
+
 def _options(words: tuple[str, ...]) -> int:
     return sum(word.startswith("--") for word in words)
 
 
-def _programs(command: str) -> Iterator[tuple[str, ...]]:
+def _programs(command: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """The command's words, up to a pipe or redirection that a variable brings; and those of each command in a text that it gives to a shell:
-    `srun bash -c "torchrun ..."`."""
+    `srun bash -c "cd src && torchrun ..."`; each with the folder that it runs in, from that of the command."""
     words = _words(command)
-    yield tuple(takewhile(lambda word: not _OPERATOR.fullmatch(word), words))
+    yield tuple(takewhile(lambda word: not _OPERATOR.fullmatch(word), words)), ""
     for place, word in enumerate(words[:-1]):
         is_shell = word.startswith("-") and word.endswith("c") and words[place - 1].rpartition("/")[2] in ("bash", "sh")
         if is_shell or word == "eval":
+            folders = Folders()
             for statement in statements_of(" ".join(words[place + 1 :])):
-                yield _words(" ".join(statement.words))
+                inner = _words(" ".join(statement.words))
+                if not folders.follow(inner):
+                    yield inner, folders.now
 
 
 def _assign(variables: dict[str, str], name: str, appends: str, value: str) -> None:
