@@ -66,6 +66,8 @@ class OptionMatches:
     """options that the script insists on and that autotune has no value for"""
     unclear: list[str] = field(default_factory=list)
     """what it is started with that concerns a knob and is not understood, as it is written"""
+    undecided: list[ScriptOption] = field(default_factory=list)
+    """options whose default a condition decides that nobody here knows"""
     trackers: list[ScriptOption] = field(default_factory=list)
     """flags by which the run is watched, and that it is started with"""
     finds_batch: list[ScriptOption] = field(default_factory=list)
@@ -84,6 +86,15 @@ class OptionMatches:
             return value
         seq_len = self.count("seq_len")
         return max(1, value // seq_len) if seq_len else None
+
+    def without_autocast(self) -> None:
+        """It computes in fp32, whatever it is told: its words of precision stay as they are."""
+        self.used.pop("precision", None)
+        self.precision_flags.clear()
+        self.undecided = [
+            option for option in self.undecided if target_of(option.name.rpartition(".")[2]) != "precision"
+        ]
+        self.fixed = {**self.fixed, "precision": "fp32"}
 
     def without_sharding(self) -> None:
         """On one rank nothing is sharded, whatever stage it is started with."""
@@ -149,6 +160,8 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
             found.finds_batch.append(option)
         if (why := _unclear(option, meaning)) is not None:
             found.unclear.append(why)
+        if meaning is not None and option.computed and option.present is None and meaning.target not in OF_MODEL:
+            found.undecided.append(option)
         if meaning is None:
             if is_log_interval(option):
                 found.log_interval = option if option.present != 1 else None
@@ -165,7 +178,12 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
         elif not _is_launched_otherwise(meaning.target, script):
             found.used.setdefault(meaning.target, (option, meaning))
     if "precision" in found.used:
-        found.precision_flags.clear()
+        option, meaning = found.used["precision"]
+        is_said = any(each.default or flag.given is not None for flag, each in found.precision_flags)
+        if found.precision_flags and (is_said or option.given is None or meaning.default is None):
+            del found.used["precision"]  # it is the type of the weights, beside the flags of autocast
+        else:
+            found.precision_flags.clear()
     if any(meaning.default in ("bf16", "fp16") for _, meaning in found.precision_flags):
         # beside one of these tf32 is about what is left in fp32: it stays as it is started
         found.precision_flags = [pair for pair in found.precision_flags if pair[1].values != ("tf32",)]

@@ -12,7 +12,7 @@ Help texts are for people and say nothing here. The names themselves, with their
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,8 @@ _FAMILIES = (
     {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"},
 )
 """words that go together, where an option without choices has one of them as its default"""
+_ABSENT = ("no", "none", "off", "null", "no_shard", "ddp")
+"""choices that are the same as to leave the option out"""
 TOKENS = 1 << 14
 """a batch from here on is in tokens"""
 _LOG_INTERVAL = re.compile(
@@ -149,31 +151,41 @@ def _batch(option: ScriptOption, target: str, divided: frozenset[str]) -> Meanin
 
 
 def _worded(option: ScriptOption, target: str) -> Meaning | None:
-    """An option with words for a knob's values: by its choices, else by the family of its default."""
+    """An option with words for a knob's values: by its choices, else by the family of its default. Without a default and choices nobody knows its words."""
     known = WORDS[target]
-    offered = [str(choice) for choice in option.choices]
-    if offered:
-        said = {value: next((w for w in words if w in offered), None) for value, words in known.items()}
-        words: dict[str, Any] = {value: word for value, word in said.items() if word is not None}
-    elif target == "precision" and option.present is not None:
-        present = str(option.present)
-        today = next((value for value, spellings in known.items() if present.lower() in spellings), None)
-        # of other words only the one that is there is sure: what its neighbours are called is the program's own choice
-        words = next((dict(f) for f in _FAMILIES if present in f.values()), {today: present} if today else {})
+    said = [value for value in (option.present, *option.between) if value is not None]
+    if option.choices:
+        words: dict[str, Any] = dict(_offered(known, [str(choice) for choice in option.choices]))
+    elif target == "precision" and said:
+        present = [str(value) for value in said]
+        today = {value: word for word in present for value, words in known.items() if word.lower() in words}
+        # of other words only those that are there are sure: what their neighbours are called is the program's own choice
+        words = next((dict(f) for f in _FAMILIES if set(present) <= set(f.values())), today)
     elif target == "zero_stage" and option.kind == "int":
         words = {str(stage): str(stage) for stage in range(4)}
     else:
         words = {}
+    present = [] if option.present is None else [str(option.present)]
     default = next(
-        (v for v, spellings in known.items() if str(option.present).lower() in map(str.lower, spellings)), None
+        (v for v, spellings in known.items() for w in present if w.lower() in map(str.lower, spellings)), None
     )
-    if len(words) < 2 and default is None:
+    if default is None and option.present is None and not option.computed:
+        default = next((value for value, word in words.items() if str(word).lower() in _ABSENT), None)
+    if default is None and (len(words) < 2 or not option.choices) and not option.between:
         return None
     if default is not None and default not in words:
         words[default] = str(option.present)
     values = sorted(words, key=lambda value: value != default)
     differing = {value: word for value, word in words.items() if word != value}
     return Meaning(target=target, words=differing, values=_typed(target, values), default=default)
+
+
+def _offered(known: Mapping[str, tuple[str, ...]], choices: list[str]) -> Iterator[tuple[str, str]]:
+    """(value, the choice that is it)"""
+    for value, words in known.items():
+        found = (choice for word in words for choice in choices if choice.lower() == word.lower())
+        if (choice := next(found, None)) is not None:
+            yield value, choice
 
 
 def _flag(option: ScriptOption, name: str, autocast: str) -> Meaning | None:

@@ -107,6 +107,8 @@ class Script:
     """numbers that it sets in its own text, which no option changes"""
     autocast: str = ""
     """the number format that its calls of autocast name; empty where they name none, or several"""
+    plain_on_cpu: int = 0
+    """line by which it computes without autocast on CPUs, whatever it is told; 0: none"""
     formats: frozenset[str] = frozenset()
     """narrow number formats that its code names"""
     overridden: str = ""
@@ -170,6 +172,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         divided=frozenset(_divided(whole)),
         constants=() if parser == "configurator" else constants_of(tree),
         autocast=_autocast(whole),
+        plain_on_cpu=next(_plain_on_cpu(tree), 0),
         formats=frozenset(_formats(whole if imports_parser else tree)),
         overridden=overridden,
         printed=tuple(print_statements(tree)) or tuple(print_statements(whole)),
@@ -215,6 +218,21 @@ def _autocast(tree: ast.Module) -> str:
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and called_name(n) == "autocast"]
     named = {word for call in calls for word in re.findall(r"\btorch\.(bfloat16|float16)\b", ast.unparse(call))}
     return {"bfloat16": "bf16", "float16": "fp16"}[named.pop()] if len(named) == 1 else ""
+
+
+def _plain_on_cpu(tree: ast.Module) -> Iterator[int]:
+    """Lines of `nullcontext() if device_type == "cpu" else torch.autocast(...)`, and of the same as statements."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.IfExp | ast.If):
+            test = ast.unparse(node.test)
+            branches = (node.body, node.orelse)
+            said = [" ".join(map(ast.unparse, b if isinstance(b, list) else [b])) for b in branches]
+            if (
+                re.search("cpu|cuda", test)
+                and sum("autocast" in text for text in said) == 1
+                and "nullcontext" in "".join(said)
+            ):
+                yield node.lineno
 
 
 def _formats(tree: ast.Module) -> Iterator[str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.onboarding.library_options import LIGHTNING_TRAINER, TRAINER_ARGUMENTS
-from autotune.onboarding.syntax import called_name, keywords_of, last_name, literal_or_none
+from autotune.onboarding.syntax import called_name, condition_of, keywords_of, last_name, literal_or_none
 from autotune.spec.usual_names import target_of
 
 CONFIGURATOR = "configurator.py"
@@ -59,6 +59,8 @@ class ScriptOption:
     """each way in which it may be written: `-b`, `--batch-size`; a positional's has no dashes; empty: by its name alone"""
     takes: int | None = None
     """values that it takes; None: any number, or nobody knows"""
+    computed: str = ""
+    """the text of its default, where a condition decides it on the machine where it runs"""
     is_abbreviated: bool = False
     """whether the beginning of a name is enough, where no other option begins so"""
 
@@ -71,6 +73,13 @@ class ScriptOption:
     def present(self) -> Any:
         """Its value today, as far as it is known."""
         return self.default if self.given is None else self.given
+
+    @property
+    def between(self) -> tuple[Any, ...]:
+        """The values between which a condition decides its default."""
+        tree = ast.walk(ast.parse(self.computed, mode="eval")) if self.computed else ()
+        branches = (branch for node in tree if isinstance(node, ast.IfExp) for branch in (node.body, node.orelse))
+        return tuple(value for branch in branches if (value := literal_or_none(branch)) is not None)
 
     @property
     def shown(self) -> str:
@@ -142,6 +151,7 @@ def _argparse(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]
         base = ScriptOption(
             name=_plain(str(dest) if is_short and (len(long) < 3 or target_of(_plain(str(dest)))) else long),
             default=literal_or_none(given.get("default")),
+            computed=condition_of(given.get("default")),
             choices=tuple(literal_or_none(given.get("choices")) or ()),
             is_required=bool(literal_or_none(given.get("required")))
             or (not long.startswith("-") and (isinstance(nargs, int) or nargs == "+")),
@@ -251,6 +261,7 @@ def _fields(
             help=help_text,
             line=node.lineno,
             choices=_choices(node.annotation) or offered,
+            computed=condition_of(value),
             names=(f"--{prefix}{node.target.id}", *aliases) if aliases else (),
         )
 
@@ -421,8 +432,12 @@ def _configurator(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOpt
     for node in tree.body:
         if node.lineno >= at or not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
             continue
-        name, value = node.targets[0].id, literal_or_none(node.value)
-        if isinstance(value, bool):
+        name, value, computed = node.targets[0].id, literal_or_none(node.value), condition_of(node.value)
+        if computed:
+            option = ScriptOption(name=name, prefix=f"--{name}=", computed=computed, line=node.lineno)
+            is_flag = not isinstance(node.value, ast.IfExp) or isinstance(literal_or_none(node.value.body), bool)
+            yield _text_flag(option, f"--{name}") if is_flag else option
+        elif isinstance(value, bool):
             yield replace(_text_flag(ScriptOption(name=name, default=value), f"--{name}"), line=node.lineno)
         elif isinstance(value, int | float | str):
             yield ScriptOption(name=name, prefix=f"--{name}=", kind=kind_of(value), default=value, line=node.lineno)
@@ -443,7 +458,7 @@ def overridden_by_file(options: Iterable[ScriptOption], name: str, text: str | N
     }
     for option in options:
         value, line = lines.get(option.name, (option.default, option.line))
-        yield replace(option, default=value, line=line, module=name) if option.name in lines else option
+        yield (replace(option, default=value, line=line, module=name, computed="") if option.name in lines else option)
 
 
 def _text_flag(option: ScriptOption, flag: str) -> ScriptOption:

@@ -12,12 +12,14 @@ What a training has in place of what only trials are told: the user's own steps,
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from autotune.onboarding.draft import Draft, Entry, Place, file_name
 from autotune.onboarding.hub_names import model_named
+from autotune.onboarding.machine_defaults import settled
 from autotune.onboarding.option_matches import DEGREES, OptionMatches, RanksToday, match_options, ranks_today
 from autotune.onboarding.option_names import SHAPE, meaning_of
 from autotune.onboarding.print_statements import EVERY_STEP, patterns_of
@@ -64,7 +66,11 @@ def script_draft(
 ) -> Draft:
     """The draft for a script; `cwd`: where it runs, `source`: the file that was read, `folder`: of the spec, against which its paths are read."""
     started = script.started
+    script = settled(script, place)
     found = match_options(script, cwd)
+    is_plain = script.plain_on_cpu and (place.is_cpu or _is_on_cpu(script))
+    if is_plain:
+        found.without_autocast()
     ranks = ranks_today(found, place)
     if ranks.of_trials == 1:
         found.without_sharding()
@@ -112,6 +118,10 @@ def script_draft(
     if why_none := _no_baseline(found, ranks):
         fill_in.append("baseline")
         notes.append(f"no baseline: {why_none}; add the current settings of {source.name} as `baseline:`")
+    if is_plain:
+        notes.append(
+            f"on CPUs {script.name} computes in fp32 whatever it is told (line {script.plain_on_cpu}), so precision stays fp32"
+        )
     notes += _what_is_off(found, source, ranks)
     heading = (
         f"A first spec of {source.name}, by `autotune init`. Nothing was run; line numbers refer to {script.name}.",
@@ -129,6 +139,14 @@ def script_draft(
         runner,
     )
     return Draft(heading=heading, entries=entries, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))
+
+
+def _is_on_cpu(script: Script) -> bool:
+    """Whether an option says that it runs on the CPU."""
+    devices = (
+        o.present for o in script.options if re.fullmatch("device(_type)?|accelerator", o.name.rpartition(".")[2])
+    )
+    return any(str(device).startswith("cpu") for device in devices)
 
 
 def _counts(found: OptionMatches) -> list[Entry]:
@@ -193,14 +211,17 @@ def _space(found: OptionMatches, ranks: RanksToday) -> dict[str, Any]:
     micro = _micro(found, ranks)
     if "micro_batch_size" in found.used:
         around = micro or BATCH
-        space["micro_batch_size"] = sorted({max(1, around // 4), max(1, around // 2), around, 2 * around, 4 * around})
+        around_it = sorted({max(1, around // 4), max(1, around // 2), around, 2 * around, 4 * around})
+        space["micro_batch_size"] = _choices(found, "micro_batch_size") or around_it
     elif micro:
         space["micro_batch_size"] = [micro]
     if not _accumulates(found):
         space["accumulation_steps"] = [1]
+    elif choices := _choices(found, "accumulation_steps"):
+        space["accumulation_steps"] = choices
     for target in DEGREES:
         if target in found.used:
-            space[target] = {"powers_of_two": [1, 8]}
+            space[target] = _choices(found, target) or {"powers_of_two": [1, 8]}
     space["precision"] = _precisions(found)
     for target in ("recompute", "zero_stage", "compile", "sequence_parallel"):
         if target in found.used and found.used[target][1].values:
@@ -208,6 +229,12 @@ def _space(found: OptionMatches, ranks: RanksToday) -> dict[str, Any]:
         elif target == "zero_stage" and found.template:
             space[target] = list(found.template.stages)
     return {**space, **{knob: [value] for knob, value in found.fixed.items()}}
+
+
+def _choices(found: OptionMatches, target: str) -> list[int]:
+    """The numbers that an option may have; empty where it may have any."""
+    choices = found.used[target][0].choices if target in found.used else ()
+    return sorted(choice for choice in choices if isinstance(choice, int) and choice > 0)
 
 
 def _accumulation_unsaid(found: OptionMatches) -> bool:
@@ -268,6 +295,12 @@ def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
         return f"its code mentions {' and '.join(formats)}, but nothing says whether it trains in that: `space.precision` is a placeholder"
     if found.unclear:
         return f"autotune does not understand {', '.join(dict.fromkeys(found.unclear))}"
+    if found.undecided:
+        named = " and ".join(f"{option.shown} ({option.place})" for option in found.undecided)
+        return f"the default of {named} depends on the machine: give the value in the launch, or name the cluster (--cluster)"
+    if "precision" in found.used and found.used["precision"][1].default is None:
+        option = found.used["precision"][0]
+        return f"the number format is not said: {option.shown} ({option.place}) is not given and has no default"
     if ranks.problem:
         return ranks.problem
     micro = _micro(found, ranks)

@@ -19,9 +19,7 @@ def last_name(node: ast.expr) -> str:
 
 
 def literal(node: ast.expr) -> Any:
-    """The value of a literal, or of products of numbers such as `5 * 8`. Of `a if c else b` it is a. Raises `ValueError`."""
-    if isinstance(node, ast.IfExp):
-        return literal(node.body)
+    """The value of a literal, or of products of numbers such as `5 * 8`. Raises `ValueError`."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         left, right = literal(node.left), literal(node.right)
         if isinstance(left, int | float) and isinstance(right, int | float):
@@ -40,3 +38,9 @@ def literal_or_none(node: ast.expr | None) -> Any:
 def keywords_of(call: ast.Call) -> dict[str, ast.expr]:
     """The keyword arguments by name."""
     return {word.arg: word.value for word in call.keywords if word.arg}
+
+
+def condition_of(node: ast.expr | None) -> str:
+    """The text of a value that a condition decides: `a if c else b`, `torch.cuda.is_available()`; else empty."""
+    asks = isinstance(node, ast.Call) and called_name(node) in ("is_available", "is_bf16_supported")
+    return ast.unparse(node) if node is not None and (asks or isinstance(node, ast.IfExp | ast.BoolOp)) else ""

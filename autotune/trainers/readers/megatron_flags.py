@@ -59,7 +59,7 @@ def read(present: PresentConfiguration) -> Reading:
     argv, remarks = present.argv, []
     if not argv:
         name, text = next(iter(present.files.items()))
-        argv, unset = command_of(text)
+        argv, unset, _ = command_of(text)
         told = " ".join(program_of(argv) or argv)  # what the launcher is told, a launch writes anew
         remarks = [
             f"{name}: ${variable} is not set there: write its value into the spec"
