@@ -164,7 +164,7 @@ def where_it_runs(path: Path, started: Started | None, file: str | None = None) 
     if is_plain(folder):
         there = [(base, Path(os.path.normpath(base / folder))) for base in bases]
         there = [(base, cwd) for base, cwd in there if cwd.is_dir()]
-        found = next(((base, cwd) for base, cwd in there if file and (cwd / file).is_file()), (there or [None])[0])
+        found = next((each for each in there if file and (each[1] / file).is_file()), there[0] if there else None)
         if found is not None:
             return WhereItRuns(*found)
     why = f"{path.name} changes to {told}, " + (
