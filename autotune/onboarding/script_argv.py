@@ -21,22 +21,25 @@ EACH_STEP = "--logging_steps=1"
 OFF_IN_TRIALS = "off in trials; `training` below has yours"
 MAX_IDEAS = 4
 """options that are suggested as knobs of the study's own"""
-_WHERE = frozenset(
+_OF_RANKS = frozenset(
     (
-        *(
-            "",
-            "num_processes",
-            "num_machines",
-            "machine_rank",
-            "main_process_ip",
-            "main_process_port",
-            "multi_gpu",
-            "gpu_ids",
-        ),
-        *("rdzv_backend", "rdzv_conf", "same_network", "num_cpu_threads_per_process", "role", "max_restarts"),
+        *("nnodes", "nproc_per_node", "num_gpus", "num_accelerators", "num_nodes", "num_processes", "num_machines"),
+        *("machine_rank", "node_rank", "main_process_ip", "main_process_port", "master_addr", "master_port"),
+        *("multi_gpu", "gpu_ids", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone", "local_addr"),
+        *("hostfile", "H", "include", "i", "exclude", "e", "force_multi", "no_ssh", "no_ssh_check", "ssh_port"),
+        *("launcher", "min_elastic_nodes", "max_elastic_nodes", "same_network", "max_restarts", "use_env"),
+        *("m", "module", "no_python", "run_path", "no_local_rank"),
     )
 )
-"""options of `accelerate launch` that say where it runs"""
+"""options of torchrun, accelerate and deepspeed about ranks, nodes and where they meet, which trials have their own of"""
+_OF_OUTPUT = frozenset(
+    (
+        *("log_dir", "redirects", "r", "tee", "t", "local_ranks_filter", "logs_specs", "role", "event_log_handler"),
+        *("duplicate_stdout_filters", "duplicate_stderr_filters", "enable_each_rank_log", "save_pid"),
+        *("autotuning", "elastic_training", "launcher_args", "venv_script"),
+    )
+)
+"""their options about where the output of ranks goes, and others that a trial cannot have"""
 
 
 def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
@@ -53,14 +56,15 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         reasons |= dict.fromkeys(("torchrun", "accelerate", "deepspeed"), "as it is started")
     if launcher == "accelerate" and place.is_cpu:
         launcher, reasons["torchrun"] = "torchrun", "accelerate launch starts one process only on CPUs"
+    kept = [word for option in _of_launcher(started, launcher) for word in written(option, True)] if started else []
     starts = {
         "python": ["python"],
-        "torchrun": [*place.torchrun],
-        "deepspeed": ["deepspeed", *(DEEPSPEED_NODES if over_nodes else DEEPSPEED_ONE)],
+        "torchrun": [*place.torchrun, *kept],
+        "deepspeed": ["deepspeed", *(DEEPSPEED_NODES if over_nodes else DEEPSPEED_ONE), *kept],
         "accelerate": [
             *("accelerate", "launch", "--num_processes={world_size}"),
             *(MACHINES if over_nodes else ()),
-            *(_kept_of_accelerate(started) if started else ()),
+            *kept,
         ],
     }
     if started and launcher in TASKS:
@@ -165,11 +169,22 @@ def written(argument: Argument, is_joined: bool) -> Iterator[str]:
         yield from map(braced, argument.words)
 
 
-def _kept_of_accelerate(started: Started) -> Iterator[str]:
-    """What `accelerate launch` is told beside ranks and where they meet."""
-    for option in started.options:
-        if option.name not in _WHERE:
-            yield from written(option, True)
+def _of_launcher(started: Started, launcher: str) -> Iterator[Argument]:
+    """What torchrun, accelerate or deepspeed is told beside ranks, nodes, where they meet and where their output goes. `launcher`: of the trials."""
+    if launcher == started.launcher:
+        yield from (each for each in started.options if each.name and each.name not in _OF_RANKS | _OF_OUTPUT)
+
+
+def left_out(found: OptionMatches, place: Place) -> list[str]:
+    """What the launcher is told and trials do without, as it is written; not what is about ranks, nodes and where they meet."""
+    if (started := found.script.started) is None:
+        return []
+    if started.launcher in TASKS:
+        elsewhere = {*TASKS[started.launcher].elsewhere} - {"D", "chdir"}  # `cwd` has it
+        return [" ".join(each.words) for each in started.options if each.name in elsewhere]
+    launcher = "torchrun" if started.launcher == "accelerate" and place.is_cpu else started.launcher
+    kept = list(_of_launcher(started, launcher))
+    return [" ".join(each.words) for each in started.options if each not in kept and each.name not in _OF_RANKS]
 
 
 def _kept_of_tasks(started: Started) -> Iterator[str]:

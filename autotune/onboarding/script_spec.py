@@ -24,7 +24,15 @@ from autotune.onboarding.option_matches import DEGREES, OptionMatches, RanksToda
 from autotune.onboarding.option_names import SHAPE, meaning_of
 from autotune.onboarding.print_statements import EVERY_STEP, patterns_of
 from autotune.onboarding.script import Script, starts_one
-from autotune.onboarding.script_argv import argv_of, ideas_of, precision_words, trial_words, values_of, written
+from autotune.onboarding.script_argv import (
+    argv_of,
+    ideas_of,
+    left_out,
+    precision_words,
+    trial_words,
+    values_of,
+    written,
+)
 from autotune.spec import KNOBS
 from autotune.trainers.command_training import APPEND
 from autotune.trainers.placeholders import braced
@@ -121,6 +129,11 @@ def script_draft(
     if is_plain:
         notes.append(
             f"on CPUs {script.name} computes in fp32 whatever it is told (line {script.plain_on_cpu}), so precision stays fp32"
+        )
+    if dropped := left_out(found, place):
+        named = ", ".join(dropped)
+        notes.append(
+            f"left out in trials, whose ranks autotune starts: {named}; what is needed, add to trainer.argv before the program"
         )
     notes += _what_is_off(found, source, ranks)
     heading = (
