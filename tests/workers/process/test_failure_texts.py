@@ -47,6 +47,46 @@ def verdict(text: Text) -> Failure:
     return evidence.failure()
 
 
+ENGINE = "(EngineCore_DP0 pid=7) ERROR 10-25 13:08:43 [core.py:708] "
+"""what vLLM's logger has before each line"""
+CACHE = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
+INITIALIZED = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+CREATED = "ray.exceptions.ActorDiedError: The actor died because of an error raised in its creation task, ray::WorkerDict.__init__() (pid=9, ip=10.0.0.1, actor_id=a1)"
+
+
+def in_engine(exception: str, package: str = "vllm") -> str:
+    """A traceback that ends in the code of an engine."""
+    return raised(exception).replace("train.py", f"/site-packages/{package}/worker.py")
+
+
+def logged(text: str) -> str:
+    return "\n".join(ENGINE + line for line in text.splitlines())
+
+
+POST_TRAINING = [
+    Text(OOM, "ran out of memory in vllm, which generates", in_engine("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.05 GiB")),
+    Text(OOM, "ran out of memory in sglang, which generates", in_engine("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "sglang")),
+    Text(OOM, "ran out of memory: CUDA", raised("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.27 GiB")),
+    Text(OOM, "No available memory for the cache blocks", logged(in_engine(CACHE)) + "\n" + raised(INITIALIZED)),
+    Text(OOM, "KV cache is needed", raised("ValueError: To serve at least one request with the models's max seq len (32768), (2.00 GB KV cache is needed, which is larger than the available KV cache memory (0.78 GB).")),
+    Text(OOM, "Free memory on device", raised("ValueError: Free memory on device cuda:0 (12.18/23.56 GiB) on startup is less than desired GPU memory utilization (0.92, 21.67 GiB).")),
+    Text(ERROR, "EngineCore encountered an issue", raised("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause."), steps=3),
+    Text(HANG, "waited for the engine that generates", raised("TimeoutError: RPC call to sample_tokens timed out."), steps=3),
+    Text(HANG, "timed out", raised("ray.exceptions.GetTimeoutError: Get timed out: some object(s) not ready."), steps=3),
+    Text(HANG, "WorkNCCL(SeqNum=9, OpType=BROADCAST", "[rank0]:[E101 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=BROADCAST, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.", steps=3, code=-6),
+    Text(INVALID, "must be divisible by minimal possible batch size", raised("AssertionError: real_train_batch_size (8) must be divisible by minimal possible batch size (16)")),
+    Text(INVALID, "normalized ppo_mini_batch_size 3", raised("AssertionError: normalized ppo_mini_batch_size 3 should be divisible by ppo_micro_batch_size_per_gpu 2")),
+    Text(INVALID, "ppo_mini_batch_size 0", raised("AssertionError: ppo_mini_batch_size 0 should be larger than 0 after normalization")),
+    Text(INVALID, "rollout world_size: 1", raised("AssertionError: rollout world_size: 1 is not divisible by infer_tp: 2")),
+    Text(INVALID, "only support equal chunk", raised("AssertionError: only support equal chunk. Got size of DataProto 512 and chunk 6.")),
+    Text(INVALID, "Data dict size (2)", raised("AssertionError: Data dict size (2) is not a multiple of the provided microbatch size (8)")),
+    Text(INVALID, "The global train batch size (7 x 1)", raised("ValueError: The global train batch size (7 x 1) must be evenly divisible by the number of generations per prompt (8).")),
+    Text(INVALID, "Check batch related parameters", raised("AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 256 != 2 * 18 * 7")),
+    Text(ERROR, "only support equal chunk", raised("AssertionError: only support equal chunk. Got size of DataProto 510 and chunk 4."), steps=5),
+    Text(INVALID, "ppo_mini_batch_size 0", raised(f"{CREATED}\n  File \"fsdp_workers.py\", line 9, in __init__\n    check()\nAssertionError: ppo_mini_batch_size 0 should be larger than 0 after normalization")),
+    Text(OOM, "CUDA out of memory", raised(f"{CREATED}\n  File \"fsdp_workers.py\", line 9, in __init__\n    build()\ntorch.OutOfMemoryError: CUDA out of memory.")),
+    Text(LOST, "lost a process", "\n".join(f"(TaskRunner pid=4) {line}" for line in raised("ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.\n\tclass_name: WorkerDict\nThe actor is dead because its worker process has died. There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory usage.").splitlines()), steps=3),
+]  # fmt: skip
 MEMORY = [
     Text(OOM, "CUDA out of memory", raised("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB")),
     Text(OOM, "HIP out of memory", raised("torch.cuda.OutOfMemoryError: HIP out of memory. Tried to allocate 512 MiB")),
@@ -164,7 +204,7 @@ WAITING = [
     Text(ERROR, "ReadTimeout", raised("requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='hub', port=443): Read timed out.")),
     Text(ERROR, "TimeoutExpired", raised("subprocess.TimeoutExpired: Command 'nvidia-smi' timed out after 5 seconds")),
 ]  # fmt: skip
-ALL = [*MEMORY, *NOT_MEMORY, *NOT_A_NUMBER, *DEATHS, *REFUSALS, *WAITING]
+ALL = [*POST_TRAINING, *MEMORY, *NOT_MEMORY, *NOT_A_NUMBER, *DEATHS, *REFUSALS, *WAITING]
 
 
 @pytest.mark.parametrize("text", ALL, ids=[f"{text.kind.name}-{text.says}" for text in ALL])

@@ -4,7 +4,8 @@
     diverged   trainers that end a run because a loss or a gradient is not a number, or because the loss scale is used up
     timeout    rendezvous, heartbeats, barriers and NCCL's watchdog
     lost       a process or a node that is gone, as Ray and torch's agent tell it
-    refused    parsers and validators of settings: these count before the first step only, because later ones are about data
+    refused    parsers and validators of settings, and batches that do not divide: these count before the first step only, because later ones are about data
+    engine     what generates for a post-trainer: vLLM and SGLang
 
 Words of memory in a `ValueError` and its like are advice ("if you run out of memory, ..."), and count for nothing.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterable
 from typing import NamedTuple, final
 
 from autotune.spec import FailureKind
@@ -129,6 +131,32 @@ _REFUSAL_TEXTS = re.compile(
     r"(keys|arguments) are not used by the HfArgumentParser|\bNon-existent config key\b|^\d+ validation errors? for "
 )
 
+_BATCH_LAW = re.compile(
+    r"\b\w*(batch|world_?size|generations?)\w*\b.{0,120}?\b((must|should) be (evenly )?(divisible by|larger than)|is not (divisible by|a multiple of|equal to))\b"
+    r"|only support equal chunk|is not a multiple of the provided microbatch size",
+    re.IGNORECASE,
+)
+"""a batch that the ranks cannot share: verl (`real_train_batch_size (8) must be divisible by minimal possible batch size (16)`, trainer/ppo/ray_trainer.py; `normalized
+ppo_mini_batch_size 3 should be divisible by ...`, verl#833; `rollout world_size: 1 is not divisible by infer_tp: 2`, verl#1191; `only support equal chunk`, EasyR1#44), NeMo-RL (`Data dict
+size (2) is not a multiple of the provided microbatch size (8)`, NeMo-RL#355), TRL (`The global train batch size (7 x 1) must be evenly divisible by the number of generations`,
+open-r1#249), DeepSpeed under OpenRLHF (`train_batch_size is not equal to micro_batch_per_gpu * ...`, OpenRLHF#346)"""
+_ENGINE_MEMORY = re.compile(
+    r"no available memory for the cache"
+    r"|KV cache is ?needed, which is larger than the available KV cache memory"
+    r"|free memory on device .{0,60}on startup is less than desired GPU memory utilization",
+    re.IGNORECASE,
+)
+"""vLLM beside the trainer: no room for its cache (vllm#10439, v1/core/kv_cache_utils.py), or for its share when it starts (v1/worker/gpu_worker.py)"""
+_ENGINE_ECHO = re.compile(
+    r"Engine core initialization failed|EngineCore encountered an issue|Engine core proc \S+ died unexpectedly"
+)
+"""what others say of vLLM's engine that failed before (v1/engine/exceptions.py, ms-swift#7933)"""
+_ENGINE_TIMED_OUT = re.compile(r"RPC call to \w+ timed out")
+"""vLLM's executor, which waits for a worker that generates (verl#6583)"""
+_ENGINE_FRAME = re.compile(r'File ".*?[/\\](vllm|sglang)[/\\]')
+_SUPPOSED = "There are some potential root causes"
+"""Ray's list of what may have ended a process, of which none was seen (verl#383)"""
+
 _SIGNALS = (
     re.compile(r"<Signals\.(?P<name>SIG[A-Z]+)"),
     re.compile(
@@ -167,11 +195,15 @@ def judged(name: str, text: str, *, code: str = "", is_started: bool = False) ->
         return Judged("echo", FailureKind.ERROR, "requested an impossible size")
     is_named = short in ("MemoryError", "OutOfMemoryError") or short.endswith(("OutOfMemoryError", "MemoryError"))
     says_memory = is_trusted and lacks_memory(text)
-    if is_named or says_memory or re.search("no available memory for the cache", text, re.IGNORECASE):
+    if is_named or says_memory or _ENGINE_MEMORY.search(text):
         return Judged("memory", FailureKind.OUT_OF_MEMORY, "ran out of memory")
+    if _ENGINE_ECHO.search(text):
+        return Judged("echo", FailureKind.ERROR, "lost the engine that generates")
     is_assertion = short == "AssertionError" and not text and _ASKS_FINITE.search(code) is not None
     if short not in _NOT_OF_VALUES and (_DIVERGED.search(text) or short == "OLMoNonFiniteError" or is_assertion):
         return Judged("exception", FailureKind.DIVERGED, "ended because training diverged")
+    if _ENGINE_TIMED_OUT.search(text):
+        return Judged("timeout", FailureKind.HANG, "waited for the engine that generates until it timed out")
     if short in _TIMEOUT_NAMES or (is_trusted and TIMED_OUT.search(text)):
         return Judged("timeout", FailureKind.HANG, "waited for other ranks until it timed out")
     if short in _LOST_NAMES:
@@ -180,7 +212,16 @@ def judged(name: str, text: str, *, code: str = "", is_started: bool = False) ->
         return Judged("death", FailureKind.WORKER_LOST, "was ended by a signal")
     if not is_started and (_REFUSALS.match(name) or short in _REFUSAL_NAMES or _REFUSAL_TEXTS.search(text)):
         return Judged("verdict", FailureKind.INVALID, "refused its settings")
+    if not is_started and short in ("ValueError", "AssertionError") and _BATCH_LAW.search(text):
+        return Judged("verdict", FailureKind.INVALID, "refused its batch")
     return None
+
+
+def engine_of(lines: Iterable[str]) -> str:
+    """The engine in whose code a traceback with these lines ended; empty for the trainer's own."""
+    frames = [line for line in lines if 'File "' in line]
+    found = _ENGINE_FRAME.search(frames[-1]) if frames else None
+    return found[1] if found else ""
 
 
 def lacks_memory(text: str) -> bool:
@@ -199,6 +240,7 @@ def lacks_memory(text: str) -> bool:
 
 def signal_named(text: str) -> int | None:
     """The signal by which a text says that a process died; None where it says none."""
+    text = text.partition(_SUPPOSED)[0]
     for pattern in _SIGNALS:
         if (found := pattern.search(text)) is not None:
             groups = found.groupdict()

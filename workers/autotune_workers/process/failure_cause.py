@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import final
 
 from autotune.spec import FailureKind
-from autotune_workers.gang.exception_kinds import DIVERGED_LINE, TIMED_OUT, lacks_memory, signal_named
+from autotune_workers.gang.exception_kinds import DIVERGED_LINE, TIMED_OUT, engine_of, lacks_memory, signal_named
 from autotune_workers.gang.failure_kind import Evidence, of_death, of_exception
 from autotune_workers.process.launcher_words import RankEnd, rank_end
 from autotune_workers.process.rank_processes import LOG_TAIL_LINES
@@ -38,8 +38,9 @@ MAX_STREAMS = 64
 _PREFIX = re.compile(
     r"^(?:\[(?!rank\d)[A-Za-z][\w-]*?(?P<local>\d+)\]:|\([A-Za-z]\w*(?:\([^()]*\))? (?:rank=\d+, )?pid=(?P<pid>\d+)(?:, ip=[\w.:]+)?\)"
     r"|\[\d+,(?P<mpi>\d+)\](?:<\w+>)?:)?(?:\[rank(?P<rank>\d+)\]:|(?P<task>\d{1,5}):(?= ))?(?P<space> ?)"
+    r"(?P<logged>(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]+:\d+\] ?)?"
 )
-"""of torchrun, Ray, mpirun --tag-output and srun --label"""
+"""of torchrun, Ray, mpirun --tag-output and srun --label, and of vLLM's logger, which has it before each line of a traceback (vllm#27508)"""
 _USAGE = re.compile(r"^\s*usage: ", re.IGNORECASE)
 _ARGPARSE = re.compile(r"^(?P<program>[^:]{1,200}): error: (?P<text>.+)")
 _ARGPARSE_WORDS = re.compile(
@@ -126,7 +127,7 @@ class CauseReader:
         match = _PREFIX.match(line)
         assert match is not None, "it matches the empty string"
         rank, local = match["rank"] or match["mpi"] or match["task"], match["local"]
-        is_marked = bool(rank or local or match["pid"])
+        is_marked = bool(rank or local or match["pid"] or match["logged"])
         text = line[match.end() :] if is_marked else line
         self._read_summary(text)
         self._read_refusal(line, text)
@@ -230,6 +231,13 @@ class CauseReader:
             cause = memory
         elif cause is chain[-1] and len(chain) > 1:
             cause = replace(cause, message=f"{cause.message}; first {chain[0].exception.splitlines()[0]}")
+        if cause.weight == "memory" and (engine := engine_of(raised.lines)):
+            cause = replace(
+                cause,
+                message=cause.message.replace(
+                    "ran out of memory", f"ran out of memory in {engine}, which generates", 1
+                ),
+            )
         if cause.weight not in ("memory", "verdict") and self._nccl_memory and _NCCL_NAMES.search(cause.exception):
             why = f"{cause.message}: {self._nccl_memory}"[:400]
             cause = replace(cause, weight="memory", kind=FailureKind.OUT_OF_MEMORY, message=why)

@@ -31,6 +31,8 @@ _EXCEPTION = re.compile(
 passes on in parentheses, and that one's traceback behind it"""
 _GOES_ON = re.compile(r"^(nccl\w+: |Last error:|Original Traceback)")
 """lines by which NCCL's and torch's exceptions go on"""
+_OF_CREATION = "because of an error raised in its creation task"
+"""by which Ray says that an actor could not be made; the frames and the exception of its constructor follow (verl's and OpenRLHF's workers)"""
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _THROWN = re.compile(r"^terminate called after throwing an instance of '(?P<name>.+)'")
 _WHAT = re.compile(r"^\s*what\(\):\s*(?P<text>.*)")
@@ -126,6 +128,8 @@ class TracebackReader:
         if chain and chain[-1] == (found["name"].rpartition(".")[2], ""):
             del chain[-1]
         chain.append((found["name"], (found["text"] or "").strip()))
+        if _OF_CREATION in chain[-1][1]:
+            return
         self._state, self._more = "text", MORE_LINES
 
     def _goes_on(self, text: str) -> bool:
