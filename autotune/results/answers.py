@@ -22,6 +22,7 @@ from autotune.reward import at_first_level
 from autotune.spec import ParallelConfig, Study, StudyStatus, Trial, TrialStatus, Workload
 from autotune.spec.as_text import format_duration
 from autotune.spec.plain import to_plain
+from autotune.spec.post_training import TRAINED
 from autotune.spec.study import SIMULATED
 from autotune.spec.usual_names import OF_A_RUN
 from autotune.study.controller import Winner, noisy_of, training_s
@@ -73,7 +74,7 @@ def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
         tied_with=winner.tied_with,
         final_rounds=winner.rounds,
         confirmed=winner.confirmed,
-        notes=(*winner.notes, *(() if winner.too_noisy else _payback(record, winner))),
+        notes=(*winner.notes, *_drawn_lengths(winner), *(() if winner.too_noisy else _payback(record, winner))),
         too_noisy=winner.too_noisy,
     )
     return with_standing(result)
@@ -84,6 +85,25 @@ def _infeasible(record: StudyRecord, trials: Sequence[Trial]) -> dict[str, int]:
     counts = Counter({str(reason): int(n) for reason, n in record.result.get("infeasible", {}).items()})
     counts.update(t.reason or "no reason is stored" for t in trials if t.status is TrialStatus.INFEASIBLE)
     return dict(counts.most_common())
+
+
+def _drawn_lengths(winner: Winner) -> list[str]:
+    """What trials on drawn lengths measured of a step, and what was told."""
+    best = winner.best
+    phases = {} if best is None or best.measurement is None else best.measurement.phases_s
+    if not phases:
+        return []
+
+    def said(measured: bool) -> str:
+        return ", ".join(f"{n} {s:.3g} s" for n, s in phases.items() if (n in TRAINED) is measured and s > 0)
+
+    lengths = "trials ran on lengths drawn from the given distribution, the same for every config"
+    if not (told := said(False)):
+        return [f"{lengths}: {said(True)} of a mean step"]
+    return [
+        f"trials ran the trainer's phases alone: {said(True)} of a step were measured, {told} follow from what was given; nothing was generated, so memory is that of the trainer",
+        lengths,
+    ]
 
 
 def _payback(record: StudyRecord, winner: Winner) -> list[str]:

@@ -56,6 +56,9 @@ class Measurement(Plain):
     """peak of the fullest rank from the start of the trial to the end of each step, if available"""
     breakdown_s: Mapping[str, float] = field(default_factory=dict)
     """profiled seconds of a step by cause, if a profile was requested"""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """seconds of a step of post-training by phase, of a trial that runs the trainer's phases alone: `log_prob`, `reference` and `update` are measured, all
+    others told, or predicted from what was told; empty for other trials"""
     utilization: Mapping[str, float] = field(default_factory=dict)
     """other readings by name: power_watts, sm, memory_bandwidth, reserved_memory_bytes, alloc_retries, temperature_c, throttled, ..."""
     reference_losses: tuple[float, ...] = ()

@@ -31,6 +31,9 @@ BALANCES = ("none", "batch", "in_order", "mini_batch")
 as it was before 0.6), or each mini-batch (NeMo-RL's `shard_by_batch_size`)"""
 PHASE_OFFLOADS = ("none", "optimizer", "all")
 
+TRAINED = ("log_prob", "reference", "values", "update")
+"""phases of a step that the trainer runs"""
+
 RL_KNOBS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "rollout_tp": ("tensor-parallel degree of the generation engine", ()),
     "rollout_gpus": ("GPUs that only generate; 0: generation and training alternate on the same GPUs", ()),

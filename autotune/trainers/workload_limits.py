@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from autotune.spec import ClusterSpec, ModelCode, ModelSpec, ParallelConfig, Workload
 from autotune.spec.hugging_face_families import FAMILIES
 from autotune.spec.model_figures import figures_of
+from autotune.spec.post_training import RL_KNOBS
 from autotune.trainers.launch_files import INTERPRETER
 from autotune.trainers.limit import Limit, Rule, broken
 from autotune.trainers.torchrun import Placement
@@ -38,6 +39,38 @@ def own_model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
     if code is None:
         return []
     return broken(workload, c, *_plans(workload, code, c), *_decoder_alone(c), *_loss(code, c), _packed(workload))
+
+
+def unequal_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
+    """What the loop cannot do with sequences of unequal length; none for sequences of one length but the knobs that only the former have."""
+    rl = workload.rl
+    if rl is None:
+        named = [name for name in c.extra if name in RL_KNOBS]
+        message = "it is a knob of sequences of unequal length, but all sequences have seq_len tokens"
+        remedy = "describe them under `rl` or workload.lengths"
+        return broken(workload, c, *(Rule(True, name, message, remedy=remedy, value=c.extra[name]) for name in named))
+    reason = "its micro-batches have unequal lengths"
+    offload = c.extra.get("phase_offload", rl.phase_offload)
+    ours = "the built-in decoder packs sequences, but this model is built by its own code"
+    return broken(
+        workload,
+        c,
+        Rule(c.pp > 1, "pp", f"a pipeline's stages send tensors of one shape: {reason}", 1),
+        Rule(c.cp > 1, "cp", f"sequences are cut into equal chunks: {reason}", 1),
+        Rule(c.compile, "compile", f"layers are compiled for one shape: {reason}", False),
+        Rule(c.precision == "fp8", "precision", f"products in fp8 need multiples of 16 tokens: {reason}", "bf16"),
+        Rule(workload.document_len, "workload.document_len", f"documents are cut from sequences of one length: {reason}", 0),
+        Rule(workload.model.code is not None, "model.code", ours, value=workload.model.name, remedy="give the model by its shape"),
+        Rule(rl.critic is not None, "workload.rl.critic", "the loop trains one model", value="ppo", remedy="use grpo, or verl, nemo_rl or openrlhf"),
+        Rule(offload != "none", "phase_offload", "weights and optimizer states stay on the rank's device", value=offload, remedy="use none"),
+        Rule(
+            c.global_batch_size != rl.mini_batch,
+            "accumulation_steps",
+            f"an optimizer step of this workload has {rl.mini_batch} sequences, but micro_batch_size * accumulation_steps * dp = {c.global_batch_size}",
+            remedy="prompts * responses / mini_batches",
+            value=c.accumulation_steps,
+        ),
+    )  # fmt: skip
 
 
 def module_limits(model: ModelSpec, trainer: str) -> Iterator[Limit]:
@@ -180,7 +213,7 @@ def workload_limits(trainer: Trainer, workload: Workload, c: ParallelConfig) -> 
             rl is not None and not trainer.trains_rl,
             "workload.rl",
             f"the trainer {name} cannot set {what}",
-            remedy="trainers that can: verl, nemo_rl, openrlhf, trl, and command with your own program",
+            remedy="trainers that can: verl, nemo_rl, openrlhf, trl, command with your own program, and native for the trainer's phases alone",
             value=rl and rl.algorithm,
         ),
         Rule(

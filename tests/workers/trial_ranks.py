@@ -23,6 +23,8 @@ from typing import Any
 from autotune.ports import TrialRequest
 from autotune.spec import ClusterSpec, GpuSpec, MeasureSpec, ModelCode, ModelSpec, ParallelConfig, Peft, Workload
 from autotune.spec.hugging_face_shapes import PIPELINE_SPLITS, TENSOR_PLANS
+from autotune.spec.lengths import Lengths
+from autotune.spec.post_training import PostTraining, Rollout
 
 SIZE: dict[str, Any] = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
 MODELS = {
@@ -126,6 +128,12 @@ def request(
     more = dict(workload or {})
     if more.get("peft"):
         more["peft"] = Peft(**more["peft"])
+    if more.get("rl"):
+        lengths = Lengths(values=tuple(more["rl"].pop("lengths")))
+        speed = Rollout(tokens_per_s_per_gpu=((1, 1e4),))
+        more["rl"] = PostTraining(
+            prompt_lengths=Lengths(values=(0.0,)), response_lengths=lengths, rollout=speed, **more["rl"]
+        )
     plain = TrialRequest(
         study="test",
         number=0,

@@ -15,10 +15,13 @@ packing     k = ceil(tokens / C) of the rank that needs most, as collectives wan
 time        the ranks meet after each micro-batch (sharded weights, experts), or after each mini-batch. Of those that meet the slowest counts, by its work T + kappa Q
 
 Steps are drawn until `DRAWN` sequences are there, so that what is left of the draw is small beside the differences between configs; all configs see the same draws.
+
+Trials of the trainer's phases take their sequences from the same functions: `step_lengths` draws those of a step, the same for every config of a study, and `of_rank` deals and packs them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -55,7 +58,7 @@ class Packed:
     """standard deviation of a step's work over its mean, from step to step"""
 
 
-def drawn_lengths(asked: PostTraining, steps: int, seed: int = 0) -> Floats:
+def drawn_lengths(asked: PostTraining, steps: int, seed: int | Sequence[int] = 0) -> Floats:
     """Tokens of every sequence, shape (steps, prompts * responses), those of one prompt side by side."""
     random = np.random.default_rng(seed)
     shape = (steps, asked.prompts, asked.responses)
@@ -105,9 +108,8 @@ def _packed(
     dealt = _dealt(asked, ranks, mini_batches, balance)
     each = dealt.shape[-1]
     if capacity > 0:
-        total = dealt.sum(axis=-1)
-        count = np.clip(np.ceil(total / capacity).max(axis=-1), 1, each).astype(np.int64)  # by (step, mini-batch)
-        tokens, work = _filled(-np.sort(-dealt, axis=-1), count)
+        count = _counts(dealt, capacity)
+        tokens, work, _ = _filled(-np.sort(-dealt, axis=-1), count)
         real = tokens.sum()
     else:
         count = np.full(dealt.shape[:2], -(-each // micro_batch), dtype=np.int64)
@@ -143,26 +145,82 @@ def _packed(
     )
 
 
-def _filled(falling: Floats, count: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """(tokens, sums of squares) of micro-batches, shape (steps, mini-batches, ranks, most). `falling`: lengths of each rank in falling order, `count`: micro-batches by (step, mini-batch)."""
+def _counts(dealt: Floats, capacity: float) -> NDArray[np.int64]:
+    """Micro-batches of each rank, by (step, mini-batch)."""
+    most = np.ceil(dealt.sum(axis=-1) / capacity).max(axis=-1)
+    return np.asarray(np.clip(most, 1, dealt.shape[-1]).astype(np.int64))
+
+
+def _filled(falling: Floats, count: NDArray[np.int64]) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """(tokens, sums of squares) of micro-batches, shape (steps, mini-batches, ranks, most), and to which each sequence goes. `falling`: lengths of each rank in falling order, `count`:
+    micro-batches by (step, mini-batch)."""
     shape = (*falling.shape[:-1], int(count.max()))
-    tokens, work = np.zeros(shape), np.zeros(shape)
+    tokens, work, goes_to = np.zeros(shape), np.zeros(shape), np.zeros(falling.shape, dtype=np.int64)
     for bins in np.unique(count):
         where = count == bins
         lengths = falling[where]
-        rounds = -(-lengths.shape[-1] // bins)
-        lengths = np.pad(lengths, [(0, 0), (0, 0), (0, rounds * bins - lengths.shape[-1])]).reshape(
+        sequences = lengths.shape[-1]
+        rounds = -(-sequences // bins)
+        lengths = np.pad(lengths, [(0, 0), (0, 0), (0, rounds * bins - sequences)]).reshape(
             *lengths.shape[:-1], rounds, bins
         )
         own, squares = np.zeros((*lengths.shape[:-2], bins)), np.zeros((*lengths.shape[:-2], bins))
+        places = np.empty(lengths.shape, dtype=np.int64)
         for i in range(rounds):  # the longest of a round goes where least is
-            emptiest = np.argsort(own, axis=-1, kind="stable")
+            emptiest = places[..., i, :] = np.argsort(own, axis=-1, kind="stable")
             np.put_along_axis(own, emptiest, np.take_along_axis(own, emptiest, -1) + lengths[..., i, :], -1)
             np.put_along_axis(
                 squares, emptiest, np.take_along_axis(squares, emptiest, -1) + lengths[..., i, :] ** 2, -1
             )
         tokens[where, :, :bins], work[where, :, :bins] = own, squares
-    return tokens, work
+        goes_to[where] = places.reshape(*places.shape[:-2], rounds * bins)[..., :sequences]
+    return tokens, work, goes_to
+
+
+def step_lengths(asked: PostTraining, step: int, seed: int) -> Floats:
+    """Tokens of the sequences of a trial's step: they depend on the study's seed alone, so that all its configs see the same."""
+    block, row = divmod(step, MOST_STEPS)
+    return _block(asked, seed, block)[row]
+
+
+def relative_work(asked: PostTraining, step: int, seed: int, kappa: float) -> float:
+    """Work T + kappa Q of that step over that of a mean one."""
+    work = [lengths.sum(axis=-1) + kappa * (lengths**2).sum(axis=-1) for lengths in (
+        step_lengths(asked, step, seed), _block(asked, seed, 0))]  # fmt: skip
+    return float(work[0] / work[1].mean())
+
+
+@lru_cache(maxsize=4)
+def _block(asked: PostTraining, seed: int, block: int) -> Floats:
+    return drawn_lengths(asked, MOST_STEPS, (seed, block))
+
+
+def of_rank(
+    lengths: Floats,
+    rank: int,
+    *,
+    ranks: int,
+    mini_batches: int,
+    micro_batch: int,
+    capacity: float,
+    balance: str,
+    sorted_by_length: bool = False,
+) -> list[list[NDArray[np.int64]]]:
+    """The micro-batches of a rank in each mini-batch of a step with these lengths, as the numbers of their sequences. Names as those of `packed`."""
+    places = _places(lengths[None], ranks, mini_batches, balance)
+    dealt = lengths[places]
+    falling = np.argsort(-dealt, axis=-1, kind="stable")
+    if capacity <= 0:
+        own = places[0, :, rank]
+        own = np.take_along_axis(own, falling[0, :, rank], axis=-1) if sorted_by_length else own
+        return [[part[i : i + micro_batch] for i in range(0, len(part), micro_batch)] for part in own]
+    count = _counts(dealt, capacity)
+    _, _, goes_to = _filled(np.take_along_axis(dealt, falling, axis=-1), count)
+    found = []
+    for m, bins in enumerate(count[0]):
+        own = places[0, m, rank][falling[0, m, rank]]
+        found.append([own[goes_to[0, m, rank] == k] for k in range(bins)])
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -175,25 +233,32 @@ def _dealt(asked: PostTraining, ranks: int, mini_batches: int, balance: str) -> 
     missing = each * ranks * mini_batches - sequences  # a batch that does not divide is filled up by repeating
     if missing:
         lengths = np.concatenate([lengths, lengths[:, :missing]], axis=1)
-    if balance == "none":
-        return lengths.reshape(steps, ranks, mini_batches, each).transpose(0, 2, 1, 3)
+    places = _places(lengths, ranks, mini_batches, balance)
+    return np.take_along_axis(lengths, places.reshape(steps, -1), axis=-1).reshape(places.shape)
+
+
+def _places(lengths: Floats, ranks: int, mini_batches: int, balance: str) -> NDArray[np.int64]:
+    """Which sequence of its step lies where, by (step, mini-batch, rank, place)."""
+    steps, sequences = lengths.shape
+    each = sequences // (ranks * mini_batches)
     if balance == "mini_batch":
-        parts = lengths.reshape(steps, mini_batches, ranks * each)
-        return _by_length(parts, ranks)
-    dealt = _by_length(lengths, ranks, falling=balance == "batch")
+        dealt = _by_length(lengths.reshape(steps, mini_batches, ranks * each), ranks)
+        return dealt + (np.arange(mini_batches) * ranks * each)[:, None, None]
+    if balance == "none":
+        dealt = np.broadcast_to(np.arange(sequences), lengths.shape)
+    else:
+        dealt = _by_length(lengths, ranks, falling=balance == "batch")
     return dealt.reshape(steps, ranks, mini_batches, each).transpose(0, 2, 1, 3)
 
 
-def _by_length(lengths: Floats, ranks: int, *, falling: bool = False) -> Floats:
-    """Sequences of the last axis dealt to ranks by their length, shape (..., ranks, each); each rank's in falling order, or in that in which they came."""
+def _by_length(lengths: Floats, ranks: int, *, falling: bool = False) -> NDArray[np.int64]:
+    """Places of the last axis dealt to ranks by their length, shape (..., ranks, each); each rank's in falling order, or in that in which they came."""
     count = lengths.shape[-1]
     order = np.argsort(-lengths, axis=-1, kind="stable")
     target = _back_and_forth(count, np.array(ranks))
     by_rank = np.argsort(target, kind="stable")
     places = order[..., by_rank].reshape(*lengths.shape[:-1], ranks, count // ranks)
-    places = places if falling else np.sort(places, axis=-1)
-    found = np.take_along_axis(lengths, places.reshape(*lengths.shape[:-1], count), axis=-1)
-    return found.reshape(places.shape)
+    return places if falling else np.sort(places, axis=-1)
 
 
 def _back_and_forth(count: int, bins: NDArray[np.int64]) -> NDArray[np.int64]:

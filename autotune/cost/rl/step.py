@@ -52,9 +52,9 @@ from autotune.cost.rl.packing import Packed, packed
 from autotune.cost.rl.update import Pass, copied_s, refit_s
 from autotune.cost.traits import loop_traits
 from autotune.cost.uncertainty import interval, memory_sigma, time_sigma
-from autotune.spec import ConfigTable, Estimate, MemoryParts, ParallelConfig, TimeParts, Workload
+from autotune.spec import ConfigTable, Estimate, MemoryParts, ModelSpec, ParallelConfig, TimeParts, Workload
 from autotune.spec.estimate import PhaseParts
-from autotune.spec.post_training import PostTraining
+from autotune.spec.post_training import TRAINED, PostTraining
 
 
 def asked_of(workload: Workload) -> PostTraining:
@@ -151,7 +151,7 @@ def phases_memory(
 
 
 def _reference_bytes(workload: Workload, table: ConfigTable) -> Column:
-    """Weights of a reference model in 16 bits, which is cut and sharded as the policy is."""
+    """Weights of a reference model, which is cut and sharded as the policy is: in 16 bits, by the native loop in fp32."""
     layout, traits = layout_of(workload, table), loop_traits(workload)
     stages = stages_of(workload.model, table, traits.split)
     most = np.maximum.reduce([stages.first, stages.middle, stages.last])
@@ -160,7 +160,8 @@ def _reference_bytes(workload: Workload, table: ConfigTable) -> Column:
     edges = np.where(layout.pp == 1, embedding + projection, np.maximum(embedding, projection))
     shards = np.where(layout.zero == 3, layout.shard_group.size, 1.0)
     expert_shards = np.where(layout.zero == 3, layout.expert_shard_group.size, 1.0)
-    return np.asarray(2.0 * ((most * dense + edges) / shards + most * experts / expert_shards))
+    size = 4.0 if workload.trainer == "native" else 2.0
+    return np.asarray(size * ((most * dense + edges) / shards + most * experts / expert_shards))
 
 
 _PACKS = ("balance", "group_by_length", "micro_batch_tokens", "log_prob_micro_batch_tokens")
@@ -207,10 +208,14 @@ def _alike(
         yield np.flatnonzero(kind.reshape(-1) == i), {n: column[row].item() for n, column in columns.items()}
 
 
+def attention_share(model: ModelSpec) -> float:
+    """kappa: FLOPs of attention per token and token attended to, over those of the matrix products per token."""
+    return layer_attention_flops(model, 1.0) / layer_matmul_flops(model)
+
+
 def passes_of(workload: Workload, chosen: dict[str, Any]) -> tuple[Packed, Packed]:
     """(the update's mini-batches, the forward passes' whole batch) of rows with these values."""
-    asked, model = asked_of(workload), workload.model
-    kappa = layer_attention_flops(model, 1.0) / layer_matmul_flops(model)
+    asked, kappa = asked_of(workload), attention_share(workload.model)
     tokens = int(chosen.get("micro_batch_tokens", asked.micro_batch_tokens)) * chosen["cp"]
     before = int(chosen.get("log_prob_micro_batch_tokens", asked.log_prob_micro_batch_tokens)) * chosen["cp"] or tokens
 
@@ -266,9 +271,8 @@ def _alike_estimate(
         phases["update"] = phases["update"] + in_update_s
         phases["log_prob"] = phases["log_prob"] + copies
         phases["reference"] = phases["reference"] + np.where(phases["reference"] > 0, copies, 0.0)
-        layout = layout_of(workload, table)
-        phases |= _generated(workload, knobs, layout.world, is_split, phases)
-        phases["refit"] = refit_s(workload, layout, constants, is_split, knobs["rollout_tp"].astype(np.float64))
+        busy = sum(phases[name] for name in TRAINED)
+        phases |= _beside(workload, table, knobs, constants, np.asarray(busy))
     made = PhaseParts(**phases)
     step = np.asarray(made.total)
     forwards = phases["log_prob"] + phases["reference"] + phases["values"]
@@ -304,22 +308,33 @@ def _alike_estimate(
     )
 
 
-def _generated(
-    workload: Workload,
-    knobs: dict[str, NDArray[Any]],
-    world: Column,
-    is_split: NDArray[np.bool_],
-    phases: dict[str, Any],
+def phases_beside(
+    workload: Workload, config: ParallelConfig, constants: Calibration, busy_s: float
+) -> dict[str, float]:
+    """Seconds of the phases of a step that the trainer does not run, as they were told or follow from that, where its own take `busy_s`."""
+    asked, table = asked_of(workload), ConfigTable.of([config])
+    found = {"reward": asked.reward_s} if asked.reward_s else {}
+    if not asked.generates:
+        return found
+    knobs = {name: knob_values(workload, table, name) for name in asked.knob_names}
+    beside = _beside(workload, table, knobs, constants, np.array([busy_s]))
+    return found | {name: float(seconds[0]) for name, seconds in beside.items()}
+
+
+def _beside(
+    workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]], constants: Calibration, busy: Column
 ) -> dict[str, Column]:
-    """What the trainer's clock says of generation."""
-    bulk, tail = generation_s(workload, knobs["rollout_tp"], np.where(is_split, knobs["rollout_gpus"], world))
-    busy = sum(phases[name] for name in ("log_prob", "reference", "values", "update"))
+    """Generation, waiting and refit on the trainer's clock. `busy`: seconds of its own phases."""
+    layout, is_split = layout_of(workload, table), knobs["rollout_gpus"] > 0
+    gpus = np.where(is_split, knobs["rollout_gpus"], layout.world)
+    bulk, tail = generation_s(workload, knobs["rollout_tp"], gpus)
     stale = knobs["staleness"].astype(np.float64)
     ahead = np.where(stale >= 1.0, np.maximum(bulk, busy), np.maximum(bulk, busy + (1.0 - stale) * bulk))
     side_by_side = is_split & (stale > 0)
     return {
         "generation": np.where(side_by_side, 0.0, bulk + tail),
         "waiting": np.where(side_by_side, ahead - busy, 0.0),
+        "refit": refit_s(workload, layout, constants, is_split, knobs["rollout_tp"].astype(np.float64)),
     }
 
 

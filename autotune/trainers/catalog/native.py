@@ -1,6 +1,8 @@
 """autotune's own training loop: `torchrun -m autotune_workers.launch request.json`, the loop that trials run.
 
 The request is a `TrialRequest` as plain values, in the same format that the ranks of a trial receive. The program prints one JSON object per step.
+
+Of a step of post-training it runs the trainer's phases alone, log-probabilities and the update, on sequences of drawn lengths; nothing is generated.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from autotune.spec import MeasureSpec, ParallelConfig, Workload
+from autotune.spec.post_training import RL_KNOBS
 from autotune.trainers.effective import effective, word_limit
 from autotune.trainers.file_formats import to_json
 from autotune.trainers.launch_files import Launch
@@ -20,7 +23,7 @@ from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place, torchrun
 from autotune.trainers.trainer import Option, StepMetrics, Trainer
 from autotune.trainers.trainer_option import WORKING_DIR, Reach
-from autotune.trainers.workload_limits import own_model_limits
+from autotune.trainers.workload_limits import own_model_limits, unequal_limits
 
 FOREVER_S = 1e9
 """an exported run has no deadline"""
@@ -52,6 +55,7 @@ class NativeTrainer(Trainer):
     optimizers = frozenset({"adamw", "sgd", "muon", "adafactor"})
     packs_documents = True
     peft_methods = frozenset({"lora"})
+    trains_rl = True
     trains_modules = True
     can_import = True
     recognized_by = ("trainer_options", "autotune_workers.launch")
@@ -102,6 +106,10 @@ class NativeTrainer(Trainer):
         ),
     )
 
+    def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
+        """Nothing for the knobs of post-training."""
+        return "" if name in RL_KNOBS else super().own_knob_refusal(name, options)
+
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """What CPU ranks cannot compute, what the zero-bubble schedule cannot split, and what cuts documents, matrices, adapters or experts wrongly."""
         c, model = effective(config), workload.model
@@ -120,6 +128,7 @@ class NativeTrainer(Trainer):
                 Rule(splits and c.recompute != "none", "recompute", f"{split} recomputed layers", "none"),
             ),
             *own_model_limits(workload, c),
+            *unequal_limits(workload, c),
             *broken(
                 workload,
                 c,
@@ -169,7 +178,9 @@ class NativeTrainer(Trainer):
         start = torchrun(
             place(workload.cluster, config), master_addr=options["master_addr"], master_port=options["master_port"]
         )
+        synthetic = "it runs the trainer's phases on drawn lengths to measure them, and post-trains nothing: export to verl, nemo_rl, openrlhf or trl for that"
         return Launch(
+            notes=(synthetic,) if workload.rl is not None else (),
             argv=(*start, "-m", "autotune_workers.launch", "request.json"),
             env={"OMP_NUM_THREADS": "1"} if workload.cluster.gpu.is_cpu else {},
             files={"request.json": to_json(request)},

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.cost.rl.packing import Packed, drawn_lengths, packed
+from autotune.cost.rl.packing import Packed, drawn_lengths, of_rank, packed, relative_work, step_lengths
 from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import PostTraining, Rollout
+from autotune.stopping import median_interval
 
 SPEED = Rollout(tokens_per_s_per_gpu=((1, 2400.0),))
 
@@ -96,3 +97,62 @@ def test_a_hundred_thousand_responses_are_packed_in_a_second_of_work() -> None:
     spent = time.process_time() - began
     assert one.micro_batches > 10
     assert spent < 5.0  # about 0.3 s on an idle core; the limit is far beyond what a loaded machine needs
+
+
+@pytest.mark.parametrize("balance", ["none", "batch", "in_order", "mini_batch"])
+@pytest.mark.parametrize("capacity", [0, 10240])
+def test_trials_deal_and_pack_as_the_simulation_does(balance: str, capacity: int) -> None:
+    asked = step()
+    lengths = step_lengths(asked, 3, seed=5)
+    ranks = [
+        of_rank(lengths, r, ranks=8, mini_batches=4, micro_batch=2, capacity=capacity, balance=balance)
+        for r in range(8)
+    ]
+    everything = [row for rank in ranks for mini_batch in rank for part in mini_batch for row in part]
+    assert sorted(everything) == list(range(512))
+    for m in range(4):
+        parts = [rank[m] for rank in ranks]
+        assert sum(len(part) for rank in parts for part in rank) == 128
+        assert len({len(rank) for rank in parts}) == 1, "collectives want equally many micro-batches of all ranks"
+        tokens = [sum(lengths[part].sum() for part in rank) for rank in parts]
+        if capacity:
+            assert len(parts[0]) == max(np.ceil(np.array(tokens) / capacity))
+            assert max(lengths[part].sum() for rank in parts for part in rank) < 1.6 * capacity
+    simulated = found(asked, ranks=8, capacity=float(capacity), balance=balance, micro_batch=2)
+    drawn = [
+        len(of_rank(step_lengths(asked, i, seed=5), 0, ranks=8, mini_batches=4, micro_batch=2, capacity=capacity, balance=balance)[m])
+        for i in range(32)
+        for m in range(4)
+    ]  # fmt: skip
+    assert np.mean(drawn) == pytest.approx(simulated.micro_batches, rel=0.02)
+
+
+def test_similar_lengths_share_a_micro_batch() -> None:
+    lengths = step_lengths(step(), 0, seed=0)
+    (parts,) = of_rank(lengths, 0, ranks=1, mini_batches=1, micro_batch=4, capacity=0, balance="none", sorted_by_length=True)  # fmt: skip
+    inside = np.array([lengths[part].max() - lengths[part].min() for part in parts])
+    assert np.median(inside) < 0.02 * lengths.max()
+
+
+def test_lengths_of_a_trial_follow_from_the_seed_and_the_step_alone() -> None:
+    asked = step()
+    assert np.array_equal(step_lengths(asked, 40, 1), step_lengths(replace(asked, balance="none"), 40, 1))
+    assert not np.array_equal(step_lengths(asked, 40, 1), step_lengths(asked, 40, 2))
+    assert not np.array_equal(step_lengths(asked, 40, 1), step_lengths(asked, 8, 1))
+    assert np.mean([relative_work(asked, i, 1, 1e-5) for i in range(64)]) == pytest.approx(1.0, abs=0.01)
+
+
+def test_two_configs_3_percent_apart_are_told_apart_at_15_percent_between_steps() -> None:
+    """Times of 60 steps of both on the same lengths, with a part that no length changes and noise of the machine; intervals as the stop rule has them."""
+    asked = step(prompts=24, responses=1, same_prompt=0.0, mini_batches=1)
+    random = np.random.default_rng(0)
+    told_apart = {"as measured": 0, "of a mean step": 0}
+    for seed in range(20):
+        work = np.array([relative_work(asked, i, seed, 1e-5) for i in range(60)])
+        assert 0.10 < work.std() < 0.20
+        times = [base * (0.1 + 0.9 * work) * (1 + 0.01 * random.standard_normal(60)) for base in (1.0, 1.03)]
+        for how, share in (("as measured", np.ones(60)), ("of a mean step", work)):
+            (_, high), (low, _) = (median_interval(list(t / share)) for t in times)
+            told_apart[how] += high < low
+    assert told_apart["of a mean step"] >= 18
+    assert told_apart["as measured"] <= 2

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.cost import estimate
+from autotune.cost import calibration_for, estimate
+from autotune.cost.rl.step import phases_beside
 from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, Workload
 from autotune.spec.lengths import Lengths
-from autotune.spec.post_training import PostTraining, Rollout
+from autotune.spec.post_training import TRAINED, PostTraining, Rollout
 from tests.benchmarks import post_training
 from tests.benchmarks.post_training import QWEN_7B
 
@@ -50,6 +51,18 @@ def phases(rl: PostTraining, config: ParallelConfig = CONFIG, nodes: int = 1) ->
 
 def extra(**knobs: Any) -> ParallelConfig:
     return replace(CONFIG, extra=knobs)
+
+
+@pytest.mark.parametrize(
+    "knobs", [{}, {"rollout_tp": 2}, {"rollout_gpus": 4, "staleness": 0}, {"rollout_gpus": 4, "staleness": 1}]
+)
+def test_phases_that_no_trial_runs_are_those_of_the_estimate(knobs: dict[str, Any]) -> None:
+    asked, config = workload(step(), nodes=2), replace(CONFIG, extra=knobs)
+    whole = phases(asked.rl or step(), config, nodes=2)
+    busy = sum(whole[name] for name in TRAINED)
+    found = phases_beside(asked, config, calibration_for(asked), busy)
+    assert found == pytest.approx({name: whole[name] for name in ("generation", "waiting", "refit")})
+    assert phases_beside(asked, config, calibration_for(asked), 2 * busy)["generation"] == whole["generation"]
 
 
 def test_generation_is_what_was_told() -> None:

@@ -33,6 +33,13 @@ def shard_module(
     module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
 
 
+def free_gathered(stage: nn.Module) -> None:
+    """After a forward pass without a backward pass: gives up whole weights that stage 2, and the last module of stage 3, kept for it."""
+    for module in stage.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 class WatchedReduceScatter:
     """FSDP's reduce-scatter (`FSDPModule.set_custom_reduce_scatter`), which notes the squared norm of this rank's own gradients on their way."""
 

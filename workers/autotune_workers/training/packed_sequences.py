@@ -53,6 +53,21 @@ def attend_within_documents(document_len: int) -> Attend:
     return within
 
 
+class SequenceBounds:
+    """The sequences of unequal length that a micro-batch holds one behind the other."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+        """tokens of each; empty: the micro-batch has one sequence in each row"""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Causal attention within them: q (1, a, s, d), k and v (1, k, s, d) -> (1, a, s, d)."""
+        if len(self.lengths) < 2:
+            return attend(q, k, v)
+        parts = zip(*(x.split(self.lengths, dim=2) for x in (q, k, v)), strict=True)
+        return torch.cat([attend(*part) for part in parts], dim=2)
+
+
 def document_pieces(start: int, end: int, document_len: int) -> list[tuple[int, int, int]]:
     """The positions from `start` up to `end`, cut where documents begin: (first, end, where the document begins) of each piece."""
     if not document_len:

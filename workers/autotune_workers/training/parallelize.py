@@ -56,6 +56,18 @@ def parallelize(request: TrialRequest, mesh: Mesh, context: RankContext) -> Para
     """Builds this rank's stages and their gradient synchronization; collective."""
     config, model = request.config, request.workload.model
     tied_group = tied_embedding_group(config, mesh, context) if model.tied_embeddings else None
+    stages = decoder_stages(request, mesh, context)
+    weights = [
+        weight
+        for stage in stages.values()
+        for weight in weights_of(global_names(stage), config, mesh, tied=TIED, tied_group=tied_group)
+    ]
+    return ParallelModel(stages=stages, weights=weights, sync=gradient_sync(stages.values(), weights, config))
+
+
+def decoder_stages(request: TrialRequest, mesh: Mesh, context: RankContext) -> dict[int, DecoderStage]:
+    """This rank's stages, by number."""
+    config, model = request.config, request.workload.model
     stages: dict[int, DecoderStage] = {}
     for number, layers in layers_of_rank(model, config, mesh.pp).items():
         with torch.device("meta"):
@@ -68,12 +80,7 @@ def parallelize(request: TrialRequest, mesh: Mesh, context: RankContext) -> Para
                 experts=_experts(model, config, mesh),
             )
         parallelize_stage(stages[number], request, mesh, context.device)
-    weights = [
-        weight
-        for stage in stages.values()
-        for weight in weights_of(global_names(stage), config, mesh, tied=TIED, tied_group=tied_group)
-    ]
-    return ParallelModel(stages=stages, weights=weights, sync=gradient_sync(stages.values(), weights, config))
+    return stages
 
 
 def parallelize_stage(stage: DecoderStage, request: TrialRequest, mesh: Mesh, device: torch.device) -> None:

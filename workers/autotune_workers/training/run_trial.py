@@ -1,7 +1,8 @@
 """One attempt on one rank: build, warm up, measure until the stop rule is content, clean up.
 
 Step time is the slowest rank's, from a common start to the moment at which its device has finished; the collectives that agree on it and
-on what comes next lie outside. Loss is the mean over the global batch, the gradient norm is global, both before the update.
+on what comes next lie outside. On sequences of unequal length it is that of a mean step: measured seconds over what the step's own lengths made it more work than the mean, so that
+the draw, which is the same for all configs, does not count as noise. Phases of post-training that no trial runs are added as they were told. Loss is the mean over the global batch, the gradient norm is global, both before the update.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from autotune import __version__
-from autotune.cost import training_flops_per_token
+from autotune.cost import calibration_for, training_flops_per_token
+from autotune.cost.rl.step import phases_beside
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
 from autotune.reward import NoiseScale, noise_scale, spikes
@@ -28,6 +30,7 @@ from autotune_workers.training.gpu_allocator import allocator_settings
 from autotune_workers.training.gpu_state import GpuState, worst_of
 from autotune_workers.training.measure import MeanPower, PeakMemory, device_readings, release, synchronize
 from autotune_workers.training.mesh import RankContext, destroy_groups, line_up, living_groups
+from autotune_workers.training.post_training import PostTraining
 from autotune_workers.training.profile import profile_step
 from autotune_workers.training.rank_evidence import RankEvidence
 from autotune_workers.training.step import Outcome, Training, part_size
@@ -105,6 +108,8 @@ class _Attempt:
     def __init__(self, request: TrialRequest, context: RankContext, report: Report) -> None:
         self._request, self._context, self._report = request, context, report
         self._steps: list[StepReport] = []
+        self._phases: list[dict[str, float]] = []
+        self._busy_s: list[float] = []
         self._outcomes: list[Outcome] = []
         self._setup_s = 0.0
         self._began_s = time.perf_counter()
@@ -115,14 +120,15 @@ class _Attempt:
 
     def run(self) -> TrialResult:
         self._memory.start()
-        training = Training(self._request, self._context)
+        kind = Training if self._request.workload.rl is None else PostTraining
+        training = kind(self._request, self._context)
         self._evidence = RankEvidence(training.phases, self._context)
         try:
             return self._run(training)
         finally:
             self._evidence.end()
 
-    def _run(self, training: Training) -> TrialResult:
+    def _run(self, training: Training | PostTraining) -> TrialResult:
         stopped = ""
         synchronize(self._context.device)
         self._setup_s = time.perf_counter() - self._began_s
@@ -143,10 +149,13 @@ class _Attempt:
         if self._request.profile:
             measurement = self._profiled(training, measurement)
         assert self._evidence is not None
-        measurement = replace(measurement, evidence=self._evidence.of_all(self._request, measurement.step_times_s))
+        measurement = replace(
+            measurement,
+            evidence=self._evidence.of_all(self._request, tuple(self._busy_s[self._request.measure.warmup_steps :])),
+        )
         return TrialResult(measurement=measurement, stopped=stopped)
 
-    def _step(self, training: Training, number: int) -> StepReport:
+    def _step(self, training: Training | PostTraining, number: int) -> StepReport:
         device = self._context.device
         assert self._evidence is not None
         with self._evidence.step(
@@ -161,10 +170,16 @@ class _Attempt:
             synchronize(device)
         self._outcomes.append(outcome)
         own_s, own_peak = time.perf_counter() - start_s, self._memory.bytes()
-        told = [own_s, -1.0 if own_peak is None else own_peak]
+        own_phases = training.own_phases_s if isinstance(training, PostTraining) else {}
+        told = [own_s, -1.0 if own_peak is None else own_peak, *own_phases.values()]
         slowest = torch.tensor(told, dtype=torch.float64, device=device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        time_s, peak = slowest.tolist()
+        time_s, peak, *phases_s = slowest.tolist()
+        self._busy_s.append(time_s)
+        if own_phases:
+            time_s = self._whole_step_s(
+                time_s / targets, {n: s / targets for n, s in zip(own_phases, phases_s, strict=True)}
+            )
         return StepReport(
             step=number,
             time_s=time_s,
@@ -174,6 +189,13 @@ class _Attempt:
             skipped=outcome.skipped,
             peak_memory_bytes=peak if peak >= 0 else None,
         )
+
+    def _whole_step_s(self, busy_s: float, phases_s: dict[str, float]) -> float:
+        """Seconds of the whole step, with the phases that no trial runs."""
+        workload = self._request.workload
+        beside = phases_beside(workload, self._request.config, calibration_for(workload), busy_s)
+        self._phases.append({**phases_s, **beside})
+        return busy_s + sum(beside.values())
 
     def _refuse_divergence(self, step: StepReport) -> None:
         """The hard gate: a number that is none, or a loss far above that of guessing for some steps in a row."""
@@ -230,7 +252,7 @@ class _Attempt:
             "allocator": allocator_settings() if reserved is not None else "",
         }
 
-    def _profiled(self, training: Training, measured: Measurement) -> Measurement:
+    def _profiled(self, training: Training | PostTraining, measured: Measurement) -> Measurement:
         """With one more step under the profiler; seconds by cause, mean over ranks."""
         device = self._context.device
         tokens, targets = training.batch(len(self._steps))
@@ -252,7 +274,7 @@ class _Attempt:
         """What this rank knows by itself."""
         workload, config = self._request.workload, self._request.config
         warmup = self._request.measure.warmup_steps
-        counted = self._steps[warmup:]
+        counted, phases = self._steps[warmup:], self._phases[warmup:]
         peaks = [s.peak_memory_bytes for s in counted if s.peak_memory_bytes is not None]
         measured = Measurement(
             step_times_s=tuple(s.time_s for s in counted),
@@ -266,8 +288,9 @@ class _Attempt:
             setup_s=self._setup_s,
             versions={"autotune": __version__, **versions(torch)},
             flops_per_token=None
-            if workload.model.code is not None and workload.model.code.guessed
+            if workload.rl is not None or (workload.model.code is not None and workload.model.code.guessed)
             else training_flops_per_token(workload),
+            phases_s={n: sum(p[n] for p in phases) / len(phases) for n in phases[0]} if phases else {},
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
             memory_capacity_bytes=workload.cluster.gpu.memory_bytes,
         )

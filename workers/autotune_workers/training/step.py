@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,15 +25,17 @@ from torch.profiler import record_function
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
 from autotune.spec import KnobUse, ParallelConfig
+from autotune.spec.post_training import RL_KNOBS
 from autotune.trainers.catalog.native import NativeTrainer
-from autotune.trainers.workload_limits import own_model_limits
+from autotune.trainers.limit import Limit
+from autotune.trainers.workload_limits import own_model_limits, unequal_limits
 from autotune_workers.probe.injected.phases import BACKWARD, COLLECTIVE, FORWARD, Phase, Phases
 from autotune_workers.probe.injected.phases import OPTIMIZER as STEPPING
 from autotune_workers.training.activation_checkpointing import check_compiler
 from autotune_workers.training.context_parallel import check_context
 from autotune_workers.training.data import SequenceSource, rows_of
 from autotune_workers.training.expert_parallel import check_experts
-from autotune_workers.training.fully_sharded import FullySharded
+from autotune_workers.training.fully_sharded import FullySharded, free_gathered
 from autotune_workers.training.gradient_sync import local_gradient
 from autotune_workers.training.low_rank_adapters import check_adapters
 from autotune_workers.training.mesh import Mesh, RankContext, build_mesh, check_replicas
@@ -62,7 +65,9 @@ def validate(request: TrialRequest, context: RankContext) -> None:
         raise ConfigError(
             f"tp * pp * dp * cp must be the number of ranks, but {config.world_size} != {context.world_size}"
         )
-    NATIVE_LOOP.check(config)
+    has_knobs = RL_KNOBS if request.workload.rl is not None else ()
+    NATIVE_LOOP.check(replace(config, extra={n: v for n, v in config.extra.items() if n not in has_knobs}))
+    _refuse(unequal_limits(request.workload, config))
     check_optimizer(request)
     learning_rate(request)
     first_loss_scale(request)
@@ -86,11 +91,14 @@ def validate(request: TrialRequest, context: RankContext) -> None:
 
 def _check_own(request: TrialRequest) -> None:
     """Raises `ConfigError` for what the loop cannot do with a model that code builds."""
-    limits = tuple(own_model_limits(request.workload, request.config))
-    if limits:
-        raise ConfigError("; ".join(map(str, limits)), field=limits[0].knob)
+    _refuse(own_model_limits(request.workload, request.config))
     if request.config.pp > 1:
         check_schedule(request.config)
+
+
+def _refuse(limits: Sequence[Limit]) -> None:
+    if limits:
+        raise ConfigError("; ".join(map(str, limits)), field=limits[0].knob)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +127,20 @@ class Training:
         *,
         mesh: Mesh | None = None,
         stream: SequenceSource | None = None,
+        task: Callable[[Mesh], Task] | None = None,
     ) -> None:
         """Builds everything; collective. Raises `ConfigError` when the config cannot be trained here, before anything is built.
 
-        `mesh`: that of the config, where it has been made; `stream`: the tokens, where they are not those of the request's data. Dry runs give both.
+        `mesh`: that of the config, where it has been made; `stream`: the tokens, where they are not those of the request's data. Dry runs give both. `task`: what is trained, where
+        it is none of sequences of one length.
         """
         validate(request, context)
         config = request.config
         self._config, self._device = config, context.device
+        self._unequal = request.workload.rl is not None
         self.activation_budget = config.activation_budget / 100
         self._mesh = mesh or build_mesh(config, context)
-        self._task = make_task(request, self._mesh, context, stream)
+        self._task = make_task(request, self._mesh, context, stream) if task is None else task(self._mesh)
         self._model = self._task.parallelize()
         context.progress.watch(self._mesh.counted_groups())
         for stage in self._model.stages.values():
@@ -175,8 +186,14 @@ class Training:
 
     def step(self, inputs: Any, targets: Any) -> Outcome:
         """One optimizer step; collective."""
-        self._sync.expect(self._config.accumulation_steps)
-        losses = self._forward_and_backward(inputs, targets)
+        parts = [] if self._pipeline else self._micro_batches(inputs, targets)
+        self._sync.expect(len(parts) or self._config.accumulation_steps)
+        with self._computing():
+            if self._pipeline is None:
+                losses = self._accumulate(parts)
+            else:
+                with Phase(self.phases, BACKWARD):
+                    losses = self._pipeline.step(inputs, targets)
         with Phase(self.phases, COLLECTIVE):
             self._sync.finish()
         loss = torch.stack([x.detach() for x in losses]).sum() if losses else torch.zeros((), device=self._device)
@@ -191,27 +208,34 @@ class Training:
             self._sync.publish()
         return outcome
 
-    def _forward_and_backward(self, inputs: Any, targets: Any) -> list[Tensor]:
-        """Of all micro-batches. Their shares of the loss, on the ranks that compute it; empty elsewhere."""
+    def forward(self, stage: nn.Module, inputs: Any, targets: Any) -> None:
+        """Log-probabilities of all micro-batches by that stage, of which nothing is kept; collective. Without a pipeline."""
+        with self._computing(), torch.no_grad(), Phase(self.phases, FORWARD):
+            for x, y in self._micro_batches(inputs, targets):
+                self._task.loss(self._task.run(stage, x, y), y)
+        free_gathered(stage)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
         compiled = compile_or_fail(self.activation_budget) if self._config.compile else nullcontext()
         with matrix_products(self._config.precision), compiled, warnings.catch_warnings():
             # logits are a view of a DTensor's local part; nothing here writes into them
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-            if self._pipeline is None:
-                return self._accumulate(inputs, targets)
-            with Phase(self.phases, BACKWARD):
-                return self._pipeline.step(inputs, targets)
+            yield
 
-    def _accumulate(self, inputs: Any, targets: Any) -> list[Tensor]:
-        (stage,) = self._model.stages.values()
+    def _micro_batches(self, inputs: Any, targets: Any) -> list[tuple[Any, Any]]:
         size = self._config.micro_batch_size
+        return [*zip(self._task.split(inputs, size), self._task.split(targets, size), strict=True)]
+
+    def _accumulate(self, micro_batches: list[tuple[Any, Any]]) -> list[Tensor]:
+        """Their shares of the loss."""
+        (stage,) = self._model.stages.values()
         losses = []
-        micro_batches = zip(self._task.split(inputs, size), self._task.split(targets, size), strict=True)
         for i, (x, y) in enumerate(micro_batches):
             if isinstance(self._sync, FullySharded):
                 self._sync.micro_batch(i)
             with Phase(self.phases, FORWARD):
-                loss = self._loss(stage(x, y), y)
+                loss = self._loss(self._task.run(stage, x, y), y)
             with Phase(self.phases, BACKWARD):
                 loss.backward()
             losses.append(loss.detach())
@@ -221,8 +245,7 @@ class Training:
 
     def _loss(self, output: Any, targets: Any) -> Tensor:
         """This micro-batch's share of the global mean loss, scaled for fp16."""
-        config = self._config
-        return self._task.loss(output, targets) * (self._scaler.scale / (config.accumulation_steps * config.dp))
+        return self._task.loss(output, targets) * (self._scaler.scale * self._task.share)
 
     def _agree(self, loss: Tensor) -> Outcome:
         """Sums over all ranks what each knows of loss and gradient, so that all come to one verdict."""
@@ -255,6 +278,8 @@ class Training:
         count, dp = self._config.accumulation_steps, self._config.dp
         if self._config.cp > 1 or self._config.ep > 1:  # a rank does not see whole sequences
             return None
+        if self._unequal:  # its part of the batch has more or fewer tokens than others
+            return None
         if dp == 1:  # the first micro-batch alone
             return self._first_square * count**2 if self._measures_first_gradient else None
         own = self._sync.local_square  # of this rank's part of the batch alone; wanted is the mean over ranks
@@ -265,7 +290,7 @@ class Training:
         """Whether the gradient of the first micro-batch can be seen alone and whole, and differs from that of the batch."""
         config = self._config
         alone = config.dp * config.pp * config.cp * config.ep == 1
-        return alone and config.zero_stage < 2 and config.accumulation_steps > 1
+        return alone and config.zero_stage < 2 and config.accumulation_steps > 1 and not self._unequal
 
     def _local_square(self) -> Tensor:
         """This rank's share of the squared norm of the gradient so far; collective over tp."""

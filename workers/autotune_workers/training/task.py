@@ -39,6 +39,9 @@ class ParallelModel:
 class Task(ABC):
     """The model, the data and the loss of a training, and the tensors between its stages."""
 
+    share: float
+    """weight of what `loss` says of a micro-batch in the loss of the batch"""
+
     @abstractmethod
     def parallelize(self) -> ParallelModel:
         """What this rank holds of the model; collective."""
@@ -50,6 +53,10 @@ class Task(ABC):
     @abstractmethod
     def split(self, batch: Any, size: int) -> Sequence[Any]:
         """Inputs or targets in micro-batches of `size` sequences."""
+
+    def run(self, stage: nn.Module, inputs: Any, targets: Any) -> Any:
+        """What the only stage of a rank makes of a micro-batch."""
+        return stage(inputs, targets)
 
     @abstractmethod
     def loss(self, output: Any, targets: Any) -> Tensor:

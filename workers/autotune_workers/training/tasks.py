@@ -116,6 +116,7 @@ class DecoderTask(Task):
         config, workload = request.config, request.workload
         self._request, self._mesh, self._context = request, mesh, context
         self._config, self._device = config, context.device
+        self.share = 1.0 / (config.accumulation_steps * config.dp)
         self._seq_len, self._document_len = workload.seq_len, workload.document_len
         self._hidden_size = workload.model.hidden_size
         self._stream = stream or token_stream(request)
@@ -188,6 +189,7 @@ class OwnTask(Task):
         """`stream`: the tokens, where they are not those of the request's data."""
         self._request, self._mesh, self._context = request, mesh, context
         self._stream = stream
+        self.share = 1.0 / (request.config.accumulation_steps * request.config.dp)
 
     def parallelize(self) -> ParallelModel:
         """See `Task`. Where the host has no room for a copy of the model on each of its ranks, they build it in turns."""

@@ -1,0 +1,266 @@
+"""A step on sequences of unequal length: of fine-tuning, or the trainer's phases of a step of post-training without anything that generates.
+
+    log_prob, reference    forward passes over all sequences, no logits kept beyond a micro-batch; the reference is a frozen copy of the policy
+    update                 epochs x mini-batches optimizer steps, each on micro-batches that are packed by tokens, or counted in sequences
+
+The lengths are drawn from the workload's distribution by the study's seed, so every config sees the same sequences in every step; the tokens are those of the study's data. Ranks
+deal and pack as the cost model simulates it (`autotune.cost.rl.packing`). Where a config packs, or the workload is not padded, sequences lie one behind the other and attend within
+themselves; else a micro-batch is padded to its longest.
+
+What is trained is the mean log-probability of the next tokens: made-up responses have no rewards, and an advantage for each sequence would cost nothing that can be measured.
+
+All ranks meet between two phases, as the programs do whose controller collects each phase's results.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from autotune.cost.rl.packing import Floats, of_rank, relative_work, step_lengths
+from autotune.cost.rl.step import asked_of, attention_share, knob_value
+from autotune.ports import TrialRequest
+from autotune_workers.training.data import token_stream
+from autotune_workers.training.decoder import DecoderStage
+from autotune_workers.training.loss import IGNORED, token_losses
+from autotune_workers.training.measure import synchronize
+from autotune_workers.training.mesh import Mesh, RankContext, line_up
+from autotune_workers.training.packed_sequences import SequenceBounds
+from autotune_workers.training.parallelize import decoder_stages, parallelize
+from autotune_workers.training.step import Outcome, Training
+from autotune_workers.training.task import ParallelModel, Task, Travelling
+from autotune_workers.training.tensor_parallel import vocabulary_slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Some sequences of a rank."""
+
+    tokens: Tensor
+    """(b, s)"""
+    targets: Tensor
+    """(b, s), `IGNORED` where nothing is to be predicted"""
+    positions: Tensor
+    """of the tokens in their sequences, (s,)"""
+    lengths: list[int]
+    """of sequences that lie one behind the other in one row; empty: each has its own row"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniBatch:
+    """What an optimizer step works on."""
+
+    micro_batches: list[MicroBatch]
+    """of this rank"""
+    counted: int
+    """targets that count, of all ranks"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequences:
+    """What a rank works on in a step."""
+
+    whole: MiniBatch
+    """for forward passes"""
+    update: list[MiniBatch]
+    """for optimizer steps, in order"""
+    tokens: int
+    """of this rank"""
+
+
+@final
+class UnequalTask(Task):
+    """Next tokens of sequences of unequal length, by the decoder that ships."""
+
+    share = 1.0
+
+    def __init__(self, request: TrialRequest, mesh: Mesh, context: RankContext) -> None:
+        self._request, self._mesh, self._context = request, mesh, context
+        self._stream = token_stream(request)
+        self._vocabulary = vocabulary_slice(request.workload.model.vocab_size, mesh.axes["tp"])
+        self._asked, self._config = asked_of(request.workload), request.config
+        self._bounds = SequenceBounds()
+        self._counted = 1
+        self._multiple = self._config.tp if self._config.sequence_parallel else 1
+
+    def parallelize(self) -> ParallelModel:
+        """See `Task`."""
+        made = parallelize(self._request, self._mesh, self._context)
+        self._attend(made.stages.values())
+        return made
+
+    def reference(self) -> nn.Module:
+        """A frozen copy of the model; collective."""
+        (stage,) = decoder_stages(self._request, self._mesh, self._context).values()
+        self._attend([stage])
+        return stage.requires_grad_(False)
+
+    def _attend(self, stages: Iterable[nn.Module]) -> None:
+        for stage in stages:
+            assert isinstance(stage, DecoderStage)
+            for block in stage.layers.values():
+                block.attention.attend = self._bounds.attend
+
+    def step(self, number: int) -> Sequences:
+        """The sequences of a step."""
+        lengths = step_lengths(self._asked, number, self._request.seed)
+        first, epochs = number * len(lengths), self._asked.epochs
+        update_tokens = self._knob("micro_batch_tokens")
+        whole = self._packed(lengths, first, 1, self._knob("log_prob_micro_batch_tokens") or update_tokens)
+        update = self._packed(lengths, first, self._asked.mini_batches, update_tokens)
+        tokens = sum(int((m.targets != IGNORED).sum()) for m in whole[0].micro_batches)
+        return Sequences(whole=whole[0], update=update * epochs, tokens=tokens)
+
+    def _knob(self, name: str) -> Any:
+        return knob_value(self._request.workload, self._config, name)
+
+    def _packed(self, lengths: Floats, first: int, mini_batches: int, capacity: int) -> list[MiniBatch]:
+        config = self._config
+        parts = of_rank(
+            lengths, self._mesh.dp, ranks=config.dp, mini_batches=mini_batches, micro_batch=config.micro_batch_size, capacity=capacity,
+            balance=self._knob("balance"), sorted_by_length=self._knob("group_by_length"),
+        )  # fmt: skip
+        is_flat = capacity > 0 or not self._asked.padded
+        counted = self._counted_targets(lengths, mini_batches)
+        return [
+            MiniBatch(micro_batches=[self._micro_batch(lengths, rows, first, is_flat) for rows in part], counted=count)
+            for part, count in zip(parts, counted, strict=True)
+        ]
+
+    def _counted_targets(self, lengths: Floats, mini_batches: int) -> list[int]:
+        """Of each mini-batch, over all ranks: the last token of a sequence predicts nothing."""
+        ranks = range(self._config.dp)
+        dealt = [
+            of_rank(lengths, rank, ranks=len(ranks), mini_batches=mini_batches, micro_batch=len(lengths), capacity=0, balance=self._knob("balance"))
+            for rank in ranks
+        ]  # fmt: skip
+        return [
+            max(1, sum(int((lengths[part] - 1).sum()) for of_one in dealt for part in of_one[m]))
+            for m in range(mini_batches)
+        ]
+
+    def _micro_batch(self, lengths: Floats, rows: NDArray[Any], first: int, is_flat: bool) -> MicroBatch:
+        sizes = [int(lengths[row]) for row in rows]
+        windows = self._stream.sequences(rows + first)
+        short = -(sum(sizes) if is_flat else max(sizes)) % self._multiple
+        if is_flat:
+            tokens = torch.cat([w[:n] for w, n in zip(windows, sizes, strict=True)])[None]
+            targets = torch.cat([_targets(w, n) for w, n in zip(windows, sizes, strict=True)])[None]
+            sizes = [*sizes, short] if short else sizes
+            positions = torch.cat([torch.arange(n) for n in sizes])
+        else:
+            longest = max(sizes)
+            tokens = windows[:, :longest]
+            targets = torch.stack(
+                [nn.functional.pad(_targets(w, n), (0, longest - n), value=IGNORED) for w, n in zip(windows, sizes, strict=True)]
+            )  # fmt: skip
+            positions, sizes = torch.arange(longest + short), []
+        device = self._context.device
+        return MicroBatch(
+            tokens=nn.functional.pad(tokens, (0, short)).to(device),
+            targets=nn.functional.pad(targets, (0, short), value=IGNORED).to(device),
+            positions=positions.to(device),
+            lengths=sizes,
+        )
+
+    def batch(self, rows: NDArray[Any]) -> tuple[Any, Any]:
+        """Not by rows: see `step`."""
+        raise NotImplementedError
+
+    def split(self, batch: MiniBatch, size: int) -> Sequence[MicroBatch]:
+        """See `Task`."""
+        self._counted = batch.counted
+        return batch.micro_batches
+
+    def run(self, stage: nn.Module, inputs: MicroBatch, targets: MicroBatch) -> Tensor:
+        """See `Task`."""
+        self._bounds.lengths = inputs.lengths
+        held, config = inputs.positions, self._config
+        assert isinstance(stage, DecoderStage)
+        stage.place(held, held.chunk(config.tp)[self._mesh.tp] if self._multiple > 1 else held)
+        made: Tensor = stage(inputs.tokens, targets.targets)
+        return made
+
+    def loss(self, output: Tensor, targets: MicroBatch) -> Tensor:
+        """See `Task`: its share of the mean over the targets of the mini-batch."""
+        losses = output
+        if self._config.loss != "chunked":
+            losses = token_losses(output.flatten(0, 1), targets.targets.flatten(), self._vocabulary)
+        return losses.sum() / self._counted
+
+    def between(self, stages: Mapping[int, nn.Module]) -> dict[int, tuple[Travelling, Travelling]]:
+        """Nothing travels: there is no pipeline."""
+        raise NotImplementedError
+
+    def fed(
+        self, inputs: Any, targets: Any, *, is_first: bool, is_last: bool
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor | None]:
+        """As for `between`."""
+        raise NotImplementedError
+
+
+def _targets(window: Tensor, length: int) -> Tensor:
+    targets = window[1 : length + 1].clone()
+    targets[-1] = IGNORED
+    return targets
+
+
+@final
+class PostTraining:
+    """The phases of one rank, stepped as `Training` is."""
+
+    def __init__(self, request: TrialRequest, context: RankContext) -> None:
+        self._request, self._context = request, context
+        self._asked = asked_of(request.workload)
+        made: list[UnequalTask] = []
+
+        def task(mesh: Mesh) -> UnequalTask:
+            made.append(UnequalTask(request, mesh, context))
+            return made[0]
+
+        self._training = Training(request, context, task=task)
+        self._task = made[0]
+        self._reference = self._task.reference() if self._asked.reference else None
+        self._kappa = attention_share(request.workload.model)
+        self.phases = self._training.phases
+        self.own_phases_s: dict[str, float] = {}
+        """seconds of the phases of the last step, by name"""
+
+    def batch(self, step: int) -> tuple[Sequences, float]:
+        """The sequences of a step, and its work over that of a mean step."""
+        return self._task.step(step), relative_work(self._asked, step, self._request.seed, self._kappa)
+
+    def step(self, inputs: Sequences, targets: Any) -> Outcome:
+        """All phases; collective. The loss is the mean over optimizer steps, the norm the largest of them."""
+        self.own_phases_s = {}
+        policy = self._training.stages[0]
+        if self._asked.generates:
+            with self._phase("log_prob"):
+                self._training.forward(policy, inputs.whole, inputs.whole)
+        if self._reference is not None:
+            with self._phase("reference"):
+                self._training.forward(self._reference, inputs.whole, inputs.whole)
+        with self._phase("update"):
+            outcomes = [self._training.step(batch, batch) for batch in inputs.update]
+        return Outcome(
+            loss=sum(o.loss for o in outcomes) / len(outcomes),
+            grad_norm=max(o.grad_norm for o in outcomes),
+            finite=all(o.finite for o in outcomes),
+            skipped=any(o.skipped for o in outcomes),
+            part_square=float("nan"),
+        )
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        start_s = time.perf_counter()
+        yield
+        synchronize(self._context.device)
+        line_up(self._context)
+        self.own_phases_s[name] = time.perf_counter() - start_s
