@@ -50,10 +50,11 @@ class TestNative(TrainerContract):
     def test_what_the_trainers_phases_cannot_do_is_refused(
         self, config: dict[str, Any], rl: dict[str, Any], words: str
     ) -> None:
-        asked = PostTraining(**{
+        values: dict[str, Any] = {
             "algorithm": "grpo", "prompts": 4, "responses": 2, "prompt_lengths": Lengths(values=(9.0,)), "response_lengths": Lengths(values=(90.0,)),
             "rollout": Rollout(tokens_per_s_per_gpu=((1, 100.0),)), **rl,
-        })  # fmt: skip
+        }  # fmt: skip
+        asked = PostTraining(**values)
         workload = replace(WORKLOAD, rl=asked, global_batch_size=8)
         limits = trainer("native").limits(workload, ParallelConfig(**{"accumulation_steps": 8, **config}))
         assert words in "; ".join(map(str, limits))

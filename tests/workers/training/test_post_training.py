@@ -13,7 +13,7 @@ from tests.workers.trial_ranks import run_jobs
 
 pytestmark = pytest.mark.thorough
 
-RL = {
+RL: dict[str, Any] = {
     "algorithm": "grpo", "prompts": 4, "responses": 2, "mini_batches": 2, "epochs": 2, "reference": True, "balance": "mini_batch", "lengths": [3, 9, 9, 14, 27],
 }  # fmt: skip
 ALONE = "micro_batch_size=1,accumulation_steps=4,precision=fp32"

@@ -120,8 +120,11 @@ class _Attempt:
 
     def run(self) -> TrialResult:
         self._memory.start()
-        kind = Training if self._request.workload.rl is None else PostTraining
-        training = kind(self._request, self._context)
+        training: Training | PostTraining
+        if self._request.workload.rl is None:
+            training = Training(self._request, self._context)
+        else:
+            training = PostTraining(self._request, self._context)
         self._evidence = RankEvidence(training.phases, self._context)
         try:
             return self._run(training)
