@@ -180,7 +180,7 @@ def _filled(falling: Floats, count: NDArray[np.int64]) -> tuple[Floats, Floats, 
 def step_lengths(asked: PostTraining, step: int, seed: int) -> Floats:
     """Tokens of the sequences of a trial's step: they depend on the study's seed alone, so that all its configs see the same."""
     block, row = divmod(step, MOST_STEPS)
-    return _block(asked, seed, block)[row]
+    return np.asarray(_block(asked, seed, block)[row])
 
 
 def relative_work(asked: PostTraining, step: int, seed: int, kappa: float) -> float:
@@ -243,7 +243,7 @@ def _places(lengths: Floats, ranks: int, mini_batches: int, balance: str) -> NDA
     each = sequences // (ranks * mini_batches)
     if balance == "mini_batch":
         dealt = _by_length(lengths.reshape(steps, mini_batches, ranks * each), ranks)
-        return dealt + (np.arange(mini_batches) * ranks * each)[:, None, None]
+        return np.asarray(dealt + (np.arange(mini_batches) * ranks * each)[:, None, None])
     if balance == "none":
         dealt = np.broadcast_to(np.arange(sequences), lengths.shape)
     else:
