@@ -30,16 +30,15 @@ def main(folder: Path, temp: str, options: list[str]) -> int:
     number, name = os.environ["SLURM_NODEID"], os.environ.get("SLURMD_NODENAME", socket.gethostname())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
-    argv += [f"--temp-dir={temp}", "--include-log-monitor=false", *_sizes(options)]
+    argv += [f"--temp-dir={temp}", "--include-log-monitor=false", "--dashboard-agent-listen-port=0", *_sizes(options)]
     code = 1
     Path(temp).mkdir(mode=0o700, exist_ok=True)
     try:
         if number == "0":
             address = _own_address(os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""))
-            with socket.socket() as free:
-                free.bind((address, 0))
-                port = free.getsockname()[1]
-            argv += ["--head", f"--port={port}", "--include-dashboard=false"]
+            # Ray's usual port of the client server is taken where another job's head runs on this node, and without that server a head ends
+            port, clients = _free_port(address), _free_port(address)
+            argv += ["--head", f"--port={port}", f"--ray-client-server-port={clients}", "--include-dashboard=false"]
             head = f"{address}:{port}"
         else:
             head = _read_head(folder / HEAD)
@@ -59,6 +58,12 @@ def main(folder: Path, temp: str, options: list[str]) -> int:
             (folder / f"end-{number}").write_text(f"{name} {code}")
         watchdog.kill_all(temp)
         shutil.rmtree(temp, ignore_errors=True)
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as free:
+        free.bind((address, 0))
+        return int(free.getsockname()[1])
 
 
 def _run(argv: list[str], folder: Path, head: str) -> int:

@@ -131,7 +131,7 @@ class RayStep:
     def ended_error(self) -> JobEndedError:
         """What is said once the step has ended before us."""
         return JobEndedError(
-            f"the Slurm step running Ray ended, for example because the job {self.job.job} was preempted or cancelled",
+            f"the Slurm step running Ray ended, for example because job {self.job.job} was preempted or cancelled",
             remedy="the study continues in the next job",
             field="runner",
         )
