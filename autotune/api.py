@@ -58,6 +58,7 @@ from autotune.results.answers import (
     submitted_document,
 )
 from autotune.results.calibrations import measured_constants, stored_calibration
+from autotune.results.outliers import keep_outliers
 from autotune.results.rankings import (
     best_document,
     explain,
@@ -288,7 +289,8 @@ def calibrate(
     trainer: str = "native",
 ) -> Calibration:
     """Measures this machine in about a minute; kept in `store`, where one is given, for the cost model of later studies. Where RAY_ADDRESS names a Ray cluster the
-    ranks of all its nodes are measured. `on_out_of_line` hears of each GPU, node and link that is slower than its likes.
+    ranks of all its nodes are measured. `on_out_of_line` hears of each GPU, node and link that is slower than its likes; they are kept too, and studies leave their
+    nodes out where they can.
 
     `cluster` is `local`, or the name of another registered calibrator's cluster. Raises `SpecError` for a cluster that is not here and
     `RunnerError` when ranks cannot be run.
@@ -311,6 +313,7 @@ def calibrate(
     constants = Calibration.from_measurements(measured, cluster=here, trainer=trainer)
     if store is not None:
         store.save_calibration(here.name, trainer, constants.to_dict())
+        keep_outliers(store, here.gpu.name, measured)
     return constants
 
 

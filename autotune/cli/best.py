@@ -13,6 +13,7 @@ from autotune.cli.output import (
     StoreOption,
     StudyArgument,
     UrlOption,
+    VersionOption,
     consoles,
     emit,
     note,
@@ -102,6 +103,7 @@ def best(
             help="Rank with this stability weight instead. Across studies this needs --model and --cluster.",
         ),
     ] = None,
+    version: VersionOption = None,
     store: StoreOption = None,
     url: UrlOption = None,
     folder: InOption = None,
@@ -124,6 +126,12 @@ def best(
             f"{', '.join(given)} searches across studies, but the study {study!r} is given",
             remedy="leave one of them out",
         )
+    if not study and version:
+        raise SpecError(
+            "--version needs a study, but none is given",
+            remedy="run `autotune best ID --version torch=2.12`",
+            field="--version",
+        )
     if not study and pareto:
         raise SpecError("--pareto needs a study, but none is given", remedy="run `autotune best ID --pareto`")
     if pareto and top is not None and top > 1:
@@ -133,7 +141,8 @@ def best(
     ranking: dict[str, Any] = {"metric": metric, "stability_weight": stability_weight, "top": top or 1}
     if study:
         with source_of(study, store, url) as source:
-            document = source.best(study, pareto=pareto, **ranking)
+            of_versions = {"version": version} if version else {}
+            document = source.best(study, pareto=pareto, **ranking, **of_versions)
     else:
         del asked["days"]
         after = datetime.now(UTC) - timedelta(days=days) if days is not None else None

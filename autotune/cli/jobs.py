@@ -18,6 +18,7 @@ from autotune.cli.output import (
     StudyOfFolder,
     UrlOption,
     VerboseOption,
+    VersionOption,
     consoles,
     emit,
     note,
@@ -95,6 +96,7 @@ def list_studies(
         bool,
         typer.Option("--observed", help="List runs started with `autotune run` or a callback instead."),
     ] = False,
+    version: VersionOption = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Number of studies to show.")] = 50,
     store: StoreOption = None,
     url: UrlOption = None,
@@ -116,9 +118,15 @@ def list_studies(
             remedy="leave them out",
             field="--observed",
         )
+    if version and not observed:
+        raise SpecError(
+            "--version applies to measurements, but studies are listed",
+            remedy="add --observed, or ask for the trials of one study: `autotune best ID --version torch=2.12`",
+            field="--version",
+        )
     with open_source(store, url) as source:
         if observed:
-            document = source.observed(limit=limit, model=model, cluster=cluster)
+            document = source.observed(limit=limit, model=model, cluster=cluster, version=version or [])
         else:
             document = source.studies(limit=limit, **filters)
     if observed and not json:

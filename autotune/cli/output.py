@@ -69,6 +69,14 @@ UrlOption = Annotated[
         "--url", metavar="URL", help="Use the service at this address instead of a store. Default: AUTOTUNE_URL."
     ),
 ]
+VersionOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--version",
+        metavar="NAME=VERSION",
+        help="Only measurements made with this version, e.g. torch=2.12 or driver=580. May be repeated.",
+    ),
+]
 SpecArgument = Annotated[
     str, typer.Argument(metavar="SPEC", help="Study spec: a YAML or JSON file, or - for standard input.")
 ]

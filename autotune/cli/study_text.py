@@ -306,6 +306,7 @@ MESSAGES: Mapping[str, str] = {
     EventKind.GUESS_FILLED_IN: "",
     EventKind.PROGRAM_CHECKED: "program checked: ",
     EventKind.CALIBRATED: "cluster calibrated: ",
+    EventKind.OUTLIER: "",
 }
 """events that are their message, with what stands before it"""
 

@@ -81,8 +81,8 @@ class Operations(ABC, Generic[One, Many]):
         return self._ask(Call(path="/studies", params={"limit": limit, "offset": offset, **query}))
 
     def observed(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> One:
-        """Runs that people started themselves, the one that was kept last first: {runs, next_offset}. `filters`: id, model, cluster, gpu, trainer, program, outcome."""
-        query = {name: str(value) for name, value in filters.items() if value}
+        """Runs that people started themselves, the one that was kept last first: {runs, next_offset}. `filters`: id, model, cluster, gpu, trainer, program, outcome, version (a list of NAME=VERSION)."""
+        query = {n: list(v) if n == "version" else str(v) for n, v in filters.items() if v}
         return self._ask(Call(path="/observed", params={"limit": limit, "offset": offset, **query}))
 
     def status(self, study_id: str) -> One:
@@ -93,9 +93,9 @@ class Operations(ABC, Generic[One, Many]):
         """{record}: the study in full, as the store holds it."""
         return self._ask(Call(path=of(study_id, "record")))
 
-    def trials(self, study_id: str) -> Many:
-        """All trials of a study."""
-        return self._list(Call(path=of(study_id, "trials")), "trials")
+    def trials(self, study_id: str, *, version: Sequence[str] = ()) -> Many:
+        """All trials of a study, or those that were measured with these versions (NAME=VERSION)."""
+        return self._list(Call(path=of(study_id, "trials"), params={"version": list(version)}), "trials")
 
     def events(self, study_id: str, *, after: int = 0) -> Many:
         """The next page of events after that sequence number."""
@@ -154,10 +154,12 @@ class Operations(ABC, Generic[One, Many]):
         pareto: bool = False,
         metric: str | None = None,
         stability_weight: float | None = None,
+        version: Sequence[str] = (),
     ) -> One:
-        """Best configs of a study, by its own objective or the one named: {study, best, baseline, speedup, objective, configs}."""
+        """Best configs of a study, by its own objective or the one named: {study, best, baseline, speedup, objective, configs}. `version`: NAME=VERSION, of the trials
+        that were measured with these alone."""
         asked = {"top": top, "pareto": pareto, "metric": metric, "stability_weight": stability_weight}
-        return self._ask(Call(path=of(study_id, "best"), params=_given(asked)))
+        return self._ask(Call(path=of(study_id, "best"), params={**_given(asked), "version": list(version)}))
 
     def explain(self, study_id: str, trial: int | None = None) -> One:
         """Why a trial (None: the winner) won or lost."""

@@ -280,7 +280,7 @@ class Calibration:
         Keys of `measured`, all optional: `matmul`: list of {m, n, k, precision, flops_per_s}; `memory_bytes_per_s`; `collectives`: list of
         {kind (all_reduce, all_gather, reduce_scatter), ranks, scope (intra, inter), bytes, time_s}; `host_overhead_s`: time to launch one layer's
         forward and backward pass; `concurrency`: list of {ranks, flops_per_s (per rank, all at once)}; `gpu`, `memory_bytes`, `versions`,
-        `date` and `out_of_line` describe the measurement and determine no constant. Raises `SpecError` for other keys and for figures that are not positive numbers.
+        `date`, `out_of_line` and `nodes` describe the measurement and determine no constant. Raises `SpecError` for other keys and for figures that are not positive numbers.
         """
         prior = on_fabric(known_constants(cluster.gpu.name, trainer), cluster)
         values: dict[str, Any] = dict(

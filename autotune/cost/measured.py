@@ -21,7 +21,7 @@ from autotune.spec import ClusterSpec, LinkSpec
 from autotune.spec.checks import nearest, one_of, positive, positive_int
 
 KEYS = ("matmul", "memory_bytes_per_s", "collectives", "host_overhead_s", "concurrency")
-NOTES = ("gpu", "memory_bytes", "versions", "date", "out_of_line")
+NOTES = ("gpu", "memory_bytes", "versions", "date", "out_of_line", "nodes")
 """keys that describe the measurement and determine no constant"""
 _ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 """ring passes of each collective"""

@@ -99,7 +99,7 @@ class Rank:
     places: tuple[Place, ...] = ()
     links: tuple[Link, ...] = ()
     gpu: Mapping[str, float] = field(default_factory=dict)
-    """sm_clock_mhz, max_clock_mhz, power_watts, power_limit_watts, temperature_c, sm, and the shares of time `held by` each reason"""
+    """sm_clock_mhz, max_clock_mhz, power_watts, power_limit_watts, temperature_c, sm, pcie_bytes_per_s, nvlink_bytes_per_s, and the shares of time `held by` each reason"""
 
     def last(self, count: int) -> Rank:
         """The same, of its last steps, to five digits."""
@@ -153,7 +153,9 @@ class Evidence:
     is_measured_here: bool = False
     """whether the prediction rests on measurements of this cluster"""
     disagreements: tuple[str, ...] = ()
-    """knobs that were asked for and are not what was seen, in words"""
+    """knobs that were asked for and are not what was seen, in words: `KNOB: what was seen; what to change`"""
+    asked_at: Mapping[str, str] = field(default_factory=dict)
+    """file:number of the line that asks for such a knob, by its name"""
     hints: tuple[tuple[str, str], ...] = ()
     """lines of its log that speak of a cause: the class and the line"""
     data_times_s: tuple[float, ...] = ()

@@ -23,6 +23,7 @@ have their own threshold, or the share that was predicted where the prediction r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ import numpy as np
 from autotune.diagnosis.critical import LEAST_STEPS, Series, Steps, share_of
 from autotune.diagnosis.evidence import Evidence, Link, Place, Rank
 from autotune.diagnosis.finding import Diagnosis, Finding
+from autotune.diagnosis.log_words import WARNED_OF, named_rank
 from autotune.spec.as_text import format_bytes, format_duration
 
 CLAIMED, SURE = 0.05, 0.02
@@ -60,6 +62,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
             found += law(evidence, steps)
     for rule in _OF_READINGS:
         found += rule(evidence)
+    found = _with_log(evidence, found)
     found = [f for f in found if f.share is None or (f.share >= CLAIMED and (f.low is None or f.low >= SURE))]
     short = max((f.share or 0.0 for f in found if f.cause == "memory"), default=0.0)
     # clearing pages is the kernel's work, wherever in the program it happens
@@ -273,7 +276,7 @@ def _communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         told.append(
             f"{format_bytes(ring)} of gradients in that time are {format_bytes(ring / mean_s)} per second and rank (fp32)"
         )
-    told += [_link_text(link) for link in _worst_links(steps)[:2]] if several else []
+    told += [_link_text(link) for link in _worst_links(steps)[:2]] if several else _moved_inside(steps)
     where = "between nodes" if several else "inside the node"
     is_of_one = slow is not None and len({rank.node for rank in steps.ranks}) > 2
     yield Finding(
@@ -408,7 +411,7 @@ def _foreign(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             ),
             reverse=True,
         )
-        rank = _alone(delays, here, at)
+        rank = _alone(steps.ranks, delays, here, at)
         told = [
             f"{_who(rank, 'ranks')} waited for a processor {float(delays[at]):.0%} of the time; their own number explains {due:.0%}"
         ]
@@ -505,10 +508,7 @@ def _readings_of_memory(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _log(evidence: Evidence) -> Iterator[Finding]:
-    """What the log alone tells."""
-    for cause, line in evidence.hints:
-        told = _HINTED[cause]
-        yield Finding(cause=cause, what=told[0], evidence=(f"the log says: {line}",), confirm=told[1], change=told[2])
+    """What the times in a log tell."""
     times = np.asarray(evidence.step_times_s)
     if evidence.ranks or len(times) < 2 * LEAST_STEPS:
         return
@@ -549,15 +549,38 @@ def _log(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+def _with_log(evidence: Evidence, found: Sequence[Finding]) -> list[Finding]:
+    """The findings, with lines of the log that speak of their causes; a line whose cause was not found is a finding, but a mere warning of what was measured not to
+    matter is none."""
+    told = dict(reversed(evidence.hints))
+    known = [
+        replace(f, evidence=(*f.evidence, f"the log says: {line}")) if (line := told.pop(f.cause, "")) else f
+        for f in found
+    ]
+    for cause, line in told.items():
+        if evidence.ranks and cause in WARNED_OF:
+            continue
+        what, confirm, change = _HINTED[cause]
+        rank = named_rank(line) if cause == "slow_rank" else None
+        known.append(
+            Finding(
+                cause=cause, rank=rank, what=what, evidence=(f"the log says: {line}",), confirm=confirm, change=change
+            )
+        )
+    return known
+
+
 def _knobs(evidence: Evidence) -> Iterator[Finding]:
     for text in evidence.disagreements:
+        knob = text.partition(":")[0]
         yield Finding(
             cause="knob_without_effect",
-            what="a requested setting has no effect",
+            what=f"{knob} was requested, but has no effect",
             evidence=(text,),
             confirm="`autotune check SPEC` compares the spec with what is observed",
             change=text.rpartition("; ")[2],
-            knob=text.partition(":")[0],
+            line=evidence.asked_at.get(knob, ""),
+            knob=knob,
         )
 
 
@@ -596,6 +619,7 @@ _OF_READINGS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     _log,
 )
 _HINTED = {
+    "slow_rank": ("a library reports ranks that are slower than the others", "swap ranks (another CUDA_VISIBLE_DEVICES, another host list) and see whether the slowness stays with the machine", "leave this device or node out, or fix it: its clocks, its cooling, its link"),
     "recompilation": ("torch recompiles repeatedly, and has given up on part of the program", "TORCH_LOGS=recompiles names the guard that fails", "pad or bucket lengths, or mark the dimension as dynamic"),
     "memory": ("memory is short", "run with a smaller micro-batch: the time per sequence must go down", "a smaller micro-batch or recomputation, or PYTORCH_ALLOC_CONF=expandable_segments:True"),
     "input": ("a library warns that loading may not keep up", "train some steps on a single batch kept in memory", "raise num_workers of the DataLoader"),
@@ -641,8 +665,8 @@ def _only(steps: Steps, part: Series) -> int | None:
     )
 
 
-def _alone(delays: Any, here: Sequence[int], at: int) -> int | None:
-    return None if len(here) < 2 or delays[at] < 2 * max(delays[i] for i in here if i != at) else at
+def _alone(ranks: Sequence[Rank], delays: Any, here: Sequence[int], at: int) -> int | None:
+    return None if len(here) < 2 or delays[at] < 2 * max(delays[i] for i in here if i != at) else ranks[at].rank
 
 
 def _node_of(steps: Steps, rank: int | None) -> str:
@@ -784,6 +808,18 @@ def _axis(evidence: Evidence, steps: Steps) -> tuple[str, str]:
 def _worst_links(steps: Steps) -> list[Link]:
     links = [link for rank in steps.ranks for link in rank.links if link.sent_bytes > 0]
     return sorted(links, key=lambda link: link.bytes_per_s or np.inf)
+
+
+def _moved_inside(steps: Steps) -> list[str]:
+    """What the GPU that moves most moves over the links of its node, where the driver tells."""
+    known = [rank for rank in steps.ranks if "pcie_bytes_per_s" in rank.gpu]
+    if not known:
+        return []
+    rank = max(known, key=lambda rank: rank.gpu["pcie_bytes_per_s"])
+    nvlink = rank.gpu.get("nvlink_bytes_per_s")
+    by_nvlink = "" if nvlink is None else f"{format_bytes(nvlink)}/s over NVLink and "
+    unused = "; its NVLink is not used" if nvlink == 0 and rank.gpu["pcie_bytes_per_s"] > 0 else ""
+    return [f"the GPU of rank {rank.rank} moves {by_nvlink}{format_bytes(rank.gpu['pcie_bytes_per_s'])}/s over PCIe{unused}"]
 
 
 def _link_text(link: Link) -> str:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import final
 
-MOST_HINTS = 20
+WARNED_OF = frozenset({"input", "communication_inside_node", "communication_between_nodes"})
+"""causes that these lines warn of; whether they cost anything is another matter"""
+RECOMPILED = 4
+"""lines about one recompilation each, of which a few are usual"""
 _KNOBS = r"flash|attention|compil|bf16|fp16|fp8|amp\b|tf32|overlap|cuda ?graph|fused|pin_memory|num_workers|sequence parallel|recompute|checkpointing|liger|triton"
 _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (cause, re.compile(text, re.IGNORECASE))
     for cause, text in (
-        ("recompilation", r"torch\._dynamo hit (?:config\.)?\w*(?:cache_size|recompile)_limit|recompile_limit reached"),
-        ("memory", r"(?:allocator cache flush|cache flushes since last step|num_alloc_retries\D+[1-9]|high memory pressure)"),
+        ("recompilation", r"torch\._dynamo hit (?:config\.)?\w*(?:cache_size|recompile)_limit|recompile_limit reached|\[__recompiles\].*Recompiling function|Recompiling function \S+ in "),
+        ("memory", r"(?:allocator cache flush|cache flushes since last step|num_alloc_retries\D+[1-9]|high memory pressure|[1-9]\d* \w+ memory allocation retries|cuda ?malloc ret(?:ri|ir)es\s*:\s*[1-9])"),
+        ("slow_rank", r"straggler.{0,80}\b(?:ranks?|gpus?|nodes?)\b.{0,20}\d|worse relative performance.{0,40}\d|\brank \d+ is (?:a straggler|slow(?:er)?\b)"),
         ("input", r"does not have many workers which may be a bottleneck|data ?loader is (?:too )?slow|dataloader (?:bottleneck|starv)"),
         ("communication_between_nodes", r"NET/IB ?: ?No device found|Using network Socket|NET/Socket ?: ?Using"),
         ("communication_inside_node", r"P2P is disabled|Disabled P2P|peer access is not (?:available|supported)"),
@@ -23,6 +28,7 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
     )
 )  # fmt: skip
+_RANKS = re.compile(r"\branks?\W{1,4}(\d+)\b(?!\s*,\s*\d)")
 _DATA = r"\b(?:data(?:[_ -]?(?:time|load(?:ing)?(?:[_ -]time)?|wait))?|batch-generator)"
 _DATA_TIME = re.compile(
     rf"{_DATA}(?:\s*[:=]\s*\(?\s*(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(ms|s)?\b|\s+(\d+(?:\.\d+)?)\s*(ms|s)\b)", re.IGNORECASE
@@ -45,13 +51,43 @@ def hint_of(line: str) -> Hint | None:
     return None
 
 
-def hints_of(lines: Iterable[str]) -> list[Hint]:
-    """One of each cause: the first line that speaks of it."""
-    found: dict[str, Hint] = {}
+@final
+class Hints:
+    """Lines as they come."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Hint] = {}
+        self._recompiled = 0
+
+    def hear(self, line: str) -> None:
+        """Of each cause the first line that speaks of it is kept."""
+        hint = hint_of(line)
+        if hint is None:
+            return
+        if "Recompiling function" in line:
+            self._recompiled += 1
+            if self._recompiled < RECOMPILED:
+                return
+        self._first.setdefault(hint.cause, hint)
+
+    @property
+    def found(self) -> tuple[tuple[str, str], ...]:
+        """The class and the line of each."""
+        return tuple((hint.cause, hint.line) for hint in self._first.values())
+
+
+def hints_of(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Of lines that are all there."""
+    hints = Hints()
     for line in lines:
-        if (hint := hint_of(line)) is not None:
-            found.setdefault(hint.cause, hint)
-    return list(found.values())
+        hints.hear(line)
+    return hints.found
+
+
+def named_rank(line: str) -> int | None:
+    """The rank that the line is about, where it names just one."""
+    found = set(_RANKS.findall(line.lower()))
+    return int(found.pop()) if len(found) == 1 else None
 
 
 def data_time_s(line: str) -> float | None:

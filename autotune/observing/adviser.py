@@ -29,8 +29,10 @@ from autotune.observing.versions import versions_of
 from autotune.observing.watched import remove
 from autotune.observing.words import PREFIX, after
 from autotune.registry import RUNNERS, load
-from autotune.results.diagnoses import expected
+from autotune.results.diagnoses import expected, with_asked
+from autotune.results.knobs_seen import UNASKED
 from autotune.reviews import Review, review
+from autotune.reviews.lines import line_of_knob
 from autotune.reviews.words import short_lines
 from autotune.settings import settings
 from autotune.spec import Failure, Measurement, ObservedRun, Outcome
@@ -187,12 +189,16 @@ class _Adviser:
         """The measurement with the evidence of its ranks, and what they say; as it is where nothing was to be diagnosed."""
         if not self._asked.reports:
             return seen, None
-        evidence = program.evidence(**expected(found.estimate if found else None))
+        predicted = expected(found.estimate if found else None)
+        evidence = program.evidence(**predicted)
         remove(self._asked.reports)
         if evidence is None:
             return seen, diagnose(
-                Evidence(step_times_s=seen.step_times_s if seen else (), **expected(found.estimate if found else None))
+                Evidence(step_times_s=seen.step_times_s if seen else (), hints=program.hints, **predicted)
             )
+        if found is not None:
+            evidence = with_asked(evidence, found.config, said_by="launch")
+            evidence = replace(evidence, asked_at=_asked_at(found, evidence))
         if seen is None or not seen.step_times_s:  # a log without steps: what the probe saw counts
             seen = replace(seen or Measurement(step_times_s=()), step_times_s=evidence.step_times_s, time_from="")
         seen = replace(
@@ -258,6 +264,12 @@ def _store(url: str | None, *, is_needed: bool) -> Any:
     from autotune.store import open_store
 
     return closing(open_store(address))
+
+
+def _asked_at(found: Review, evidence: Evidence) -> dict[str, str]:
+    """Where the launch asks for knobs that have no effect: the lines that would change if they were not asked for."""
+    knobs = [text.partition(":")[0] for text in evidence.disagreements]
+    return {knob: line for knob in knobs if (line := line_of_knob(found, knob, UNASKED[knob]))}
 
 
 def _log_options(command: tuple[str, ...], found: Review | None) -> dict[str, Any]:

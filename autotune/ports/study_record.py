@@ -153,6 +153,8 @@ class EventKind(StrEnum):
     """an attempt was lost; the trial may be launched again"""
     CONTROLLER_BEGAN = "controller.began"
     CALIBRATED = "cluster.calibrated"
+    OUTLIER = "cluster.outlier"
+    """a node, GPU or link is slower than its likes, and what became of it"""
     PROGRAM_CHECKED = "program.checked"
     MACHINE_CHANGED = "machine.changed"
     GUESS_LEFT_OUT = "guess.left_out"

@@ -3,6 +3,7 @@
     TrialRequest    one attempt to be run            RunnerEvent      what is reported of it: queued, started, steps, log, seen, ended
     TrialRunner     start, poll, cancel, close       AdoptingRunner   one that can take over attempts of an earlier runner
                                                      PreflightRunner  one whose class says what it cannot run before it is made
+                                                     ChoosingRunner   one that can leave nodes out
 
 All values are plain, so that they cross process and machine borders as JSON.
 """
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from autotune.spec import Failure, Measurement, MeasureSpec, ParallelConfig, Study, Workload
 from autotune.spec.plain import Plain
+from autotune.trainers.torchrun import Placement
 
 AttemptId = tuple[str, int, int]
 """(study id, trial number, attempt from 1)"""
@@ -207,6 +209,20 @@ class AdoptingRunner(TrialRunner, Protocol):
     def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
         """Takes over what an earlier runner of this study left behind: those of `attempts` that still run, or ended unheard. All that they reported
         since they began is reported again. What else was left is kept warm, or ended."""
+        ...
+
+
+LeftOut = Literal["left out", "needed", "absent"]
+"""what became of a node that a runner was to leave out: it gets no more ranks; too few would be left without it; the runner has no such node"""
+
+
+@runtime_checkable
+class ChoosingRunner(TrialRunner, Protocol):
+    """A runner that can leave nodes out."""
+
+    def leave_out(self, node: str, needed: Placement) -> LeftOut:
+        """Gives no rank of an attempt that begins from now on to this node (hostname or address), unless the other nodes have no room for ranks that are
+        placed as `needed`."""
         ...
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from difflib import SequenceMatcher
+from itertools import islice
 from typing import Any, Unpack
 
 from autotune.errors import ExportError, MissingExtraError, NotFoundError, RunnerError, SpecError
@@ -19,12 +20,13 @@ from autotune.results.standing_notes import why_below, with_standing
 from autotune.results.target import first_pick, prediction_note, target_of
 from autotune.results.winner import confirmed_best, standings, winner_of
 from autotune.reward import at_first_level
-from autotune.spec import ParallelConfig, Study, StudyStatus, Trial, TrialStatus, Workload
+from autotune.spec import ObservedRun, ParallelConfig, Study, StudyStatus, Trial, TrialStatus, Workload
 from autotune.spec.as_text import format_duration
 from autotune.spec.plain import to_plain
 from autotune.spec.post_training import TRAINED
 from autotune.spec.study import SIMULATED
 from autotune.spec.usual_names import OF_A_RUN
+from autotune.spec.versions import asked_versions, has_versions
 from autotune.study.controller import Winner, noisy_of, training_s
 from autotune.study.controller.finals import ROUNDING, total_of
 from autotune.study.process_id import is_gone
@@ -32,6 +34,8 @@ from autotune.trainers import Launch, Trainer, python_line, trainer_names
 from autotune.trainers import trainer as trainer_of
 
 NO_CONTROLLER = "No controller is running this study. A service on this store restarts it when it can; its health page lists obstacles. Without a service, run `autotune serve` on this store, or repeat `autotune tune SPEC`."
+PAGE = 200
+"""observed runs that are read at once where not all match"""
 AGAIN_IN_PYTHON = (
     "No controller is running this study. Repeat the Python call that started it, because it has the study's runner."
 )
@@ -306,14 +310,31 @@ def past_studies(
 
 
 def observed_document(
-    store: ObservedStore, *, limit: int = 50, offset: int = 0, **filters: Unpack[ObservedFilter]
+    store: ObservedStore,
+    *,
+    limit: int = 50,
+    offset: int = 0,
+    version: Sequence[str] = (),
+    **filters: Unpack[ObservedFilter],
 ) -> dict[str, Any]:
-    """Runs that people started themselves, the one that was kept last first: {runs, next_offset}. They are no trials."""
-    found = store.observed(limit=limit + 1, offset=offset, **filters)
+    """Runs that people started themselves, the one that was kept last first: {runs, next_offset}. They are no trials. `version`: NAME=VERSION, only those that were
+    measured with all of these."""
+    if asked := asked_versions(version):
+        matching = (run for run in _all_observed(store, filters) if has_versions(run.all_versions, asked))
+        found = list(islice(matching, offset, offset + limit + 1))
+    else:
+        found = store.observed(limit=limit + 1, offset=offset, **filters)
     return {
         "runs": [run.to_dict() for run in found[:limit]],
         "next_offset": offset + limit if len(found) > limit else None,
     }
+
+
+def _all_observed(store: ObservedStore, filters: ObservedFilter) -> Iterator[ObservedRun]:
+    at = 0
+    while runs := store.observed(limit=PAGE, offset=at, **filters):
+        yield from runs
+        at += len(runs)
 
 
 def export_document(

@@ -9,7 +9,8 @@ from typing import Any
 from autotune.diagnosis import Diagnosis, Evidence, diagnose
 from autotune.diagnosis.log_words import data_time_s, hints_of
 from autotune.errors import SpecError
-from autotune.spec import Estimate, Measurement, ObservedRun, Study, Trial
+from autotune.results.knobs_seen import without_effect_in
+from autotune.spec import Estimate, Measurement, ObservedRun, ParallelConfig, Study, Trial
 from autotune.trainers import trainer
 from autotune.trainers.own_program import COMMAND
 from autotune.trainers.pattern_proposals import propose_patterns
@@ -40,7 +41,13 @@ def evidence_of_run(run: Trial | ObservedRun) -> Evidence:
         "alloc_retries": seen.utilization.get("alloc_retries", 0.0),
         **expected(run.estimate),
     }
-    return replace(kept, **found)
+    return with_asked(replace(kept, **found), run.config, said_by="spec" if isinstance(run, Trial) else "launch")
+
+
+def with_asked(evidence: Evidence, config: ParallelConfig | None, *, said_by: str) -> Evidence:
+    """The evidence with the knobs that the config asks for and the probe did not see."""
+    found = without_effect_in(config, evidence.facts, said_by=said_by) if config is not None else {}
+    return replace(evidence, disagreements=tuple(found.values())) if found else evidence
 
 
 def diagnosis_of_run(run: Trial | ObservedRun) -> Diagnosis:
@@ -54,7 +61,7 @@ def diagnosis_of_log(log: str, study: Study, estimate: Estimate | None) -> Diagn
     steps = _steps(lines, study.trainer, study.trainer_options)
     if len(steps) < 2 and study.trainer == COMMAND and (proposed := propose_patterns(lines)):
         steps = _steps(lines, COMMAND, {**study.trainer_options, "metrics": proposed})
-    hints = tuple((hint.cause, hint.line) for hint in hints_of(lines))
+    hints = hints_of(lines)
     if len(steps) < 2 and not hints:
         raise SpecError(
             f"the log has {len(steps)} steps with times, in the format of the trainer {study.trainer}",

@@ -5,7 +5,7 @@ Why a trial of a study won or lost: against the baseline, and against the winner
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -13,12 +13,14 @@ from typing import Any
 from autotune import reward
 from autotune.errors import NotFoundError, SpecError
 from autotune.ports import StudyReader
-from autotune.results.answers import document, result_of, standings_of, trial_of
+from autotune.results.answers import document, ranked_documents, result_of, standings_of, trial_of
 from autotune.results.result import Result
 from autotune.results.winner import may_win
 from autotune.spec import Objective, Trial, TrialPurpose, Workload
 from autotune.spec.checks import one_of
+from autotune.spec.plain import to_plain
 from autotune.spec.study import METRICS
+from autotune.spec.versions import asked_versions, has_versions
 
 
 def rerank(store: StudyReader, study_id: str, objective: Objective) -> list[Trial]:
@@ -39,10 +41,13 @@ def best_document(
     pareto: bool = False,
     metric: str | None = None,
     stability_weight: float | None = None,
+    version: Sequence[str] = (),
 ) -> dict[str, Any]:
     """`ranking_document` of what the store knows of the study. Raises `NotFoundError`."""
     result = result_of(store, study_id)
-    return ranking_document(result, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight)
+    return ranking_document(
+        result, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight, version=version
+    )
 
 
 def ranking_document(
@@ -52,9 +57,11 @@ def ranking_document(
     pareto: bool = False,
     metric: str | None = None,
     stability_weight: float | None = None,
+    version: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The JSON contract of `document` with `configs`: the `top` best, or with `pareto` the front, each with its `merits`.
 
+    `version`: NAME=VERSION, only trials that were measured with all of these, without a claim of a speedup where that leaves the winner out.
     `metric` and `stability_weight` rank again under another objective: then best, speedup and rewards are those of that objective. Raises
     `SpecError` for an unknown metric, and where the study has a target: its proxies are not compared.
     """
@@ -68,6 +75,14 @@ def ranking_document(
             "a study with a target has one ranking, by throughput: its proxies are different trainings and are not compared with each other",
             remedy="leave pareto, metric and stability_weight out",
         )
+    if versions := asked_versions(version):
+        if pareto or asked != objective:
+            raise SpecError(
+                "trials of some versions are ranked by the study's own objective, but another ranking is asked for too",
+                remedy="leave pareto, metric and stability_weight out, or version",
+                field="version",
+            )
+        return _measured_with(result, versions, top)
     answer = document(result, top=top)
     answer["objective"] = {"metric": asked.metric, "stability_weight": asked.stability_weight}
     ranked = _ranked(result, asked) if asked != objective else []  # by its own objective they are ranked already
@@ -125,6 +140,23 @@ def _under(result: Result, ranked: list[Trial]) -> dict[str, Any]:
         "tied_with": [],
         "final_rounds": result.final_rounds if confirmed else 0,
     }
+
+
+def _measured_with(result: Result, versions: Mapping[str, str], top: int) -> dict[str, Any]:
+    """The ranking of the trials that were measured with these versions."""
+    answer, objective = document(result, top=1), result.record.study.objective
+    rows = [
+        row
+        for row in ranked_documents(result, len(result.trials))
+        if has_versions(row["measurement"].get("versions") or {}, versions)
+    ]
+    best = next((t for t in standings_of(result) if rows and t.number == rows[0]["number"]), None)
+    if best is None or result.best is None or best.number != result.best.number:
+        answer |= dict.fromkeys(("speedup", "speedup_low", "speedup_high")) | {"tied_with": []}
+    words = ", ".join(f"{name}={version}" for name, version in versions.items())
+    answer["notes"] = [f"only trials that were measured with {words} count: {len(rows)}", *answer["notes"]]
+    answer["objective"] = {"metric": objective.metric, "stability_weight": objective.stability_weight}
+    return answer | {"best": to_plain(best), "configs": [{**row, "rank": at} for at, row in enumerate(rows[:top], 1)]}
 
 
 def _ranked(result: Result, objective: Objective) -> list[Trial]:

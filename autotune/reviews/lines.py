@@ -13,12 +13,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.errors import AutotuneError
 from autotune.onboarding.launch_script import arguments_of
-from autotune.reviews.answer import LineEdit
+from autotune.reviews.answer import LineEdit, Review
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
 from autotune.trainers.launch_files import Launch
@@ -65,6 +65,14 @@ def changed_lines(
         found.append(LineEdit(file=name, line=at + 1, before=old[at], after=lines[name][at]))
     changed = sorted((each for each in found if each.before != each.after), key=lambda each: (each.file, each.line))
     return tuple(changed), tuple(unplaced)
+
+
+def line_of_knob(found: Review, knob: str, usual: Any) -> str:
+    """Where the launch asks for a knob, as file:number: the line that would change if the knob had its usual value; empty where none is found."""
+    if found.study is None or found.config is None:
+        return ""
+    lines, _ = changed_lines(found.texts, found.study, found.config, replace(found.config, **{knob: usual}))
+    return f"{lines[0].file}:{lines[0].line}" if lines else ""
 
 
 def baseline_line(name: str, text: str, after: ParallelConfig) -> tuple[tuple[LineEdit, ...], tuple[str, ...]]:

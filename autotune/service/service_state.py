@@ -35,6 +35,10 @@ StudyId = Annotated[
     Path(pattern=NAME_PATTERN, description="id of a study, a prefix of the id, or its name", examples=["kfm4a2b9xq"]),
 ]
 Word = Annotated[str, Query(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Versions = Annotated[
+    list[Word],
+    Query(max_length=20, description="NAME=VERSION, e.g. torch=2.12; only what was measured with all of these"),
+]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Offset = Annotated[int, Query(ge=0, le=1 << 40)]
 

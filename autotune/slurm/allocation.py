@@ -122,6 +122,11 @@ def step_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or _KEPT.match(name)}
 
 
+def is_same_host(one: str, other: str) -> bool:
+    """Whether two hostnames, with their domain or without, are one node's."""
+    return one.partition(".")[0] == other.partition(".")[0]
+
+
 def is_on_a_node(hosts: Sequence[str]) -> bool:
     """Whether this process runs on one of these nodes; under salloc it may run on the login node."""
     here = {name.partition(".")[0] for name in (socket.gethostname(), os.environ.get("SLURMD_NODENAME", ""))}

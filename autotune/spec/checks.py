@@ -48,6 +48,12 @@ def figure(name: str, value: object) -> float:
     return number
 
 
+def check_names(name: str, value: object) -> None:
+    """`value`, which must be a list of names."""
+    if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(word, str) for word in value):
+        raise SpecError(f"{name} must be a list of names, but is {value!r:.80}", field=name)
+
+
 def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
     """`value`, which must be one of the `allowed` words."""
     words = tuple(allowed)

@@ -71,6 +71,11 @@ class ObservedRun(Plain):
     """UTC"""
 
     @property
+    def all_versions(self) -> Mapping[str, str]:
+        """With those that its processes themselves told, which count."""
+        return {**self.versions, **(self.measurement.versions if self.measurement else {})}
+
+    @property
     def step_time_s(self) -> float | None:
         """Median seconds of a step; None where no step was seen."""
         return self.measurement.step_time_s if self.measurement and self.measurement.step_times_s else None

@@ -18,6 +18,7 @@ from autotune.ports import CalibrationStore, Store
 from autotune.profiling import FIRST_PROFILE, dry_run_words, ensure_profile
 from autotune.registry import CALIBRATORS, calibrator, registered
 from autotune.results.calibrations import measured_constants
+from autotune.results.outliers import keep_outliers
 from autotune.space import SearchSpace
 from autotune.spec import Study, Trial
 from autotune.study.assembly import assemble
@@ -74,8 +75,7 @@ def calibrate_quickly(
         failed = f"the cluster could not be calibrated, so predictions use the shipped constants: {error}"
         tell(Notice(message="the calibration was interrupted" if interrupted() else failed))
         return None
-    for each in measured.get("out_of_line", ()):
-        tell(Notice(message=f"{each['text']}; leave this node out, or every config waits for it"))
+    keep_outliers(store, cluster.gpu.name, measured)
     values = {**constants.to_dict(), "source": MARK + constants.source}
     store.save_calibration(cluster.name, study.trainer, values)
     took_s = time.monotonic() - began_s

@@ -24,6 +24,7 @@ from autotune.errors import (
 from autotune.ports import EventKind, LeasedStore, Store, StudyFields, StudyRecord, TrialRunner
 from autotune.results.answers import result_of
 from autotune.results.hidden import secrets_note
+from autotune.results.outliers import known_outliers
 from autotune.results.result import Result
 from autotune.spec import Study, StudyStatus, Wanted
 from autotune.study.assembly import Assembly, assemble, history_of, make_runner_of
@@ -33,6 +34,7 @@ from autotune.study.controller import CANCELLED_ON_REQUEST, JOB_ENDS, PAUSED_ON_
 from autotune.study.controller.ending import has_found
 from autotune.study.lease import StudyLease, release_dead
 from autotune.study.loop import Loop
+from autotune.study.outliers import Outliers
 from autotune.study.preflight import check_here, check_passed, check_runner
 from autotune.study.progress import Notice, OnEvent, StudyOpened
 from autotune.study.quick_calibration import calibrate_quickly, needs_calibration
@@ -298,6 +300,17 @@ def _run(
                 assembly = assemble(study, store)
             elif _rests_as_wanted(lease):
                 return
+        here = assembly.runs_here
+        outliers = Outliers(
+            here.study,
+            here.space,
+            runner,
+            tell,
+            keep=lambda text: store.record_event(record.id, EventKind.OUTLIER, {"message": text}),
+        )
+        outliers.judge(known_outliers(store, study.workload.cluster.gpu.name))
+        for trial in past:
+            outliers.see(trial)
         searcher = assembly.searcher(history_of(study, store, before=record.created_at), factory=factory)
         if record.status is not StudyStatus.STOPPING:
             record = lease.move(StudyStatus.RUNNING, "" if record.wanted is Wanted.RUN else None)
@@ -313,7 +326,7 @@ def _run(
             controller,
             runner,
             lease,
-            on_event=tell,
+            on_event=outliers.hear,
             interrupted=stop,
             left_s=left_s or (lambda: None),
             leave=leave,

@@ -261,3 +261,45 @@ def test_places_name_the_line() -> None:
     place = Place(phase="data", line="data.py:12", text="time.sleep(0.2)", share=0.6)
     evidence = replace(evidence, ranks=tuple(replace(rank, places=(place,)) for rank in evidence.ranks))
     assert first(diagnose(evidence)).line == "data.py:12"
+
+
+def test_lines_of_the_log_stand_beside_what_was_measured() -> None:
+    warns = ("input", "The 'train_dataloader' does not have many workers which may be a bottleneck.")
+    retries = ("memory", "3 CUDA memory allocation retries.")
+    straggler = ("slow_rank", "Some GPUs have worse relative performance. Affected ranks: [1]")
+    healthy = run(ranks=2)
+    assert diagnose(replace(healthy, hints=(warns,))).findings == (), "what it warns of costs nothing here"
+    told = diagnose(replace(healthy, hints=(warns, retries, straggler))).findings
+    assert [(f.cause, f.rank, f.share) for f in told] == [("memory", None, None), ("slow_rank", 1, None)]
+    slow = run(ranks=2, more={(-1, "data"): 0.5 * STEP_S})
+    (found,) = diagnose(replace(slow, hints=(warns,))).findings
+    assert (found.cause, found.evidence[-1]) == ("input", f"the log says: {warns[1]}")
+    assert [f.cause for f in diagnose(Evidence(hints=(warns,))).findings] == ["input"], "a log alone has nothing better"
+
+
+def test_a_foreign_process_is_said_to_hold_the_rank_that_waits_by_its_number() -> None:
+    evidence = run(ranks=3, load=0.4)
+    calm = run(ranks=3, load=0.05)
+    ranks = tuple(
+        replace(rank, rank=number + 4) for number, rank in enumerate((calm.ranks[0], evidence.ranks[1], calm.ranks[2]))
+    )
+    found = [f for f in diagnose(replace(evidence, ranks=ranks, world=8)).findings if f.cause == "foreign_process"]
+    assert [f.rank for f in found] == [5]
+
+
+def test_a_knob_without_effect_names_the_line_that_asks_for_it() -> None:
+    text = "compile: the launch has true, the probe observed false; the option has no effect as written"
+    found = first(diagnose(replace(run(ranks=2), disagreements=(text,), asked_at={"compile": "job.sh:4"})))
+    assert (found.knob, found.line, found.what) == ("compile", "job.sh:4", "compile was requested, but has no effect")
+    assert found.change == "the option has no effect as written"
+
+
+def test_collectives_inside_a_node_say_what_the_links_of_its_gpus_move() -> None:
+    evidence = run(ranks=2, communication=2.0)
+    by_pcie = {"pcie_bytes_per_s": 12e9, "nvlink_bytes_per_s": 0.0}
+    ranks = (replace(evidence.ranks[0], gpu=by_pcie), replace(evidence.ranks[1], gpu={"pcie_bytes_per_s": 1e9}))
+    found = first(diagnose(replace(evidence, ranks=ranks)))
+    assert found.cause == "communication_inside_node"
+    assert "its NVLink is not used" in found.evidence[-1]
+    assert "rank 0" in found.evidence[-1]
+    assert not any("PCIe" in text for text in first(diagnose(evidence)).evidence)

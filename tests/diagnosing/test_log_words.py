@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.diagnosis.log_words import data_time_s, hint_of
+from autotune.diagnosis.log_words import RECOMPILED, data_time_s, hint_of, hints_of, named_rank
 
 HINTS = {
     "torch._dynamo hit config.recompile_limit (8)": "recompilation",
@@ -15,6 +15,12 @@ HINTS = {
     "NCCL INFO Using network Socket": "communication_between_nodes",
     "flash attention is not available, using eager attention instead": "knob_without_effect",
     "torch.compile failed, falling back to eager": "knob_without_effect",
+    "[titan] 2026-01-01 - root - WARNING - 3 CUDA memory allocation retries.": "memory",
+    "CUDA Malloc retires : 4": "memory",
+    "STRAGGLER DETECTION WARNING: Some GPUs have worse relative performance. Affected ranks: [3]": "slow_rank",
+    "0 CUDA memory allocation retries.": "",
+    "|       cudaMalloc retries: 0      |": "",
+    "straggler detection is enabled": "",
     "step 3 loss 4.2 time 0.3 s": "",
     "Setting `use_cache=False` with gradient checkpointing": "",
     "NCCL INFO Using network IBext": "",
@@ -41,3 +47,22 @@ def test_lines_that_speak_of_a_cause(line: str, cause: str) -> None:
 )
 def test_the_time_that_a_line_says_was_spent_on_data(line: str, seconds: float | None) -> None:
     assert data_time_s(line) == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_a_few_recompilations_are_usual() -> None:
+    line = "V1128 torch/_dynamo/guards.py:4000] [0/{}] [__recompiles] Recompiling function forward in train.py:12"
+    assert hints_of([line.format(1)] * (RECOMPILED - 1)) == ()
+    assert [cause for cause, _ in hints_of(line.format(at) for at in range(RECOMPILED))] == ["recompilation"]
+
+
+def test_of_each_cause_the_first_line_is_kept() -> None:
+    lines = ["2 CUDA memory allocation retries.", "thermal throttling", "9 CUDA memory allocation retries."]
+    assert hints_of(lines) == (("memory", lines[0]), ("clocks", lines[1]))
+
+
+@pytest.mark.parametrize(
+    ("line", "rank"),
+    [("Affected ranks: [3]", 3), ("rank 12 is slower", 12), ("Affected ranks: [3, 4]", None), ("some ranks", None)],
+)
+def test_the_rank_that_a_line_is_about(line: str, rank: int | None) -> None:
+    assert named_rank(line) == rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from autotune.store import open_store
@@ -44,3 +45,23 @@ def test_the_service_and_its_client_hand_them_out(service: Service) -> None:
         assert [run["id"] for run in client.observed(program="a.py")["runs"]] == [kept[0].id]
         assert client.observed(outcome="failed")["runs"] == []
     assert service.http.get(f"{API}/observed", params={"outcome": "WON"}).status_code == 422
+
+
+def test_runs_are_found_by_the_versions_that_they_were_measured_with(
+    run: Callable[..., Done], service: Service, tmp_path: Any
+) -> None:
+    by_torch = {}
+    for torch in ("2.11.0", "2.12.0", "2.12.1"):
+        seen = an_observed_run(a_study(), program=f"{torch}.py")
+        kept = service.store.keep_observed(replace(seen, versions={"torch": torch, "python": "3.12.3"}))
+        by_torch[torch] = kept.id
+    with service.client() as client:
+        found = client.observed(version=["torch=2.12", "python=3.12"], limit=1)
+        assert [one["id"] for one in found["runs"]] == [by_torch["2.12.1"]]
+        rest = client.observed(version=["torch=2.12"], offset=found["next_offset"])
+        assert ([one["id"] for one in rest["runs"]], rest["next_offset"]) == ([by_torch["2.12.0"]], None)
+        assert client.observed(version=["torch=2.1"])["runs"] == []
+    assert service.http.get(f"{API}/observed", params={"version": "torch"}).status_code == 422
+    address = str(tmp_path / "none.db")
+    assert "add --observed" in run("list", "--version", "torch=2", "--store", address).err
+    assert "no observed runs" in run("list", "--observed", "--version", "torch=2", "--store", address).err

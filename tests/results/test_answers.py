@@ -14,7 +14,7 @@ from autotune.ports import Store
 from autotune.report import html_report
 from autotune.reward import tokens_per_s
 from autotune.space import SearchSpace
-from autotune.spec import Failure, FailureKind, Objective, StudyStatus, TrialPurpose, TrialStatus
+from autotune.spec import Failure, FailureKind, Objective, StudyStatus, Trial, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore
 from autotune.testing.stores import measured, pending, run_trial, running_study
 from tests.small_studies import spec
@@ -105,6 +105,36 @@ def test_the_best_stand_in_the_order_of_their_rewards(finished: tuple[Store, str
     totals = [row["reward"]["total"] for row in found["configs"]]
     assert found["configs"][0]["config"] == found["best"]["config"]
     assert totals == sorted(totals, reverse=True)  # the baseline is no better for its finals
+
+
+def test_a_ranking_of_the_trials_of_some_versions(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    result = api.result_of(store, study_id)
+    old = {t.number for t in result.shown if t.measurement and t.config != result.best.config}  # type: ignore[union-attr]
+
+    def dated(trial: Trial) -> Trial:
+        torch = "2.11.0" if trial.number in old else "2.12.1+cu130"
+        known = replace(trial.measurement, versions={"torch": torch}) if trial.measurement else None
+        return replace(trial, measurement=known)
+
+    seen = replace(
+        result,
+        best=dated(result.best) if result.best else None,
+        shown=tuple(map(dated, result.shown)),
+        confirmed=tuple(map(dated, result.confirmed)),
+    )
+    new = api.ranking_document(seen, top=99, version=["torch=2.12"])
+    assert [row["config"] for row in new["configs"]] == [result.best.config.to_dict()]  # type: ignore[union-attr]
+    assert new["speedup"] == result.speedup
+    before = api.ranking_document(seen, top=99, version=["torch=2.11"])
+    assert [row["rank"] for row in before["configs"]] == list(range(1, len(before["configs"]) + 1))
+    assert before["best"]["config"] == before["configs"][0]["config"] != new["best"]["config"]
+    assert (before["speedup"], before["tied_with"]) == (None, []), "no claim of a config that did not win"
+    assert before["notes"][0] == f"only trials that were measured with torch=2.11 count: {len(before['configs'])}"
+    none = api.ranking_document(seen, version=["torch=1"])
+    assert (none["best"], none["configs"]) == (None, [])
+    with pytest.raises(SpecError, match="own objective"):
+        api.ranking_document(seen, version=["torch=2"], pareto=True)
 
 
 def test_a_config_that_failed_in_the_finals_is_in_no_ranking(finished: tuple[Store, str]) -> None:

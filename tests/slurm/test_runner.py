@@ -27,6 +27,7 @@ from autotune.store import MemoryStore
 from autotune.study.assembly import assemble
 from autotune.study.preflight import check_here, check_runner
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
+from autotune.trainers.torchrun import Placement
 from autotune_workers.runners.slurm import SlurmRunner
 from autotune_workers.slurm import keeper_step, node_start, places
 from tests.slurm.commands import job
@@ -357,3 +358,14 @@ def test_what_the_job_does_not_have_is_refused(slurm: Path, monkeypatch: pytest.
     assert "starts them beside it" in said(**local)
     check = load_study({**SPEC, "trainer": {**SPEC["trainer"], "argv": ["/in/the/image", "{micro_batch_size}"]}})
     check_here(check, assemble(check, MemoryStore()).space)
+
+
+def test_a_node_that_is_left_out_gets_no_program(slurm: Path) -> None:
+    with SlurmRunner(leave_out=["n1.cluster"]) as runner:
+        assert runner.capacity == 3 * 8
+        two = Placement(nnodes=2, nproc_per_node=1)
+        assert [runner.leave_out(node, two) for node in ("n9", "n2", "n3")] == ["absent", "left out", "needed"]
+        started(runner, several.program(0))
+        assert runner._slurm._busy == {"n3", "n4"}
+    with pytest.raises(AutotuneError, match=r"runner\.leave_out must be a list of names"):
+        SlurmRunner(leave_out="n1")

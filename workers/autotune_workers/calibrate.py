@@ -7,6 +7,7 @@
     concurrency          list of {ranks, flops_per_s}: rate of each rank while so many compute at once (CPU ranks share cores)
     out_of_line          GPUs, nodes and links that are slower than their likes, where there are several: each rank's matmul and memory, and an exchange of
                          each pair of nodes (`autotune.diagnosis.out_of_line`)
+    nodes                hostnames of those that this was measured on
 
 Each figure is the median of repeated timings, for these machines are disturbed by others. Assumes that the ranks of one node are alike. A quick
 calibration, which a study begins with where nothing was measured, takes fewer timings on fewer numbers of ranks (`QUICK`).
@@ -114,12 +115,14 @@ def calibrate_local(
                         {"kind": name, "ranks": ranks, "scope": "intra", "bytes": int(rest[0]), "time_s": value}
                     )
         stray: tuple[OutOfLine, ...] = ()
+        nodes: list[str] = []
         if prober.capacity > 1 and (found["on_gpu",] or not isinstance(prober, LocalRunner)):  # cores are no devices
-            stray = find_out_of_line(prober, progress, quick=quick, interrupted=interrupted)
+            stray, nodes = find_out_of_line(prober, progress, quick=quick, interrupted=interrupted)
     if progress is not None:
         progress("done", 1.0)
     return {
         "out_of_line": [each.to_dict() for each in stray],
+        "nodes": nodes,
         "matmul": matmul,
         "memory_bytes_per_s": found["memory",],
         "host_overhead_s": found["host",],
@@ -290,10 +293,11 @@ def _exchange_s(
 
 def find_out_of_line(
     prober: AnyTrainerRunner, progress: Progress | None, *, quick: bool, interrupted: Callable[[], bool]
-) -> tuple[OutOfLine, ...]:
-    """GPUs, nodes and links of all that the runner has which are slower than their likes."""
+) -> tuple[tuple[OutOfLine, ...], list[str]]:
+    """GPUs, nodes and links of all that the runner has which are slower than their likes, and the nodes that were measured."""
     seen = _measured(prober, prober.capacity, EACH, progress, 0.9, quick=quick, interrupted=interrupted)
-    return of_readings(seen.evidence["readings"])
+    readings = seen.evidence["readings"]
+    return of_readings(readings), sorted({reading["node"] for reading in readings})
 
 
 def _alone(device: torch.device, effort: Effort) -> dict[str, float]:

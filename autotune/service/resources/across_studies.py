@@ -19,7 +19,7 @@ from autotune.schema.document import IN_QUERY, Document, SequenceLength, Tokens
 from autotune.service.error_responses import StrictJSONResponse
 from autotune.service.resources.studies import SPEC_BODY, Metric
 from autotune.service.response_models import BestAcross, ObservedRuns, PlanAnswer, ReviewAnswer, responses
-from autotune.service.service_state import Limit, Offset, Planner, Reader, TheService, Word
+from autotune.service.service_state import Limit, Offset, Planner, Reader, TheService, Versions, Word
 from autotune.service.specs import confined, read_body
 from autotune.spec import Outcome
 
@@ -118,6 +118,7 @@ def observed(
     trainer: Word = "",
     program: Word = "",
     outcome: Annotated[Outcome | None, BeforeValidator(str.upper)] = None,
+    version: Versions = (),
     limit: Limit = 50,
     offset: Offset = 0,
 ) -> Response:
@@ -134,6 +135,7 @@ def observed(
         trainer=trainer,
         program=program,
         outcome=str(outcome or ""),
+        version=version,
     )
     return StrictJSONResponse(found)
 

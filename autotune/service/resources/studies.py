@@ -30,9 +30,20 @@ from autotune.service.response_models import (
     TrialList,
     responses,
 )
-from autotune.service.service_state import Limit, Offset, Reader, ServiceState, StudyId, Submitter, TheService, Word
+from autotune.service.service_state import (
+    Limit,
+    Offset,
+    Reader,
+    ServiceState,
+    StudyId,
+    Submitter,
+    TheService,
+    Versions,
+    Word,
+)
 from autotune.service.specs import JSON, YAML, confined, read_body
 from autotune.spec import StudyStatus
+from autotune.spec.versions import asked_versions, has_versions
 from autotune.trainers import trainer_names
 
 router = APIRouter(tags=["studies"])
@@ -179,14 +190,22 @@ async def record(study_id: StudyId, service: TheService, caller: Reader, if_none
 
 
 @router.get("/studies/{study_id}/trials", responses=responses(304, 404, model=TrialList))
-async def trials(study_id: StudyId, service: TheService, caller: Reader, if_none_match: IfNoneMatch = None) -> Response:
-    """All trials of a study. With the last ETag in If-None-Match: 304 while nothing has changed."""
+async def trials(
+    study_id: StudyId, service: TheService, caller: Reader, version: Versions = (), if_none_match: IfNoneMatch = None
+) -> Response:
+    """All trials of a study, or those that were measured with some versions. With the last ETag in If-None-Match: 304 while nothing has changed."""
+    asked = asked_versions(version)
 
     def make(found: str) -> bytes:
+        kept = [
+            trial
+            for trial in service.store.trials(found)
+            if not asked or (trial.measurement is not None and has_versions(trial.measurement.versions, asked))
+        ]
+        return strict_json({"trials": [trial.to_dict() for trial in kept]})
 
-        return strict_json({"trials": [trial.to_dict() for trial in service.store.trials(found)]})
-
-    return (await service.response_cache.get(study_id, "trials", make)).response(if_none_match)
+    of = " ".join(["trials", *(f"{name}={version}" for name, version in sorted(asked.items()))])
+    return (await service.response_cache.get(study_id, of, make)).response(if_none_match)
 
 
 @router.get("/studies/{study_id}/best", responses=responses(404, model=BestAnswer))
@@ -200,6 +219,7 @@ def best(
     stability_weight: Annotated[
         float | None, Query(ge=0, le=1, description="rank with this stability weight instead of the study's own")
     ] = None,
+    version: Versions = (),
 ) -> Response:
     """The best configs of a study, ranked by its own objective or by another one; nothing is run again.
 
@@ -207,7 +227,9 @@ def best(
     """
 
     result = service.views.result(study_id)
-    answer = api.ranking_document(result, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight)
+    answer = api.ranking_document(
+        result, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight, version=version
+    )
     return StrictJSONResponse(answer)
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from autotune.study.check.said_and_seen import Row
+from autotune.results.knobs_seen import Row
 
 _WORKLOAD = re.compile(r"^(workload[ \t]*:)([ \t]*)(\{?)", re.MULTILINE)
 _MODEL = re.compile(r"^model[ \t]*:.*\n(?:[ \t]+.*\n|[ \t]*\n(?=[ \t]))*", re.MULTILINE)

@@ -15,9 +15,10 @@ from statistics import median
 from typing import Any
 
 from autotune.ports import AttemptEnded, AttemptQueued, LogRead, ProgramSeen, StepsReported, TrialRequest, TrialRunner
+from autotune.results.knobs_seen import Row
 from autotune.spec import Failure, FailureKind, ParallelConfig, Study, config_label
 from autotune.study.check.doubts import doubts_of
-from autotune.study.check.said_and_seen import Row, rows_of, without_effect
+from autotune.study.check.said_and_seen import rows_of, without_effect
 from autotune.trainers import Launch, StepMetrics, trainer
 from autotune.trainers.log_formats import stock_reader
 from autotune.trainers.output_options import with_own_outputs

@@ -8,41 +8,16 @@ not seen        nothing is claimed: fp8 kernels, recomputation in compiled code,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from autotune.ports import ProgramSeen
-from autotune.ports.program_facts import NARROW, RECOMPUTED, ProgramFacts
+from autotune.ports.program_facts import ProgramFacts
+from autotune.results.knobs_seen import Row, knob_rows, precision_row
 from autotune.spec import ParallelConfig, Study
 
 PARAMETERS = 0.05
 """relative difference of parameters that is none: padded vocabularies, biases, norms"""
 LENGTH = 0.02
 """relative difference of the length of sequences that is none: inputs are often a token shorter"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One thing that is said and seen."""
-
-    name: str
-    """of a knob or a key of the spec, where it is one"""
-    said: str
-    seen: str
-    """empty: not seen"""
-    agrees: bool | None
-    """None: it cannot be told"""
-    remedy: str = ""
-    """what to do about a difference"""
-    fix: tuple[str, Any] | None = None
-    """key of the spec, with the section that it is in, and the value that was seen, where writing it there mends the difference"""
-
-    @property
-    def difference(self) -> str:
-        """In words; empty where there is none."""
-        if self.agrees is not False:
-            return ""
-        return f"{self.name}: the spec has {self.said}, the probe observed {self.seen}; {self.remedy}"
 
 
 def rows_of(study: Study, config: ParallelConfig, seen: ProgramSeen) -> list[Row]:
@@ -60,7 +35,7 @@ def _rows(study: Study, config: ParallelConfig, seen: ProgramSeen) -> Iterator[R
         remedy="the launcher in trainer.argv must start {nproc_per_node} processes on each node, or the space needs matching world_sizes",
     )
     yield from _batch(study, config, seen, facts.world)
-    yield _precision(config, facts)
+    yield precision_row(config, facts)
     found = facts.optimizer
     yield Row(
         name="optimizer",
@@ -70,7 +45,7 @@ def _rows(study: Study, config: ParallelConfig, seen: ProgramSeen) -> Iterator[R
         remedy="correct workload.optimizer: the memory of its states follows from it",
         fix=None if found is None else ("workload.optimizer", found),
     )
-    yield from _knobs(config, facts)
+    yield from knob_rows(config, facts)
     yield _parameters(study, seen, facts)
 
 
@@ -101,51 +76,6 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
         agrees=None if length is None else packed or abs(length - expected) <= max(1.0, LENGTH * expected),
         remedy="correct workload.seq_len, or the option that sets the length: tokens/s and memory follow from it",
         fix=("workload.seq_len", round(length)) if length else None,
-    )
-
-
-def _precision(config: ParallelConfig, facts: ProgramFacts) -> Row:
-    found, said = facts.precision, config.precision
-    plain = facts.computes or facts.weights
-    agrees: bool | None = found == said or plain == said
-    if said == "tf32" and plain == "fp32":
-        agrees = found == said or None  # a variable may allow it, too
-    if said in NARROW or not found:
-        agrees = None
-    where = f"{found} ({'autocast' if facts.values.get('autocast') else 'weights'})"
-    return Row(
-        name="precision",
-        said=said,
-        seen=where if found else "",
-        agrees=agrees,
-        remedy=f"the option has no effect as written: another option may have to switch it on, or trainer.values may need another spelling; if the program cannot do otherwise on this machine, write precision: [{found}] in `space` and in `baseline`",
-    )
-
-
-def _knobs(config: ParallelConfig, facts: ProgramFacts) -> Iterator[Row]:
-    stage = facts.zero_stage
-    wrappers = ", ".join(facts.values.get("wrappers", ()))
-    yield Row(
-        name="zero_stage",
-        said=str(config.zero_stage),
-        seen=f"{stage} ({wrappers})" if stage is not None else "",
-        agrees=None if stage is None or config.dp == 1 else stage == config.zero_stage,
-        remedy="pass {zero_stage} to the program, or put its actual stage into the space",
-    )
-    found, share = facts.recompute, facts.recomputed
-    yield Row(
-        name="recompute",
-        said=config.recompute,
-        seen="" if found is None else f"{share:.0%} of the modules' calls repeated" if share > RECOMPUTED else "none",
-        agrees=None if found is None else (config.recompute != "none") == (found != "none"),
-        remedy="the option has no effect as written, or the space lacks recompute: [full] if the program always recomputes",
-    )
-    yield Row(
-        name="compile",
-        said=str(config.compile).lower(),
-        seen=str(facts.is_compiled).lower(),
-        agrees=facts.is_compiled == config.compile,
-        remedy="pass {compile} to the program, or put its actual value into the space",
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from autotune.results.knobs_seen import Row
 from autotune.study.check.mended_spec import fixes_of, mended
-from autotune.study.check.said_and_seen import Row
 
 FLOW = "name: a\nworkload: {seq_len: 64, global_batch_size: 8}   # mine\nspace: {seq_len: 3}\n"
 BLOCK = "workload:\n  # a comment\n  seq_len: 64   # tokens\n  optimizer: adamw\nspace:\n  optimizer: x\n"

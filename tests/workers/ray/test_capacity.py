@@ -72,3 +72,28 @@ def test_what_the_cluster_was_large_enough_for_is_absent_and_never_short(placeme
     assert capacity.shortage(Placement(nnodes=1, nproc_per_node=5)) != ""
     cluster.cpus = [0, 2, 2]
     assert capacity.absence(placement) == ""
+
+
+class Named(Cluster):
+    """Nodes n0, n1, ... of which some are left out."""
+
+    left_out: frozenset[str] = frozenset()
+
+    def nodes(self) -> list[dict[str, float]]:
+        return [{"CPU": float(count)} for at, count in enumerate(self.cpus) if f"n{at}" not in self.left_out]
+
+
+def test_a_node_is_done_without_where_the_others_have_room_as_well() -> None:
+    cluster = Named(2, 2, 2)
+    capacity = seen(cluster)
+    assert capacity.has_room_without("n1", TWO_BY_TWO)
+    assert (capacity.ranks, capacity.absence(TWO_BY_TWO)) == (4, ""), "it is not away, it is left out"
+    assert not capacity.has_room_without("n0", TWO_BY_TWO)
+    assert (cluster.left_out, capacity.ranks) == ({"n1"}, 4)
+
+
+def test_the_only_node_that_is_large_enough_for_a_program_stays() -> None:
+    cluster = Named(2, 2, 4)
+    capacity = seen(cluster)
+    assert not capacity.has_room_without("n2", FOUR)
+    assert capacity.has_room_without("n0", FOUR)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune_workers.ray.placement import DOMAIN, domain_of, strategy
+from autotune_workers.ray.placement import DOMAIN, avoiding, domain_of, is_among, strategy
 
 
 def node(domain: str = "", *, cpus: float = 8.0, alive: bool = True) -> dict[str, Any]:
@@ -46,3 +46,20 @@ def test_ray_spells_the_strategies_so() -> None:
 
     for in_domain in (False, True):
         validate_placement_group(bundles=[{"CPU": 1}] * 2, **strategy(2, in_domain=in_domain))  # raises ValueError
+
+
+def test_nodes_that_are_left_out_are_avoided_by_their_number_now() -> None:
+    pytest.importorskip("ray", minversion="2.60")
+    from ray.util.placement_group import validate_placement_group
+
+    named = [
+        {**node(), "NodeID": number, "NodeManagerHostname": f"{name}.cluster", "NodeManagerAddress": address}
+        for number, name, address in (("aa", "n1", "10.0.0.1"), ("bb", "n2", "10.0.0.2"), ("cc", "n3", "10.0.0.3"))
+    ]
+    assert avoiding(named, (), 2) == {}
+    for names in (["n2", "10.0.0.3"], ["n2.cluster", "n3"]):
+        where = avoiding(named, names, 2)
+        assert where == {"bundle_label_selector": [{"ray.io/node-id": "!in(bb, cc)"}] * 2}
+        for in_domain in (False, True):
+            validate_placement_group(bundles=[{"CPU": 1}] * 2, **strategy(2, in_domain=in_domain), **where)
+    assert not is_among(named[0], ["10", "n", "n11"])

@@ -18,6 +18,7 @@ import pytest
 from autotune.ports import LogRead, RunnerEvent, TrialRequest
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
+from autotune.trainers.torchrun import Placement
 from autotune_workers.ray.names import is_node
 from autotune_workers.runners.ray import RayRunner
 from tests.ray_roles import played, played_head, played_node
@@ -182,3 +183,22 @@ def test_the_next_controller_of_the_study_ends_what_an_earlier_one_left(cluster:
             assert not left.intersection(running(GLOO.name))
     until_nothing_runs()
     until(lambda: not node_actors(), "actors are left")
+
+
+@pytest.mark.thorough
+def test_a_node_that_is_left_out_gets_no_rank_and_one_that_is_needed_stays(cluster: str) -> None:
+    with RayRunner(address=cluster) as runner:
+        assert runner.leave_out("127.0.0.9", Placement(nnodes=1, nproc_per_node=1)) == "absent"
+        assert runner.leave_out("127.0.0.2", Placement(nnodes=2, nproc_per_node=1)) == "needed"
+        whole = runner.capacity
+        assert runner.leave_out("127.0.0.2", Placement(nnodes=1, nproc_per_node=1)) == "left out"
+        assert 0 < runner.capacity < whole
+        for number, left_out in ((0, "127.0.0.2"), (1, "127.0.0.1")):
+            runner._cluster.left_out = frozenset({left_out})
+            remove_idle(runner)
+            asked = on_one_node(number, "--step-s=0.01")
+            runner.start(asked)
+            events = events_until_ended(runner, [asked.id])
+            assert ended(events).failure is None, ended(events).failure
+            (begun,) = {node.address for node in runner._groups.handles("program", or_idle=True)}
+            assert begun != left_out

@@ -15,6 +15,7 @@ from typing import Any, final
 from autotune.cost import training_flops_per_token
 from autotune.diagnosis import Evidence
 from autotune.diagnosis.collect import Reports as Evidences
+from autotune.diagnosis.log_words import Hints
 from autotune.ports import TrialRequest
 from autotune.spec import Failure, Measurement, MeasureSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import StepMetrics, trainer
@@ -62,6 +63,7 @@ class ObservedProgram:
         self._gpus = GpuMemory()
         self._reports: Reports | None = None
         self._evidence = Evidences()
+        self._hints = Hints()
 
     def watch(self, folder: str) -> None:
         """The probe of its ranks reports into this folder."""
@@ -94,13 +96,20 @@ class ObservedProgram:
         """What the probe saw, at the end; `known`: what else there is of it. None where it saw no step."""
         while self._read():
             pass
-        return self._evidence.evidence(**known)
+        return self._evidence.evidence(hints=self.hints, **known)
+
+    @property
+    def hints(self) -> tuple[tuple[str, str], ...]:
+        """What its output says of what holds it back: the class and the line."""
+        return self._hints.found
 
     def hear(self, line: str, arrived_s: float) -> None:
         """A line of its output."""
         line = line[:MAX_LINE]
         self._add(self._log.hear(line, arrived_s))
         self._cause.hear(line, self._count)
+        if self._reports is not None:
+            self._hints.hear(line)
 
     def ended(
         self, code: int, *, resident_bytes: int, is_interrupted: bool

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from autotune.errors import RunnerError
+from autotune.ports.trial_runner import LeftOut
+from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_handle import ActorHandle
 from autotune_workers.ray.capacity import ClusterCapacity
@@ -226,6 +228,16 @@ class ActorGroups:
         if not placed:
             self.remove_idle()
         return placed
+
+    def leave_out(self, node: str, needed: Placement) -> LeftOut:
+        """See `autotune.ports.ChoosingRunner`. Places that are warm may be on it, and are removed."""
+        if not self.cluster.has(node):
+            return "absent"
+        if not self.capacity.has_room_without(node, needed):
+            return "needed"
+        while self.remove_idle():
+            pass
+        return "left out"
 
     def remove_idle(self) -> bool:
         """Removes the place that has been idle for longest; whether there was one."""

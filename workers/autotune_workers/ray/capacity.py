@@ -55,6 +55,19 @@ class ClusterCapacity:
             self._nodes = self._cluster.nodes()
             self._seen.add(self._sizes)
 
+    def has_room_without(self, node: str, placement: Placement) -> bool:
+        """Whether there is room for ranks that are placed like this without this node too, wherever with it there is; then the node counts no more.
+        Raises `RunnerError` when the head does not answer."""
+        cluster, seen, kinds = self._cluster, self._seen, (False, True)
+        had, before = [not self.shortage(placement, whole=whole) for whole in kinds], cluster.left_out
+        cluster.left_out, self._seen = before | {node}, set()
+        has = [not self.shortage(placement, whole=whole) for whole in kinds]
+        if has == had:
+            return True
+        cluster.left_out, self._seen = before, seen
+        self.count(anew=True)
+        return False
+
     @property
     def _sizes(self) -> tuple[int, ...]:
         return tuple(sorted(filter(None, map(self._size, self._nodes)), reverse=True))

@@ -27,6 +27,7 @@ from autotune.errors import RunnerError
 from autotune.extras import require_extra
 from autotune.slurm.allocation import Allocation, allocation, in_container, is_on_a_node
 from autotune_workers.ray import watchdog
+from autotune_workers.ray.placement import is_among
 from autotune_workers.ray.slurm_step import RayStep
 
 Answer = TypeVar("Answer")
@@ -78,6 +79,8 @@ class RayCluster:
         self._checked_s = 0.0
         self._questions: list[threading.Thread] = []
         """those without an answer yet, among others"""
+        self.left_out: frozenset[str] = frozenset()
+        """hostnames or addresses of nodes that get no ranks"""
         address = address or os.environ.get("RAY_ADDRESS") or None
         job = spread_allocation() if address is None else None
         if address is None and job is None and "ray" not in sys.modules:
@@ -183,8 +186,12 @@ class RayCluster:
         return self.ask(ray.cluster_resources)
 
     def nodes(self) -> list[dict[str, float]]:
-        """Resources of each living node. Raises `RunnerError` when the head does not answer."""
-        return [dict(node["Resources"]) for node in self._living()]
+        """Resources of each living node that gets ranks. Raises `RunnerError` when the head does not answer."""
+        return [dict(node["Resources"]) for node in self._living() if not is_among(node, self.left_out)]
+
+    def has(self, name: str) -> bool:
+        """Whether a living node has this hostname or address. Raises `RunnerError` when the head does not answer."""
+        return any(is_among(node, (name,)) for node in self._living())
 
     def addresses(self) -> set[str]:
         """Of the living nodes. Raises `RunnerError` when the head does not answer."""

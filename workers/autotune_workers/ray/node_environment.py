@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import SpecError
+from autotune_workers.ray.placement import names_of
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _THREADS = "OMP_NUM_THREADS"
@@ -42,21 +43,16 @@ class NodeEnvironment:
 
     def on(self, address: str) -> dict[str, str]:
         """The variables for this machine, which has this address in the cluster."""
-        names = (*_names(socket.gethostname()), address)
+        names = (*names_of(socket.gethostname()), address)
         return {**self.env, **{k: v for n in dict.fromkeys(names) for k, v in self.node_env.get(n, {}).items()}}
 
     def for_nobody(self, hostnames: Iterable[str], addresses: Iterable[str]) -> list[str]:
         """The entries of `node_env` that are for none of these nodes."""
-        known = {*(name for hostname in hostnames for name in _names(hostname)), *addresses}
+        known = {*(name for hostname in hostnames for name in names_of(hostname)), *addresses}
         return sorted(self.node_env.keys() - known)
 
 
 NOTHING_ADDED = NodeEnvironment()
-
-
-def _names(hostname: str) -> tuple[str, str]:
-    """The names under which a node may be given variables."""
-    return hostname.partition(".")[0], hostname
 
 
 def _variables(where: str, given: Any) -> dict[str, str]:

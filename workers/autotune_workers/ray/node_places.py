@@ -53,7 +53,7 @@ class RayProgramPlaces:
         groups = self._groups
         bundle = self._bundle(shape)
         package = [self._folders.reference(shape.content)] if shape.content else []
-        group = place_nodes(shape.nodes, bundle, name=name, lifetime=groups.lifetime)
+        group = place_nodes(shape.nodes, bundle, name=name, lifetime=groups.lifetime, left_out=groups.cluster.left_out)
         host = remote_node_host()
         handles = []
         for index in range(shape.nodes):

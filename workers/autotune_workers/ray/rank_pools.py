@@ -16,7 +16,7 @@ from autotune_workers.gang.gang_runner import RankPool
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_groups import ActorGroups, Shape
 from autotune_workers.ray.adoption import AdoptedGang, adopt_gangs
-from autotune_workers.ray.placement import place_nodes
+from autotune_workers.ray.placement import avoiding, place_nodes
 from autotune_workers.ray.rank_handle import HOST_KILL_S, RayRank
 from autotune_workers.ray.sent_folders import SentFolders
 
@@ -38,6 +38,7 @@ class RayRankPools:
         return self._groups.form(_shape(placement), study, partial(self._place, placement))
 
     def _place(self, placement: Placement, name: str) -> RankPool:
+        import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -46,11 +47,13 @@ class RayRankPools:
         groups, bundle = self._groups, self._groups.capacity.bundle
         nodes, size, ranks_per_bundle = placement.nnodes, placement.world_size, 1
         if nodes == 1:
-            group = placement_group([bundle] * size, strategy="PACK", name=name, lifetime=groups.lifetime)
+            left_out = groups.cluster.left_out
+            where = avoiding(ray.nodes(), left_out, size) if left_out else {}
+            group = placement_group([bundle] * size, strategy="PACK", name=name, lifetime=groups.lifetime, **where)
         else:
             ranks_per_bundle = placement.nproc_per_node
             whole = {resource: amount * ranks_per_bundle for resource, amount in bundle.items()}
-            group = place_nodes(nodes, whole, name=name, lifetime=groups.lifetime)
+            group = place_nodes(nodes, whole, name=name, lifetime=groups.lifetime, left_out=groups.cluster.left_out)
         host = remote_host()
         handles = []
         for index in range(size):

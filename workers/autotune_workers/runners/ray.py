@@ -12,16 +12,17 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import ClusterTooSmallError, RunnerError
 from autotune.extras import require_extra
 from autotune.ports import AttemptId
+from autotune.ports.trial_runner import LeftOut
 from autotune.slurm.allocation import Allocation
 from autotune.spec import ParallelConfig, Study
-from autotune.spec.checks import positive, positive_int
-from autotune.trainers.torchrun import place
+from autotune.spec.checks import check_names, positive, positive_int
+from autotune.trainers.torchrun import Placement, place
 from autotune_workers.gang.gang import Gang
 from autotune_workers.gang.gang_runner import NATIVE
 from autotune_workers.gang.ladder import Patience
@@ -73,6 +74,7 @@ class RayRunner(AnyTrainerRunner):
         env: Mapping[str, str] | None = None,
         node_env: Mapping[str, Mapping[str, str]] | None = None,
         upload_limit_mb: int = UPLOAD_LIMIT_MB,
+        leave_out: Sequence[str] = (),
         trial: str = TRIAL,
     ) -> None:
         """Joins the cluster at `address` (or in RAY_ADDRESS), else starts one on this machine with `num_cpus` and `num_gpus`.
@@ -80,12 +82,13 @@ class RayRunner(AnyTrainerRunner):
         `gpus_per_rank`: None means 1 where the cluster has GPUs, else 0. `dashboard`: also start Ray's dashboard, on loopback. `abandoned_s`: how
         long gangs wait for the next controller when this one is gone, on a cluster that was joined. `lost_s`: how long a node may give no sign of
         life before it counts as lost. `env`, `node_env`: variables for ranks and programs on all nodes, and on one by its hostname or address.
-        `upload_limit_mb`: most that the folder of a program or module may have to be sent along. Raises `RunnerError` when Ray cannot be joined or started.
+        `upload_limit_mb`: most that the folder of a program or module may have to be sent along. `leave_out`: hostnames or addresses of nodes that get no ranks. Raises `RunnerError` when Ray cannot be joined or started.
         """
         positive("runner.abandoned_s", abandoned_s)
         positive("runner.lost_s", lost_s)
         positive_int("runner.upload_limit_mb", upload_limit_mb)
         environment = NodeEnvironment.of(env, node_env)
+        check_names("runner.leave_out", leave_out)
         _check_sizes(num_cpus=num_cpus, num_gpus=num_gpus, cpus_per_rank=cpus_per_rank)
         is_here = not (address or os.environ.get("RAY_ADDRESS")) and spread_allocation() is None
         self._cluster = RayCluster(
@@ -94,6 +97,7 @@ class RayRunner(AnyTrainerRunner):
             num_gpus=num_gpus,
             dashboard=dashboard,
         )
+        self._cluster.left_out = frozenset(leave_out)
         try:
             _name_absent_nodes(environment, self._cluster)
             gpus = gpus_per_rank if gpus_per_rank is not None else float(self._cluster.totals().get("GPU", 0.0) >= 1)
@@ -117,6 +121,7 @@ class RayRunner(AnyTrainerRunner):
         options = study.runner_options
         NodeEnvironment.of(options.get("env"), options.get("node_env"))
         positive_int("runner.upload_limit_mb", options.get("upload_limit_mb", UPLOAD_LIMIT_MB))
+        check_names("runner.leave_out", options.get("leave_out", ()))
 
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
@@ -192,6 +197,10 @@ class RayRunner(AnyTrainerRunner):
                 self._launches = max(self._launches, adopted_gang.run)
                 self._ray_pools.take(adopted_gang, study, busy=False)
         return adopted
+
+    def leave_out(self, node: str, needed: Placement) -> LeftOut:
+        """See `autotune.ports.ChoosingRunner`."""
+        return self._groups.leave_out(node, needed)
 
     @property
     def address(self) -> str:

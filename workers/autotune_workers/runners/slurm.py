@@ -10,11 +10,12 @@ from typing import Self, final
 
 from autotune.errors import RunnerError
 from autotune.ports import TrialRequest
+from autotune.ports.trial_runner import LeftOut
 from autotune.slurm.allocation import Allocation, allocation, in_container, is_on_a_node
 from autotune.spec import ParallelConfig, Study
-from autotune.spec.checks import positive_int
+from autotune.spec.checks import check_names, positive_int
 from autotune.trainers import python_line, trainer_names
-from autotune.trainers.torchrun import place
+from autotune.trainers.torchrun import Placement, place
 from autotune_workers.gang.gang_runner import NATIVE
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.process.program_attempt import ProgramRunner
@@ -29,9 +30,13 @@ from autotune_workers.slurm.places import SlurmPlaces
 class SlurmRunner(ProgramRunner):
     """Runs programs on the nodes of a job of Slurm, without Ray."""
 
-    def __init__(self, *, gpus_per_node: int | None = None, patience: Patience | None = None) -> None:
-        """`gpus_per_node`: that programs use on each node; None: as many as the first one has. Raises `RunnerError` outside of a job."""
-        super().__init__(SlurmPlaces(_job(), _ranks_per_node(_gpus(gpus_per_node))), patience=patience)
+    def __init__(
+        self, *, gpus_per_node: int | None = None, leave_out: Sequence[str] = (), patience: Patience | None = None
+    ) -> None:
+        """`gpus_per_node`: that programs use on each node; None: as many as the first one has. `leave_out`: hostnames of nodes that get no ranks. Raises `RunnerError` outside of a job."""
+        check_names("runner.leave_out", leave_out)
+        self._slurm = SlurmPlaces(_job(), _ranks_per_node(_gpus(gpus_per_node)), left_out=leave_out)
+        super().__init__(self._slurm, patience=patience)
 
     @classmethod
     def preflight(cls, study: Study) -> None:
@@ -50,6 +55,7 @@ class SlurmRunner(ProgramRunner):
                 field="trainer.working_dir",
             )
         _check_gpus(study.runner_options.get("gpus_per_node"))
+        check_names("runner.leave_out", study.runner_options.get("leave_out", ()))
 
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
@@ -58,7 +64,7 @@ class SlurmRunner(ProgramRunner):
         check_device(study, on_gpu=gpus > 0 or asked == 0, on_cpu="gpus_per_node: 0", where=f"in the job {job.job}")
         needed, ranks = place(study.workload.cluster, smallest), _ranks_per_node(gpus)
         for size, has, what in (
-            (needed.nnodes, job.num_nodes, "nodes"),
+            (needed.nnodes, job.num_nodes - len(study.runner_options.get("leave_out", ())), "nodes"),
             (needed.nproc_per_node, ranks, "ranks on a node"),
         ):
             if size > has:
@@ -96,6 +102,10 @@ class SlurmRunner(ProgramRunner):
                 field="trainer",
             )
         super().start(request)
+
+    def leave_out(self, node: str, needed: Placement) -> LeftOut:
+        """See `autotune.ports.ChoosingRunner`."""
+        return self._slurm.leave_out(node, needed)
 
     def __enter__(self) -> Self:
         return self

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from autotune.errors import JobEndedError
-from autotune.slurm.allocation import Allocation
+from autotune.ports.trial_runner import LeftOut
+from autotune.slurm.allocation import Allocation, is_same_host
 from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.gang_runner import too_many
 from autotune_workers.gang.wire import Message
@@ -46,10 +47,10 @@ class SlurmPlaces:
 
     is_local = False
 
-    def __init__(self, job: Allocation, ranks_per_node: int) -> None:
-        """`ranks_per_node`: that fit on each node."""
+    def __init__(self, job: Allocation, ranks_per_node: int, *, left_out: Sequence[str] = ()) -> None:
+        """`ranks_per_node`: that fit on each node; `left_out`: nodes that get none."""
         self._job, self._ranks_per_node = job, ranks_per_node
-        self._hosts = job.hosts()
+        self._hosts = [host for host in job.hosts() if not any(is_same_host(host, name) for name in left_out)]
         self._busy: set[str] = set()
         self._lost: dict[str, NodeLook | float] = {}
         """a look that goes on, or when the next one is due"""
@@ -66,6 +67,16 @@ class SlurmPlaces:
     def capacity(self) -> int:
         """Ranks that can be in use at once."""
         return len(self._hosts) * self._ranks_per_node
+
+    def leave_out(self, node: str, needed: Placement) -> LeftOut:
+        """See `autotune.ports.ChoosingRunner`."""
+        rest = [host for host in self._hosts if not is_same_host(host, node)]
+        if len(rest) == len(self._hosts):
+            return "absent"
+        if len(rest) < needed.nnodes:
+            return "needed"
+        self._hosts = rest
+        return "left out"
 
     def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> ProgramPlace | None:
         """So many nodes; None while other attempts use them. Where nodes are lost it waits for them, or for others."""

@@ -1,58 +1,100 @@
-"""Readings of this process's GPU by the driver's library (NVML), without a package: clocks, what holds them down, power, temperature, use."""
+"""Readings of this process's GPU by the driver's library (NVML), without a package: clocks, what holds them down, power, temperature, use, and what its links move.
+
+What a GPU, its driver or a virtual machine does not tell is left out.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import time
 from typing import Any
 
+LIBRARY = "libnvidia-ml.so.1"
 _SM = 1
 _REASONS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 """nvmlClocksEventReason (nvml.h) of those that hold the clocks below what was asked"""
+_NVLINK_TX, _NVLINK_RX, _ALL_LINKS = 138, 139, 0xFFFFFFFF
+"""NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX: KiB since the driver was loaded"""
+_PCIE_TX, _PCIE_RX = 0, 1
+"""nvmlPcieUtilCounter_t: KB per second over the last 20 ms"""
+
+
+class _FieldValue(ctypes.Structure):
+    """nvmlFieldValue_t; the value is an unsigned 64-bit number for the fields that are asked here."""
+
+    _fields_ = (
+        ("field", ctypes.c_uint),
+        ("scope", ctypes.c_uint),
+        ("timestamp_us", ctypes.c_longlong),
+        ("latency_us", ctypes.c_longlong),
+        ("value_type", ctypes.c_int),
+        ("code", ctypes.c_int),
+        ("value", ctypes.c_ulonglong),
+    )
 
 
 class Gpu:
     """One GPU; raises `OSError` without NVML, and `ValueError` for a device that it does not know."""
 
-    def __init__(self, uuid: str) -> None:
-        self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    def __init__(self, uuid: str, library: str = LIBRARY) -> None:
+        self._nvml = ctypes.CDLL(library)
         self._handle = ctypes.c_void_p()
         name = uuid if uuid.startswith(("GPU-", "MIG-")) else "GPU-" + uuid
         if self._nvml.nvmlInit_v2() or self._nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(self._handle)):
             raise ValueError(name)
-        self._sums: dict[str, float] = {}
-        self._count = 0
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._moved: tuple[float, int] | None = None
 
     def read(self) -> dict[str, Any]:
         """Means of all readings so far, and the shares of them in which each reason held the clocks down."""
+        for name, reading in self._now().items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + reading, count + 1
+        return {name: round(total / count, 4) for name, (total, count) in self._sums.items()}
+
+    def _now(self) -> dict[str, float]:
         use = (ctypes.c_uint * 2)()
         now: dict[str, float] = {}
-        if not self._nvml.nvmlDeviceGetUtilizationRates(self._handle, use):
+        if self._asked("nvmlDeviceGetUtilizationRates", use):
             now["sm"] = use[0] / 100
-        for name, function, scale in (
-            ("power_watts", "nvmlDeviceGetPowerUsage", 1e-3),
-            ("power_limit_watts", "nvmlDeviceGetEnforcedPowerLimit", 1e-3),
+        for name, function, arguments, scale in (
+            ("power_watts", "nvmlDeviceGetPowerUsage", (), 1e-3),
+            ("power_limit_watts", "nvmlDeviceGetEnforcedPowerLimit", (), 1e-3),
+            ("sm_clock_mhz", "nvmlDeviceGetClockInfo", (_SM,), 1.0),
+            ("max_clock_mhz", "nvmlDeviceGetMaxClockInfo", (_SM,), 1.0),
+            ("temperature_c", "nvmlDeviceGetTemperature", (0,), 1.0),
         ):
-            if (value := self._number(function)) is not None:
+            if (value := self._number(function, *arguments)) is not None:
                 now[name] = value * scale
-        for name, function in (
-            ("sm_clock_mhz", "nvmlDeviceGetClockInfo"),
-            ("max_clock_mhz", "nvmlDeviceGetMaxClockInfo"),
-        ):
-            if (value := self._number(function, _SM)) is not None:
-                now[name] = float(value)
-        if (value := self._number("nvmlDeviceGetTemperature", 0)) is not None:
-            now["temperature_c"] = float(value)
+        pcie = [self._number("nvmlDeviceGetPcieThroughput", counter) for counter in (_PCIE_TX, _PCIE_RX)]
+        if None not in pcie:
+            now["pcie_bytes_per_s"] = 1e3 * sum(value or 0 for value in pcie)
+        if (moved := self._moved_kib()) is not None:
+            at_s, before = time.monotonic(), self._moved
+            self._moved = (at_s, moved)
+            if before is not None and at_s > before[0] and moved >= before[1]:
+                now["nvlink_bytes_per_s"] = 1024 * (moved - before[1]) / (at_s - before[0])
         mask = ctypes.c_ulonglong()
-        if not self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle, ctypes.byref(mask)):
+        if self._asked("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.byref(mask)):
             for reason in set(_REASONS.values()):
                 is_held = any(mask.value & bit for bit, name in _REASONS.items() if name == reason)
                 now["held by " + reason] = float(is_held)
-        self._count += 1
-        for name, reading in now.items():
-            self._sums[name] = self._sums.get(name, 0.0) + reading
-        return {name: round(total / self._count, 4) for name, total in self._sums.items()}
+        return now
+
+    def _moved_kib(self) -> int | None:
+        """By NVLink in both directions; None for a GPU without it."""
+        values = (_FieldValue * 2)()
+        for value, field in zip(values, (_NVLINK_TX, _NVLINK_RX)):
+            value.field, value.scope = field, _ALL_LINKS
+        if not self._asked("nvmlDeviceGetFieldValues", 2, values) or any(value.code for value in values):
+            return None
+        return sum(int(value.value) for value in values)
 
     def _number(self, function: str, *arguments: int) -> int | None:
         value = ctypes.c_uint()
-        code = getattr(self._nvml, function)(self._handle, *arguments, ctypes.byref(value))
-        return None if code else int(value.value)
+        return int(value.value) if self._asked(function, *arguments, ctypes.byref(value)) else None
+
+    def _asked(self, function: str, *arguments: Any) -> bool:
+        """Whether the driver has this function, and it answered."""
+        call = getattr(self._nvml, function, None)
+        return call is not None and call(self._handle, *arguments) == 0

@@ -1,0 +1,36 @@
+"""Measurements found by the versions that they were made with: `torch=2.12` means 2.12 and all of its releases, `commit=1a2b` all commits that begin so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from autotune.errors import SpecError
+
+_SHORTEST_COMMIT = 4
+
+
+def asked_versions(words: Iterable[str]) -> dict[str, str]:
+    """NAME=VERSION, by name. Raises `SpecError` for other words, and for a name that is given twice."""
+    asked: dict[str, str] = {}
+    for word in words:
+        name, sign, version = (part.strip() for part in word.partition("="))
+        if not name or not sign or not version or name in asked:
+            raise SpecError(
+                f"a version must be NAME=VERSION, each name once, but is {word!r}",
+                remedy="e.g. torch=2.12; a trial's page lists the names",
+                field="version",
+            )
+        asked[name] = version
+    return asked
+
+
+def has_versions(known: Mapping[str, str], asked: Mapping[str, str]) -> bool:
+    """Whether a measurement was made with all of these; what is not known of it does not match."""
+    return all(_is_of(known.get(name, ""), version, name) for name, version in asked.items())
+
+
+def _is_of(known: str, asked: str, name: str) -> bool:
+    if not known.startswith(asked):
+        return False
+    rest = known[len(asked) :]
+    return not rest or not rest[0].isalnum() or (name == "commit" and len(asked) >= _SHORTEST_COMMIT)
