@@ -819,7 +819,9 @@ def _moved_inside(steps: Steps) -> list[str]:
     nvlink = rank.gpu.get("nvlink_bytes_per_s")
     by_nvlink = "" if nvlink is None else f"{format_bytes(nvlink)}/s over NVLink and "
     unused = "; its NVLink is not used" if nvlink == 0 and rank.gpu["pcie_bytes_per_s"] > 0 else ""
-    return [f"the GPU of rank {rank.rank} moves {by_nvlink}{format_bytes(rank.gpu['pcie_bytes_per_s'])}/s over PCIe{unused}"]
+    return [
+        f"the GPU of rank {rank.rank} moves {by_nvlink}{format_bytes(rank.gpu['pcie_bytes_per_s'])}/s over PCIe{unused}"
+    ]
 
 
 def _link_text(link: Link) -> str:

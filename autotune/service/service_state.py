@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -36,7 +36,7 @@ StudyId = Annotated[
 ]
 Word = Annotated[str, Query(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Versions = Annotated[
-    list[Word],
+    Sequence[str],
     Query(max_length=20, description="NAME=VERSION, e.g. torch=2.12; only what was measured with all of these"),
 ]
 Limit = Annotated[int, Query(ge=1, le=1000)]

@@ -46,7 +46,9 @@ def test_each_reading_comes_in_its_unit(driver: Driver) -> None:
     first = gpu.read()
     assert "nvlink_bytes_per_s" not in first, "of a counter one reading tells no rate"
     assert first | {"sm": 0.97, "power_watts": 650.0, "power_limit_watts": 700.0, "pcie_bytes_per_s": 1.5e6} == first
-    assert first | {"sm_clock_mhz": 1980.0, "max_clock_mhz": 1980.0, "temperature_c": 60.0, "held by heat": 0.0} == first
+    assert (
+        first | {"sm_clock_mhz": 1980.0, "max_clock_mhz": 1980.0, "temperature_c": 60.0, "held by heat": 0.0} == first
+    )
     set_values(nvlink_kib=1000 + (1 << 20), sm_clock=1200, temperature=90)
     second = gpu.read()
     assert second["nvlink_bytes_per_s"] > 0
@@ -73,7 +75,12 @@ def test_what_holds_the_clocks_down_is_a_finding_with_its_rank(driver: Driver, b
     set_values(reasons=bits, sm_clock=1200, temperature=91)
     gpu = Gpu(UUID, library=path).read()
     assert sorted(name.removeprefix("held by ") for name, share in gpu.items() if name[:5] == "held " and share) == held
-    step = {"s": 0.1, "phases": {"forward": [0.04, 0.04, 0], "backward": [0.06, 0.06, 0]}, "tokens": 64, "sequences": [1]}
+    step = {
+        "s": 0.1,
+        "phases": {"forward": [0.04, 0.04, 0], "backward": [0.06, 0.06, 0]},
+        "tokens": 64,
+        "sequences": [1],
+    }
     reports = [
         {"kind": "step", "rank": 3, "steps": [step] * 12},
         {"kind": "watch", "rank": 3, "host": "n1", "elapsed_s": 1.0, "gpu": gpu},

@@ -84,8 +84,8 @@ class Gpu:
     def _moved_kib(self) -> int | None:
         """By NVLink in both directions; None for a GPU without it."""
         values = (_FieldValue * 2)()
-        for value, field in zip(values, (_NVLINK_TX, _NVLINK_RX)):
-            value.field, value.scope = field, _ALL_LINKS
+        for at, field in enumerate((_NVLINK_TX, _NVLINK_RX)):
+            values[at].field, values[at].scope = field, _ALL_LINKS
         if not self._asked("nvmlDeviceGetFieldValues", 2, values) or any(value.code for value in values):
             return None
         return sum(int(value.value) for value in values)
