@@ -141,8 +141,7 @@ def best(
     ranking: dict[str, Any] = {"metric": metric, "stability_weight": stability_weight, "top": top or 1}
     if study:
         with source_of(study, store, url) as source:
-            of_versions = {"version": version} if version else {}
-            document = source.best(study, pareto=pareto, **ranking, **of_versions)
+            document = source.best(study, pareto=pareto, version=version or (), **ranking)
     else:
         del asked["days"]
         after = datetime.now(UTC) - timedelta(days=days) if days is not None else None
