@@ -552,7 +552,7 @@ def _log(evidence: Evidence) -> Iterator[Finding]:
 def _with_log(evidence: Evidence, found: Sequence[Finding]) -> list[Finding]:
     """The findings, with lines of the log that speak of their causes; a line whose cause was not found is a finding, but a mere warning of what was measured not to
     matter is none."""
-    told = dict(reversed(evidence.hints))
+    told = dict(evidence.hints)
     known = [
         replace(f, evidence=(*f.evidence, f"the log says: {line}")) if (line := told.pop(f.cause, "")) else f
         for f in found
