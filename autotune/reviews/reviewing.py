@@ -234,7 +234,8 @@ def _completed(
             remedy = f"say the GPU, e.g. --cluster h100-sxm: {found.asked[0]} x {found.asked[1]} of them are requested"
         if key == "baseline":
             why = next((note for note in found.notes if note.startswith("no baseline")), "")
-            what = why.partition("; ")[0].removeprefix("no baseline: ") or what
+            said_why = why.partition("; ")[0].removeprefix("no baseline: ")
+            what = f"the present configuration ({said_why})" if said_why else what
         missing.append(Missing(what=what, remedy=remedy))
     return document, missing
 
