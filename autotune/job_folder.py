@@ -42,7 +42,7 @@ def write(made: Submission) -> list[Path]:
             "another study, or an earlier version of this one" if is_another else "files that do not belong to a study"
         )
         raise ConflictError(
-            f"{made.folder} holds {what}, but a folder holds the results of one spec",
+            f"{made.folder} already holds {what}, but a folder can hold the results of only one spec",
             remedy="remove or rename the folder, or give the study another `name`",
             field="name",
         )

@@ -97,8 +97,8 @@ def _input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         node=_node_of(steps, rank),
         what=f"{_who(rank, 'the ranks')} wait{'s' if rank is not None else ''} for data",
         evidence=(*_spent(steps, part, rank, "waiting for or preparing data"), *_seen(place)),
-        confirm="train some steps on a single batch kept in memory: the step must get shorter by this share",
-        change=f"{change}, keep decoded samples near the ranks, or move slow work out of the data set",
+        confirm="train some steps on a single batch kept in memory: the step should get shorter by this share",
+        change=f"{change}, cache decoded samples near the ranks, or move slow work out of the dataset",
         line=place.line if place else "",
         knob="num_workers",
     )  # fmt: skip
@@ -117,9 +117,9 @@ def _host(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         high=high,
         rank=rank,
         node=_node_of(steps, rank),
-        what=f"{_who(rank, 'the ranks')} spend{'s' if rank is not None else ''} the step on the program's own work between forward and backward passes",
-        evidence=(*_spent(steps, part, rank, "in the program's own code, not in data loading, passes or optimizer"), *_seen(place)),
-        confirm="leave this line out for some steps: the step must get shorter by this share",
+        what=f"{_who(rank, 'the ranks')} spend{'s' if rank is not None else ''} time on the program's own work outside forward and backward passes",
+        evidence=(*_spent(steps, part, rank, "in the program's own code, outside data loading, forward, backward and optimizer"), *_seen(place)),
+        confirm="skip this line for some steps: the step should get shorter by this share",
         change="print or log every hundredth step, and do not read values from the device in between"
         if prints
         else "move that work out of the training loop, or do it less often",
@@ -146,7 +146,7 @@ def _pauses(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         high=high,
         what=f"the training pauses for {what}{every}",
         evidence=tuple(_spent(steps, part, None, f"in {what}")),
-        confirm=f"switch {what} off for a hundred steps: the mean step must get shorter by this share",
+        confirm=f"switch {what} off for a hundred steps: the mean step should get shorter by this share",
         change=f"do {what} less often" + (", or save asynchronously" if saves else ", on fewer batches, or in a separate job"),
         knob="save_steps" if saves else "eval_steps",
     )  # fmt: skip
@@ -164,7 +164,7 @@ def _recompilation(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         what=f"torch recompiles in {again} of {steps.count} steps after warm-up",
         evidence=tuple(_spent(steps, part, None, "in torch's compiler")),
         confirm="TORCH_LOGS=recompiles names the guard that fails, usually a shape that changes",
-        change="pad or bucket lengths, mark the dimension as dynamic (torch.compile(dynamic=True)), or leave compile out",
+        change="pad or bucket lengths, mark the dimension as dynamic (torch.compile(dynamic=True)), or do not compile",
         knob="compile",
     )
 
@@ -205,11 +205,11 @@ def _slow(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             node=node or rank.node,
             what=f"{who} computes {ratio:.2f} times as long as the others, which wait for it",
             evidence=(
-                f"of a step {who} needs {format_duration(float(compute[inside].mean()))} to compute, the others {format_duration(usual)}",
+                f"computation per step: {who} {format_duration(float(compute[inside].mean()))}, the others {format_duration(usual)}",
                 *_why_slow(steps, group),
             ),
-            confirm="swap ranks (another CUDA_VISIBLE_DEVICES, another host list) and see whether the slowness stays with the machine or moves with the rank",
-            change="leave this device or node out, or fix it: its share of processors, its clocks, its cooling",
+            confirm="swap ranks (another CUDA_VISIBLE_DEVICES, another host list) and see whether the slowness stays with the machine or follows the rank",
+            change="exclude this device or node, or fix it: check its CPU quota, clocks and cooling",
         )
         return
 
@@ -240,14 +240,14 @@ def _unequal(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         high=high,
         what="ranks have unequal work in a step, and wait for the one with the most"
         if follows >= FOLLOWS
-        else "ranks take unequal times with equal tokens, as when experts get unequal numbers of tokens",
+        else "ranks take unequal times for equal tokens, for example because experts get unequal numbers of tokens",
         evidence=tuple(
             filter(None, (spread, f"the time of a rank follows its tokens (correlation {follows:.2f})" if follows >= FOLLOWS else "", f"the slowest rank changes: none is slowest in more than {first:.0%} of the steps"))
         ),
-        confirm="train some steps on sequences of one length: the step must get shorter by this share",
-        change="pack sequences to one length, or group batches by length on all ranks alike"
+        confirm="train some steps on sequences of equal length: the step should get shorter by this share",
+        change="pack sequences to equal length, or group batches by length on all ranks"
         if follows >= FOLLOWS
-        else "raise the weight of the balancing loss, or limit the capacity of experts",
+        else "raise the load-balancing loss weight, or limit the expert capacity",
     )  # fmt: skip
 
 
@@ -268,13 +268,13 @@ def _communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     slow = _slow_link(steps) if several else None
     mean_s = float(waits.mean())
     told = [
-        f"even the rank that waits least waits {format_duration(mean_s)} of a step of {format_duration(float(steps.slowest.mean()))}"
+        f"every rank waits for at least {format_duration(mean_s)} of a {format_duration(float(steps.slowest.mean()))} step"
     ]
     count = evidence.facts.get("trainable") or evidence.facts.get("parameters")
     if count and axis == "dp" and mean_s > 0:
         ring = 2 * (evidence.world - 1) / evidence.world * 4.0 * float(count)
         told.append(
-            f"{format_bytes(ring)} of gradients in that time are {format_bytes(ring / mean_s)} per second and rank (fp32)"
+            f"sending {format_bytes(ring)} of fp32 gradients in that time means {format_bytes(ring / mean_s)}/s per rank"
         )
     told += [_link_text(link) for link in _worst_links(steps)[:2]] if several else _moved_inside(steps)
     where = "between nodes" if several else "inside the node"
@@ -287,8 +287,8 @@ def _communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         node=slow or "",
         what=f"collectives {where} take this share of the step: {collective} ({axis})" + (f"; the link of node {slow} stands out" if slow else ""),
         evidence=tuple(told),
-        confirm="measure the collective alone (`autotune calibrate`, nccl-tests): it must reach the link's bandwidth",
-        change=("fix or leave out that node's link; " if slow else "")
+        confirm="measure the collective alone (`autotune calibrate`, nccl-tests): it should reach the link's bandwidth",
+        change=("fix that node's link or exclude the node; " if slow else "")
         + (
             "reduce gradients less often (more accumulation steps) or in bf16, overlap them (bucket size), or shard within nodes and replicate between them (HSDP)"
             if several
@@ -348,7 +348,7 @@ def _memory(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         fresh_s = min(rank.minor_faults * PAGE_S, rank.system_s)
         if fresh_s > CLAIMED * used_s and rank.system_s > 0.15 * used_s:
             told.append(
-                f"{rank.minor_faults / rank.elapsed_s:,.0f} new pages a second ({format_bytes(4096 * rank.minor_faults / rank.elapsed_s)}/s): the allocator returns memory and takes it again; {rank.system_s / used_s:.0%} of the processor time is the kernel's"
+                f"{rank.minor_faults / rank.elapsed_s:,.0f} new pages a second ({format_bytes(4096 * rank.minor_faults / rank.elapsed_s)}/s): the allocator returns memory to the system and requests it again; the kernel uses {rank.system_s / used_s:.0%} of the CPU time"
             )
             cost_s = max(cost_s, rank.system_s / used_s * rank.elapsed_s)
         if told and (worst is None or cost_s / rank.elapsed_s > worst[0]):
@@ -366,8 +366,8 @@ def _memory(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         node=rank.node,
         what=f"memory is short on rank {rank.rank}",
         evidence=tuple(told),
-        confirm="run with a smaller micro-batch: the time per sequence must go down",
-        change="a smaller micro-batch or recomputation; on GPUs PYTORCH_ALLOC_CONF=expandable_segments:True; on CPUs a higher limit, or an allocator that keeps what it has (MALLOC_TRIM_THRESHOLD_, jemalloc)",
+        confirm="run with a smaller micro-batch: the time per sequence should drop",
+        change="a smaller micro-batch or recomputation; on GPUs PYTORCH_ALLOC_CONF=expandable_segments:True; on CPUs a higher limit, or an allocator that keeps freed memory (MALLOC_TRIM_THRESHOLD_, jemalloc)",
         knob="micro_batch_size",
     )  # fmt: skip
 
@@ -413,7 +413,7 @@ def _foreign(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         )
         rank = _alone(steps.ranks, delays, here, at)
         told = [
-            f"{_who(rank, 'ranks')} waited for a processor {float(delays[at]):.0%} of the time; their own number explains {due:.0%}"
+            f"{_who(rank, 'ranks')} waited for a processor {float(delays[at]):.0%} of the time; having more ranks than cores explains {due:.0%}"
         ]
         told.append(
             f"on {cores} processors, others used {foreign:.2f}"
@@ -478,7 +478,7 @@ def _clocks(evidence: Evidence) -> Iterator[Finding]:
             node=rank.node,
             what=f"{' and '.join(sorted(reasons))} limit the clock of rank {rank.rank}'s GPU to {clock:.0f} of {most:.0f} MHz",
             evidence=(
-                *(f"{name} lowered it in {share:.0%} of the readings" for name, share in sorted(reasons.items())),
+                *(f"{name}: active in {share:.0%} of the readings" for name, share in sorted(reasons.items())),
                 f"{rank.gpu.get('temperature_c', 0):.0f} degrees, {rank.gpu.get('power_watts', 0):.0f} of {rank.gpu.get('power_limit_watts', 0):.0f} watts",
             ),
             confirm="nvidia-smi -q -d PERFORMANCE,CLOCK,POWER while it trains",
@@ -501,7 +501,7 @@ def _readings_of_memory(evidence: Evidence) -> Iterator[Finding]:
             cause="memory",
             what="memory is short: the GPU's allocator had to retry",
             evidence=(f"{evidence.alloc_retries:g} retries on the fullest rank",),
-            confirm="run with a smaller micro-batch: the time per sequence must go down",
+            confirm="run with a smaller micro-batch: the time per sequence should drop",
             change="a smaller micro-batch or recomputation, or PYTORCH_ALLOC_CONF=expandable_segments:True",
             knob="micro_batch_size",
         )
@@ -523,10 +523,10 @@ def _log(evidence: Evidence) -> Iterator[Finding]:
             high=min(1.0, share + half),
             what="the ranks wait for data",
             evidence=(
-                f"the log says {format_duration(float(np.mean(data)))} of data in a step of {format_duration(float(times.mean()))}",
+                f"the log says {format_duration(float(np.mean(data)))} of data loading in a {format_duration(float(times.mean()))} step",
             ),
-            confirm="train some steps on a single batch kept in memory: the step must get shorter by this share",
-            change="raise num_workers of its DataLoader, keep decoded samples near the ranks, or move slow work out of the data set",
+            confirm="train some steps on a single batch kept in memory: the step should get shorter by this share",
+            change="raise num_workers of its DataLoader, cache decoded samples near the ranks, or move slow work out of the dataset",
             knob="num_workers",
         )
     middle = float(np.median(times))
@@ -539,11 +539,11 @@ def _log(evidence: Evidence) -> Iterator[Finding]:
             share=share,
             low=share / 2,
             high=min(1.0, 1.5 * share),
-            what=f"every {int(np.median(gaps))} steps one takes {float(np.median(times[slow])) / middle:.1f} times as long: a pause for evaluation, a checkpoint or a log",
+            what=f"every {int(np.median(gaps))} steps, one step takes {float(np.median(times[slow])) / middle:.1f} times as long: probably evaluation, a checkpoint or logging",
             evidence=(
-                f"{len(slow)} of {len(times)} steps, {int(gaps.min())}{f' or {int(gaps.max())}' if gaps.max() > gaps.min() else ''} steps after the last",
+                f"{len(slow)} of {len(times)} steps are slow, {int(gaps.min())}{f' or {int(gaps.max())}' if gaps.max() > gaps.min() else ''} steps apart",
             ),
-            confirm="switch evaluation and checkpoints off for a hundred steps: the mean step must get shorter by this share",
+            confirm="switch evaluation and checkpoints off for a hundred steps: the mean step should get shorter by this share",
             change="evaluate or save less often, on fewer batches, or asynchronously",
             knob="eval_steps",
         )
@@ -600,9 +600,9 @@ def _prediction(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         share=share,
         low=max(0.0, 1 - high / seen) if share else None,
         high=max(0.0, 1 - low / seen) if share else None,
-        what=f"a step takes {format_duration(seen)}, and {format_duration(expected)} was predicted ({format_duration(low)} to {format_duration(high)}); no cause was found in the run",
+        what=f"a step takes {format_duration(seen)}, but {format_duration(expected)} was predicted ({format_duration(low)} to {format_duration(high)}); the run shows no cause",
         evidence=(f"the median of {len(evidence.step_times_s)} steps is outside the predicted interval", "no other cause was found"),
-        confirm="`autotune calibrate` on this machine, then the same review or plan: the prediction must improve",
+        confirm="`autotune calibrate` on this machine, then the same review or plan: the prediction should improve",
         change="correct the inputs of the prediction: model, sequence length, batch, cluster, precision; or calibrate",
     )  # fmt: skip
 
@@ -619,9 +619,9 @@ _OF_READINGS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     _log,
 )
 _HINTED = {
-    "slow_rank": ("a library reports ranks that are slower than the others", "swap ranks (another CUDA_VISIBLE_DEVICES, another host list) and see whether the slowness stays with the machine", "leave this device or node out, or fix it: its clocks, its cooling, its link"),
-    "recompilation": ("torch recompiles repeatedly, and has given up on part of the program", "TORCH_LOGS=recompiles names the guard that fails", "pad or bucket lengths, or mark the dimension as dynamic"),
-    "memory": ("memory is short", "run with a smaller micro-batch: the time per sequence must go down", "a smaller micro-batch or recomputation, or PYTORCH_ALLOC_CONF=expandable_segments:True"),
+    "slow_rank": ("a library reports ranks that are slower than the others", "swap ranks (another CUDA_VISIBLE_DEVICES, another host list) and see whether the slowness stays with the machine", "exclude this device or node, or fix it: check its clocks, cooling and link"),
+    "recompilation": ("torch recompiled too often and no longer compiles part of the program", "TORCH_LOGS=recompiles names the guard that fails", "pad or bucket lengths, or mark the dimension as dynamic"),
+    "memory": ("memory is short", "run with a smaller micro-batch: the time per sequence should drop", "a smaller micro-batch or recomputation, or PYTORCH_ALLOC_CONF=expandable_segments:True"),
     "input": ("a library warns that loading may not keep up", "train some steps on a single batch kept in memory", "raise num_workers of the DataLoader"),
     "communication_between_nodes": ("NCCL uses TCP between nodes, not InfiniBand or RoCE", "NCCL_DEBUG=INFO shows the network in use", "install and select the fast network (NCCL_IB_HCA, NCCL_NET), or ask for nodes with one"),
     "communication_inside_node": ("GPUs in a node cannot access each other's memory", "nvidia-smi topo -p2p r", "unset NCCL_P2P_DISABLE, or fix the PCIe access control settings"),
@@ -725,7 +725,7 @@ def _why_slow(steps: Steps, group: Sequence[int]) -> Iterator[str]:
     if (held := max(rank.throttled_s for rank in ranks) / elapsed_s) > 0.03:
         yield f"a cgroup quota stopped it for {held:.0%} of the time"
     if others and ranks[0].cores and ranks[0].cores < min(rank.cores for rank in others):
-        yield f"it may use {ranks[0].cores} processors, the others {min(rank.cores for rank in others)}"
+        yield f"it can use {ranks[0].cores} processors, the others {min(rank.cores for rank in others)}"
     clock, usual = ranks[0].gpu.get("sm_clock_mhz", 0.0), [rank.gpu.get("sm_clock_mhz", 0.0) for rank in others]
     if clock and usual and clock < 0.95 * float(np.median(usual)):
         yield f"its GPU runs at {clock:.0f} MHz, the others at {np.median(usual):.0f}"
@@ -768,8 +768,8 @@ def _more_tokens(steps: Steps, group: Sequence[int], excess: Series) -> Finding:
         evidence=(
             f"it trains {float(tokens[group[0]].mean()):,.0f} tokens or sequences in a step, the others {others:,.0f}",
         ),
-        confirm="give all ranks sequences of one length: the step must get shorter by this share",
-        change="distribute sequences by tokens, not by number, or pack them to one length",
+        confirm="give all ranks sequences of equal length: the step should get shorter by this share",
+        change="distribute sequences by their tokens, or pack them to equal length",
     )
 
 
@@ -825,9 +825,9 @@ def _moved_inside(steps: Steps) -> list[str]:
 
 
 def _link_text(link: Link) -> str:
-    queued = f", {format_bytes(link.queued_bytes)} waiting to be sent" if link.queued_bytes > 1e5 else ""
-    again = f", {link.resent:.0f} segments sent again" if link.resent else ""
-    through = f"{format_bytes(link.bytes_per_s)}/s got through" if link.bytes_per_s else "hardly anything was sent"
+    queued = f", {format_bytes(link.queued_bytes)} queued for sending" if link.queued_bytes > 1e5 else ""
+    again = f", {link.resent:.0f} segments retransmitted" if link.resent else ""
+    through = f"{format_bytes(link.bytes_per_s)}/s delivered" if link.bytes_per_s else "hardly anything was sent"
     return f"{link.local} to {link.remote}: {through}, round trips up to {format_duration(link.rtt_s)}{queued}{again}"
 
 
@@ -877,7 +877,7 @@ def _not_seen(evidence: Evidence) -> Iterator[str]:
     if evidence.ranks and not evidence.nodes:
         yield "the run was too short to see what else was running on the machine"
     if evidence.predicted_s is None:
-        yield "there is no prediction to compare with, because the run's model or batch is unknown"
+        yield "no prediction to compare with: the run's model or batch is unknown"
 
 
 def _verdict(evidence: Evidence, steps: Steps, found: Sequence[Finding]) -> str:

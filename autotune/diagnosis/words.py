@@ -14,7 +14,7 @@ def lines_of(diagnosis: Diagnosis) -> Iterator[str]:
     for number, finding in enumerate(diagnosis.findings, 1):
         yield f"{number}. {finding.cause}: {finding.what}{cost_of(finding)}"
         yield from (f"   seen: {text}" for text in finding.evidence)
-        yield f"   make sure: {finding.confirm}"
+        yield f"   confirm: {finding.confirm}"
         yield f"   change: {finding.change}" + (f" ({finding.line})" if finding.line else "")
     yield from (f"not seen: {text}" for text in diagnosis.not_seen)
 

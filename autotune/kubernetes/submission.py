@@ -77,13 +77,13 @@ def check_asked(document: Mapping[str, Any]) -> None:
     """Raises `SpecError` for a spec that says nothing of the job, and for a cluster that is looked at where the study runs: a job must ask for its nodes before."""
     if not document.get("kubernetes"):
         raise SpecError(
-            "a job of Kubernetes needs an image, and a place that keeps its results",
+            "a Kubernetes job needs an image and a place for its results",
             remedy="write kubernetes: {image: NAME, store: SECRET}, or give --option image=NAME --option store=SECRET",
             field="kubernetes",
         )
     if document.get("cluster") in ("local", "slurm"):
         raise SpecError(
-            f"a job of Kubernetes must say which nodes it asks for, but the cluster is {document['cluster']!r}",
+            f"a Kubernetes job must request known nodes, but the cluster is {document['cluster']!r}",
             remedy="name it, e.g. h100-sxm-2x8",
             field="cluster",
         )
@@ -99,20 +99,20 @@ def _check(study: Study, document: Mapping[str, Any], job: KubernetesDocument, *
         )
     if job.store is None and job.results is None:
         raise SpecError(
-            "a job's pods are removed when it ends, and nothing says where its results are kept",
-            remedy="write kubernetes: {store: SECRET}, whose key `url` is the address of a PostgreSQL; or {results: /data/studies} in a folder of a volume",
+            "pods are deleted when their job ends, but no place is set for the results",
+            remedy="write kubernetes: {store: SECRET}, whose key `url` is the address of a PostgreSQL database; or {results: /data/studies}, a folder on a volume",
             field="kubernetes.store",
         )
     if job.results is not None and not any(_is_below(job.results, volume.path) for volume in job.volumes):
         raise SpecError(
-            f"results must lie on a volume that outlives the pods, but {job.results} is on none of kubernetes.volumes",
+            f"results must be on a volume that outlives the pods, but {job.results} is on none of kubernetes.volumes",
             remedy="e.g. volumes: [{claim: data, path: /data}]",
             field="kubernetes.results",
         )
     if secrets := secret_places(dict(document)):
         raise SpecError(
-            f"the spec would lie in a ConfigMap, which others can read, but {', '.join(secrets)} looks like a secret",
-            remedy="write `from-environment` as its value, and the secret that has the variable in kubernetes.env_from",
+            f"the spec is stored in a ConfigMap, which others can read, but {', '.join(secrets)} looks like a secret",
+            remedy="write `from-environment` as its value, and name the secret with that variable in kubernetes.env_from",
             field="trainer.env",
         )
 
@@ -147,8 +147,8 @@ def _in_pods(document: Mapping[str, Any], base: Path, sent: Collection[str]) -> 
     found = {key: value if key == "kubernetes" else moved(value) for key, value in document.items()}
     if missing:
         raise SpecError(
-            f"the spec names {', '.join(sorted(missing))} beside it, which the pods do not have",
-            remedy=f"write kubernetes: {{files: {json.dumps(sorted(missing))}}} for text files, or paths of the image or of a volume",
+            f"the spec uses local files that the pods do not have: {', '.join(sorted(missing))}",
+            remedy=f"write kubernetes: {{files: {json.dumps(sorted(missing))}}} for text files; otherwise use paths in the image or on a volume",
             field="kubernetes.files",
         )
     return found
@@ -161,7 +161,7 @@ def _texts(job: KubernetesDocument, base: Path) -> dict[str, str]:
         path = (base / name).resolve()
         if not path.is_relative_to(base) or not path.is_file():
             raise SpecError(
-                f"files are sent along from {base}, but there is no file {name!r}",
+                f"kubernetes.files must exist below {base}, but there is no file {name!r}",
                 remedy="name files below the spec's folder",
                 field="kubernetes.files",
             )
@@ -169,7 +169,7 @@ def _texts(job: KubernetesDocument, base: Path) -> dict[str, str]:
             found[path.relative_to(base).as_posix()] = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise SpecError(
-                f"a ConfigMap holds text, but {name} is none",
+                f"a ConfigMap can hold only text, but {name} is not a text file",
                 remedy="put it into the image or on a volume",
                 field="kubernetes.files",
             ) from None

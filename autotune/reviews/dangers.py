@@ -50,14 +50,14 @@ def _of_the_config(
         yield _at(
             texts,
             r"checkpoint|recompute",
-            f"recompute={config.recompute} repeats the forward pass, but only {used:.0%} of {format_bytes(workload.cluster.gpu.memory_bytes)} of memory are predicted: switch it off, or use the memory for a larger micro-batch",
+            f"recompute={config.recompute} repeats the forward pass, but only {used:.0%} of {format_bytes(workload.cluster.gpu.memory_bytes)} of memory is predicted to be used: switch it off, or use the memory for a larger micro-batch",
         )
     bubble = float(estimate.time_parts_s.bubble) / float(estimate.step_time_s)
     if bubble > BUBBLE:
         yield _at(
             texts,
             r"pipeline|\bpp\b",
-            f"the pipeline waits {bubble:.0%} of each step: {config.pp} stages share {config.accumulation_steps} micro-batches; smaller micro-batches, fewer stages or an interleaved schedule shorten this",
+            f"pipeline bubbles take {bubble:.0%} of each step: {config.pp} stages share {config.accumulation_steps} micro-batches; use smaller micro-batches, fewer stages or an interleaved schedule",
         )
     if (
         config.precision == "fp32"
@@ -67,7 +67,7 @@ def _of_the_config(
         yield _at(
             texts,
             r"precision|dtype|bf16|fp16",
-            f"fp32 uses none of the tensor cores of {workload.cluster.gpu.name}: bf16, or TF32 with the same weights, is several times as fast",
+            f"fp32 does not use the tensor cores of {workload.cluster.gpu.name}: bf16, or TF32 with the same weights, is several times faster",
         )
     if config.precision == "fp16":
         is_scaled = any(

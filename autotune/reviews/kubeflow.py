@@ -100,7 +100,7 @@ def of_job(job: Mapping[str, Any], **said: Any) -> Recommended:
         missing = "; ".join(f"{each.what} was not found: {each.remedy}" for each in found.missing)
         return Recommended((), f"no change, because {missing}")
     if found.together is None:
-        return Recommended((), "no change: no edit is certain to gain")
+        return Recommended((), "no change: no edit is certain to be faster")
     after = yaml.safe_load(edited(found.texts, found.lines).get(_FILE, text))
     if not _added(after, found.unplaced):
         return Recommended((), f"no change: the job has no place for {', '.join(found.unplaced)}")

@@ -125,12 +125,12 @@ def _review(
     assumed = tuple(dict.fromkeys(c for c in found.comments if _is_assumed(c)))
     shape = document.get("model")
     if isinstance(shape, dict) and any(VOCABULARY in comment for comment in found.comments):
-        assumed += (f"a vocabulary of {shape['vocab_size']} words is assumed; --model sets another",)
+        assumed += (f"vocabulary size {shape['vocab_size']}; --model sets another",)
     launch = "\n".join(line for _, line in code_lines(next(iter(found.texts.values()), "")))
     unmodelled = tuple(flag for flag in LOWER_MEMORY if flag in launch)
     if unmodelled:
         assumed += (
-            f"{', '.join(unmodelled)} save memory that the cost model does not account for, so the launch may need less",
+            f"the cost model ignores the memory saved by {', '.join(unmodelled)}, so the launch may need less",
         )
     if missing:
         return Review(
@@ -229,9 +229,9 @@ def _completed(
     for key in open_keys:
         what, remedy = _HOW.get(key, (key, f"write {key} into a spec: autotune init {found.name} -o study.yaml"))
         if key == "cluster" and one_gpu:
-            what, remedy = f"the number of GPUs: {one_gpu} is one", f"give nodes and GPUs: --cluster {one_gpu}-1x8"
+            what, remedy = f"the number of GPUs: {one_gpu} names a type only", f"give nodes and GPUs: --cluster {one_gpu}-1x8"
         elif key == "cluster" and found.asked:
-            remedy = f"say the GPU, e.g. --cluster h100-sxm: {found.asked[0]} x {found.asked[1]} of them are requested"
+            remedy = f"name the GPU type, e.g. --cluster h100-sxm: the launch requests {found.asked[0]} x {found.asked[1]} GPUs"
         if key == "baseline":
             why = next((note for note in found.notes if note.startswith("no baseline")), "")
             said_why = why.partition("; ")[0].removeprefix("no baseline: ")
@@ -268,7 +268,7 @@ def _measured(study: Study, measured_s: float | None, log: str | None) -> tuple[
     times = [m.step_time_s for line in log.splitlines() if (m := read(line)) is not None and m.step_time_s]
     if len(times) < 2:
         raise SpecError(
-            f"the log shows {len(times)} steps with their times, as the trainer {study.trainer} writes them",
+            f"the log must show at least 2 step times in the format of the trainer {study.trainer}, but it shows {len(times)}",
             remedy="give the step time: --measured 2.1s",
             field="--log",
         )

@@ -172,14 +172,14 @@ def _together(review: Review) -> Iterator[str]:
     if review.together is None:
         more = review.best_gain - 1.0
         if review.fits is False:
-            yield "no edit makes it fit with these ranks and this batch: use more GPUs, or knobs that the launch does not have"
+            yield "no edit makes it fit with these ranks and this batch: use more GPUs, or knobs that the launch does not set"
         elif (edit := review.worth_a_trial) is not None:
-            yield f"no edit is certain to gain; worth a trial: {_changes(edit)}: {_gain_of(edit, review)}, {_memory(edit.memory_bytes)}"
+            yield f"no edit is certain to be faster; worth a trial: {_changes(edit)}: {_gain_of(edit, review)}, {_memory(edit.memory_bytes)}"
             yield from _where(edit)
         elif more >= 0.03:
-            yield f"no edit is certain to gain: the best guess is {more:+.0%}, but its interval includes losses; a trial, or --measured, would tell"
+            yield f"no edit is certain to be faster: the best guess is {more:+.0%}, but its interval includes losses; run a trial, or give --measured"
         else:
-            yield "nothing better than 3% is to be had"
+            yield "no edit gains 3% or more"
     elif len(review.edits) > 1:
         together = review.together
         yield (

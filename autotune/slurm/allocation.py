@@ -160,7 +160,7 @@ def ask(*argv: str, folder: Path | None = None) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RunnerError(
-            f"{argv[0]} cannot be asked: {error}", remedy="check Slurm with `sinfo`", field="slurm"
+            f"{argv[0]} could not run: {error}", remedy="check Slurm with `sinfo`", field="slurm"
         ) from None
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip())[-500:]

@@ -35,7 +35,7 @@ def slurm_cluster(*, spare_nodes: int = 0) -> ClusterSpec:
         )
     if job.num_nodes <= spare_nodes:
         raise SpecError(
-            f"trials need a node in addition to the {spare_nodes} spare ones, but the job {job.job} has {job.num_nodes} in all",
+            f"the job must have more nodes than slurm.spare_nodes, but job {job.job} has {job.num_nodes} nodes and spare_nodes is {spare_nodes}",
             remedy="ask for more nodes, or lower slurm.spare_nodes",
             field="slurm.spare_nodes",
         )
@@ -80,7 +80,7 @@ def cluster_from(nodes: Sequence[Mapping[str, Any]], *, num_nodes: int) -> Clust
     if given := max(int(node["given_gpus"]) for node in nodes):
         raise SpecError(
             f"Slurm gives this job {given} GPUs on each node, but there is no CUDA driver to query",
-            remedy="write what they are: cluster: {gpu: NAME, num_nodes: N, gpus_per_node: G} (`autotune clusters` lists names)",
+            remedy="name them: cluster: {gpu: NAME, num_nodes: N, gpus_per_node: G} (`autotune clusters` lists names)",
             field="cluster",
         )
     least = min(nodes, key=lambda node: int(node["memory_bytes"]))

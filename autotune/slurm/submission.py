@@ -56,19 +56,19 @@ def submission(
         said := {"nodes": job.nodes, "gpus_per_node": job.gpus_per_node}
     ) != dict.fromkeys(said):
         raise SpecError(
-            f"the cluster {hardware.name} defines the job's nodes and GPUs, but slurm does too",
+            f"the cluster {hardware.name} already sets the job's nodes and GPUs, but slurm sets them too",
             remedy="leave nodes and gpus_per_node out of slurm, or write cluster: slurm",
             field="slurm.nodes",
         )
     if study.runner == "local" and hardware.num_nodes > 1:
         raise SpecError(
             f"the runner 'local' has one node, but the cluster {hardware.name} has {hardware.num_nodes}",
-            remedy="leave `runner` out, which starts Ray on all nodes of the job; for programs runner: slurm needs no Ray",
+            remedy="leave `runner` out: the job then starts Ray on all its nodes; or write runner: slurm, which starts programs without Ray",
             field="runner",
         )
     if study.runner == "local" and job.container is not None:
         raise SpecError(
-            "the container is for trials that srun starts, but the runner 'local' starts them beside it",
+            "slurm.container needs trials that srun starts, but the runner 'local' starts them outside the container",
             remedy="write runner: slurm for programs, or runner: ray",
             field="runner",
         )
@@ -144,7 +144,7 @@ def check(made: Submission) -> str:
     )
     said = (done.stderr.strip() or done.stdout.strip()).replace("sbatch: ", "")
     if done.returncode and re.search(r"ontact slurm controller|configuration source|resolve controller", said):
-        return f"cannot be asked here: {said.splitlines()[0]}"
+        return f"no answer: {said.splitlines()[0]}"
     if done.returncode:
         raise SpecError(
             f"Slurm would refuse the job: {said}",
@@ -158,7 +158,7 @@ def submit(made: Submission) -> str:
     """Submits the job; its number. Raises `RunnerError` with Slurm's words."""
     if shutil.which("sbatch") is None:
         raise RunnerError(
-            "there is no sbatch on this machine", remedy=f"submit it on a login node: {made.start}", field="on"
+            "sbatch is not installed on this machine", remedy=f"submit it on a login node: {made.start}", field="on"
         )
     number = ask("sbatch", "--parsable", JOB, folder=made.folder).partition(";")[0]
     (made.folder / SUBMITTED).write_text(json.dumps({"job": number}) + "\n")

@@ -324,7 +324,7 @@ SPEC: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "words", "remedy"),
     [
-        ({"trainer": "native"}, "the trainer 'native' trains in processes of autotune's own", "runner: ray"),
+        ({"trainer": "native"}, "the trainer 'native' trains in autotune's own processes", "runner: ray"),
         ({"trainer": {**SPEC["trainer"], "working_dir": "upload"}}, "sends no folder along", "working_dir: shared"),
         ({"runner": {"kind": "slurm", "gpus_per_node": -1}}, "gpus_per_node", ""),
         ({"runner": {"kind": "slurm", "address": "x"}}, "address", ""),

@@ -48,7 +48,7 @@ class RayStep:
             self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=Path.cwd()))
         except OSError as error:
             raise RunnerError(
-                f"Ray's token and address are written to the working folder {Path.cwd()}, which cannot be written: {error.strerror}",
+                f"Ray's token and address are stored in the working folder {Path.cwd()}, which cannot be written: {error.strerror}",
                 remedy="start from a writable folder that all nodes see",
                 field="runner",
             ) from None
@@ -113,7 +113,7 @@ class RayStep:
             if self._process.returncode < 0 or self._process.returncode >= 128:
                 raise self.ended_error()
             raise self._failed(
-                f"Ray could not be started by srun, which ended with {self._process.returncode}: {said[-500:]}"
+                f"srun could not start Ray (exit code {self._process.returncode}): {said[-500:]}"
             )
         ended = {file.name.removeprefix("end-"): file.read_text().split()[0] for file in self._folder.glob("end-*")}
         if ended:

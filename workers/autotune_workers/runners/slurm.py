@@ -43,14 +43,14 @@ class SlurmRunner(ProgramRunner):
         """Raises `RunnerError` for what is no program of the nodes' own, `SpecError` for a wrong option."""
         if study.trainer == NATIVE:
             raise RunnerError(
-                "the runner 'slurm' starts programs, but the trainer 'native' trains in processes of autotune's own",
-                remedy="write runner: ray, which is started on the nodes of the job; or name the trainer that starts your program",
+                "the runner 'slurm' starts programs, but the trainer 'native' trains in autotune's own processes",
+                remedy="write runner: ray, which starts Ray on the job's nodes; or name the trainer that starts your program",
                 field="runner",
             )
         refuse_python_line(study)
         if study.trainer_options.get("working_dir") == UPLOAD:
             raise RunnerError(
-                "the runner 'slurm' sends no folder along, but trainer.working_dir is upload",
+                "the runner 'slurm' cannot upload a folder, but trainer.working_dir is upload",
                 remedy="put the program on a file system that all nodes see and write working_dir: shared; or use runner: ray",
                 field="trainer.working_dir",
             )
@@ -70,7 +70,7 @@ class SlurmRunner(ProgramRunner):
             if size > has:
                 raise RunnerError(
                     f"the smallest config of the space needs {size} {what}, but the job {job.job} has {has}",
-                    remedy="ask Slurm for more, or tune for fewer",
+                    remedy="request more from Slurm, or tune for fewer",
                     field="runner",
                 )
         cls.preflight_there(study, smallest)
@@ -118,9 +118,9 @@ def _job() -> Allocation:
     """The job of this process. Raises `RunnerError` where there is none."""
     job = allocation()
     if job is None or not is_on_a_node(job.hosts()):
-        where = "in none" if job is None else f"on none of the nodes of job {job.job}"
+        where = "not in one" if job is None else f"not on a node of job {job.job}"
         raise RunnerError(
-            f"the runner 'slurm' uses the nodes of a job of Slurm, but this process is {where}",
+            f"the runner 'slurm' uses the nodes of a Slurm job, but this process is {where}",
             remedy="start it on the login node with `autotune tune SPEC --on slurm`, or in an allocation (salloc); on this machine: runner: local",
             field="runner",
         )

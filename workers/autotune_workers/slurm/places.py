@@ -182,7 +182,7 @@ class SlurmPlaces:
                 node.is_lost = True
                 said = f": {step.words}" if step.words else ""
                 message["why"] = (
-                    f"node {node.name} ({node.address}) is lost: it gave no sign of life, or its keeper was killed{said}"
+                    f"node {node.name} ({node.address}) is lost: it stopped responding, or the process that watches it was killed{said}"
                 )
             elif message["event"] == "refused":
                 message["reason"] = f"node {node.name}: {message['reason']}"
@@ -211,12 +211,12 @@ class SlurmPlaces:
             if not answers[node.name]:
                 node.is_lost = True
                 said.append(
-                    (node, {"event": "gone", "why": f"node {node.name} is lost: Slurm can start nothing on it"})
+                    (node, {"event": "gone", "why": f"node {node.name} is lost: Slurm cannot start anything on it"})
                 )
             elif step.has_failed:
-                why = step.words or f"it ended with {step.code}"
+                why = step.words or f"exit code {step.code}"
                 said.append(
-                    (node, {"event": "refused", "reason": f"srun could not start a keeper on {node.name}: {why}"})
+                    (node, {"event": "refused", "reason": f"srun could not start the program on {node.name}: {why}"})
                 )
         step.forget_answers()
         return said
@@ -232,7 +232,7 @@ class SlurmPlaces:
 
     def _job_ended(self) -> JobEndedError:
         return JobEndedError(
-            f"Slurm ended the step of a trial, as when the job {self._job.job} is preempted or cancelled",
+            f"Slurm ended a trial's step, for example because job {self._job.job} was preempted or cancelled",
             remedy="the study continues in the next job",
             field="runner",
         )
@@ -273,15 +273,15 @@ class SlurmPlaces:
     def shortage(self, placement: Placement) -> str:
         """Why such nodes can never be had."""
         if placement.nnodes > len(self._hosts):
-            return f"a config may use as many nodes as the job {self._job.job} has, but this one needs {placement.nnodes} and there are {len(self._hosts)}; use a smaller world size or ask for more nodes"
+            return f"the job must have as many nodes as a config needs, but this one needs {placement.nnodes} and job {self._job.job} has {len(self._hosts)}; use a smaller world size or request more nodes"
         return too_many(placement.nproc_per_node, self._ranks_per_node)
 
     def absence(self, placement: Placement) -> str:
         """Nodes that are lost, or that srun has not started yet."""
         if self._lost:
-            return f"{', '.join(self._lost)} can be reached neither by its keeper nor by Slurm"
+            return f"{', '.join(self._lost)} cannot be reached"
         starting = [node.name for step in self._steps if not step.is_ending for node in step.nodes if not node.ready]
-        return f"srun has not started it on {', '.join(starting)} yet" if starting else ""
+        return f"srun has not started the program on {', '.join(starting)} yet" if starting else ""
 
     def close(self) -> None:
         """Ends all programs, and waits until their steps are over."""
