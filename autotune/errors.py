@@ -8,7 +8,7 @@
     ├── ExportError (ValueError)          a trainer cannot express the configuration
     ├── MissingExtraError (ImportError)   an optional dependency is not installed; the remedy names the extra that brings it
     ├── ProgramError (RuntimeError)       the study's program does not work with any config (exit code 1)
-    ├── DryRunError (RuntimeError)        the model cannot be run dry: the operator or line is named, and what to do
+    ├── DryRunError (RuntimeError)        the model cannot be dry-run: the operator or line is named, and what to do
     ├── RunnerError (RuntimeError)        trials cannot run here: Ray does not start, no ranks, missing data
     │   ├── ClusterTooSmallError          the cluster has fewer ranks than any config needs; nodes that are away may come back
     │   └── JobEndedError                 the scheduler ends the job that the trials run in; the study goes on in its next one

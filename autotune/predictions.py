@@ -181,13 +181,13 @@ def _sources(
     """Where the constants come from, and the memory of these configs. `problem`: why nothing could be run dry, where that was tried."""
     source = (known_constants(study.workload, store, program_of(study)) or calibration_for(study.workload)).source
     if problem:
-        return f"{source}; memory by the formulas of a decoder, because a dry run was impossible: {problem}"
+        return f"{source}; memory from a decoder's formulas, because a dry run was impossible: {problem}"
     runs = calibration.dry_runs if calibration is not None else None
     if calibration is None or runs is None or not runs.points:
         return source
     spread = float(np.median(spread_of(space, calibration))) * Z90
-    failed = next((f"; {config} cannot be run dry: {reason}" for config, reason in runs.failed.items()), "")
+    failed = next((f"; {config} cannot be dry-run: {reason}" for config, reason in runs.failed.items()), "")
     return (
-        f"{source}; memory by dry runs of {len(runs.points)} configs, of others by formulas that these correct "
-        f"(here give or take {spread:.0%}){failed}"
+        f"{source}; memory from dry runs of {len(runs.points)} configs; for others, from formulas that the runs correct "
+        f"(here within {spread:.0%}){failed}"
     )

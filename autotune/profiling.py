@@ -37,8 +37,8 @@ WIDE = 0.05
 LOOKED_AT = 20_000
 """configs among which the widest is looked for"""
 FIRST_PROFILE = (
-    "no dry runs of this model are kept yet: up to {count} configs are run dry, once, which may take minutes; "
-    "--no-profile answers at once, with the memory by the formulas of a decoder"
+    "first plan of this model: up to {count} configs are dry-run once, which may take minutes; "
+    "--no-profile skips this and takes the memory from a decoder's formulas"
 )
 """what to say before the first dry run, where a person waits"""
 OnRun = Callable[[int, int, str], None]
@@ -94,7 +94,7 @@ def profile_study(
 def _refuse(workload: Workload) -> None:
     """Raises `DryRunError` where dry runs do not tell of the workload's memory."""
     model, code = workload.model, workload.model.code
-    remedy = "plans and searches take the memory from the formulas; `autotune fit --config` runs one config dry"
+    remedy = "plans and searches take the memory from the formulas; `autotune fit --config` dry-runs one config"
     if workload.trainer not in PLAYED_TRAINERS:
         raise DryRunError(
             f"dry runs give the memory of trainers whose code they run ({', '.join(PLAYED_TRAINERS)}), but trainer={workload.trainer}",
@@ -193,9 +193,9 @@ def profile_document(found: DryRuns, space: SearchSpace, constants: Calibration)
 
 def profile_lines(document: dict[str, Any]) -> list[str]:
     """The same in sentences."""
-    others = f"that of the others of {document['configs']:,} from formulas that these runs correct, give or take {document['spread']:.1%}"
+    others = f"and that of the other configs ({document['configs']:,} in all) from formulas that the runs correct, within {document['spread']:.1%}"
     lines = [
-        f"{len(document['runs'])} configs were run dry: plan, estimate and tune take their memory from that, and {others}"
+        f"{len(document['runs'])} configs were dry-run: plan, estimate and tune take their memory from these runs, {others}"
     ]
     lines += [f"{check['config']}: by the other runs {check['error']:+.1%}" for check in document["checks"]]
     return lines + [f"not run, {config}: {reason}" for config, reason in document["failed"].items()]

@@ -99,7 +99,7 @@ def test_configs_that_cannot_be_run_dry_are_named_and_not_tried_again() -> None:
     again = FakeDryRunner(error=FAILS)
     assert ensure_profile(own, store, runner=again) == ""
     assert again.asked == []
-    assert "cannot be run dry: the model looks at a value" in api.plan_of(own, store=store).source
+    assert "cannot be dry-run: the model looks at a value" in api.plan_of(own, store=store).source
 
 
 def test_dry_runs_of_another_format_are_made_anew() -> None:
@@ -193,7 +193,7 @@ def test_plan_makes_the_profile_once_and_estimate_and_tune_use_it(
 
     assert "memory" not in said("plan", "--no-profile")
     first = said("plan")
-    assert f"up to {MOST_RUNS} configs are run dry, once, which may take minutes; --no-profile answers at once" in first
+    assert f"up to {MOST_RUNS} configs are dry-run once, which may take minutes; --no-profile skips this" in first
     assert f"dry run 1 of at most {MOST_RUNS}: " in first
     assert "memory by dry runs of 4 configs" in first
     again = said("estimate", "--config", "dp=2,precision=fp32,zero_stage=3")

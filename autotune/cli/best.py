@@ -241,7 +241,7 @@ def _print_evidence(document: dict[str, Any]) -> None:
         first = config_label(ParallelConfig.from_dict(left["best"]["config"])) if left["best"] else ""
         print(
             f"measured: {left['measured']} of {left['legal']:,} valid configs"
-            + (f"; of the others the cost model predicts most for {first}" if first else "")
+            + (f"; of the others, {first} has the highest predicted speed" if first else "")
         )
     if "source" in document:
         for remark in document["notes"]:

@@ -35,7 +35,7 @@ def diagnose(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Find what holds a run back: causes ordered by cost, each with evidence, a way to make sure, and what to change.
+    """Find what slows a run down: causes ordered by cost, each with evidence, a way to confirm it, and what to change.
 
     What was seen of each rank is there for trials, and for runs under `autotune run --diagnose`. A log alone tells less.
     """

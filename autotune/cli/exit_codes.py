@@ -6,6 +6,6 @@ FAILED = 1
 BAD_INPUT = 2
 """the command line, the spec or another argument is wrong"""
 AWAY = 3
-"""a store or service is away: it cannot be reached, or not be written now; the same command may succeed later"""
+"""a store or service is unavailable: it cannot be reached, or not be written now; the same command may succeed later"""
 INTERRUPTED = 130
 """stopped by Ctrl-C (128 + SIGINT) or by the end of its job; all measurements are stored"""

@@ -56,7 +56,7 @@ def write_job(
     if on == KUBERNETES:
         if submits:
             raise SpecError(
-                "--submit is for Slurm; a job of Kubernetes is started with kubectl, which is told where",
+                "--submit works with --on slurm only; a Kubernetes job is started with kubectl",
                 remedy="leave --submit out, and run the command that is printed",
                 field="--submit",
             )

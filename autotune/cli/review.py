@@ -70,7 +70,7 @@ def review(
         bool,
         typer.Option(
             "--kubeflow",
-            help="TARGET is a TrainJob or an AdmissionReview of one (`-`: of stdin): print its JSON patch, or the response with it.",
+            help="Read TARGET (`-`: stdin) as a TrainJob or an AdmissionReview, and print the JSON patch or the admission response.",
         ),
     ] = False,
     everything: Annotated[

@@ -147,7 +147,7 @@ def serve(
         if json:
             emit({"url": url, "access": access})
         note(access)
-        note(f"autotune serves at {url}; Ctrl-C ends it; running studies continue at the next start")
+        note(f"autotune serves at {url}. Ctrl-C ends it, and running studies continue at the next start")
 
     serve_until_stopped(options, store_url=store, on_ready=ready)
 

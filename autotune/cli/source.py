@@ -196,7 +196,7 @@ class FolderSource(LocalSource):
 
         wish(self._folder, action)
         found = self.status(study_id)["study"]
-        return {"study": {**found, "message": f"{action} requested: its job reacts within a second"}}
+        return {"study": {**found, "message": f"{action} requested: the job reacts within a second"}}
 
     def close(self) -> None:
         """Removes this process's copy."""
@@ -216,7 +216,7 @@ def in_folder(study: str, store: str | None, url: str | None, folder: Path | Non
         return study, store
     if store or url:
         raise SpecError(
-            "--in names the place of the results, but --store or --url does too",
+            "--in says where the results are, but --store or --url does too",
             remedy="leave one of them out",
             field="--in",
         )

@@ -194,7 +194,7 @@ class StudySummary(ToolAnswer):
     cluster: str
     trials: int
     speedup: float | None
-    """best config against the default one in tokens per second"""
+    """tokens per second of the best config relative to the baseline"""
 
 
 class TargetConfig(ToolAnswer):

@@ -139,7 +139,7 @@ def import_draft(
         entries.append(Entry(key="runner", value="local"))
     if "steps" in reading.options:
         notes.append(
-            f"the run's length is left to the trials; an export takes it as --option steps={reading.options['steps']}"
+            f"trials have their own number of steps; give the run's to an export: --option steps={reading.options['steps']}"
         )
     if settings:
         notes.append(f"kept unchanged and written to every export: {', '.join(dotted(settings))}")

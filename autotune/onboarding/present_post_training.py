@@ -38,7 +38,7 @@ def post_training_entries(reading: Reading, seq_len: int) -> tuple[Entry, ...]:
         name: {"mean": max(round(SHARE * most), 1), "max": most} for name, most in zip(_LENGTHS, longest, strict=True)
     }
     how = "fill in: lengths of prompts and responses, as mean and percentiles or as {log: run.log} from your own run"
-    speed = "fill in: generated tokens per second and GPU, or `log: run.log` instead"
+    speed = "fill in: generated tokens per second per GPU, or `log: run.log` instead"
     tokens = rl.get("micro_batch_tokens")
     knobs = {"micro_batch_tokens": [tokens, 2 * tokens]} if tokens else {}
     return (

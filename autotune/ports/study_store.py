@@ -101,7 +101,7 @@ class HistoryReader(Protocol):
     def best(
         self, *, one_each: bool = False, limit: int = 10, **filters: Unpack[HistoryFilter]
     ) -> list[tuple[StudyRecord, Trial]]:
-        """Best measured trials by the tokens per second and GPU of the cluster at which they stand, best first, one for each workload and config.
+        """Best measured trials by the tokens per second per GPU of the cluster at which they stand, best first, one for each workload and config.
 
         A config that was measured more than once is represented by its median, the lower one of an even number. Simulated measurements
         count only where there is no real one. It stands at what the finals of its median's study say (`autotune.reward.ranking`); of those that

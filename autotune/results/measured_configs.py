@@ -1,6 +1,6 @@
 """The measured configs of a model and cluster across all studies, best first, and what evidence they are.
 
-Order: by the tokens per second and GPU of the cluster at which they stand (`autotune.reward.ranking`). Where the question names an objective: by its reward among the measurements of one workload, the
+Order: by the tokens per second per GPU of the cluster at which they stand (`autotune.reward.ranking`). Where the question names an objective: by its reward among the measurements of one workload, the
 fastest one's, relative to the baseline there, so that the results of several studies are compared by one measure.
 """
 

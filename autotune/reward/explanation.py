@@ -160,7 +160,7 @@ def _against_prediction(trial: Trial, m: Measurement) -> list[str]:
     if trial.estimate is None:
         return []
     predicted = float(trial.estimate.tokens_per_s)
-    ratio = f"{m.tokens_per_s / predicted:.2f} times the {predicted:,.0f} that were predicted for it"
+    ratio = f"{m.tokens_per_s / predicted:.2f} times the predicted {predicted:,.0f}"
     return [f"it reached {m.tokens_per_s:,.0f} tokens/s, {ratio}: such ratios correct the target's ranking"]
 
 
@@ -309,4 +309,4 @@ def loss_in_words(m: Measurement) -> str:
     side = f"{abs(c.excess):.3g} {'above' if c.excess >= 0 else 'below'}"
     apart = side if abs(c.excess) >= LEAST_LOSS else "the same as"
     chance = f"; noise {c.noise:.2g}" if c.noise >= LEAST_LOSS else ""
-    return f"after {c.tokens:,} tokens its loss was {apart} that of {others} ({c.loss:.3g}), with other batches{chance}"
+    return f"after {c.tokens:,} tokens its loss was {apart} that of {others} ({c.loss:.3g}), on different batches{chance}"

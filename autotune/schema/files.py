@@ -222,7 +222,7 @@ def locate(text: str, base: Path | None, *, field: str) -> Path:
             field=field,
         )
     if "\0" in text:
-        raise SpecError("a path cannot hold a zero byte", field=field)
+        raise SpecError("a path cannot contain a zero byte", field=field)
     return (base / Path(text).expanduser()).resolve()
 
 

@@ -123,7 +123,7 @@ def _why_not_json(node: str | float | None) -> str:
     """Why a plain value is none of JSON, in words; empty when it is one."""
     if isinstance(node, str):
         is_whole = node.isascii() or not _HALF.search(node)
-        return "" if is_whole else f"a spec's text must be Unicode, but {node[:40]!a} contains half a character"
+        return "" if is_whole else f"a spec's text must be Unicode, but {node[:40]!a} contains an unpaired surrogate"
     if isinstance(node, int):
         return "" if abs(node) < 1 << 63 else "a spec's whole numbers must be below 2^63, but one is larger"
     if isinstance(node, float) and not math.isfinite(node):

@@ -138,7 +138,7 @@ class RolloutDocument(Document, defer_build=True):
         Positive | Annotated[dict[StrictInt | StrictStr, Positive], Field(min_length=1, max_length=64)] | None
     ) = Field(
         default=None,
-        description="generated tokens per second and GPU, or by tensor-parallel degree: {1: 2400, 2: 2100}",
+        description="generated tokens per second per GPU, or by tensor-parallel degree: {1: 2400, 2: 2100}",
     )
     generation_s: Seconds | None = Field(
         default=None, description="seconds to generate a step's responses, instead of tokens_per_s_per_gpu"

@@ -309,7 +309,7 @@ class ContainerDocument(Document, defer_build=True):
 
     image: Word = Field(description="file (.sqsh) or name, as `srun --container-image` takes it")
     mounts: Annotated[list[Word], Field(max_length=100)] = Field(
-        default_factory=list, description="FOLDER or FOLDER:WHERE, beside the folder of the study"
+        default_factory=list, description="folders to mount in addition to the study's: FOLDER or FOLDER:WHERE"
     )
 
 
@@ -347,10 +347,10 @@ class SlurmDocument(BaseModel):
     account: Word | None = None
     qos: Word | None = None
     nodes: Annotated[StrictInt, Field(ge=1, le=1 << 20)] | None = Field(
-        default=None, description="number, with `cluster: slurm`; otherwise it follows from the cluster"
+        default=None, description="only with `cluster: slurm`; otherwise it follows from the cluster"
     )
     gpus_per_node: Annotated[StrictInt, Field(ge=0, le=1 << 12)] | None = Field(
-        default=None, description="number, with `cluster: slurm`; otherwise it follows from the cluster"
+        default=None, description="only with `cluster: slurm`; otherwise it follows from the cluster"
     )
     requeue: StrictBool = Field(
         default=False,
@@ -359,9 +359,9 @@ class SlurmDocument(BaseModel):
     spare_nodes: Annotated[StrictInt, Field(ge=0, le=1024)] = Field(
         default=0, description="extra nodes that replace lost ones"
     )
-    exclusive: StrictBool = Field(default=True, description="whether the job has its nodes exclusively")
+    exclusive: StrictBool = Field(default=True, description="whether the job gets whole nodes")
     setup: Annotated[list[Line], Field(max_length=100)] = Field(
-        default_factory=list, description="lines of the script before autotune starts, such as modules and environments"
+        default_factory=list, description="script lines to run before autotune starts, e.g. to load modules"
     )
     container: ContainerDocument | None = None
 
@@ -405,22 +405,22 @@ class KubernetesDocument(Document, defer_build=True):
     image: Word = Field(description="container image with autotune, Ray, the program and its libraries")
     time: JobTime | None = Field(
         default=None,
-        description="limit, e.g. 4h, from the start of the first pod: a winner is named before; the job is ended 15 minutes later at the latest. Without it there is none",
+        description="time limit from the start of the first pod, e.g. 4h. A winner is named before it, and the job is ended at most 15 minutes after it. Default: none",
     )
-    namespace: Word | None = Field(default=None, description="that of kubectl's context when left out")
+    namespace: Word | None = Field(default=None, description="namespace of the job; default: kubectl's context")
     queue: Word | None = Field(default=None, description="local queue of Kueue")
     store: Word | None = Field(
         default=None, description="secret whose key `url` is the address of the PostgreSQL that keeps the results"
     )
     results: Word | None = Field(
-        default=None, description="in the place of `store`: folder of a volume; each study gets one of its own in it"
+        default=None, description="instead of `store`: a folder on a volume; each study gets its own subfolder"
     )
     files: Annotated[list[Word], Field(max_length=100)] = Field(
         default_factory=list,
-        description="files beside the spec that the pods get too, such as the program: 1 MiB in all",
+        description="files beside the spec to send to the pods, such as the program; at most 1 MiB in all",
     )
     env_from: Annotated[list[Word], Field(max_length=20)] = Field(
-        default_factory=list, description="secrets whose keys become variables of the pods"
+        default_factory=list, description="secrets whose keys become environment variables of the pods"
     )
     volumes: Annotated[list[VolumeDocument], Field(max_length=20)] = Field(default_factory=list)
     cpus: Annotated[StrictInt, Field(ge=1, le=1 << 12)] | None = Field(default=None, description="CPUs of each pod")
@@ -429,10 +429,10 @@ class KubernetesDocument(Document, defer_build=True):
     )
     gpu_resource: Word = Field(default="nvidia.com/gpu", description="what Kubernetes calls the GPUs")
     node_selector: Annotated[dict[StrictStr, StrictStr], Field(max_length=20)] = Field(
-        default_factory=dict, description="labels of the nodes that the pods want"
+        default_factory=dict, description="labels of the nodes to run on"
     )
     retries: Annotated[StrictInt, Field(ge=0, le=100)] = Field(
-        default=2, description="how often a job that failed begins again; it goes on with the same study"
+        default=2, description="how often a failed job is restarted; it continues the same study"
     )
 
 

@@ -51,7 +51,7 @@ class RetriedRay:
             return ray.ended()
         lost = sorted(ray.studies)
         log.warning("%s; it is started again", ray.health())
-        self._ray, self._problem = None, "the Ray cluster has died and is being started again"
+        self._ray, self._problem = None, "the Ray cluster died and is being restarted"
         ray.close(0.0)
         self._thread = self._begin()
         return [Ended(study=study, code=LOST) for study in lost]

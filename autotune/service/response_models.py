@@ -88,7 +88,7 @@ class StudySummary(Answer):
     created_at: str
     waits_behind: Plain | None = Field(
         default=None,
-        description="{studies, owners} that are started before it while it waits; only in the answer of one study",
+        description="while it waits: how many studies of how many owners start before it, as {studies, owners}; only in the response for one study",
     )
     started_at: str | None
     ended_at: str | None

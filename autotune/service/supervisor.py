@@ -305,7 +305,7 @@ class Supervisor:
     def _fail(self, record: StudyRecord, trouble: _Trouble) -> None:
         how = f"killed by signal {-trouble.code}" if trouble.code < 0 else f"exit code {trouble.code}"
         message = (
-            f"its process died {trouble.crashes} times without ending a trial in between (last: {how}); "
+            f"its process died {trouble.crashes} times without finishing a trial (last: {how}); "
             f"see the log of study {record.id}, fix the cause and submit the study again"
         )
         try:

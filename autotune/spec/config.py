@@ -73,7 +73,7 @@ class ParallelConfig(Plain):
     accumulation_steps: int = knob(
         "count",
         1,
-        "micro-batches per optimizer step and data-parallel rank",
+        "micro-batches per optimizer step on each data-parallel rank",
         label="acc{}",
         unit="micro-batches",
         always_shown=True,

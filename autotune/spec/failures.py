@@ -50,7 +50,7 @@ class Failures:
         if self.checkpoint_s is None and (self.checkpoint_bytes is None or self.write_bytes_per_s is None):
             raise SpecError(
                 "the cost of a checkpoint is missing: give its seconds, or its size and the bandwidth of the storage",
-                remedy="say failures.checkpoint_s, e.g. 60 s, or checkpoint_bytes and write_bytes_per_s",
+                remedy="give failures.checkpoint_s, e.g. 60 s, or checkpoint_bytes and write_bytes_per_s",
                 field="failures.checkpoint_s",
             )
 
@@ -112,7 +112,7 @@ class CheckpointPolicy(Plain):
     def text(self) -> str:
         """In words."""
         steps = f" ({self.interval_steps:,} steps)" if self.interval_steps else ""
-        return f"checkpoints: cheapest every {format_duration(self.interval_s)}{steps}; {self.lost_share:.1%} of the time is lost to saving, repeated work and restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"
+        return f"checkpoints: best every {format_duration(self.interval_s)}{steps}; {self.lost_share:.1%} of the time is lost to saving, repeated work and restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"
 
 
 def policy_for(study: Study, config: ParallelConfig, step_s: float | None) -> CheckpointPolicy | None:

@@ -61,7 +61,7 @@ class KnobUse:
             *(f"the {self.part} declares {name}, which is not a knob" for name in strange),
             *(f"{name}: the {self.part} {' and '.join(said)}" for name, said in twice.items() if len(said) > 1),
             *(
-                f"the {self.part} declares that it cannot {name}={value}, which {name} is never"
+                f"the {self.part} declares that it cannot {name}={value}, but {name} never has this value"
                 for name, value in sorted(single)
                 if name in KNOBS and value not in map(KNOBS[name].text, KNOBS[name].values)
             ),

@@ -100,5 +100,5 @@ def place_anew(connection: Connection, study: int, result: Mapping[str, Any]) ->
 
 
 def finals_per_gpu(result: Mapping[str, Any], num_gpus: int) -> dict[int, float]:
-    """By config key, tokens per second and GPU of the cluster in a study's finals, the winner's first. `result`: of its record."""
+    """By config key, tokens per second per GPU of the cluster in a study's finals, the winner's first. `result`: of its record."""
     return {config_key(config): speed / num_gpus for config, speed in speeds_in_finals(result).items()}

@@ -210,7 +210,7 @@ def best(
     one_each: bool,
     limit: int,
 ) -> list[tuple[StudyRecord, Trial]]:
-    """Representatives of configs, by the tokens per second and GPU of the cluster at which they stand, best first. See `autotune.ports.HistoryReader.best`."""
+    """Representatives of configs, by the tokens per second per GPU of the cluster at which they stand, best first. See `autotune.ports.HistoryReader.best`."""
     order = (records.c.standing.desc(), records.c.throughput.desc(), records.c.trial)
     picked = select(records.c.trial).order_by(*order)
     if gpu or num_gpus is not None or seq_len is not None:

@@ -88,7 +88,7 @@ class StudyFolder:
         except OSError as error:
             raise StoreUnavailableError(
                 f"the last copy of the store could not be written to {self._folder}: {error}",
-                remedy=f"make room there, then copy {self.path} on {os.uname().nodename} to {self._folder / COPY}",
+                remedy=f"free some space there, then copy {self.path} on {os.uname().nodename} to {self._folder / COPY}",
             ) from None
         finally:
             self._give_back(keep_local=not is_kept)

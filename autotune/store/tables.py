@@ -122,7 +122,7 @@ trials = Table(
     Column("purpose", Text, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("failure", Text),
-    Column("throughput", Float),  # tokens per second and GPU of the cluster; null unless measured, and for proxy trials
+    Column("throughput", Float),  # tokens per second per GPU of the cluster; null unless measured, and for proxy trials
     Column("reward", Float),
     Column("created_us", BigInteger, nullable=False),
     Column("started_us", BigInteger),
@@ -249,7 +249,7 @@ observed = Table(
     Column("config", Text, nullable=False),
     Column(
         "throughput", Float
-    ),  # tokens per second and GPU of the cluster; null unless workload, config and steps are known
+    ),  # tokens per second per GPU of the cluster; null unless workload, config and steps are known
     Column("ended_us", BigInteger, nullable=False),
     Column("kept_us", BigInteger, nullable=False),
     Column("document", LargeBinary, nullable=False),

@@ -239,7 +239,7 @@ def _runner_in_time(
         except ClusterTooSmallError as error:
             if time.monotonic() >= end_s:
                 raise
-            message = f"waits for nodes that are away: {error.message}"
+            message = f"waiting for nodes that are unavailable: {error.message}"
         if lease.record().message != message:
             lease.move(None, message)
             tell(Notice(message=message))

@@ -36,7 +36,7 @@ def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         Rule(
             c.cp > 1 and c.cp_style == "ring" and 0 < window < workload.seq_len,
             "cp_style",
-            f"passing keys on does not attend to the last {window} tokens, as the model does",
+            f"ring attention covers whole sequences, but the model attends only to the last {window} tokens",
             "gather",
         ),
         Rule(
@@ -63,7 +63,7 @@ def model_notes(model: ModelSpec) -> Iterator[str]:
         yield "the rotary scaling 'yarn' of the model's config.json is only carried over with latent attention: set it in the trainer"
     elif scaling and (lost := [name for name in WITHOUT_FLAG if scaling[name] != YARN[name]]):
         said = ", ".join(f"{name}={scaling[name]:g}" for name in lost)
-        yield f"of the model's YaRN {said} has no flag: Megatron-LM takes {', '.join(f'{YARN[name]:g}' for name in lost)}"
+        yield f"Megatron-LM has no flag for {said} of the model's YaRN, and uses {', '.join(f'{YARN[name]:g}' for name in lost)}"
 
 
 def model_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         Rule(
             0 < window < workload.seq_len,
             "workload.seq_len",
-            f"it attends over whole sequences, but each token of the model to {window} before it",
+            f"it attends over whole sequences, but in this model each token attends only to the last {window}",
             window,
             "or use megatron",
         ),

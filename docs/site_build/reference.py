@@ -48,7 +48,7 @@ def commands() -> str:
         "| 0 | done |",
         "| 1 | failed, or no configuration is feasible |",
         "| 2 | the input is wrong |",
-        "| 3 | a store or service is away: it cannot be reached or written now |",
+        "| 3 | a store or service is unavailable: it cannot be reached or written now |",
         "| 130 | interrupted; what was measured is kept |",
         "",
     ]

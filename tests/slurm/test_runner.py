@@ -325,7 +325,7 @@ SPEC: dict[str, Any] = {
     ("changes", "words", "remedy"),
     [
         ({"trainer": "native"}, "the trainer 'native' trains in autotune's own processes", "runner: ray"),
-        ({"trainer": {**SPEC["trainer"], "working_dir": "upload"}}, "sends no folder along", "working_dir: shared"),
+        ({"trainer": {**SPEC["trainer"], "working_dir": "upload"}}, "cannot upload a folder", "working_dir: shared"),
         ({"runner": {"kind": "slurm", "gpus_per_node": -1}}, "gpus_per_node", ""),
         ({"runner": {"kind": "slurm", "address": "x"}}, "address", ""),
     ],
@@ -355,7 +355,7 @@ def test_what_the_job_does_not_have_is_refused(slurm: Path, monkeypatch: pytest.
     )
     monkeypatch.setenv(SRUN, "--container-image=bare.sqsh")
     local = {"cluster": {"gpu": "cpu", "num_nodes": 1, "gpus_per_node": 2}, "runner": "local"}
-    assert "starts them beside it" in said(**local)
+    assert "starts them outside" in said(**local)
     check = load_study({**SPEC, "trainer": {**SPEC["trainer"], "argv": ["/in/the/image", "{micro_batch_size}"]}})
     check_here(check, assemble(check, MemoryStore()).space)
 

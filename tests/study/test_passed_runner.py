@@ -145,7 +145,7 @@ def test_a_study_that_ran_before_waits_under_a_service_for_nodes_that_are_away(
     result = run_study(store, begun.id, leave=True, runner=Returning(looks=2), on_event=hear)
     assert result.record.status is StudyStatus.COMPLETED
     assert [m for m in heard if "away" in m][:1] == [m for m in heard if "away" in m]
-    assert heard[0].startswith("waits for nodes that are away: the smallest config of the space needs")
+    assert heard[0].startswith("waiting for nodes that are unavailable: the smallest config of the space needs")
 
 
 def test_who_waits_for_nodes_can_be_interrupted_and_paused(store: Store) -> None:

@@ -50,7 +50,7 @@ async def best(
     ] = None,
     top: Limit = 1,
 ) -> Response:
-    """The best measured configs of a model across all studies, one row per config, ranked by tokens per second and GPU or by an objective.
+    """The best measured configs of a model across all studies, one row per config, ranked by tokens per second per GPU or by an objective.
 
     Without a model: the best config of each model and cluster. Simulated results are included only with `runner=simulated`. With model and
     cluster, where nothing was measured: the configs of the nearest workload, otherwise the cost model's ranking; `source` says which.

@@ -54,7 +54,7 @@ class TooNoisy(Plain):
     def notes(self) -> tuple[str, ...]:
         """What is said beside the answer."""
         return (
-            f"{self} in its {self.runs} runs, a factor of {self.factor:.2g} but at most {LIMIT} can be averaged out",
+            f"{self} in its {self.runs} runs, a factor of {self.factor:.2g}; at most {LIMIT} can be averaged out",
             f"no speedup is claimed: {REMEDY}",
         )
 

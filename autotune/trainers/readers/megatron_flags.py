@@ -100,7 +100,7 @@ def read(present: PresentConfiguration) -> Reading:
         named = ", ".join(f"--{flag}" for flag in unread)
         keys.remarks.append(f"{keys.name}: {named} may be model sizes, which are not read here: check the spec's model")
     if keys.find("deepspeed") or keys.find("deepspeed-config"):
-        remark = "--deepspeed is of Megatron-DeepSpeed, but exports are launches of Megatron-LM: `autotune init` keeps the program as it is"
+        remark = "--deepspeed belongs to Megatron-DeepSpeed, but exports are launches of Megatron-LM: `autotune init` keeps the program as it is"
         keys.remarks.append(f"{keys.name}: {remark}")
     return Reading(
         knobs=knobs,

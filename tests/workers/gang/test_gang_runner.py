@@ -156,7 +156,7 @@ def test_a_config_that_does_not_fit_the_described_cluster_is_invalid() -> None:
 
 def test_a_config_waits_for_nodes_that_are_away() -> None:
     pools = Elsewhere()
-    pools.away = "one of its 2 nodes is away"
+    pools.away = "one of its 2 nodes is unavailable"
     with GangRunner(pools, patience=Patience(placement_s=0.3)) as runner:
         runner.start(request(measure=HASTY))
         *waits, end = heard(runner, 0.6)

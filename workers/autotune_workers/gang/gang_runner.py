@@ -252,6 +252,6 @@ def too_many(ranks: int, capacity: int) -> str:
     if ranks <= capacity:
         return ""
     return (
-        "a config may use as many ranks as the runner has, but this one needs "
-        f"{ranks} and there are {capacity}; use a smaller world size or more ranks"
+        "a config can use at most as many ranks as the runner has, but this one needs "
+        f"{ranks} and the runner has {capacity}; use a smaller world size or more ranks"
     )

@@ -169,7 +169,7 @@ class ProgramTrial:
     def _refuse_disagreement(self) -> None:
         """A config that the program does not train as the spec says has no measurement."""
         if not self.request.as_it_is and (told := self._probe.disagreement()):
-            remedy = "correct the batch options in trainer.argv, or workload; `autotune check` shows what is said and what is seen"
+            remedy = "correct the batch options in trainer.argv, or workload; `autotune check` compares the spec with what is observed"
             self._fail(FailureKind.INVALID, f"{told}; {remedy}")
 
     def _end_step(self, step: LoggedStep, now_s: float) -> StepsReported:

@@ -55,7 +55,7 @@ class TurnQueue:
                 return events + self._say(reason)
             self._waiting.popleft()
             if self._said_s.pop(request.id, None) is not None:  # its own time begins now
-                events.append(AttemptQueued(id=request.id, reason="resuming: the other run has ended its turn"))
+                events.append(AttemptQueued(id=request.id, reason="resuming: the other run has released this machine"))
             self._begun.add(request.id)
             try:
                 self._begin(request)
