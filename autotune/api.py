@@ -300,7 +300,7 @@ def calibrate(
 
     if cluster not in calibrator_names():
         raise SpecError(
-            f"only the cluster of this machine can be measured, but {cluster!r} is not a registered calibrator",
+            f"a machine can only measure its own cluster, but {cluster!r} is not a registered calibrator",
             remedy=f"use {', '.join(calibrator_names())} on a machine of that cluster",
             field="cluster",
         )

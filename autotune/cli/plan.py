@@ -278,7 +278,7 @@ def _print_post_training(found: Any) -> None:
     if found.rows and found.rows[0].estimate.phases_s is not None:
         phases = found.rows[0].estimate.phases_s.to_dict()
         said = ", ".join(f"{name.replace('_', '-')} {format_duration(s)}" for name, s in phases.items() if s > 0)
-        out.print(f"the step of the first config by phases: {said}")
+        out.print(f"step of the first config by phase: {said}")
     if splits := beside.get("splits"):
         heads = (
             "GPUs that train",

@@ -65,7 +65,7 @@ def submission(
         ranks=hardware.gpus_per_node,
         on_gpu=not hardware.gpu.is_cpu,
     )
-    head = f"# A study of autotune. Needs KubeRay 1.5.1 or newer. Start it: kubectl apply -f {MANIFEST}"
+    head = f"# An autotune study. Needs KubeRay 1.5.1 or newer. Start it: kubectl apply -f {MANIFEST}"
     return Submission(
         folder=folder / name,
         files={SPEC: texts[SPEC], MANIFEST: f"{head}\n{to_yaml_documents(*manifest)}"},

@@ -18,7 +18,7 @@ from autotune.trainers.workload_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MA
 FILL_IN = "FILL-IN"
 """value of an option that the script requires and that nobody but its owner knows"""
 EACH_STEP = "--logging_steps=1"
-OFF_IN_TRIALS = "off in trials; `training` below has yours"
+OFF_IN_TRIALS = "off in trials; `training` below has your value"
 MAX_IDEAS = 4
 """options that are suggested as knobs of the study's own"""
 _OF_RANKS = frozenset(

@@ -285,7 +285,7 @@ def _batches(found: OptionMatches, ranks: RanksToday) -> tuple[Any, str, bool]:
     scales = {max(1, micro // 4), max(1, micro // 2), micro, 2 * micro, 4 * micro}
     return (
         sorted(scale * ranks.replicas for scale in scales),
-        "it cannot accumulate, so each micro-batch is a batch",
+        "no accumulation option was found, so each micro-batch counts as a batch",
         False,
     )
 
@@ -324,7 +324,7 @@ def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
     batch, _, _ = _batches(found, ranks)
     per_step = micro * ranks.replicas_of_trials
     if isinstance(batch, int) and (batch % per_step or (batch != per_step and not _accumulates(found))):
-        return f"a batch of {batch} is not made of micro-batches of {micro} on {ranks.replicas_of_trials} replicas"
+        return f"a batch of {batch} cannot be divided into micro-batches of {micro} on {ranks.replicas_of_trials} replicas"
     return ""
 
 
@@ -417,7 +417,7 @@ def _what_reads(found: OptionMatches) -> str:
     if not script.is_read:
         return f"{script.name} was not found: only its arguments are known"
     if script.overridden:
-        return f"the command of {script.name} overrides values of {script.overridden}: those not in argv keep their values there"
+        return f"the command of {script.name} overrides values of {script.overridden}; values that argv does not set stay as they are in the file"
     if not script.parser:
         known = "; only those on the command line are known" if script.options else ""
         return f"{script.name} has no recognizable options{known}"

@@ -365,7 +365,7 @@ ERRORS: dict[int, str] = {
     408: "The request was not complete in time",
     409: "The study's state forbids it, or the idempotency key was used for another spec",
     413: "The request is too large",
-    415: "A spec comes as JSON or YAML",
+    415: "A spec must be JSON or YAML",
     421: "The Host header is not a name of this service",
     422: "The spec or a parameter is wrong, or nothing in the space is feasible",
     429: "The caller sends too many requests",

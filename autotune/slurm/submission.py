@@ -120,7 +120,7 @@ def _script(
         "# Slurm's signals reach autotune itself, which pauses the study and can continue it.",
         f"exec {autotune} tune {SPEC} --base {shlex.quote(str(base))} {where}".rstrip(),
     ]
-    comment = f"# A study of autotune. Submit it in this folder, which must be visible to all nodes: sbatch {JOB}"
+    comment = f"# An autotune study. Submit it in this folder, which must be visible to all nodes: sbatch {JOB}"
     return "\n".join(["#!/bin/bash", *lines, comment, *body, ""])
 
 

@@ -314,7 +314,7 @@ def _cut_source(cut: ModelSpec) -> str:
     if (read["num_layers"], read.get("num_dense_layers", 0)) != (cut.num_layers, cut.num_dense_layers):
         raise SpecError(
             f"the config.json of {cut.name} must say which layers are dense by their number, but it reads as "
-            f"{read['num_layers']} layers with {read.get('num_dense_layers', 0)} dense ones where {cut.num_layers} and {cut.num_dense_layers} are meant",
+            f"{read['num_layers']} layers with {read.get('num_dense_layers', 0)} dense ones instead of {cut.num_layers} and {cut.num_dense_layers}",
             remedy="give the shape of the model inline",
             field="model",
         )

@@ -318,7 +318,7 @@ class ModelSpec(Plain):
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise SpecError(
-                f"the config.json of {label} has a value of the wrong kind: {error}", field="model"
+                f"the config.json of {label} has a value of the wrong type: {error}", field="model"
             ) from None
 
 

@@ -211,7 +211,7 @@ def check_source(model: ModelSpec) -> ModelSpec:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise SpecError(
-            f"the config.json has a value of the wrong kind: {error}", remedy=_SOURCE, field="source"
+            f"the config.json has a value of the wrong type: {error}", remedy=_SOURCE, field="source"
         ) from None
     return model
 

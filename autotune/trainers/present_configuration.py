@@ -59,7 +59,7 @@ def parse_document(name: str, text: str) -> dict[str, Any]:
         raise SpecError(f"{name} must hold keys and values, but holds {type(found).__name__}", field="FILE")
     if values > MAX_VALUES:
         raise SpecError(
-            f"{name} holds itself, or more than {MAX_VALUES:,} values, so it is not a configuration", field="FILE"
+            f"{name} contains itself, or more than {MAX_VALUES:,} values, so it is not a configuration", field="FILE"
         )
     return found
 

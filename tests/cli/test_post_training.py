@@ -30,7 +30,7 @@ def test_the_command_line_prints_the_phases(run: Any, tmp_path: Path) -> None:
     shown = run("plan", path, "--top", 1)
     assert shown.code == 0, shown.err
     for words in (
-        "the step of the first config by phases: ",
+        "step of the first config by phase: ",
         "best split: ",
         "one more node for training",
         "trainer waits",

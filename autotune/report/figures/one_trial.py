@@ -88,7 +88,7 @@ def _step_times(source: TrialSource) -> Figure | None:
     return Figure(
         name="step_times",
         title="Step times",
-        shows="Seconds of each optimizer step, of the slowest rank.",
+        shows="Seconds of each optimizer step on the slowest rank.",
         how_to_read=f"Each dot is a step; pale dots (the first {source.warmup_steps}) are warm-up and do not count. A triangle is a step above the figure, with its time. Dots on one level mean a reliable measurement; a drift or two levels mean that the machine was also doing something else.",
         svg=plot(
             points,

@@ -86,7 +86,7 @@ class SecondWitness:
         if seen >= LEAST and numbered and abs(counted - seen) > max(1.0, TOLERANCE * seen):
             return f"the log counts {counted} steps but the probe observed {seen} optimizer steps"
         if first.time_from == "arrival" and not numbered and abs(counted - seen) > max(1.0, TOLERANCE * seen):
-            return f"the log has {counted} lines of steps but the probe observed {seen} optimizer steps"
+            return f"the log has {counted} step lines, but the probe observed {seen} optimizer steps"
         said_s, seen_s = median(step.time_s for step in self._logged[1:]), median(self._times_s[1:])
         if first.time_from != "arrival" and abs(said_s - seen_s) > TOLERANCE * seen_s:
             return f"the log says {format_duration(said_s)} per step, the probe observed {format_duration(seen_s)} per optimizer step"
