@@ -37,7 +37,7 @@ def diagnose(
 ) -> None:
     """Find what slows a run down: causes ordered by cost, each with evidence, a way to confirm it, and what to change.
 
-    What was seen of each rank is there for trials, and for runs under `autotune run --diagnose`. A log alone tells less.
+    Trials and runs under `autotune run --diagnose` have observations of each rank. A log alone tells less.
     """
     from autotune.diagnosis import lines_of
 

@@ -247,7 +247,7 @@ def logs(
 ) -> None:
     """Print the history of a study, or the failure of one trial.
 
-    Of a failed trial it prints the kind of failure, the exception and the last log lines.
+    For a failed trial it prints the kind of failure, the exception and the last log lines.
     """
     from autotune.cli.named_study import source_of
     from autotune.cli.source import in_folder

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 _HOW = {
     "model": ("the model's shape", "add --model with a catalog name, a hub id or the path of its config.json"),
-    "cluster": ("the GPUs it runs on", "say --cluster, e.g. --cluster h100-sxm-1x8"),
-    "workload.seq_len": ("the tokens of a sequence", "say --seq-len"),
-    "workload.global_batch_size": ("the sequences per optimizer step", "say --batch"),
+    "cluster": ("the GPUs it runs on", "give --cluster, e.g. --cluster h100-sxm-1x8"),
+    "workload.seq_len": ("the tokens of a sequence", "give --seq-len"),
+    "workload.global_batch_size": ("the sequences per optimizer step", "give --batch"),
     "space.precision": ("the number format", "add --precision bf16, fp16 or fp32"),
     "baseline": ("the config it trains with", "add --config micro_batch_size=4,tp=2,..."),
 }
