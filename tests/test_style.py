@@ -44,6 +44,20 @@ PRIVATE = {
     r"\b[Ll]ate comers?\b": "late contender",
     r"\bin turn(?:;|,| before)": "side by side",
     r"\b(?:of|by) which \d+\b": "N of them",
+    r"\bof which\b": "a second sentence",
+    r"\brun dry\b": "dry-run",
+    r"\bper second and (?:GPU|rank)\b": "per second per GPU",
+    r"\bto be had\b": "the fact, positively",
+    r"\b(?:nodes? (?:are|is)|store is|service is) away\b": "unavailable",
+    r"\bcertain to gain\b": "certain to be faster",
+    r"\bgive or take\b": "within",
+    r"\bmust get (?:shorter|smaller|faster)\b": "should",
+    r"\b[Jj]obs? of (?:a )?(?:Slurm|Kubernetes)\b": "Slurm job",
+    r"\bshall\b": "must",
+    r"\b(?:is|are|was|were|be) told\b": "gets, receives, knows",
+    r"\bstands? beside\b": "is next to",
+    r"\bown number explains\b": "more ranks than cores",
+    r"\bpeculiarit(?:y|ies)\b": "specifics",
 }
 """private words as patterns, each with what is written instead"""
 TEXTS = [
@@ -118,6 +132,11 @@ def test_help_is_imperative() -> None:
         "the first measurement of the default\nconfig",
         "no knob is called 'tpp'",
         "hands back the winner",
+        "two nodes of which one is slow",
+        "nothing better than 3% is to be had",
+        "9k tokens per second and GPU",
+        "a job of Slurm",
+        "two of its nodes are away",
     ],
 )
 def test_a_private_word_is_found(text: str) -> None:

@@ -62,7 +62,7 @@ WAIT_S = 1.0
 """time between two looks whether SIGTERM has come while there is no order"""
 LOOK_S = 0.2
 """time between two readings of the process table; the longest round of the loop"""
-TERMINATED = "its keeper was told to end (SIGTERM)"
+TERMINATED = "the process that watches it received SIGTERM"
 GONE_S = 20.0
 """time that the system gets to end what was killed"""
 LOG_END_S = 10.0
