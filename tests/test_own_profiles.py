@@ -114,7 +114,7 @@ def test_dry_runs_of_another_format_are_made_anew() -> None:
 def test_a_plan_says_where_its_memory_comes_from_and_an_estimate_runs_its_own_config() -> None:
     own, store = study(), MemoryStore()
     ensure_profile(own, store, runner=FakeDryRunner())
-    assert "memory by dry runs of" in api.plan_of(own, store=store).source
+    assert "memory from dry runs of" in api.plan_of(own, store=store).source
     assert "memory" not in api.plan_of(own, store=MemoryStore(), profile=False).source
     runner, config = FakeDryRunner(), api.plan_of(own, profile=False).rows[-1].config
     alone = MemoryStore()
@@ -126,7 +126,7 @@ def test_a_plan_says_where_its_memory_comes_from_and_an_estimate_runs_its_own_co
     assert constants is not None
     expected = run.peak.total_bytes * (1 + constants.fragmentation) + constants.framework_bytes
     assert float(estimate.peak_memory_bytes) == pytest.approx(expected, rel=0.01)
-    assert "memory by dry runs of 1 configs" in source
+    assert "memory from dry runs of 1 configs" in source
 
 
 def test_each_dry_run_is_held_against_what_the_others_say() -> None:
@@ -195,10 +195,10 @@ def test_plan_makes_the_profile_once_and_estimate_and_tune_use_it(
     first = said("plan")
     assert f"up to {MOST_RUNS} configs are dry-run once, which may take minutes; --no-profile skips this" in first
     assert f"dry run 1 of at most {MOST_RUNS}: " in first
-    assert "memory by dry runs of 4 configs" in first
+    assert "memory from dry runs of 4 configs" in first
     again = said("estimate", "--config", "dp=2,precision=fp32,zero_stage=3")
     assert "dry run 1" not in again
-    assert "memory by dry runs of 4 configs" in again
+    assert "memory from dry runs of 4 configs" in again
     assert "dry run 1" not in said("tune", "--json")
     spec.write_text(json.dumps({**document, "model": {"module": "mine:build", "args": {"fails": True}}}))
     failed = said("tune", "--json")

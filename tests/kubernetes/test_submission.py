@@ -189,7 +189,7 @@ def test_paths_are_those_of_the_pods(tune: Tune, tmp_path: Path) -> None:
         ({"kubernetes": {**JOB, "memory": "lots"}}, "memory"),
         ({"kubernetes": {**JOB, "quue": "a"}}, "queue"),
         ({"kubernetes": {**JOB, "volumes": [{"claim": "d", "path": "data"}]}}, "path"),
-        ({"cluster": "local"}, "which nodes it asks for"),
+        ({"cluster": "local"}, "must request known nodes"),
         ({"cluster": "slurm"}, "slurm"),
         ({"runner": "local"}, "cannot use the 2 pods"),
         ({"trainer": {**TRAINER, "env": {"WANDB_API_KEY": "0123456789abcdef"}}}, "looks like a secret"),

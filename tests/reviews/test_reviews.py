@@ -535,5 +535,5 @@ def test_a_gpu_alone_as_the_cluster_of_unknown_ranks_is_one_of_the_things_that_a
     found = review(path, cluster="h100-sxm")
     assert found.study is None
     said = {missing.what: missing.remedy for missing in found.missing}
-    assert said["the number of GPUs: h100-sxm is one"] == "give nodes and GPUs: --cluster h100-sxm-1x8"
+    assert said["the number of GPUs: h100-sxm names a type only"] == "give nodes and GPUs: --cluster h100-sxm-1x8"
     assert len(said) > 3, "all that is missing is said at once"

@@ -149,7 +149,7 @@ def test_a_container_holds_programs_that_the_login_node_cannot_see() -> None:
         ({"output": "x.log"}, "output is written by autotune"),
         ({"signal": "USR2"}, "signal is written by autotune"),
         ({"comment": "two words"}, "must be one word"),
-        ({"nodes": 2}, "defines the job's nodes and GPUs"),
+        ({"nodes": 2}, "already sets the job's nodes and GPUs"),
         ({"setup": ["a\nb"]}, "setup"),
         ({"requeue": "yes please"}, "requeue"),
         ({"-x": 1}, "not an option of sbatch"),
@@ -207,7 +207,7 @@ def test_the_nodes_of_a_job_must_be_counted_where_they_are_not_there_yet() -> No
 def test_without_sbatch_nothing_is_submitted() -> None:
     done = tune("--submit")
     assert done.code == 2
-    assert "no sbatch on this machine" in done.err
+    assert "sbatch is not installed on this machine" in done.err
 
 
 def test_the_answer_for_programs(without_slurm: Path) -> None:
