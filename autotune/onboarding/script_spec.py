@@ -324,7 +324,9 @@ def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
     batch, _, _ = _batches(found, ranks)
     per_step = micro * ranks.replicas_of_trials
     if isinstance(batch, int) and (batch % per_step or (batch != per_step and not _accumulates(found))):
-        return f"a batch of {batch} cannot be divided into micro-batches of {micro} on {ranks.replicas_of_trials} replicas"
+        return (
+            f"a batch of {batch} cannot be divided into micro-batches of {micro} on {ranks.replicas_of_trials} replicas"
+        )
     return ""
 
 

@@ -129,9 +129,7 @@ def _review(
     launch = "\n".join(line for _, line in code_lines(next(iter(found.texts.values()), "")))
     unmodelled = tuple(flag for flag in LOWER_MEMORY if flag in launch)
     if unmodelled:
-        assumed += (
-            f"the cost model ignores the memory saved by {', '.join(unmodelled)}, so the launch may need less",
-        )
+        assumed += (f"the cost model ignores the memory saved by {', '.join(unmodelled)}, so the launch may need less",)
     if missing:
         return Review(
             target=found.name,
@@ -229,7 +227,10 @@ def _completed(
     for key in open_keys:
         what, remedy = _HOW.get(key, (key, f"write {key} into a spec: autotune init {found.name} -o study.yaml"))
         if key == "cluster" and one_gpu:
-            what, remedy = f"the number of GPUs: {one_gpu} names a type only", f"give nodes and GPUs: --cluster {one_gpu}-1x8"
+            what, remedy = (
+                f"the number of GPUs: {one_gpu} names a type only",
+                f"give nodes and GPUs: --cluster {one_gpu}-1x8",
+            )
         elif key == "cluster" and found.asked:
             remedy = f"name the GPU type, e.g. --cluster h100-sxm: the launch requests {found.asked[0]} x {found.asked[1]} GPUs"
         if key == "baseline":

@@ -309,4 +309,6 @@ def loss_in_words(m: Measurement) -> str:
     side = f"{abs(c.excess):.3g} {'above' if c.excess >= 0 else 'below'}"
     apart = side if abs(c.excess) >= LEAST_LOSS else "the same as"
     chance = f"; noise {c.noise:.2g}" if c.noise >= LEAST_LOSS else ""
-    return f"after {c.tokens:,} tokens its loss was {apart} that of {others} ({c.loss:.3g}), on different batches{chance}"
+    return (
+        f"after {c.tokens:,} tokens its loss was {apart} that of {others} ({c.loss:.3g}), on different batches{chance}"
+    )

@@ -223,7 +223,9 @@ def _warn_of_readers(store: str) -> None:
     """Says when other users of this machine can read an SQLite database, as those that older releases made."""
     path = find_location(store).path
     if path is not None and path.exists() and path.stat().st_mode & 0o077:
-        log.warning("other users of this machine can read the database %s; to prevent it, run `chmod 600 %s`", path, path)
+        log.warning(
+            "other users of this machine can read the database %s; to prevent it, run `chmod 600 %s`", path, path
+        )
 
 
 def _listen(options: ServiceOptions) -> socket.socket:

@@ -85,7 +85,9 @@ def set_status(
         names = ", ".join(str(s) for s in expect)
         raise ConflictError(f"study {study_id} must be {names} to become {status}, but is {study.status}")
     if wanted is not None and study.wanted != wanted:
-        raise ConflictError(f"study {study_id} becomes {status} only on the request {wanted!r}, but its request is {study.wanted!r}")
+        raise ConflictError(
+            f"study {study_id} becomes {status} only on the request {wanted!r}, but its request is {study.wanted!r}"
+        )
     now, message = now_us(), study.message if message is None else message
     columns: dict[str, Any] = {name: value for name, value in fields.items() if name != "result"}
     columns |= {"status": str(status), "message": clean(message), "updated_us": now}

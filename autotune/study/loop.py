@@ -206,7 +206,9 @@ class Loop:
             _, number, launch = attempt
             self.lease.adopt_attempt(number, launch)
             self._handle(AttemptAdopted(id=attempt))
-            self.on_event(Notice(message=f"trial {number} continues: its ranks kept running after their controller ended"))
+            self.on_event(
+                Notice(message=f"trial {number} continues: its ranks kept running after their controller ended")
+            )
 
     def _handle(self, event: Event) -> None:
         commands = self.controller.handle(event)

@@ -101,7 +101,5 @@ def profile_first(study: Study, store: Store, tell: OnEvent, *, passed: bool) ->
     problem = ensure_profile(study, store, space=space, on_run=on_run)
     if problem:
         tell(
-            Notice(
-                message=f"memory predictions use a decoder's formulas, because a dry run was impossible: {problem}"
-            )
+            Notice(message=f"memory predictions use a decoder's formulas, because a dry run was impossible: {problem}")
         )

@@ -376,7 +376,9 @@ def completed(knobs: Mapping[str, Any], *, ranks: int | None = None, batch: int 
         _divides(math.prod(steps.values()), batch, f"{_words(steps)} must divide the global batch of {batch}")
         found[missing] = batch // math.prod(steps.values())
     elif batch is not None and len(steps) == 3 and math.prod(steps.values()) != batch:
-        raise SpecError(f"{_words(steps)} must multiply to the global batch, but it is {batch}", field="global_batch_size")
+        raise SpecError(
+            f"{_words(steps)} must multiply to the global batch, but it is {batch}", field="global_batch_size"
+        )
     return found
 
 

@@ -358,7 +358,11 @@ def test_yarn_that_differs_from_deepseeks_is_named() -> None:
     model = ModelSpec(name="mine", **fields_of(document), source=json.dumps(document))
     launch = trainer("megatron").launch(replace(WORKLOAD, model=model), ParallelConfig(dp=8, micro_batch_size=8))
     assert flag(launch, "--rotary-scaling-factor") == "32.0"
-    assert [note for note in launch.notes if "Megatron-LM has no flag for beta_fast=1 of the model's YaRN, and uses 32" in note]
+    assert [
+        note
+        for note in launch.notes
+        if "Megatron-LM has no flag for beta_fast=1 of the model's YaRN, and uses 32" in note
+    ]
 
 
 @pytest.mark.thorough

@@ -187,7 +187,9 @@ def test_a_config_waits_for_a_node_that_is_away_and_runs_when_it_is_back(
     while time.monotonic() < end_s:
         events += runner.poll(0.5)
     assert all(isinstance(event, AttemptQueued) for event in events), events
-    assert any("one of its 2 nodes is unavailable" in event.reason for event in events if isinstance(event, AttemptQueued))
+    assert any(
+        "one of its 2 nodes is unavailable" in event.reason for event in events if isinstance(event, AttemptQueued)
+    )
     node.boot()
     two_nodes.join(node)
     events = events_until_ended(runner, [asked.id], deadline_s=240.0)

@@ -103,7 +103,7 @@ def _peculiar_to_dry_runs(error: BaseException, where: str) -> DryRunError | Non
         if found := re.search(words, str(error)):
             return _without_kernel(found[1], where)
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        runs = f"runs {error.func}, the result of which"
+        runs = f"runs {error.func}, whose result"
         if READ_AS_NUMBER in str(error.func):
             runs = f"reads a tensor as a number (`if`, `while`, `.item()`: {error.func}), which"
         return DryRunError(

@@ -107,7 +107,11 @@ class ClusterCapacity:
             return ""
         had, has = max(map(len, self._seen)), len(self._sizes)
         if has < had:
-            return f"{had - has} of its {had} nodes are unavailable" if had - has > 1 else f"one of its {had} nodes is unavailable"
+            return (
+                f"{had - has} of its {had} nodes are unavailable"
+                if had - has > 1
+                else f"one of its {had} nodes is unavailable"
+            )
         return "its nodes have become smaller"
 
     def _large_enough(self, placement: Placement) -> int:

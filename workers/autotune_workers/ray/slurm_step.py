@@ -112,9 +112,7 @@ class RayStep:
             said = self._process.stderr.read().decode(errors="replace").strip() if self._process.stderr else ""
             if self._process.returncode < 0 or self._process.returncode >= 128:
                 raise self.ended_error()
-            raise self._failed(
-                f"srun could not start Ray (exit code {self._process.returncode}): {said[-500:]}"
-            )
+            raise self._failed(f"srun could not start Ray (exit code {self._process.returncode}): {said[-500:]}")
         ended = {file.name.removeprefix("end-"): file.read_text().split()[0] for file in self._folder.glob("end-*")}
         if ended:
             raise self._failed(f"Ray ended on {', '.join(ended.values())} before it ran on all nodes")
