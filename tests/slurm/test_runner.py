@@ -300,7 +300,7 @@ def refusal(call: Callable[[], object]) -> RunnerError:
 def test_outside_of_a_job_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     said = refusal(SlurmRunner)
-    assert "this process is in none" in said.message
+    assert "this process is not in one" in said.message
     assert "--on slurm" in said.remedy
 
 

@@ -134,7 +134,7 @@ def test_a_container_holds_programs_that_the_login_node_cannot_see() -> None:
     assert "there is no such program here" in outside.err
     beside = tune(runner="local", cluster="h100-sxm-1x8", slurm={"container": {"image": "a.sqsh"}})
     assert beside.code == 2
-    assert "beside it" in beside.err
+    assert "outside the container" in beside.err
     native = tune(runner="slurm")
     assert native.code == 2
     assert "write runner: ray" in native.err
