@@ -128,7 +128,7 @@ def script_draft(
         notes.append(f"no baseline: {why_none}; add the current settings of {source.name} as `baseline:`")
     if is_plain:
         notes.append(
-            f"on CPUs {script.name} computes in fp32 whatever it is told (line {script.plain_on_cpu}), so precision stays fp32"
+            f"on CPUs {script.name} always computes in fp32 (line {script.plain_on_cpu}), so precision stays fp32"
         )
     if dropped := left_out(found, place):
         named = ", ".join(dropped)
