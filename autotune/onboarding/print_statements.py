@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +26,11 @@ from autotune.trainers.pattern_proposals import propose_patterns
 CLOCK = "clock "
 """stands before the expression of a number that only grows with the time"""
 ONCE, EVERY_STEP, NOW_AND_THEN = 0, 1, 4
-_PRINTS = re.compile(r"print\w*|info|write|debug|main_print|master_print|rank0_print|log")
+_PRINTS = re.compile(r"\w*print\w*|(?:\w+_)?info(?:_\w+)?|write|debug|log|log_\w+|\w+_log")
 _LOGS = re.compile(r"log|print|report|display|verbose|rank|master|main_process|is_main|world|local")
 _RARE = re.compile(r"eval|(?<![a-z])val|valid|test|save|ckpt|checkpoint|sampl|generat")
+_JUDGES = re.compile(r"(?!.*(?:train|fit))(?:.*_)?(?:eval\w*|val|valid\w*|test\w*|infer\w*|sample|generate)(?:_.*)?")
+"""names of functions that evaluate, whose lines are none of a step"""
 _NOW = re.compile(r"\b(?:time|perf_counter|monotonic|process_time|default_timer)\(\) - (?P<since>[A-Za-z_][\w.]*)")
 
 
@@ -79,33 +81,46 @@ def print_statements(tree: ast.Module) -> Iterator[Printed]:
     """The print and logger calls whose text holds numbers, in their order."""
     loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.AsyncFor)]
     in_loops = {called_name(call) for loop in loops for call in ast.walk(loop) if isinstance(call, ast.Call)}
-    yield from _statements(tree.body, in_loops, loop=None, every=ONCE)
+    assigned: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            assigned.setdefault(node.targets[0].id, []).append(node.value)
+    texts = {name: values[0] for name, values in assigned.items() if len(values) == 1}
+    yield from _statements(tree.body, in_loops, texts, loop=None, every=ONCE)
 
 
-def _statements(body: list[ast.stmt], in_loops: set[str], *, loop: ast.AST | None, every: int) -> Iterator[Printed]:
+def _statements(
+    body: list[ast.stmt], in_loops: set[str], texts: Mapping[str, ast.expr], *, loop: ast.AST | None, every: int
+) -> Iterator[Printed]:
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if _JUDGES.fullmatch(node.name):
+                continue
             is_called = node.name in in_loops and node.name != "main"
-            yield from _statements(node.body, in_loops, loop=None, every=EVERY_STEP if is_called else ONCE)
+            yield from _statements(node.body, in_loops, texts, loop=None, every=EVERY_STEP if is_called else ONCE)
         elif isinstance(node, ast.ClassDef):
-            yield from _statements(node.body, in_loops, loop=None, every=every)
+            yield from _statements(node.body, in_loops, texts, loop=None, every=every)
         elif isinstance(node, ast.For | ast.While | ast.AsyncFor):
-            yield from _statements(node.body, in_loops, loop=node, every=max(every, EVERY_STEP))
-            yield from _statements(node.orelse, in_loops, loop=loop, every=every)
+            yield from _statements(node.body, in_loops, texts, loop=node, every=max(every, EVERY_STEP))
+            yield from _statements(node.orelse, in_loops, texts, loop=loop, every=every)
         elif isinstance(node, ast.If):
             test = ast.unparse(node.test).lower()
             is_rare = every and (_RARE.search(test) or ("%" in test and not _LOGS.search(test)))
-            yield from _statements(node.body, in_loops, loop=loop, every=NOW_AND_THEN if is_rare else every)
-            yield from _statements(node.orelse, in_loops, loop=loop, every=every)
+            yield from _statements(node.body, in_loops, texts, loop=loop, every=NOW_AND_THEN if is_rare else every)
+            yield from _statements(node.orelse, in_loops, texts, loop=loop, every=every)
         elif isinstance(node, ast.With | ast.AsyncWith):
-            yield from _statements(node.body, in_loops, loop=loop, every=every)
+            yield from _statements(node.body, in_loops, texts, loop=loop, every=every)
         elif isinstance(node, ast.Try):
             for part in (node.body, node.orelse, node.finalbody):
-                yield from _statements(part, in_loops, loop=loop, every=every)
+                yield from _statements(part, in_loops, texts, loop=loop, every=every)
         else:
             for call in ast.walk(node):
                 if isinstance(call, ast.Call) and call.args and _PRINTS.fullmatch(called_name(call)):
-                    parts = tuple(_clocked(part, loop) for part in _parts(call.args[0], call.args[1:]))
+                    is_level = called_name(call) == "log" and "INFO" in ast.unparse(call.args[0])
+                    text, *more = call.args[1:] if is_level and call.args[1:] else call.args
+                    if isinstance(text, ast.Name) and not more:  # line = f"step {step}"; print(line)
+                        text = texts.get(text.id, text)
+                    parts = tuple(_clocked(part, loop) for part in _parts(text, more))
                     if any(isinstance(part, tuple) for part in parts):
                         yield Printed(parts, every, getattr(loop, "lineno", 0))
 
@@ -172,12 +187,16 @@ def _percent(text: str, values: list[ast.expr]) -> Iterator[Any]:
 
 
 def _braces(text: str, values: list[ast.expr]) -> Iterator[Any]:
-    rest = iter(values)
-    for literal_text, spec in re.findall(r"([^{]*)(?:\{[0-9]*(?::([^}]*))?\}|$)", text):
+    """`[{0}/{1}] Time {batch_time.val:.3f}`: by number, in order, or by name."""
+    at = 0
+    for literal_text, field, name, spec in re.findall(r"([^{]*)(\{([\w.\[\]]*)(?:![rsa])?(?::([^{}]*))?\}|$)", text):
         if literal_text:
             yield literal_text
-        if (value := next(rest, None)) is not None:
-            yield ast.unparse(value), spec
+        if name and not name.isdecimal():
+            yield name, spec
+        elif field and (place := int(name) if name else at) < len(values):
+            yield ast.unparse(values[place]), spec
+            at += 1
 
 
 def _format(spec: ast.expr | None) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from autotune.errors import SpecError
 from autotune.onboarding.launch_script import Started
-from autotune.onboarding.print_statements import CountedLoop, Printed, counted_loops, print_statements
+from autotune.onboarding.print_statements import CountedLoop, Printed, counted_loops, patterns_of, print_statements
 from autotune.onboarding.script_options import ScriptOption, constants_of, options_of
 from autotune.onboarding.syntax import called_name, keywords_of, literal_or_none
 
@@ -163,6 +163,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
     imports_parser = bool(options) and all(option.module for option in options)
     whole = ast.Module(body=[*tree.body, *(node for _, module in modules for node in module.body)], type_ignores=[])
     body = whole if imports_parser else tree
+    printed = tuple(print_statements(tree))
     return Script(
         name=name,
         options=options,
@@ -175,7 +176,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         plain_on_cpu=next(_plain_on_cpu(tree), 0),
         formats=frozenset(_formats(whole if imports_parser else tree)),
         overridden=overridden,
-        printed=tuple(print_statements(tree)) or tuple(print_statements(whole)),
+        printed=printed if patterns_of(printed) else tuple(print_statements(whole)),
         loops=tuple(counted_loops(tree)),
     )
 

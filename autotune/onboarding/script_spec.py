@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,8 @@ def script_draft(
         notes.append(
             f"on CPUs {script.name} always computes in fp32 (line {script.plain_on_cpu}), so precision stays fp32"
         )
+    if unsaid := _what_is_not_printed(script, metrics):
+        notes.append(unsaid)
     if dropped := left_out(found, place):
         named = ", ".join(dropped)
         notes.append(
@@ -426,6 +428,23 @@ def _what_reads(found: OptionMatches) -> str:
     return (
         f"{script.name} reads {len(script.options)} options with {script.parser}; those not in argv keep their defaults"
         + ("" if script.started else ": add the ones you use today, such as data and model")
+    )
+
+
+def _what_is_not_printed(script: Script, metrics: Mapping[str, str]) -> str:
+    """What no pattern was found for; empty where all is found, or where the training loop has lines that are known."""
+    if _loop(script) in ("hf_trainer", "lightning"):
+        return ""
+    has_time = any("_per_s" in name or "_time_" in name for name in metrics)
+    found = {"step": "step" in metrics or has_time, "time": has_time, "loss": "loss" in metrics}
+    missing = [word for word, is_found in found.items() if not is_found]
+    if not missing:
+        return ""
+    where = f"the print statements of {script.name}" if script.is_read else f"{script.name}, which was not read"
+    follows = "a loss that diverges is not seen" if has_time else "only the probe times the steps, and only in Python"
+    return (
+        f"no line with a {' or '.join(missing)} was recognized in {where}: {follows}; "
+        "write patterns of its log as `metrics`, or let `autotune init --run` start it and see"
     )
 
 

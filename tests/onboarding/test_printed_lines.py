@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 
+from autotune.onboarding.first_spec import first_draft
 from autotune.onboarding.print_statements import patterns_of, print_statements
 
 LOOP = "import time\nbegin = time.perf_counter()\nfor step in range(9):\n"
@@ -43,3 +45,56 @@ def test_the_line_of_an_evaluation_is_not_that_of_a_step() -> None:
     assert set(proposed(LOOP + logs)) == {"step", "loss"}, "a line of its own interval is that of the steps"
     in_function = "def report(step, loss):\n    print(f'step {step} loss {loss:.3f}')\n"
     assert set(proposed(in_function + LOOP + "    report(step, loss)\n")) == {"step", "loss"}
+
+
+METER = "'Epoch: [{0}][{1}/{2}]\\tTime {batch_time.val:.3f} ({batch_time.avg:.3f})\\tLoss {loss.val:.4f}'"
+
+
+@pytest.mark.parametrize(
+    ("body", "metrics"),
+    [
+        (f"    print({METER}.format(epoch, i, len(loader), batch_time=batch_time, loss=losses))\n", {"step_time_s", "loss"}),
+        ("    logger.info('step %d loss %.3f', step, loss)\n", {"step", "loss"}),
+        ("    logging.info(f'step {step} loss {loss:.3f}')\n", {"step", "loss"}),
+        ("    logger.log(logging.INFO, 'step %d loss %.3f', step, loss)\n", {"step", "loss"}),
+        ("    rank_zero_info('step {step} loss {loss:.3f}'.format(step=step, loss=loss))\n", {"step", "loss"}),
+        ("    line = f'step {step} loss {loss:.3f}'\n    log_main(line)\n", {"step", "loss"}),
+        ("    print('loss {1:.3f} step {0}'.format(step, loss))\n", {"step", "loss"}),
+    ],
+)  # fmt: skip
+def test_loggers_and_formats_with_names_are_read(body: str, metrics: set[str]) -> None:
+    assert set(proposed(LOOP + body)) == metrics
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("print('done')", "no line with a step or time or loss was recognized in the print statements of train.py"),
+        ("print(f'step {step} loss {loss:.3f}')", "no line with a time was recognized"),
+        ("print(f'step {step} time {dt:.2f}s')", "no line with a loss was recognized"),
+        ("print(f'step {step} time {dt:.2f}s loss {loss:.3f}')", ""),
+    ],
+)
+def test_what_the_lines_do_not_say_is_said(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "train.py").write_text(
+        f"import argparse\np = argparse.ArgumentParser()\np.add_argument('--batch-size', type=int)\n{LOOP}    {line}\n"
+    )
+    notes = [note for note in first_draft(tmp_path / "train.py", folder=tmp_path).notes if "was recognized in" in note]
+    assert bool(notes) == bool(said)
+    assert all(note.startswith(said) and "`metrics`" in note and "--run" in note for note in notes)
+
+
+def test_the_lines_of_a_module_count_where_the_script_has_none_of_steps(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(f"{LOOP}    print(f'step {{step}} loss {{loss:.3f}}')\n")
+    (tmp_path / "train.py").write_text(
+        "import argparse, loop\np = argparse.ArgumentParser()\np.add_argument('--batch-size', type=int)\nprint(f'on {n} ranks')\n"
+    )
+    draft = first_draft(tmp_path / "train.py", folder=tmp_path)
+    assert set(draft.document["trainer"]["metrics"]) == {"step", "loss"}
+
+
+def test_the_lines_of_a_function_that_evaluates_are_none_of_a_step() -> None:
+    judges = "def evaluate(model):\n    for i in data:\n        print(f'Clip Loss: {loss:.3f}')\n"
+    assert proposed(judges + LOOP + "    evaluate(model)\n") == {}
+    trains = judges.replace("evaluate", "train_and_evaluate")
+    assert set(proposed(trains + LOOP + "    train_and_evaluate(model)\n")) == {"loss"}
