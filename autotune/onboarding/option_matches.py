@@ -38,6 +38,8 @@ from autotune.onboarding.settings_file import (
 from autotune.spec.usual_names import AMP_FORMATS, FINDS_BATCH, OTHER_DEGREES, OTHER_PARTS, TRACKERS, WORDS, target_of
 
 DEGREES = ("tp", "pp", "cp", "ep")
+_PARTS = re.compile("(fsdp|deepspeed|ds|zero|xla|tpu|dali|horovod)_")
+"""beginnings of names of options that do something only in a launch that has that part"""
 _SUPPLIED = ("local_rank", "rank", "node_rank", "master_addr", "master_port")
 """options that the launcher fills in by the environment"""
 
@@ -166,7 +168,9 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
             if is_log_interval(option):
                 found.log_interval = option if option.present != 1 else None
             elif is_performance_choice(option):
-                found.ideas.append(option)
+                part = _PARTS.match(name)
+                if part is None or any(other.name.startswith(part[0].rstrip("_")) for other in given):
+                    found.ideas.append(option)
             elif option.is_required and option.given is None:
                 found.required.append(option)
         elif meaning.target == "precision" and option.kind == "flag" and not option.is_in_file:

@@ -52,6 +52,15 @@ _PERFORMANCE = re.compile(
 )
 
 
+_OF_WORKERS = re.compile(
+    r"workers?|num|n|data|dataloader|dataset|loader|train|training|per|gpu|rank|device|max|persistent|threads"
+)
+_OF_ELSE = re.compile(
+    r"(?:^|_)(?:eval\w*|val|valid\w*|test\w*|zeroshot|preproc\w*|tokeniz\w*|infer\w*|sampl\w*|generat\w*|ckpt|checkpoint\w*|save|log\w*)(?:_|$)"
+)
+"""words of names that are about something else than steps"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
     """What an option stands for."""
@@ -131,7 +140,11 @@ def is_log_interval(option: ScriptOption) -> bool:
 
 def is_performance_choice(option: ScriptOption) -> bool:
     """Whether the option looks like something that changes the speed and not the result."""
-    return option.kind in ("int", "flag", "text") and _PERFORMANCE.search(_last(option.name)) is not None
+    name = _last(option.name)
+    is_of_else = _OF_ELSE.search(name) or OTHER_PARTS.search(option.name.lower())
+    is_other_worker = "worker" in name and not all(map(_OF_WORKERS.fullmatch, re.split(r"[_.]", name)))
+    is_named = option.kind in ("int", "flag", "text") and _PERFORMANCE.search(name) is not None
+    return is_named and not is_of_else and not is_other_worker
 
 
 def _last(name: str) -> str:

@@ -12,6 +12,7 @@ from autotune.onboarding.option_matches import OptionMatches
 from autotune.onboarding.option_names import OF_MODEL, Meaning
 from autotune.onboarding.script_options import ScriptOption
 from autotune.spec.usual_names import OF_A_RUN
+from autotune.trainers.output_options import OUTPUT_OPTIONS
 from autotune.trainers.placeholders import braced
 from autotune.trainers.workload_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MACHINES
 
@@ -153,12 +154,20 @@ def _kept(found: OptionMatches) -> Iterator[str]:
         if argument.words == ("--",):
             yield "--"
             continue
-        for word in written(argument, found.script.is_read):
+        for word in written(_by_long_name(argument, found), found.script.is_read):
             head, sign, value = word.rpartition("=")
             if value in files:
                 yield f"{head}{sign}{{files}}/{files[value]}"
             elif argument.name or head.lstrip("+") not in told:
                 yield word
+
+
+def _by_long_name(argument: Argument, found: OptionMatches) -> Argument:
+    """A short option that names an output by its long name, by which each trial has its own."""
+    long = next((o.prefix for o in found.script.options if o.name == argument.name and o.prefix.startswith("--")), "")
+    if argument.name in OUTPUT_OPTIONS and long and len(argument.values) == 1:
+        return argument._replace(words=(f"{long}{argument.values[0]}",))
+    return argument
 
 
 def written(argument: Argument, is_joined: bool) -> Iterator[str]:

@@ -56,7 +56,9 @@ def training_of(found: OptionMatches) -> dict[str, Any]:
             value = option.present if option.is_in_file else option.given
             training[target] = value if isinstance(value, int) and not isinstance(value, bool) else None
     for word in trial_words(found):
-        training[word] = own(word.lstrip("-+").partition("=")[0].replace("-", "_"))
+        mine = own(word.lstrip("-+").partition("=")[0].replace("-", "_"))
+        if mine != word:
+            training[word] = mine
     if watched := [word for option in found.trackers for word in given.get(option.name, ())]:
         training[APPEND] = watched
     return training
@@ -130,8 +132,10 @@ def script_draft(
         notes.append(
             f"on CPUs {script.name} always computes in fp32 (line {script.plain_on_cpu}), so precision stays fp32"
         )
-    if unsaid := _what_is_not_printed(script, metrics):
-        notes.append(unsaid)
+    if why_one := _one_config(found, ranks):
+        notes.append(why_one)
+    if not_seen := _what_is_not_printed(script, metrics):
+        notes.append(not_seen)
     if dropped := left_out(found, place):
         named = ", ".join(dropped)
         notes.append(
@@ -227,7 +231,11 @@ def _space(found: OptionMatches, ranks: RanksToday) -> dict[str, Any]:
     if "micro_batch_size" in found.used:
         around = micro or BATCH
         around_it = sorted({max(1, around // 4), max(1, around // 2), around, 2 * around, 4 * around})
-        space["micro_batch_size"] = _choices(found, "micro_batch_size") or around_it
+        offered = _choices(found, "micro_batch_size") or around_it
+        batch, _, is_open = _batches(found, ranks)
+        if isinstance(batch, int) and not is_open:  # the others are in no step of that batch
+            offered = [each for each in offered if batch % each == 0] or offered
+        space["micro_batch_size"] = offered
     elif micro:
         space["micro_batch_size"] = [micro]
     if not _accumulates(found):
@@ -244,6 +252,17 @@ def _space(found: OptionMatches, ranks: RanksToday) -> dict[str, Any]:
         elif target == "zero_stage" and found.template:
             space[target] = list(found.template.stages)
     return {**space, **{knob: [value] for knob, value in found.fixed.items()}}
+
+
+def _one_config(found: OptionMatches, ranks: RanksToday) -> str:
+    """What to do where the batch leaves one micro-batch alone, because no option accumulates; empty elsewhere."""
+    batch, _, _ = _batches(found, ranks)
+    if "micro_batch_size" not in found.used or _accumulates(found) or not isinstance(batch, int):
+        return ""
+    return (
+        f"no option of {found.script.name} is known to accumulate, so a batch of {batch} allows one micro-batch for each number of ranks: "
+        "write as `workload.global_batch_size` a list of the batches that may be trained with, or its option as {accumulation_steps} into argv"
+    )
 
 
 def _choices(found: OptionMatches, target: str) -> list[int]:
