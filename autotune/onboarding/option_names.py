@@ -168,7 +168,8 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
     known = WORDS[target]
     said = [value for value in (option.present, *option.between) if value is not None]
     if option.choices:
-        words: dict[str, Any] = dict(_offered(known, [str(choice) for choice in option.choices]))
+        is_autocast = any(str(value).startswith("amp") for value in (option.default, option.given))
+        words: dict[str, Any] = dict(_offered(known, [*map(str, option.choices)], is_autocast=is_autocast))
     elif target == "precision" and said:
         present = [str(value) for value in said]
         today = {value: word for word in present for value, words in known.items() if word.lower() in words}
@@ -186,17 +187,20 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
         default = next((value for value, word in words.items() if str(word).lower() in _ABSENT), None)
     if default is None and (len(words) < 2 or not option.choices) and not option.between:
         return None
-    if default is not None and default not in words:
-        words[default] = str(option.present)
+    if default is not None and option.present is not None:
+        words[default] = str(option.present)  # as it is started, whatever other words mean nearly the same
     values = sorted(words, key=lambda value: value != default)
     differing = {value: word for value, word in words.items() if word != value}
     return Meaning(target=target, words=differing, values=_typed(target, values), default=default)
 
 
-def _offered(known: Mapping[str, tuple[str, ...]], choices: list[str]) -> Iterator[tuple[str, str]]:
-    """(value, the choice that is it)"""
+def _offered(
+    known: Mapping[str, tuple[str, ...]], choices: list[str], *, is_autocast: bool
+) -> Iterator[tuple[str, str]]:
+    """(value, the choice that is it); of several the first that is of autocast, where the option's present word is."""
     for value, words in known.items():
-        found = (choice for word in words for choice in choices if choice.lower() == word.lower())
+        of_amp = [word for word in words if word.startswith("amp")] if is_autocast else []
+        found = (choice for word in (*of_amp, *words) for choice in choices if choice.lower() == word.lower())
         if (choice := next(found, None)) is not None:
             yield value, choice
 

@@ -149,3 +149,20 @@ def test_autocast_that_is_left_out_on_cpus_is_no_knob_there(
     assert draft.document["space"]["precision"] == ["fp32"]
     assert "precision=fp32" in draft.document["baseline"]
     assert any("on CPUs train.py computes in fp32" in note for note in draft.notes)
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        (" --precision amp_bf16", {"bf16": "amp_bf16", "fp16": "amp"}),
+        (" --precision bf16", {"fp16": "fp16"}),
+        (" --precision pure_bf16", {"bf16": "pure_bf16"}),
+    ],
+)
+def test_the_word_of_today_is_kept_where_others_are_near(tmp_path: Path, given: str, values: dict[str, str]) -> None:
+    choices = ["amp", "amp_bf16", "bf16", "fp16", "pure_bf16", "fp32"]
+    program = f"{ARGPARSE}p.add_argument('--precision', default='fp32', choices={choices})\n"
+    draft = drafted(tmp_path, program, f"python train.py{given}", "h100-sxm-1x1")
+    found = words_of(draft)[1] or {}
+    assert {value: found.get(value, value) for value in values} == values
+    assert "precision=bf16" in draft.document["baseline"]
