@@ -213,7 +213,7 @@ def test_a_file_that_is_not_yaml_says_where_and_why(tmp_path: Path) -> None:
 )
 def test_a_file_whose_aliases_grow_without_end_is_no_configuration(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(text)
-    with pytest.raises(SpecError, match=r"run\.yaml holds itself, or more than 100,000 values"):
+    with pytest.raises(SpecError, match=r"run\.yaml contains itself, or more than 100,000 values"):
         trainer("nanotron").read_config(read_present(tmp_path / "run.yaml"))
 
 

@@ -148,7 +148,7 @@ def test_autocast_that_is_left_out_on_cpus_is_no_knob_there(
     assert words_of(draft) == (None, None)
     assert draft.document["space"]["precision"] == ["fp32"]
     assert "precision=fp32" in draft.document["baseline"]
-    assert any("on CPUs train.py computes in fp32" in note for note in draft.notes)
+    assert any("on CPUs train.py always computes in fp32 (line" in note for note in draft.notes)
 
 
 @pytest.mark.parametrize(
