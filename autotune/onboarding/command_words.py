@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 from autotune.onboarding.settings_program import COMMANDS
@@ -187,6 +187,32 @@ _WRAPPERS = frozenset(
     ]
 )
 """programs that start another one"""
+_OF_NO_EFFECT = frozenset(
+    [
+        "env",
+        "exec",
+        "time",
+        "nohup",
+        "sudo",
+        "stdbuf",
+        "catchsegv",
+        "setsid",
+        "unbuffer",
+        "script",
+        "command",
+        "builtin",
+        "watch",
+        "ts",
+        "bash",
+        "sh",
+        "zsh",
+        "source",
+        ".",
+        "eval",
+        "timeout",
+    ]
+)
+"""those without which the program runs the same"""
 _OF_THE_SHELL = re.compile(
     r"echo|printf|cat|tee|cd|mkdir|rm|cp|mv|ln|ls|export|set|unset|sleep|pip3?|git|wget|curl|tar|unzip|touch|module|ulimit|trap|wait|kill|pkill|grep|sed|awk|"
     r"test|\[|\[\[|read|exit|return|apt(-get)?|yum|nvidia-smi|rocm-smi|huggingface-cli|hf|aws|gsutil|gcloud|ssh|scp|rsync|make|cmake|date|hostname|chmod|find|xargs|"
@@ -224,11 +250,28 @@ class CommandParts:
     is_known: bool
     """whether it is a Python program, or one of `COMMANDS`"""
     arguments: tuple[str, ...]
+    wrapped: tuple[str, ...] = ()
+    """words before the launchers that start another program with an effect on it: `numactl -l`, `conda run -n train`"""
 
 
 def parts_of(words: Sequence[str]) -> CommandParts | None:
     """The parts; None for a command that starts no program of training."""
     words = [_plain(word) for word in words]
+    found = _parts_of(words)
+    if found is None:
+        return None
+    starts = (at for at, word in enumerate(words) if word in found.program.split() or _starts_ranks(words, at))
+    before = [word for word in words[: next(starts, 0)] if not re.match(r"[A-Za-z_]\w*\+?=", word)]
+    names = {word.rpartition("/")[2] for word in before} & _WRAPPERS
+    return replace(found, wrapped=tuple(before)) if names - _OF_NO_EFFECT else found
+
+
+def _starts_ranks(words: Sequence[str], at: int) -> bool:
+    base = words[at].rpartition("/")[2]
+    return base in LAUNCHERS or _is_python(base) or bool(_tasks(base, " ".join((base, *words[at + 1 : at + 2]))))
+
+
+def _parts_of(words: Sequence[str]) -> CommandParts | None:
     launchers: list[Launcher] = []
     carried: list[str] = []
     at = 0

@@ -68,6 +68,8 @@ class Started:
     """nodes that it asks for"""
     gpus_per_node: int | None
     """ranks of a node; None where it does not say"""
+    wrapped: tuple[str, ...] = ()
+    """words before the launcher that start it, such as `numactl -l`"""
     folder: str = ""
     """where it runs by the script's `cd`, as `shell_folders` has it"""
 
@@ -178,6 +180,7 @@ def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Star
         not_carried=tuple(name for name in of_program if name not in told),
         nodes=nodes,
         gpus_per_node=per_node,
+        wrapped=parts.wrapped,
         folder=joined(folder, chdir) if (chdir := value_of(of_tasks, "chdir", "D")) else folder,
     )
 

@@ -188,12 +188,14 @@ def left_out(found: OptionMatches, place: Place) -> list[str]:
     """What the launcher is told and trials do without, as it is written; not what is about ranks, nodes and where they meet."""
     if (started := found.script.started) is None:
         return []
+    wrapped = [" ".join(started.wrapped)] if started.wrapped else []
     if started.launcher in TASKS:
         elsewhere = {*TASKS[started.launcher].elsewhere} - {"D", "chdir"}  # `cwd` has it
-        return [" ".join(each.words) for each in started.options if each.name in elsewhere]
+        return wrapped + [" ".join(each.words) for each in started.options if each.name in elsewhere]
     launcher = "torchrun" if started.launcher == "accelerate" and place.is_cpu else started.launcher
     kept = list(_of_launcher(started, launcher))
-    return [" ".join(each.words) for each in started.options if each not in kept and each.name not in _OF_RANKS]
+    dropped = [each for each in started.options if each not in kept and each.name not in _OF_RANKS]
+    return wrapped + [" ".join(each.words) for each in dropped]
 
 
 def _kept_of_tasks(started: Started) -> Iterator[str]:

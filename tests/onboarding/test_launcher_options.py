@@ -31,6 +31,7 @@ def drafted(tmp_path: Path, run: str, cluster: str | None = None) -> Draft:
         ),
         ("mpirun -np 2 --bind-to core train.py", ["--bind-to", "core"]),
         ("srun -n 2 --cpu-bind=cores python train.py", ["--cpu-bind=cores"]),
+        ("OMP_NUM_THREADS=1 nohup torchrun --nproc-per-node 2 --numa-binding=node train.py", ["--numa-binding=node"]),
     ],
 )
 def test_what_is_not_about_ranks_stays(tmp_path: Path, run: str, kept: list[str]) -> None:
@@ -48,6 +49,8 @@ def test_what_is_not_about_ranks_stays(tmp_path: Path, run: str, kept: list[str]
         ("torchrun --nproc-per-node 2 --log-dir logs --tee 3 train.py", "--log-dir logs, --tee 3"),
         ("torchrun $DISTRIBUTED train.py", "$DISTRIBUTED"),
         ("deepspeed --num_gpus 2 --enable_each_rank_log logs train.py", "--enable_each_rank_log logs"),
+        ("numactl -l torchrun --nproc-per-node 2 train.py", "numactl -l"),
+        ("conda run -n train python train.py", "conda run -n train"),
         ("srun -n 2 --output=log.txt --time 5 python train.py", "--output=log.txt, --time 5"),
         ("mpirun -np 2 --map-by socket python train.py", "--map-by socket"),
     ],
