@@ -1,4 +1,4 @@
-"""Each task of the skill's eval is solved by its documented command, and its grader refuses careless answers."""
+"""Each task of the skill's eval is solved by the documented commands, whose proposals are all valid and fit, and its grader refuses careless answers."""
 
 from __future__ import annotations
 
@@ -10,29 +10,55 @@ from pathlib import Path
 import pytest
 
 from autotune import cli
+from tests.matrix import sampled
 
-EVALS = Path(__file__).resolve().parents[1] / "skills" / "autotune" / "evals.py"
-loaded = spec_from_file_location("skill_evals", EVALS)
+SKILL = Path(__file__).resolve().parents[1] / "skills" / "autotune"
+loaded = spec_from_file_location("skill_evals", SKILL / "evals.py")
 assert loaded is not None
 assert loaded.loader is not None
 evals = module_from_spec(loaded)
 sys.modules[loaded.name] = evals
 loaded.loader.exec_module(evals)
-TASKS = evals.tasks()
+TASKS = {task.id: task for task in evals.tasks()}
+EVERY_TIME = ("fits-1", "launch-without-model", "unknown-key", "tie")
 
 
 def test_there_are_thirty_tasks() -> None:
-    assert len(TASKS) >= 30
-    assert len({task.id for task in TASKS}) == len(TASKS)
+    assert len(evals.tasks()) == len(TASKS) == 30
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
-def test_the_documented_command_solves_it_and_a_careless_answer_does_not(task, capsys) -> None:
-    assert cli.run([*task.reference]) in (0, 1)
-    answer = evals.solve(task, json.loads(capsys.readouterr().out))
+def test_transcripts_use_the_documented_commands() -> None:
+    documented = (SKILL / "SKILL.md").read_text()
+    commands = {words[0] for task in TASKS.values() for words in task.transcript}
+    assert {command for command in commands if f"autotune {command}" not in documented} == set()
+
+
+@pytest.mark.parametrize("name", sampled(TASKS, EVERY_TIME))
+def test_the_documented_commands_solve_it_and_a_careless_answer_does_not(name, tmp_path, monkeypatch, capsys) -> None:
+    task = TASKS[name]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AUTOTUNE_STORE", str(tmp_path / "results.db"))
+    for file, text in task.files.items():
+        Path(file).write_text(text)
+    document = {}
+    for number, command in enumerate(task.transcript, start=1):
+        code = cli.run([*command])
+        assert code == (task.exit_code if number == len(task.transcript) else 0), capsys.readouterr().err
+        document = json.loads(capsys.readouterr().out)
+        for study, config in evals.proposed(task, document):
+            assert evals.fits(study, config), config
+    answer = evals.solve(task, document)
     assert evals.is_right(task, answer), answer
     assert not evals.is_right(task, evals.careless(task))
+    assert not evals.is_right(task, "")
+
+
+def test_a_config_that_breaks_a_rule_or_does_not_fit_is_found() -> None:
+    study = evals.study_of(evals.JOBS[3])
+    assert evals.fits(study, "tp=1,pp=1,micro_batch_size=16")
+    assert not evals.fits(study, "tp=3,pp=1,micro_batch_size=1"), "breaks a rule"
+    large = evals.study_of(("llama-70b", "h100-sxm-1x8", 4096, 64))
+    assert not evals.fits(large, "tp=1,pp=1,micro_batch_size=1"), "does not fit"
 
 
 @pytest.mark.thorough
