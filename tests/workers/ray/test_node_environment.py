@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import SpecError
-from autotune_workers.ray.node_environment import NodeEnvironment
+from autotune_workers.ray.node_environment import NodeEnvironment, sort_gpus
 
 
 def test_the_variables_of_a_node_come_after_those_of_all_nodes() -> None:
@@ -56,3 +57,12 @@ def test_threads_that_the_administrator_set_stay_and_those_that_ray_set_go(given
     path = {"PYTHONPATH": ":".join(sys.path)}
     told = subprocess.run([sys.executable, "-c", code], env={**path, **given}, capture_output=True, text=True)
     assert told.stdout.strip() == left, told.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "sorted_"), [("1,0", "0,1"), ("10,2,1", "1,2,10"), ("GPU-b,GPU-a", "GPU-b,GPU-a"), ("", "")]
+)
+def test_the_gpus_of_an_actor_come_in_their_order(given: str, sorted_: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    sort_gpus()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == sorted_

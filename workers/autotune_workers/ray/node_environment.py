@@ -74,3 +74,10 @@ def forget_rays_threads() -> None:
         return
     if not any(variable.startswith(_THREADS.encode() + b"=") for variable in first):
         os.environ.pop(_THREADS, None)
+
+
+def sort_gpus() -> None:
+    """Puts the GPUs of this actor in their order. Ray names them in any order, so that a rank of the program would have another GPU, and another way to the network, in each trial."""
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if all(gpu.isdigit() for gpu in gpus):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(gpus, key=int))

@@ -20,7 +20,7 @@ from autotune_workers.process.keeper_process import KeeperProcess
 from autotune_workers.process.local_places import free_port
 from autotune_workers.process.program_places import ProgramOrder
 from autotune_workers.ray.message_log import MessageLog
-from autotune_workers.ray.node_environment import NodeEnvironment, forget_rays_threads
+from autotune_workers.ray.node_environment import NodeEnvironment, forget_rays_threads, sort_gpus
 from autotune_workers.ray.owned_actor import LISTEN_S, OwnedActor, remote_actor
 from autotune_workers.ray.program_folder import unpack
 
@@ -47,6 +47,7 @@ class NodeHost(OwnedActor):
         import ray
 
         forget_rays_threads()
+        sort_gpus()
         self._address: str = ray.util.get_node_ip_address()
         self._environment = environment.on(self._address)
         self._package = package
