@@ -257,7 +257,7 @@ def _space(found: OptionMatches, ranks: RanksToday) -> dict[str, Any]:
 def _one_config(found: OptionMatches, ranks: RanksToday) -> str:
     """What to do where the batch leaves one micro-batch alone, because no option accumulates; empty elsewhere."""
     batch, _, _ = _batches(found, ranks)
-    if "micro_batch_size" not in found.used or _accumulates(found) or not isinstance(batch, int):
+    if not _micro(found, ranks) or _accumulates(found) or not isinstance(batch, int):
         return ""
     return (
         f"no option of {found.script.name} is known to accumulate, so a batch of {batch} allows one micro-batch for each number of ranks: "
