@@ -172,7 +172,7 @@ def test_changes_that_surely_gain_together_are_proposed_though_none_is_sure_alon
 def test_what_is_missing_is_named_with_how_to_say_it_and_nothing_is_predicted(script: Path) -> None:
     found = review(script)
     assert [each.what for each in found.missing] == ["the GPUs it runs on"]
-    assert "--cluster h100-sxm: 1 x 8 of them" in found.missing[0].remedy
+    assert "--cluster h100-sxm: the launch requests 1 x 8 GPUs" in found.missing[0].remedy
     assert found.estimate is None
     assert "no prediction until this is given" in lines_of(found)
     bare = review(["torchrun", "--nproc-per-node", "8", "train.py", "--batch", "4"])
@@ -236,7 +236,7 @@ def test_what_lowers_the_memory_and_is_not_counted_is_named_and_no_refusal_follo
     assert found.estimate is not None
     assert float(found.estimate.oom_probability) > 0.5
     assert found.fits is None
-    assert any("paged_adamw save memory" in each for each in found.assumed)
+    assert any("memory saved by paged_adamw" in each for each in found.assumed)
     assert any(line.startswith("may not fit: ") for line in lines_of(found))
 
 
