@@ -100,7 +100,7 @@ def test_explain_rerank_pareto_report_compare_logs(run, write, tmp_path):
         assert words in parts
     again = run("best", study, "--metric", "cost", "--stability-weight", 0.5, "--json").document
     assert again["objective"] == {"metric": "cost", "stability_weight": 0.5}
-    assert again["best"] == {k: v for k, v in again["configs"][0].items() if k != "rank"}
+    assert again["best"] == {k: v for k, v in again["configs"][0].items() if k not in ("rank", "note")}
     assert run("best", study, "--metric", "fastness").code == 2
     assert run("report", study, "-o", tmp_path / "out" / "report.html").code == 0
     page = (tmp_path / "out" / "report.html").read_text()

@@ -138,7 +138,7 @@ def test_a_config_of_an_answer_can_be_asked_about(finished: tuple[Store, str]) -
 
 def test_a_launch_is_reviewed_from_its_text(finished: tuple[Store, str]) -> None:
     text = "torchrun --nproc_per_node 8 t.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 1 --gradient_accumulation_steps 16 --gradient_checkpointing True --fsdp full_shard --block_size 4096 --bf16 True\n"
-    found = answer(finished[0], "review", files={"run.sh": text}, cluster="h100-sxm")
+    found = answer(finished[0], "review", files={"run.sh": text}, cluster="h200-sxm")
     assert found["fits"]
     assert "recompute full -> none" in found["text"]
     assert found["edits"][0]["line"] == 1

@@ -13,7 +13,7 @@ from tests.service.running import API, Service
 
 def test_a_launch_is_reviewed_from_texts_alone(service: Service, tmp_path: Path) -> None:
     launch = "torchrun --nproc_per_node 8 {} --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 1 --gradient_accumulation_steps 16 --gradient_checkpointing True --fsdp full_shard --block_size 4096 --bf16 True\n"
-    asked = {"files": {"run.sh": launch.format("t.py")}, "cluster": "h100-sxm"}
+    asked = {"files": {"run.sh": launch.format("t.py")}, "cluster": "h200-sxm"}
     found = service.http.post(f"{API}/review", json=asked).json()
     assert found["fits"] is True
     assert found["edits"][0]["lines"][0]["file"] == "run.sh"
@@ -58,9 +58,9 @@ def test_a_new_study_begins_with_the_review_of_a_launch_and_its_button_makes_the
         return html.unescape(answer.text)
 
     assert "missing: the GPUs it runs on" in sent(seq_len="4096")
-    said = {"cluster": "h100-sxm", "seq_len": "4096"}
+    said = {"cluster": "h200-sxm", "seq_len": "4096"}
     text = sent(**said)
-    assert "llama-8b (8.03G) on 8 x h100-sxm" in text
+    assert "llama-8b (8.03G) on 8 x h200-sxm" in text
     assert "fits: " in text
     assert "recompute full -> none" in text
     assert "--gradient_checkpointing False" in text
@@ -68,8 +68,8 @@ def test_a_new_study_begins_with_the_review_of_a_launch_and_its_button_makes_the
     tuned = re.search(r'<textarea id="spec"[^>]*>\n(.*?)</textarea>', sent(**said, tune="1"), re.DOTALL)
     assert tuned
     spec = yaml.safe_load(tuned[1])
-    assert (spec["model"], spec["cluster"]) == ("meta-llama/Llama-3.1-8B", "h100-sxm-1x8")
-    assert spec["workload"] == {"seq_len": 4096, "global_batch_size": 128}
+    assert (spec["model"], spec["cluster"]) == ("meta-llama/Llama-3.1-8B", "h200-sxm-1x8")
+    assert spec["workload"] == {"seq_len": 4096, "global_batch_size": 128, "loop": "hf_trainer"}
     assert "per_device_train_batch_size" in str(spec["trainer"])
     for wrong, words in (
         ({"seq_len": "many"}, "whole number"),
