@@ -235,7 +235,7 @@ def test_a_calibration_is_kept_and_used(monkeypatch: pytest.MonkeyPatch) -> None
     assert found is not None
     assert found.memory_efficiency == pytest.approx(0.5)
     store.close()
-    with pytest.raises(SpecError, match="only the cluster of this machine"):
+    with pytest.raises(SpecError, match="a machine can only measure its own cluster"):
         api.calibrate("h100-sxm-1x8")
 
 

@@ -161,7 +161,7 @@ def test_the_login_node_sees_each_new_copy(folder: Path) -> None:
         assert in_folder("", None, None, folder) == (study, str(folder))
     with pytest.raises(SpecError, match="a study is required"):
         in_folder("", None, None, None)
-    with pytest.raises(SpecError, match="--in names the place"):
+    with pytest.raises(SpecError, match="--in says where the results are"):
         in_folder("", "x.db", None, folder)
 
 
