@@ -65,8 +65,10 @@ def validate(request: TrialRequest, context: RankContext) -> None:
         raise ConfigError(
             f"tp * pp * dp * cp must be the number of ranks, but {config.world_size} != {context.world_size}"
         )
-    has_knobs = RL_KNOBS if request.workload.rl is not None else ()
-    NATIVE_LOOP.check(replace(config, extra={n: v for n, v in config.extra.items() if n not in has_knobs}))
+    if request.workload.rl is None:
+        NATIVE_LOOP.check(config)
+    else:  # the phases read these knobs
+        NATIVE_LOOP.check(replace(config, extra={n: v for n, v in config.extra.items() if n not in RL_KNOBS}))
     _refuse(unequal_limits(request.workload, config))
     check_optimizer(request)
     learning_rate(request)
