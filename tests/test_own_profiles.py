@@ -203,5 +203,5 @@ def test_plan_makes_the_profile_once_and_estimate_and_tune_use_it(
     spec.write_text(json.dumps({**document, "model": {"module": "mine:build", "args": {"fails": True}}}))
     failed = said("tune", "--json")
     assert "dry run 1 of at most" in failed
-    assert "no dry run could be made" in failed
+    assert "because a dry run was impossible" in failed
     assert "dry run 1" not in said("tune", "--no-profile", "--json")
