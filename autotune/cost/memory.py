@@ -56,9 +56,14 @@ class RankMemory:
         """Bytes that must fit at once, `unsure` ones too."""
         return np.asarray(self.parts.total - self.spare)
 
+    @property
+    def least(self) -> Column:
+        """Bytes that must fit at once if the program does without all that is `unsure`."""
+        return np.asarray(self.needed - self.unsure)
+
     def risk(self, usable: float, spread: Column | float) -> Column:
         """Probability that more than `usable` bytes are needed: the program holds what is `unsure` with probability `HOLDS`. `spread`: standard deviation of log peak memory."""
-        least = exceeds(np.asarray(self.needed - self.unsure), usable, spread)
+        least = exceeds(self.least, usable, spread)
         if not np.any(self.unsure):
             return least
         return (1.0 - HOLDS) * least + HOLDS * exceeds(self.needed, usable, spread)
@@ -69,7 +74,7 @@ class RankMemory:
         Where the least that is needed fits, nobody sees a larger peak than the GPU has: what may be spared is not there, and every part is smaller by the same
         factor, for it is not known which of them the program does without. So it is at the upper end of the interval."""
         usable, parts, peak = gpu.memory_bytes * constants.usable_fraction, self.parts, np.asarray(self.parts.total)
-        spared = (peak > gpu.memory_bytes) & (self.needed - self.unsure <= usable)
+        spared = (peak > gpu.memory_bytes) & (self.least <= usable)
         if spared.any():
             factor = np.where(spared, gpu.memory_bytes / peak, 1.0)
             parts = MemoryParts(**{f.name: getattr(parts, f.name) * factor for f in fields(MemoryParts)})
@@ -185,7 +190,7 @@ def fullest(ranks: Sequence[RankMemory]) -> RankMemory:
     most = totals.argmax(axis=0)[None]
     names = [f.name for f in fields(MemoryParts)]
     chosen = {n: np.take_along_axis(np.stack([getattr(r.parts, n) for r in ranks]), most, axis=0)[0] for n in names}
-    needed, least = (np.max(rows, axis=0) for rows in ([r.needed for r in ranks], [r.needed - r.unsure for r in ranks]))
+    needed, least = (np.max(rows, axis=0) for rows in ([r.needed for r in ranks], [r.least for r in ranks]))
     return RankMemory(parts=MemoryParts(**chosen), spare=totals.max(axis=0) - needed, unsure=needed - least)
 
 

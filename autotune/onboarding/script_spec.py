@@ -392,15 +392,9 @@ def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> 
     return None
 
 
-_OF_TRAINER = ("bf16", "fp16", "deepspeed", "fsdp", "gradient_checkpointing", "logging_steps", "save_strategy")
-"""options of transformers' TrainingArguments that scripts with a loop of their own do not have"""
-
-
 def _loop(script: Script) -> str:
     """The training loop that the program runs, by its options, imports and launcher; empty where none of them says."""
-    names = {option.name for option in script.options}
-    of_launch = not script.is_read and "per_device_train_batch_size" in names and not names.isdisjoint(_OF_TRAINER)
-    if script.parser == "HfArgumentParser" or of_launch:
+    if script.parser == "HfArgumentParser":
         return "hf_trainer"
     if script.imports & {"lightning", "pytorch_lightning"}:
         return "lightning"

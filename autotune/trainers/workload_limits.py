@@ -234,8 +234,8 @@ def workload_limits(trainer: Trainer, workload: Workload, c: ParallelConfig) -> 
             bool(workload.loop) and not trainer.runs_own_program,
             "workload.loop",
             f"the trainer {name} has its own training loop",
-            "",
-            "remove loop, or use command with your own program",
+            remedy="remove loop, or use command with your own program",
+            value=workload.loop,
         ),
         Rule(
             peft is not None and peft.method not in trainer.peft_methods,

@@ -7,13 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autotune import load_study
+from autotune.api import plan_of
 from autotune.cost import calibration_for, estimate
 from autotune.cost.layout import layout_of, stages_of
 from autotune.cost.memory import HOLDS, fullest, rank_memories
 from autotune.cost.memory_constants import MEMORY_CONSTANTS, memory_source
-from autotune.cost.traits import traits_of
-from autotune.errors import SpecError
+from autotune.cost.traits import TRAITS, traits_of
+from autotune.errors import InfeasibleError, SpecError
 from autotune.spec import ClusterSpec, ConfigTable, MemoryParts, ModelSpec, ParallelConfig, Peft, Workload, catalog
+from autotune.spec.workload import LOOPS
 from tests.cost.examples import EXPERTS, MODEL, workload
 
 GIB = 2.0**30
@@ -296,6 +299,21 @@ def test_a_program_whose_loop_is_known_has_the_memory_of_that_loop() -> None:
     assert float(known.oom_probability) > 0.5 > float(own.oom_probability) > 0.1
     with pytest.raises(SpecError, match="loop"):
         replace(asked, loop="composer")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_each_loop_is_known_and_is_only_of_a_program_of_ones_own(loop: str) -> None:
+    assert loop in TRAITS
+    spec = {
+        "model": "llama-1b", "cluster": "h100-sxm-1x8", "workload": {"seq_len": 2048, "global_batch_size": 64, "loop": loop},
+        "trainer": {"kind": "command", "argv": ["train"]}, "runner": "simulated", "space": {"micro_batch_size": [1]},
+    }  # fmt: skip
+    assert load_study(spec).workload.loop == loop
+    with pytest.raises(
+        InfeasibleError, match=rf"workload\.loop={loop}: the trainer native has its own training loop"
+    ) as refused:
+        plan_of(load_study({**spec, "trainer": "native"}), top=1)
+    assert "use command with your own program" in f"{refused.value}{refused.value.remedy}"
 
 
 def test_the_peak_is_of_the_rank_that_holds_most_and_the_risk_of_the_one_that_needs_most() -> None:
