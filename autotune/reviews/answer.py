@@ -68,6 +68,8 @@ class Edit:
     """by this edit when the others are made, where it is not sure alone; None where the others need it"""
     memory_bytes: float = 0.0
     """by how much the predicted peak memory rises, in bytes"""
+    oom_probability: float = 0.0
+    """that the launch runs out of memory with it"""
     lines: tuple[LineEdit, ...] = ()
     """what changes in the files"""
     unplaced: tuple[str, ...] = ()
@@ -96,6 +98,7 @@ class Edit:
             "gain_high": self.alone.high if self.alone else None,
             "gain_beside": None if self.beside is None else [self.beside.gain, self.beside.low, self.beside.high],
             "memory_bytes": self.memory_bytes,
+            "oom_probability": self.oom_probability,
             "remark": self.remark,
         }
 
@@ -195,7 +198,7 @@ class Review:
     best_gain: float = 1.0
     """the most that is predicted of any config that fits, proposed or not"""
     worth_a_trial: Edit | None = None
-    """the change that most likely gains, where none is sure to"""
+    """the change that most likely fits and gains, where none is sure to"""
     is_upper_bound: bool = False
     """whether the launch has options that lower the memory and are not in the cost model"""
     warnings: tuple[Danger, ...] = ()

@@ -1,15 +1,17 @@
 """Which edits make a launch faster: the best config of its space that surely fits, taken apart into changes that each gain by themselves.
 
 A change is proposed where the 90% interval of its gain, alone or with the others, has no loss in it. Where no change is that sure, the one that most likely
-gains is named as worth a trial. Batch and number of ranks stay.
+fits and gains is named as worth a trial. Batch and number of ranks stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.cost import Calibration, estimate
 from autotune.errors import AutotuneError
@@ -26,7 +28,7 @@ LEAST = 1.03
 SURELY = 1.005
 """lower end of the interval of a gain that is no loss"""
 LIKELY, LEAST_LIKELY = 0.7, 1.05
-"""chance of a gain, and gain, from which a change that is not sure is worth a trial"""
+"""chance that it gains, as that it fits, and gain, from which a change that is not sure is worth a trial"""
 LITTLE = 0.02
 """share of the speed that one change must add"""
 MOST_CONFIGS = 60_000
@@ -34,6 +36,8 @@ MOST_CONFIGS = 60_000
 LARGEST_MICRO = 128
 LOOKED_AT, FOLLOWED = 48, 3
 """of the fastest configs: whose intervals are computed, and that are taken apart"""
+LOOKED_AT_RISKY = 16
+"""of those that may be worth a trial but do not surely fit: whose intervals are computed"""
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("tp", "pp", "dp", "cp", "ep", "sequence_parallel", "virtual_stages", "pp_schedule", "micro_batch_size", "accumulation_steps"),
     ("micro_batch_size", "accumulation_steps"),
@@ -76,19 +80,23 @@ def proposal(space: SearchSpace, config: ParallelConfig, constants: Calibration,
     """The edits of a launch that trains with this config, among the configs of a space."""
     workload = space.workload
     predicted = estimate(workload, space.table, calibration=constants)
-    sure = np.asarray(predicted.oom_probability) <= SURE
-    if not sure.any():
-        return Proposal((), None, 1.0)
-    speed = np.where(sure, np.asarray(predicted.tokens_per_s), 0.0)
-    fastest = [space[int(row)] for row in np.argsort(-speed, kind="stable")[:LOOKED_AT] if speed[row] > 0]
+    risk, speed = np.asarray(predicted.oom_probability), np.asarray(predicted.tokens_per_s)
+    fastest = _first(space, speed * (risk <= SURE), LOOKED_AT)
+    risky = _first(space, speed * (1.0 - risk) * ((risk > SURE) & (risk <= 1.0 - LIKELY)), LOOKED_AT_RISKY)
     weighed = _Weighed(space, config, constants, measured_s)
+    weighed.look_at((*fastest, *risky))
     leading = weighed.leading(fastest)
     target = weighed.surely_faster(leading)
-    most = max(1.0, weighed.gain(fastest[0]).gain)
+    most = max(1.0, weighed.gain(fastest[0]).gain) if fastest else 1.0
     if target is None:
-        return Proposal((), None, most, weighed.worth_a_trial(leading))
+        return Proposal((), None, most, weighed.worth_a_trial())
     edits = tuple(sorted((weighed.edit(group, target) for group in _groups(config, target)), key=_order))
     return Proposal(edits, Together(config=target, estimate=weighed.estimate(target), gain=weighed.gain(target)), most)
+
+
+def _first(space: SearchSpace, value: NDArray[np.float64], count: int) -> list[ParallelConfig]:
+    """The configs with the highest values, without those of zero."""
+    return [space[int(row)] for row in np.argsort(-value, kind="stable")[:count] if value[row] > 0]
 
 
 def _order(edit: Edit) -> tuple[bool, float]:
@@ -124,23 +132,30 @@ class _Weighed:
     def leading(self, fastest: Sequence[ParallelConfig]) -> ParallelConfig | None:
         """The config with the highest lower end of its gain, among the fastest and what takes them apart, with as few changes as say the same; None where no
         other surely fits."""
-        config = self._config
-        self.look_at(fastest)
         lead = sorted(fastest, key=lambda each: -self.gain(each).low)[:FOLLOWED]
-        parts = {part for each in lead for part in _parts(config, each) if self.is_legal(part)}
+        parts = {part for each in lead for part in _parts(self._config, each) if self.is_legal(part)}
         self.look_at(parts)
-        sure = [each for each in (*lead, *parts) if self.surely_fits(each) and each != config]
+        sure = [each for each in (*lead, *parts) if self.surely_fits(each) and each != self._config]
         if not sure:
             return None
         best = max(sure, key=lambda each: (self.gain(each).low, self.gain(each).gain))
-        while True:  # fewer changes that say the same
-            groups = _groups(config, best)
-            fewer = [_with(config, best, [each for each in groups if each != group]) for group in groups]
-            legal = [each for each in fewer if each is not None and each not in (config, best) and self.is_legal(each)]
+        return self._plainest(best, self.surely_fits, lambda each: self.gain(each).low)
+
+    def _plainest(
+        self,
+        best: ParallelConfig,
+        is_good: Callable[[ParallelConfig], bool],
+        gain: Callable[[ParallelConfig], float],
+    ) -> ParallelConfig:
+        """The config with as few changes as say the same."""
+        while True:
+            groups = _groups(self._config, best)
+            fewer = [_with(self._config, best, [each for each in groups if each != group]) for group in groups]
+            new = [each for each in fewer if each is not None and each not in (self._config, best)]
+            legal = [each for each in new if self.is_legal(each)]
             self.look_at(legal)
-            kept = [each for each in legal if self.surely_fits(each)]
-            plainer = max(kept, key=lambda each: self.gain(each).low, default=None)
-            if plainer is None or self.gain(plainer).low < (1.0 - LITTLE) * self.gain(best).low:
+            plainer = max(filter(is_good, legal), key=gain, default=None)
+            if plainer is None or gain(plainer) < (1.0 - LITTLE) * gain(best):
                 return best
             best = plainer
 
@@ -155,15 +170,25 @@ class _Weighed:
         gain = self.gain(best)
         return None if self.risk(self._config) <= FITS and (gain.low <= SURELY or gain.gain < LEAST) else best
 
-    def worth_a_trial(self, leading: ParallelConfig | None) -> Edit | None:
-        """All changes of the leading config as one; None where they are not likely to gain."""
-        if leading is None:
+    def worth_a_trial(self) -> Edit | None:
+        """All changes of the config whose expected gain is highest as one, of those that surely fit where there are some; None where none is likely to."""
+        likely = list(filter(self._is_likely, self._known))
+        likely = list(filter(self.surely_fits, likely)) or likely
+        if not likely:
             return None
-        gain = self.gain(leading)
-        if gain.gain < LEAST_LIKELY or gain.chance < LIKELY:
-            return None
-        knobs = tuple(name for name in KNOBS if getattr(self._config, name) != getattr(leading, name))
-        return replace(self.edit(knobs, leading), alone=gain, beside=None)
+        best = max(likely, key=self._expected)
+        best = self._plainest(best, self._is_likely, lambda each: self.gain(each).gain)
+        knobs = tuple(name for name in KNOBS if getattr(self._config, name) != getattr(best, name))
+        return replace(self.edit(knobs, best), alone=self.gain(best), beside=None)
+
+    def _expected(self, config: ParallelConfig) -> float:
+        """Log gain, by the chance that the config fits and gains."""
+        gain = self.gain(config)
+        return gain.chance * (1.0 - self.risk(config)) * math.log(gain.gain)
+
+    def _is_likely(self, config: ParallelConfig) -> bool:
+        gain = self.gain(config)
+        return gain.gain >= LEAST_LIKELY and min(gain.chance, 1.0 - self.risk(config)) >= LIKELY
 
     def _of_sure_parts(self, best: ParallelConfig) -> ParallelConfig:
         """The config without each change that surely gains neither alone nor with the others."""
@@ -210,6 +235,7 @@ class _Weighed:
             alone=gain if is_sure else None,
             beside=None if is_sure or len(_groups(self._config, best)) == 1 else self._beside(group, best),
             memory_bytes=float(after.peak_memory_bytes) - float(self.estimate(self._config).peak_memory_bytes),
+            oom_probability=float(after.oom_probability),
             remark=_NUMERICS if "precision" in changes else "",
         )
 

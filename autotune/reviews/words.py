@@ -174,7 +174,11 @@ def _together(review: Review) -> Iterator[str]:
         if review.fits is False:
             yield "no edit makes it fit with these ranks and this batch: use more GPUs, or knobs that the launch does not set"
         elif (edit := review.worth_a_trial) is not None:
-            yield f"no edit is certain to be faster; worth a trial: {_changes(edit)}: {_gain_of(edit, review)}, {_memory(edit.memory_bytes)}"
+            risk = f", {edit.oom_probability:.0%} OOM risk" if edit.oom_probability >= 0.01 else ""
+            yield (
+                f"no edit is certain to be faster; worth a trial: {_changes(edit)}: {_gain_of(edit, review)}, "
+                f"{_memory(edit.memory_bytes)}{risk}"
+            )
             yield from _where(edit)
         elif more >= 0.03:
             yield f"no edit is certain to be faster: the best guess is {more:+.0%}, but its interval includes losses; run a trial, or give --measured"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from autotune import api
 from autotune.reviews.earlier import PUBLISHED_FILE
+from autotune.reviews.edits import SURE
 from tests.benchmarks.published_table import text
+from tests.benchmarks.review_pairs import pairs
 
 SPEC = """
 name: published
@@ -37,3 +39,13 @@ def test_a_review_names_the_nearest_published_measurement() -> None:
         "seq_len",
     }
     assert api.review(SPEC.replace("h100-sxm", "l40s")).earlier is None
+
+
+def test_what_may_not_fit_is_worth_a_trial_where_nothing_else_is_and_its_risk_is_said() -> None:
+    (pair,) = pairs(["flagperf"])
+    tried = pair.found.worth_a_trial
+    assert tried is not None
+    assert tried.changes == {"tp": (8, 4), "pp": (4, 8)}
+    assert SURE < tried.oom_probability < 0.3
+    assert tried.to_dict()["oom_probability"] == tried.oom_probability
+    assert pair.gain > 1.2

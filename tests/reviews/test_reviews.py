@@ -149,6 +149,7 @@ def test_where_no_edit_is_sure_the_one_that_most_likely_gains_is_worth_a_trial(s
     assert tried.alone is not None
     assert tried.alone.low < 1.0 < tried.alone.gain
     assert tried.alone.chance == pytest.approx(0.9, abs=0.1)
+    assert tried.oom_probability <= SURE
     assert tried.lines
     (line,) = [line for line in lines_of(found) if "worth a trial" in line]
     assert "compile off -> on: +" in line
