@@ -1,20 +1,20 @@
 """The command line. Each module holds the commands of one purpose and imports what they need only when they run.
 
-    tune.py       tune                                  best.py       best, explain
-    review.py     review                                observe.py    run
-    plan.py       plan, estimate                        export.py     export, report, compare
-    fit.py        fit                                   check.py      check
-    calibrate.py  calibrate                             serve.py      serve, token create, list, revoke, audit
-    jobs.py       submit, list, status, watch, logs,    catalogs.py   knobs, searchers, models, clusters, spaces, trainers, runners
-                  pause, resume, stop, cancel           store.py      store check, backup, restore, migrate, ...
-    annotate.py   note, tag, delete                     onboarding.py  init, import
-    doctor.py     doctor                                diagnose.py    diagnose
-    recheck.py    recheck
-
-    help_pages.py  commands in groups, examples         quantities.py   options with units
-    output.py     the options that commands share; JSON documents, tables and errors
-    live.py       the live view of a running study      study_text.py   a study as text
-    source.py     the store or the service that a command reads from
+    commands/      tune.py         tune                        best.py         best, explain
+                   review.py       review                      observe.py      run
+                   plan.py         plan, estimate              export.py       export, report, compare
+                   fit.py          fit                         check.py        check
+                   calibrate.py    calibrate                   serve.py        serve, token create, list, revoke, audit
+                   jobs.py         submit, list, status, watch, logs, pause, resume, stop, cancel
+                   catalogs.py     knobs, searchers, models, clusters, spaces, trainers, runners
+                   annotate.py     note, tag, delete           store.py        store check, backup, restore, migrate, ...
+                   doctor.py       doctor                      onboarding.py   init, import
+                   recheck.py      recheck                     diagnose.py     diagnose
+    help_pages.py  commands in groups, examples                quantities.py   options with units
+    output.py      the options that commands share; JSON documents, tables and errors
+    live.py        the live view of a running study            study_text.py   a study as text
+    source.py      the store or the service that a command reads from
+    named_study.py which study a name means                    job_files.py    a study as a job, and its folder
     exit_codes.py
 
 Results go to stdout (one JSON document with --json), everything else to stderr.
@@ -53,7 +53,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "catalogs": ("knobs", "searchers", "models", "clusters", "spaces", "trainers", "runners"),
     "doctor": ("doctor",),
 }
-"""modules, with the commands of each"""
+"""modules of `commands`, with the commands of each"""
 SUMMARY = """Find the fastest stable configuration to train a model on a cluster, in about ten short real trials.
 
 Start with `autotune init train.py -o SPEC` (a spec of your script), then `autotune plan SPEC` (needs no hardware), `autotune check SPEC` (five steps) and `autotune tune SPEC`. `autotune doctor` checks the machine."""
@@ -148,6 +148,6 @@ def application(word: str = "") -> typer.Typer:
 
     only = [name for name, commands in MODULES.items() if word in commands]
     for name in only or MODULES:
-        import_module(f"autotune.cli.{name}").register(app)
+        import_module(f"autotune.cli.commands.{name}").register(app)
     add_examples(app)
     return app

@@ -157,7 +157,7 @@ def test_doctor(run):
 
 
 def test_doctor_looks_at_the_disk_of_the_store(monkeypatch, tmp_path):
-    from autotune.cli import doctor
+    from autotune.cli.commands import doctor
 
     def looked_at(url):
         return doctor._disk(url).detail.rpartition(" at ")[2]
@@ -182,7 +182,7 @@ def test_doctor_says_that_gpus_are_announced_and_torch_cannot_use_them(run, monk
     [("2.13.0+cpu", True), ("2.13.9", True), ("2.12.1", False), ("2.14.0", False), ("3.0", False), ("2.9", False)],
 )
 def test_doctor_knows_the_releases_of_torch_on_which_models_can_be_run_dry(version, within):
-    from autotune.cli.doctor import _is_within, _requirement
+    from autotune.cli.commands.doctor import _is_within, _requirement
 
     bound = _requirement("torch", "native")
     assert ">=" in bound

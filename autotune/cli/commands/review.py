@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.onboarding import BatchOption, ModelOption, PrecisionOption, SequenceOption
+from autotune.cli.commands.onboarding import BatchOption, ModelOption, PrecisionOption, SequenceOption
 from autotune.cli.output import JsonOption, StoreOption, emit, never_printed, note
 from autotune.cli.quantities import time_s, tokens
 from autotune.errors import SpecError

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.onboarding import BatchOption, ModelOption, PrecisionOption, SequenceOption
+from autotune.cli.commands.onboarding import BatchOption, ModelOption, PrecisionOption, SequenceOption
 from autotune.cli.output import JsonOption, StoreOption, note, print_table
 
 

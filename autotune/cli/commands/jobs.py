@@ -104,7 +104,7 @@ def list_studies(
 ) -> None:
     """List studies, newest first; with --observed, the runs that people started themselves."""
     from autotune.cli.named_study import interval_of
-    from autotune.cli.observe import print_runs
+    from autotune.cli.commands.observe import print_runs
     from autotune.cli.source import open_source
     from autotune.spec import StudyStatus
     from autotune.spec.as_text import format_speedup

@@ -57,7 +57,7 @@ def diagnose(
 
 
 def _of_log(spec: str, log: Path, store: str | None) -> Diagnosis:
-    from autotune.cli.review import _known_store, _text
+    from autotune.cli.commands.review import _known_store, _text
     from autotune.results.diagnoses import diagnosis_of_log
     from autotune.reviews import review
 

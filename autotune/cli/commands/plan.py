@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from autotune.cli.exit_codes import BAD_INPUT
-from autotune.cli.onboarding import BatchOption, ClusterOption, ModelOption, SequenceOption
+from autotune.cli.commands.onboarding import BatchOption, ClusterOption, ModelOption, SequenceOption
 from autotune.cli.output import (
     JsonOption,
     NoProfileOption,
