@@ -14,7 +14,7 @@ import numpy as np
 
 from autotune.cluster_comparison import ClusterChoice, clusters_of, compare_clusters
 from autotune.cost import Calibration, calibration_for, estimate
-from autotune.cost.uncertainty import Z90
+from autotune.cost.learn.uncertainty import Z90
 from autotune.errors import InfeasibleError
 from autotune.planning import Plan, RankedConfig, WhatIf, plan, what_if
 from autotune.ports import KnowledgeStore

@@ -1,7 +1,7 @@
 """Dry runs of a space: which of its configs are run dry, so that a plan is right for what it recommends, and the formulas of the others are corrected.
 
     leaders   the `TOP` best of the plan; each has the peak of its own dry run
-    pins      configs of which the least is known: what depth, micro-batch, recomputation and sharding do to memory (`autotune.cost.from_dry_runs`)
+    pins      configs of which the least is known: what depth, micro-batch, recomputation and sharding do to memory (`autotune.cost.learn.from_dry_runs`)
 
 Pins come first, then leaders: what a run says may put others in front. Dry runs are kept under the fingerprint of the workload and of what ran it, and found again.
 """
@@ -15,8 +15,8 @@ from typing import Any, final
 import numpy as np
 
 from autotune.cost import Calibration, calibration_for, estimate
-from autotune.cost.from_dry_runs import PLAYED_TRAINERS, DryRuns, RunDry, shortened
-from autotune.cost.uncertainty import Z90, spread_of_memory
+from autotune.cost.learn.from_dry_runs import PLAYED_TRAINERS, DryRuns, RunDry, shortened
+from autotune.cost.learn.uncertainty import Z90, spread_of_memory
 from autotune.errors import DryRunError, MissingExtraError
 from autotune.planning import plan
 from autotune.ports import DryRunLimits, DryRunner, KnowledgeStore

@@ -31,7 +31,7 @@ import numpy as np
 
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.cost.calibration import refit_values
-from autotune.cost.refit import uncertain
+from autotune.cost.learn.refit import uncertain
 from autotune.cost.traits import traits_of
 from autotune.spec import ParallelConfig
 from research.fit_cost_model import unread_rows

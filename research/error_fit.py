@@ -1,4 +1,4 @@
-"""How wrong the cost model is on a cluster that it was not fitted on, as numbers: the prior of `autotune.cost.refit`.
+"""How wrong the cost model is on a cluster that it was not fitted on, as numbers: the prior of `autotune.cost.learn.refit`.
 
     spread of a constant    from the pairs of GPU type and trainer that determine it: standard deviation of its log between pairs, and the width of the
                             fit's own prior, which counts as much as `PRIOR_PAIRS` pairs (inverse chi-squared; Gelman et al., section 2.6)
@@ -25,7 +25,7 @@ from scipy.optimize import minimize
 
 from autotune.cost import Calibration
 from autotune.cost.estimator import Sensitivity
-from autotune.cost.refit import LEAST_SIGMA, OwnError
+from autotune.cost.learn.refit import LEAST_SIGMA, OwnError
 from research.held_out import Judged, kind_of, levels_of
 from research.time_fit import SPREAD, Pair
 

@@ -1,4 +1,4 @@
-"""How wide the errors of a study are: what sources that nothing was fitted to, and files that were not read, say of m and c of `autotune.cost.correction`.
+"""How wide the errors of a study are: what sources that nothing was fitted to, and files that were not read, say of m and c of `autotune.cost.learn.correction`.
 
     python -m research.error_scale        a minute of one core
 
@@ -24,8 +24,8 @@ from scipy.stats import norm, t
 
 from autotune.cost import Calibration, calibration_for
 from autotune.cost.calibration import refit_values
-from autotune.cost.correction import DEGREES, SCALE, learnt
-from autotune.cost.refit import uncertain
+from autotune.cost.learn.correction import DEGREES, SCALE, learnt
+from autotune.cost.learn.refit import uncertain
 from research.fit_cost_model import unread_rows
 from research.held_out import FREE, Judged, judged
 from research.study_trials import studies

@@ -23,9 +23,9 @@ import numpy as np
 
 from autotune.cost import Calibration
 from autotune.cost.calibration import refit_values
-from autotune.cost.correction import Believed, Refitted, measured_workloads
-from autotune.cost.refit import linearised, uncertain
-from autotune.cost.transferred import transferred_mean
+from autotune.cost.learn.correction import Believed, Refitted, measured_workloads
+from autotune.cost.learn.refit import linearised, uncertain
+from autotune.cost.learn.transferred import transferred_mean
 from autotune.search import Problem
 from autotune.search.target_searcher import TargetSearcher
 from autotune.space import SearchSpace

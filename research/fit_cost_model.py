@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from autotune.cost import Calibration
-from autotune.cost.refit import OwnError
+from autotune.cost.learn.refit import OwnError
 from research import fit_memory
 from research.constants_document import document
 from research.error_fit import Errors, fit_errors, spreads_of

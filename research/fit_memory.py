@@ -27,8 +27,8 @@ from scipy.special import ndtri
 import autotune.cost
 from autotune.cost import Calibration, calibration_for
 from autotune.cost.layout import layout_of, stages_of
-from autotune.cost.memory import fullest, rank_memories
-from autotune.cost.memory_constants import memory_source, memory_values
+from autotune.cost.memory.peak import fullest, rank_memories
+from autotune.cost.memory.constants import memory_source, memory_values
 from autotune.cost.traits import traits_of
 from tests.benchmarks import published
 from tests.benchmarks.published import Block

@@ -1,4 +1,4 @@
-"""Fits how often, and for how long, sends between pipeline stages stall on several nodes (`autotune.cost.stalls`).
+"""Fits how often, and for how long, sends between pipeline stages stall on several nodes (`autotune.cost.time.stalls`).
 
     python -m research.fit_stalls            fit, leave models and node counts out, print
     python -m research.fit_stalls --write    the same, and write the key `stalls` of autotune/cost/constants.json
@@ -23,7 +23,7 @@ from scipy.optimize import minimize
 
 from autotune.cost import estimate
 from autotune.cost.layout import layout_of
-from autotune.cost.stalls import Stalls, waiting_sends
+from autotune.cost.time.stalls import Stalls, waiting_sends
 from research.held_out import by_model, held_out
 from research.time_fit import pairs
 from tests.benchmarks.accuracy_page import CONSTANTS

@@ -18,7 +18,7 @@ import numpy as np
 
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.cost.estimator import Sensitivity, sensitivity
-from autotune.cost.uncertainty import Z90, config_sigma, moving_share
+from autotune.cost.learn.uncertainty import Z90, config_sigma, moving_share
 from autotune.space import distance_from_plain
 from research.constants_document import document
 from research.time_fit import SPREAD, Pair, fit_time

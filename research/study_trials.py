@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from autotune.cost import Calibration
-from autotune.cost.correction import errors_given, learnt
-from autotune.cost.refit import UncertainConstants, uncertain
-from autotune.cost.uncertainty import Z90
+from autotune.cost.learn.correction import errors_given, learnt
+from autotune.cost.learn.refit import UncertainConstants, uncertain
+from autotune.cost.learn.uncertainty import Z90
 from research.held_out import FREE, NEAR, Judged
 
 DRAWS = 20

@@ -16,7 +16,7 @@ from scipy.optimize import least_squares
 from autotune.cost import Calibration
 from autotune.cost.calibration import ceiling, on_fabric
 from autotune.cost.layout import layout_of, stages_of
-from autotune.cost.step_time import time_parts
+from autotune.cost.time.step import time_parts
 from autotune.cost.traits import traits_of
 from autotune.spec import catalog
 from tests.benchmarks import published
@@ -36,7 +36,7 @@ NARROW = ("fp8_factor", "cast_bytes")
 """constants of matmuls in 8 or 4 bits. Prior of the casts: 4 bytes to read a value and write it along both axes, about three times in unfused kernels;
 DeepSeek-V3 in bf16 and in mxfp8 on the same GB300 differ by as much as 13 leave over"""
 EXPERTS = ("grouped_efficiency", "dispatch_efficiency", "expert_host_s")
-"""constants of models with experts; priors from published measurements of the kernels (`autotune.cost.experts`), so their spreads are narrow"""
+"""constants of models with experts; priors from published measurements of the kernels (`autotune.cost.time.experts`), so their spreads are narrow"""
 NOISE = 0.05
 """residuals beyond this count linearly, not squared"""
 STEPS = 20

@@ -29,8 +29,8 @@ import numpy as np
 
 from autotune.cost import Calibration, calibration_for
 from autotune.cost.calibration import refit_values
-from autotune.cost.refit import uncertain
-from autotune.cost.uncertainty import Z90
+from autotune.cost.learn.refit import uncertain
+from autotune.cost.learn.uncertainty import Z90
 from research import fit_memory
 from research.held_out import FREE, Judged, judged
 from research.study_trials import errors_after

@@ -1,7 +1,7 @@
 """What the store knows of a workload beside the formulas: constants that were measured on its cluster, the level that runs of its program showed, and dry runs
 of its configs.
 
-Observed runs of a GPU type and program refit the constants (`autotune.cost.refit`) as trials do, most of all their level. One that would pass the GPUs' peak was
+Observed runs of a GPU type and program refit the constants (`autotune.cost.learn.refit`) as trials do, most of all their level. One that would pass the GPUs' peak was
 misread, and teaches nothing.
 """
 
@@ -15,7 +15,7 @@ from importlib import metadata
 from typing import Any
 
 from autotune.cost import Calibration, calibration_for
-from autotune.cost.from_dry_runs import PLAYED_TRAINERS, VERSION, DryRuns
+from autotune.cost.learn.from_dry_runs import PLAYED_TRAINERS, VERSION, DryRuns
 from autotune.ports import CalibrationStore, KnowledgeStore, ObservedStore, ProfileStore
 from autotune.spec import Study, Trial, Workload
 from autotune.spec.plain import identity
@@ -115,8 +115,8 @@ def _runs_like(workload: Workload, store: ObservedStore, program: str) -> list[t
 
 def _taught(constants: Calibration, runs: list[tuple[Workload, Trial]]) -> Calibration:
     """The constants given these runs."""
-    from autotune.cost.correction import measured_workloads
-    from autotune.cost.refit import refit, uncertain
+    from autotune.cost.learn.correction import measured_workloads
+    from autotune.cost.learn.refit import refit, uncertain
 
     told = measured_workloads(runs)[:MOST_WORKLOADS]
     known = refit(uncertain(constants), told)

@@ -3,7 +3,7 @@
 Errors of the cost model are mostly shared by the configs of one job, so a ratio is known better than either time:
 
     log gain    g = log t_0 - log t_i
-    own errors  variance E_00 + E_ii - 2 E_0i (`autotune.cost.refit`)
+    own errors  variance E_00 + E_ii - 2 E_0i (`autotune.cost.learn.refit`)
     constants   each is moved to both ends of its 90% interval; by how much g falls and rises there
 
 The lower end of the interval is g less the root of the sum of the squares of all falls, the upper end likewise: a gain that no constant can undo, as that of
@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost import Calibration
-from autotune.cost.correction import errors_given, learnt, moved
+from autotune.cost.learn.correction import errors_given, learnt, moved
 from autotune.cost.estimator import Sensitivity, sensitivity, step_times
-from autotune.cost.refit import UncertainConstants, uncertain
-from autotune.cost.uncertainty import Z90
+from autotune.cost.learn.refit import UncertainConstants, uncertain
+from autotune.cost.learn.uncertainty import Z90
 from autotune.reviews.answer import Gain
 from autotune.spec import ConfigTable, Estimate, ParallelConfig, Workload
 

@@ -9,7 +9,7 @@ This is split conformal prediction with a scaled score (Papadopoulos et al. 2002
 study is like the replays. They are of constants that are right and of ones that are wrong by a factor of two, of targets with 2 to 16 times the GPUs at hand.
 Without a proxy the shortfall is another, and has scores of its own.
 
-Replays whose pick stalled (`autotune.cost.stalls`) are not among them, for the chance p of that is known: c = 0.9 / (1 - p). Where c needs more replays than
+Replays whose pick stalled (`autotune.cost.time.stalls`) are not among them, for the chance p of that is known: c = 0.9 / (1 - p). Where c needs more replays than
 there are, nothing is stated.
 """
 

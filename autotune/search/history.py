@@ -1,6 +1,6 @@
 """What earlier studies say about the constants of the cost model, before the first trial of a study.
 
-Trials of the same GPU type and trainer, on one node or on the same network, refit the constants (`autotune.cost.correction`), where that predicts
+Trials of the same GPU type and trainer, on one node or on the same network, refit the constants (`autotune.cost.learn.correction`), where that predicts
 left-out trials better than the constants that were given. Predictions of the study and of its history are then made with the refitted ones; what these leave
 over is left to the surrogate, as before.
 """
@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 
 from autotune.cost import calibration_for, estimate
-from autotune.cost.correction import Refitted, guarded_refit, measured_workloads, moved
-from autotune.cost.refit import Measured
-from autotune.cost.transferred import transferred_mean
-from autotune.cost.uncertainty import config_sigma
+from autotune.cost.learn.correction import Refitted, guarded_refit, measured_workloads, moved
+from autotune.cost.learn.refit import Measured
+from autotune.cost.learn.transferred import transferred_mean
+from autotune.cost.learn.uncertainty import config_sigma
 from autotune.search.searcher import Problem
 
 MOST_WORKLOADS = 30

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, log_softmax
 
-from autotune.cost.uncertainty import spread_of_memory
+from autotune.cost.learn.uncertainty import spread_of_memory
 from autotune.search.surrogate.kernel import distances
 from autotune.spec import Estimate
 

@@ -4,7 +4,7 @@
     proxy     a small job on the cluster at hand that stands for one of them (`autotune.space.proxy`); several configs may share one
     pick      the config of the greatest expected throughput among those that are expected to fit
 
-Proxies teach the constants of the cost model and the own errors of configs that do the same work on a rank (`autotune.cost.transferred`); what they teach about memory
+Proxies teach the constants of the cost model and the own errors of configs that do the same work on a rank (`autotune.cost.learn.transferred`); what they teach about memory
 and failures is the Bayesian search's (`surrogate.Posterior`). Proxies are of two kinds by turns. The first, third, ... is that of the config with the greatest expected
 improvement over the pick: it may be the best one. The second, fourth, ... is the one that is expected to leave least to gain over the pick, whichever config it stands for: it
 tells most about the constants by which the others are compared (stepwise uncertainty reduction: Bect et al. 2012; here with the means as they are predicted).
@@ -12,7 +12,7 @@ tells most about the constants by which the others are compared (stepwise uncert
     EI = E max(y - y_pick, 0)                y: log throughput of a config        y_pick: the pick's; what both share does not count
     argmin_j sum_i P(i runs) (EI_i | j)      j: proxies
 
-Both are with the loss that stalls are expected to cost (`autotune.cost.stalls`), because no proxy tells whether sends stall on the target.
+Both are with the loss that stalls are expected to cost (`autotune.cost.time.stalls`), because no proxy tells whether sends stall on the target.
 
 Once no config with an expected improvement of `worth` lacks its proxy, no further proxy is asked for. What proxies cannot tell stays as uncertain as it was, so
 improvements that only a trial on the target would find stay in `real_gain`. A proxy that fails for memory, and the peak of one that does not, tell which other
@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost import estimate
-from autotune.cost.correction import Refitted
-from autotune.cost.transferred import transferred_difference, transferred_gain, transferred_mean, transferred_sigma
+from autotune.cost.learn.correction import Refitted
+from autotune.cost.learn.transferred import transferred_difference, transferred_gain, transferred_mean, transferred_sigma
 from autotune.errors import ConfigError, SpecError
 from autotune.search.first_pick import likely_shortfall
 from autotune.search.history import history_refit, with_refit
@@ -70,7 +70,7 @@ class Standing:
     order: NDArray[np.intp]
     """all configs, by the expected log throughput with runs that fail or stall, best first; those that are not expected to run last"""
     stall_probability: Array
-    """probability that sends between stages stall on the target (`autotune.cost.stalls`), which `log_tokens_per_s` does not count"""
+    """probability that sends between stages stall on the target (`autotune.cost.time.stalls`), which `log_tokens_per_s` does not count"""
     stalled_factor: Array
     """step time then, over that without a stall"""
     expected: Array

@@ -77,7 +77,7 @@ class Beginning:
         lost: Mapping[int, int],
     ) -> Controller:
         """The controller that begins so. `past`, `lost`: see `Controller`."""
-        from autotune.cost.correction import Correction
+        from autotune.cost.learn.correction import Correction
 
         return Controller(
             study_id=record.id,

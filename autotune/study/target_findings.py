@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from autotune.cost.uncertainty import interval, upper_end
+from autotune.cost.learn.uncertainty import interval, upper_end
 from autotune.space.proxy import Proxy
 
 if TYPE_CHECKING:

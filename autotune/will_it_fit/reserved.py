@@ -3,7 +3,7 @@
     reserved = allocated * factor + workspace          factor = 1 + fragmentation, log-normal with standard deviation `sigma`
 
 `allocated` is what a dry run says. `fragmentation` and the workspace of kernels and collectives are constants of the GPU type and trainer
-(`autotune.cost.memory_constants`). A config fits when what is reserved is below `usable`: the GPU's memory less CUDA context and communication buffers.
+(`autotune.cost.memory.constants`). A config fits when what is reserved is below `usable`: the GPU's memory less CUDA context and communication buffers.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import final
 import numpy as np
 
 from autotune.cost import Calibration
-from autotune.cost.memory_constants import memory_source, reserved_sigma
+from autotune.cost.memory.constants import memory_source, reserved_sigma
 from autotune.cost.traits import loop_of
-from autotune.cost.uncertainty import exceeds, interval
+from autotune.cost.learn.uncertainty import exceeds, interval
 from autotune.spec import Workload
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from autotune.cost.uncertainty import Z90
+from autotune.cost.learn.uncertainty import Z90
 from research.held_out import Judged
 from research.study_trials import AfterTrials, after_trials, as_a_study, fastest
 

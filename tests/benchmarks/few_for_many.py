@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from autotune.cost import Calibration, calibration_for
-from autotune.cost.uncertainty import interval, upper_end
+from autotune.cost.learn.uncertainty import interval, upper_end
 from autotune.errors import ConfigError
 from autotune.search import Problem, make_searcher
 from autotune.search.target_searcher import TargetSearcher

@@ -30,7 +30,7 @@ from statistics import fmean, geometric_mean, median
 
 from autotune.api import load_study, open_store
 from autotune.cost import estimate
-from autotune.cost.correction import Correction
+from autotune.cost.learn.correction import Correction
 from autotune.ports import Store, StudyRecord, TrialRunner
 from autotune.registry import make_runner
 from autotune.space import SearchSpace

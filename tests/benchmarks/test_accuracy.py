@@ -13,7 +13,7 @@ import pytest
 from autotune.cost import Calibration
 from autotune.cost.calibration import ceiling
 from autotune.cost.estimator import Sensitivity
-from autotune.cost.refit import uncertain
+from autotune.cost.learn.refit import uncertain
 from autotune.spec import KNOBS, catalog
 from research.held_out import FREE, Judged
 from research.one_trial_bound import trends

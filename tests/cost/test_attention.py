@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, calibration_for, estimate
-from autotune.cost.attention import FASTEST, LIMITS, REFERENCE, attention_reached, generation
+from autotune.cost.time.attention import FASTEST, LIMITS, REFERENCE, attention_reached, generation
 from autotune.cost.traits import TRAITS, traits_of
 from autotune.spec import ClusterSpec, ConfigTable, ParallelConfig, Workload, catalog
 

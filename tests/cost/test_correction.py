@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.cost import Calibration, estimate
-from autotune.cost.correction import Correction, after_one_trial
-from autotune.cost.uncertainty import config_sigma
+from autotune.cost.learn.correction import Correction, after_one_trial
+from autotune.cost.learn.uncertainty import config_sigma
 from autotune.space import SearchSpace
 from autotune.spec import Estimate, Measurement, ParallelConfig, Trial, TrialStatus
 from tests.cost.examples import workload

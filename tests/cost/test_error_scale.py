@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, norm
 
-from autotune.cost.correction import DEGREES, SCALE, widening
-from autotune.cost.uncertainty import Z90
+from autotune.cost.learn.correction import DEGREES, SCALE, widening
+from autotune.cost.learn.uncertainty import Z90
 
 
 @pytest.mark.parametrize(("squares", "trials"), [(0.0, 1), (9.0, 1), (3.0, 3), (40.0, 12)])

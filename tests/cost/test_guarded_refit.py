@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, estimate
-from autotune.cost.correction import guarded_refit, measured_workloads
-from autotune.cost.refit import Measured
+from autotune.cost.learn.correction import guarded_refit, measured_workloads
+from autotune.cost.learn.refit import Measured
 from autotune.spec import Measurement, ParallelConfig, Trial, TrialStatus, Workload
 from tests.cost.examples import workload
 from tests.cost.test_refit import SHIPPED, TABLE, measured

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, estimate
-from autotune.cost.compute import loss_moved_bytes
+from autotune.cost.time.compute import loss_moved_bytes
 from autotune.cost.layout import attended_len, layout_of
-from autotune.cost.recompute import BUDGETS, repeated
-from autotune.cost.stalls import HostLink, host_link
+from autotune.cost.time.recompute import BUDGETS, repeated
+from autotune.cost.time.stalls import HostLink, host_link
 from autotune.cost.traits import traits_of
 from autotune.spec import ConfigTable, ParallelConfig, Peft, Workload, catalog
 from autotune.trainers.layer_split import cut_layers

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.cost.layout import layout_of
-from autotune.cost.pipeline import bubble_time_s, in_flight
+from autotune.cost.time.pipeline import bubble_time_s, in_flight
 from autotune.spec import ConfigTable, ModelSpec, ParallelConfig
 from autotune.trainers.layer_split import cut_layers
 from tests.cost.examples import MODEL, workload

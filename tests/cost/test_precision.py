@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.cost import Calibration, estimate
-from autotune.cost.compute import element_bytes, peak_of, reached_factor
+from autotune.cost.time.compute import element_bytes, peak_of, reached_factor
 from autotune.spec import PRECISIONS, ConfigTable, ParallelConfig, Workload, catalog
 
 FORMATS = ("bf16", "fp8", "mxfp8", "nvfp4")

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.cost import Calibration, estimate
 from autotune.cost.estimator import sensitivity
-from autotune.cost.refit import Measured, UncertainConstants, refit, uncertain
+from autotune.cost.learn.refit import Measured, UncertainConstants, refit, uncertain
 from autotune.spec import ConfigTable, Workload
 from tests.cost.examples import workload
 

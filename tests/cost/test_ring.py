@@ -9,7 +9,7 @@ import pytest
 
 from autotune.cost import calibration_for, estimate
 from autotune.cost.layout import layout_of
-from autotune.cost.traffic import context_s, ring_scores_s, shorter_kernels
+from autotune.cost.time.traffic import context_s, ring_scores_s, shorter_kernels
 from autotune.cost.traits import Traits, traits_of
 from autotune.spec import ConfigTable, ParallelConfig, Workload, catalog
 

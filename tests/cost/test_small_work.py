@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.cost import calibration_for, estimate
-from autotune.cost.step_time import GRADIENT_SUMS
+from autotune.cost.time.step import GRADIENT_SUMS
 from autotune.cost.traits import TRAITS, traits_of
 from autotune.spec import ClusterSpec, ParallelConfig, Workload, catalog
 from autotune.spec.estimate import risk_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.cost import calibration_for, estimate
-from autotune.cost.correction import Correction
+from autotune.cost.learn.correction import Correction
 from autotune.space import SearchSpace
 from autotune.spec import ClusterSpec, Estimate, Measurement, ParallelConfig, Trial, TrialStatus, Workload, catalog
 

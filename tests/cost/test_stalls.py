@@ -9,9 +9,9 @@ import pytest
 from scipy.stats import norm
 
 from autotune.cost import estimate
-from autotune.cost.correction import moved
-from autotune.cost.stalls import known_stalls
-from autotune.cost.uncertainty import Z90, config_sigma, upper_end
+from autotune.cost.learn.correction import moved
+from autotune.cost.time.stalls import known_stalls
+from autotune.cost.learn.uncertainty import Z90, config_sigma, upper_end
 from autotune.spec import ClusterSpec, ParallelConfig, Workload, catalog
 
 TARGET = Workload(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from autotune.cost import Calibration
 from autotune.cost.estimator import sensitivity
-from autotune.cost.refit import uncertain
+from autotune.cost.learn.refit import uncertain
 from autotune.errors import ConfigError, SpecError
 from autotune.space import SearchSpace, why_not
 from autotune.space.proxy import ONE_STAGE, Proxy, fullest_stage, proxy_of, stage_model

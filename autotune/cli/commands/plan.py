@@ -376,7 +376,7 @@ def estimate(
 
 
 def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
-    from autotune.cost.correction import after_one_trial
+    from autotune.cost.learn.correction import after_one_trial
     from autotune.report.terminal import (
         format_bytes,
         format_count,

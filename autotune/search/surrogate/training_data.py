@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from autotune.cost.uncertainty import config_sigma, spread_of_memory
+from autotune.cost.learn.uncertainty import config_sigma, spread_of_memory
 from autotune.search.searcher import Problem
 from autotune.search.surrogate.corrected_gp import Prior, Rows
 from autotune.search.surrogate.observations import Observations
@@ -163,7 +163,7 @@ def memory_observations(data: Sequence[DataPoint]) -> Observations:
 def log_limits(estimate: Estimate, capacity_bytes: float) -> Array:
     """Log of the peak above which each config would run out of memory, shape (N,).
 
-    The limit is not the GPU's memory: a part of what the allocator reserves at the peak can be freed (`autotune.cost.memory`), and a part of
+    The limit is not the GPU's memory: a part of what the allocator reserves at the peak can be freed (`autotune.cost.memory.peak`), and a part of
     the memory is not available to the allocator. The estimate includes both in its probability of running out of memory,
     P = Phi(log(peak / limit) / sigma), which is solved for the limit here.
     """

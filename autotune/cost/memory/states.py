@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
-from autotune.cost.compute import element_bytes
+from autotune.cost.time.compute import element_bytes
 from autotune.cost.layout import Column, LayerWeights, Layout, layer_matmuls, layer_weights
-from autotune.cost.stalls import is_offloaded
+from autotune.cost.time.stalls import is_offloaded
 from autotune.cost.trainable import FROZEN_EDGE_BYTES, adapter_weights, frozen_bytes
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, Workload

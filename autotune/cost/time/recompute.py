@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.elementwise import moved_elements
-from autotune.cost.experts import whole_expert_share
+from autotune.cost.time.elementwise import moved_elements
+from autotune.cost.time.experts import whole_expert_share
 from autotune.cost.layout import Column, Layout, layer_attention_flops, layer_matmuls, weighed
 from autotune.cost.traits import Traits
 from autotune.spec import KNOBS, ConfigTable, ModelSpec

@@ -35,11 +35,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autotune.cost.calibration import Calibration
-from autotune.cost.compute import element_bytes, keeps_scores
+from autotune.cost.time.compute import element_bytes, keeps_scores
 from autotune.cost.layout import Column, Layout, dense_width
-from autotune.cost.loss_memory import is_liger
-from autotune.cost.recompute import BUDGETS
-from autotune.cost.stalls import is_offloaded
+from autotune.cost.memory.loss import is_liger
+from autotune.cost.time.recompute import BUDGETS
+from autotune.cost.time.stalls import is_offloaded
 from autotune.cost.traits import Traits
 from autotune.spec import PRECISIONS, ConfigTable, ModelSpec, Workload
 

@@ -32,10 +32,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from autotune.cost.activations import mean_kept_bytes
+from autotune.cost.memory.activations import mean_kept_bytes
 from autotune.cost.calibration import Calibration
-from autotune.cost.collectives import send_time_s, shared_by
-from autotune.cost.compute import (
+from autotune.cost.time.collectives import send_time_s, shared_by
+from autotune.cost.time.compute import (
     BACKWARD_SCORES,
     element_bytes,
     exposed,
@@ -46,8 +46,8 @@ from autotune.cost.compute import (
     peak_of,
     smooth_maximum,
 )
-from autotune.cost.experts import FORWARD_LAUNCHES, expert_host_s, expert_layer_s, gradient_bytes
-from autotune.cost.from_dry_runs import product_factor
+from autotune.cost.time.experts import FORWARD_LAUNCHES, expert_host_s, expert_layer_s, gradient_bytes
+from autotune.cost.learn.from_dry_runs import product_factor
 from autotune.cost.layout import (
     Column,
     Layout,
@@ -58,11 +58,11 @@ from autotune.cost.layout import (
     layer_matmuls,
     layer_weights,
 )
-from autotune.cost.model_states import cuts_gradients, reduction_bytes
-from autotune.cost.pipeline import bubble_time_s
-from autotune.cost.recompute import Repeated, repeated
-from autotune.cost.stalls import is_offloaded, offloaded_layer_s, offloaded_update_s
-from autotune.cost.traffic import RankWeights, context_s, data_step_s, hidden_rings_s, ring_scores_s, tensor_layer_s
+from autotune.cost.memory.states import cuts_gradients, reduction_bytes
+from autotune.cost.time.pipeline import bubble_time_s
+from autotune.cost.time.recompute import Repeated, repeated
+from autotune.cost.time.stalls import is_offloaded, offloaded_layer_s, offloaded_update_s
+from autotune.cost.time.traffic import RankWeights, context_s, data_step_s, hidden_rings_s, ring_scores_s, tensor_layer_s
 from autotune.cost.trainable import (
     FROZEN_EDGE_BYTES,
     adapter_weights,
