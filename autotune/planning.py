@@ -19,7 +19,7 @@ from autotune.errors import InfeasibleError
 from autotune.space import Launchable, SearchSpace, why_not
 from autotune.space.enumeration import MEMORY
 from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Workload
-from autotune.spec.as_text import format_bytes
+from autotune.spec.texts.as_text import format_bytes
 from autotune.spec.checks import positive, positive_int
 from autotune.spec.estimate import risk_text
 from autotune.spec.plain import Plain, to_plain

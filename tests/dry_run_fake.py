@@ -17,7 +17,7 @@ from autotune.spec import (
     ParallelConfig,
     Workload,
 )
-from autotune.spec.dry_run import Phase
+from autotune.spec.runs.dry_run import Phase
 
 LAYERS = 4
 """samples of a forward or backward pass"""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import note
 from autotune.errors import NotFoundError
-from autotune.spec.as_text import format_speedup
+from autotune.spec.texts.as_text import format_speedup
 
 if TYPE_CHECKING:
     from autotune.cli.source import Source

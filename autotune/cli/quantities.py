@@ -43,7 +43,7 @@ def memory_gib(*, least: float) -> Callable[[str], float]:
 
 def _reader(kind: str, least: float) -> Callable[..., float]:
     def read(value: str, *, shown_per: int = 1) -> float:
-        from autotune.spec import quantity
+        from autotune.spec.texts import quantity
 
         try:
             number = getattr(quantity, kind).parse(str(value)) / shown_per
@@ -58,7 +58,7 @@ def _reader(kind: str, least: float) -> Callable[..., float]:
 
 def time_span_s(text: str, option: str) -> float:
     """The span in seconds. Raises `SpecError` for text without a unit, and for what is no time."""
-    from autotune.spec.quantity import TIME
+    from autotune.spec.texts.quantity import TIME
 
     if not text[-1:].isalpha():
         raise SpecError(f"a time needs a unit, but is {text!r}", remedy="write it as in 90d or 12h", field=option)

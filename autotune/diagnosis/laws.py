@@ -32,7 +32,7 @@ from autotune.diagnosis.critical import LEAST_STEPS, Series, Steps, share_of
 from autotune.diagnosis.evidence import Evidence, Link, Place, Rank
 from autotune.diagnosis.finding import Diagnosis, Finding
 from autotune.diagnosis.log_words import WARNED_OF, named_rank
-from autotune.spec.as_text import format_bytes, format_duration
+from autotune.spec.texts.as_text import format_bytes, format_duration
 
 CLAIMED, SURE = 0.05, 0.02
 COMMUNICATION, OPTIMIZER = 0.25, 0.35

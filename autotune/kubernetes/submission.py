@@ -23,7 +23,7 @@ from autotune.job_folder import SPEC, Submission, folder_name
 from autotune.kubernetes.deadline import LIMIT, START_S
 from autotune.schema.spec_models import KubernetesDocument
 from autotune.spec import Study
-from autotune.spec.secrets import secret_places
+from autotune.spec.texts.secrets import secret_places
 from autotune.trainers.file_formats import to_yaml, to_yaml_documents
 from autotune.trainers.schedulers.kubernetes import MANIFEST, MAX_BYTES
 

@@ -26,7 +26,7 @@ from autotune.mcp.tool_answers import (
 from autotune.results.answers import trial_of
 from autotune.spec import StudyStatus, Trial
 from autotune.spec.checks import member_of
-from autotune.spec.secrets import masked
+from autotune.spec.texts.secrets import masked
 
 if TYPE_CHECKING:
     from autotune.cli.source import Source

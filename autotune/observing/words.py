@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.spec import ObservedRun, Outcome
-from autotune.spec.as_text import format_bytes, format_count, format_duration
+from autotune.spec.texts.as_text import format_bytes, format_count, format_duration
 
 PREFIX = "autotune: "
 WORST = 160

@@ -16,7 +16,7 @@ from autotune.onboarding.launch_script import Argument
 from autotune.onboarding.option_names import is_log_interval, is_of_knob
 from autotune.onboarding.script_options import ScriptOption
 from autotune.onboarding.settings_file import typed
-from autotune.spec.usual_names import FINDS_BATCH, TRACKERS
+from autotune.spec.texts.usual_names import FINDS_BATCH, TRACKERS
 
 
 def named(arguments: Sequence[Argument], options: Sequence[ScriptOption]) -> Iterator[Argument]:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from autotune.onboarding.command_words import LAUNCHERS, TASKS, CommandParts, Launcher, parts_of
 from autotune.onboarding.settings_program import COMMANDS
-from autotune.spec.secrets import FROM_ENVIRONMENT, is_secret_name
-from autotune.spec.usual_names import target_of
+from autotune.spec.texts.secrets import FROM_ENVIRONMENT, is_secret_name
+from autotune.spec.texts.usual_names import target_of
 from autotune.trainers.readers.shell_folders import joined
 from autotune.trainers.readers.shell_words import Commands, commands_of
 

@@ -6,7 +6,7 @@
     --dtype bfloat16       the knob precision, written in the script's own words
     --bf16                 a flag for one value of a knob
 
-Help texts are for people and say nothing here. The names themselves, with their sources, are in `autotune.spec.usual_names`.
+Help texts are for people and say nothing here. The names themselves, with their sources, are in `autotune.spec.texts.usual_names`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.onboarding.script_options import ScriptOption
-from autotune.spec.usual_names import (
+from autotune.spec.texts.usual_names import (
     EXPLICIT_MICRO,
     IN_TOKENS,
     NAMES,

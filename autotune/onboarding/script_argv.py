@@ -11,7 +11,7 @@ from autotune.onboarding.launch_script import Argument, Started
 from autotune.onboarding.option_matches import OptionMatches
 from autotune.onboarding.option_names import OF_MODEL, Meaning
 from autotune.onboarding.script_options import ScriptOption
-from autotune.spec.usual_names import OF_A_RUN
+from autotune.spec.texts.usual_names import OF_A_RUN
 from autotune.trainers.output_options import OUTPUT_OPTIONS
 from autotune.trainers.placeholders import braced
 from autotune.trainers.workload_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MACHINES

@@ -19,7 +19,7 @@ from typing import Any
 
 from autotune.onboarding.library_options import LIGHTNING_TRAINER, TRAINER_ARGUMENTS
 from autotune.onboarding.syntax import called_name, condition_of, keywords_of, last_name, literal_or_none
-from autotune.spec.usual_names import target_of
+from autotune.spec.texts.usual_names import target_of
 
 CONFIGURATOR = "configurator.py"
 _KINDS = {"int": "int", "float": "float", "str": "text", "bool": "flag"}

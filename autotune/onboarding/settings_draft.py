@@ -16,7 +16,7 @@ from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.launch_script import Argument
 from autotune.onboarding.script_argv import written
 from autotune.onboarding.settings_program import SettingsProgram
-from autotune.spec.usual_names import optimizer_named
+from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.placeholders import braced
 
 STAND_IN_MODEL = "nano-llama"

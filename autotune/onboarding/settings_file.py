@@ -21,7 +21,7 @@ from autotune.onboarding.configuration_files import read_present
 from autotune.onboarding.launch_script import Started, value_of
 from autotune.onboarding.script import Script
 from autotune.onboarding.script_options import ScriptOption, kind_of
-from autotune.spec.usual_names import target_of
+from autotune.spec.texts.usual_names import target_of
 from autotune.trainers.placeholders import braced
 from autotune.trainers.present_configuration import parse_document
 

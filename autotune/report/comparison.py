@@ -22,7 +22,7 @@ from autotune.results.result import Result
 from autotune.results.target import first_pick
 from autotune.reward import stability, token_cost, tokens_per_s
 from autotune.spec import Measurement, Trial, Workload, config_label
-from autotune.spec.as_text import format_speedup
+from autotune.spec.texts.as_text import format_speedup
 from autotune.study.recheck import differences
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from autotune.results.figure import Figure
 from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial
-from autotune.spec.as_text import format_speedup
+from autotune.spec.texts.as_text import format_speedup
 
 
 class NotebookView:

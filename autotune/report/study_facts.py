@@ -14,7 +14,7 @@ from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial, TrialPurpose, config_label
-from autotune.spec.as_text import format_speedup
+from autotune.spec.texts.as_text import format_speedup
 from autotune.trainers import python_line
 
 TRIAL_HEADS = (

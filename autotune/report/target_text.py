@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.report.terminal import format_count, format_duration
 from autotune.spec import ParallelConfig, config_label
-from autotune.spec.trial import trial_numbers
+from autotune.spec.runs.trial import trial_numbers
 
 BLIND_WORDS: Mapping[str, str] = {
     "intra_efficiency": "the links inside a node",

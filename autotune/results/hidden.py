@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.ports import HistoryEvent, StudyRecord
 from autotune.spec import Study, Trial
-from autotune.spec.secrets import FROM_ENVIRONMENT, masked, secret_places, secrets_of, without
+from autotune.spec.texts.secrets import FROM_ENVIRONMENT, masked, secret_places, secrets_of, without
 
 
 def secrets_of_record(record: StudyRecord) -> frozenset[str]:

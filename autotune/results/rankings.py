@@ -20,7 +20,7 @@ from autotune.spec import Objective, Trial, TrialPurpose, Workload
 from autotune.spec.checks import one_of
 from autotune.spec.plain import to_plain
 from autotune.spec.study import METRICS
-from autotune.spec.versions import asked_versions, has_versions
+from autotune.spec.runs.versions import asked_versions, has_versions
 
 
 def rerank(store: StudyReader, study_id: str, objective: Objective) -> list[Trial]:

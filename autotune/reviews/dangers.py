@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from autotune.reviews.answer import Danger
 from autotune.spec import Estimate, ParallelConfig, Workload
-from autotune.spec.as_text import format_bytes
+from autotune.spec.texts.as_text import format_bytes
 
 FREE = 0.6
 """share of the memory that is free where recomputation is too much"""

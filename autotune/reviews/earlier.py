@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.spec import FIELDS, Measurement, ParallelConfig, Study, Workload
-from autotune.spec.observed import OBSERVED
+from autotune.spec.runs.observed import OBSERVED
 from autotune.spec.study import SIMULATED
 from autotune.trainers.own_program import program_name
 

@@ -24,7 +24,7 @@ from autotune.schema.files import is_model_file, with_program_files
 from autotune.space import SearchSpace, complete
 from autotune.space.baseline import default_config
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study, Workload, catalog, config_label
-from autotune.spec.as_text import format_count
+from autotune.spec.texts.as_text import format_count
 from autotune.trainers import trainer
 
 if TYPE_CHECKING:

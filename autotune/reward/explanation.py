@@ -15,7 +15,7 @@ from autotune.reward.parts import STABILITY_PARTS
 from autotune.reward.stability import diverged, spikes, stability_parts
 from autotune.reward.total import first_measured, reference_of, score
 from autotune.spec import Measurement, Objective, Reward, Trial, TrialPurpose, Workload
-from autotune.spec.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration
 
 WEAK = 0.95
 """a part of stability below this is mentioned"""

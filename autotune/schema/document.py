@@ -1,7 +1,7 @@
 """What all documents share: a mapping whose keys are all known, and the types of its values.
 
 Numbers are strict: text is no number and true is no 1, except that YAML writes `1e-3` as text. Times, tokens, bytes and rates may have a unit
-(`autotune.spec.quantity`).
+(`autotune.spec.texts.quantity`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from autotune.errors import SpecError
 from autotune.spec import KNOBS
 from autotune.spec.checks import nearest
-from autotune.spec.quantity import BYTES, BYTES_PER_S, FLOPS_PER_S, SEQUENCE, TIME, TOKENS, Quantity
-from autotune.spec.usual_names import meant_by
+from autotune.spec.texts.quantity import BYTES, BYTES_PER_S, FLOPS_PER_S, SEQUENCE, TIME, TOKENS, Quantity
+from autotune.spec.texts.usual_names import meant_by
 
 _EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,3}")
 

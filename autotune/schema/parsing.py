@@ -67,7 +67,7 @@ from autotune.spec import (
     catalog,
 )
 from autotune.spec.failures import Failures
-from autotune.spec.model_figures import check_source
+from autotune.spec.hugging_face.figures import check_source
 from autotune.spec.plain import identity
 from autotune.spec.post_training import RL_KNOBS, PostTraining, check_rl_knob
 from autotune.trainers import trainer

@@ -48,7 +48,7 @@ from autotune.schema.rl_documents import AskedLengths, PostTrainingDocument, Rol
 from autotune.schema.space_models import OwnScalar, OwnValues, Sizes, SpaceDocument
 from autotune.slurm.allocation import seconds_of
 from autotune.spec import KNOBS, Budget, MeasureSpec, Objective
-from autotune.spec.quantity import TIME
+from autotune.spec.texts.quantity import TIME
 
 MAX_OWN_KNOBS = 16
 """Knobs of its own that a study may have."""

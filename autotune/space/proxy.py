@@ -38,7 +38,7 @@ import numpy as np
 from autotune.errors import ConfigError, SpecError
 from autotune.space.constraint import why_not
 from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Workload
-from autotune.spec.hugging_face import fields_of
+from autotune.spec.hugging_face.reading import fields_of
 from autotune.trainers.layer_split import cut_layers, layer_split
 from autotune.trainers.whole_experts import keeps_experts_whole
 

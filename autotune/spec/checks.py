@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from autotune.errors import SpecError
-from autotune.spec.usual_names import meant_by
+from autotune.spec.texts.usual_names import meant_by
 
 Member = TypeVar("Member", bound=StrEnum)
 

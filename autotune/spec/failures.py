@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import SpecError
-from autotune.spec.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration
 from autotune.spec.plain import Plain
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.spec.checks import positive_int
-from autotune.spec.hugging_face import fields_of, text_of
+from autotune.spec.hugging_face.reading import fields_of, text_of
 from autotune.spec.model_code import ModelCode
 from autotune.spec.plain import Plain
 
@@ -306,7 +306,7 @@ class ModelSpec(Plain):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any] | str | Path, *, name: str = "") -> ModelSpec:
-        """The model of a Hugging Face `config.json` (its path, or the parsed document), by its family: see `autotune.spec.hugging_face`.
+        """The model of a Hugging Face `config.json` (its path, or the parsed document), by its family: see `autotune.spec.hugging_face.reading`.
 
         Raises `SpecError` if the file is missing or not a JSON object, the family is unknown, or a size field is not understood.
         """

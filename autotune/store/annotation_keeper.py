@@ -8,7 +8,7 @@ from sqlalchemy import Connection, delete, insert, select
 
 from autotune.errors import NotFoundError
 from autotune.ports import EventKind, StudyNote, StudyRecord
-from autotune.spec.observed import check_tag_count, checked_note, checked_tags
+from autotune.spec.runs.observed import check_tag_count, checked_note, checked_tags
 from autotune.store import queries
 from autotune.store.database import Database, from_us, now_us
 from autotune.store.history import append

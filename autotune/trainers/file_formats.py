@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.spec import ModelSpec
-from autotune.spec.model_figures import figures_of, text_document
+from autotune.spec.hugging_face.figures import figures_of, text_document
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import ExportError
-from autotune.spec.secrets import FROM_ENVIRONMENT, masked
+from autotune.spec.texts.secrets import FROM_ENVIRONMENT, masked
 from autotune.trainers.provenance_comments import comments
 
 MANIFEST = "launch.json"

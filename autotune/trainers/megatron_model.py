@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
-from autotune.spec.model_figures import LLAMA3_SCALING, YARN, figures_of, llama3_scaling, yarn_scaling
+from autotune.spec.hugging_face.figures import LLAMA3_SCALING, YARN, figures_of, llama3_scaling, yarn_scaling
 from autotune.trainers.limit import Limit, Rule, broken
 
 USUAL_LOSS, SIGMOID_LOSS = 0.01, 0.0001

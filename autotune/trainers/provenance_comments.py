@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.spec.as_text import format_duration, format_speedup
+from autotune.spec.texts.as_text import format_duration, format_speedup
 
 LONGEST = 160
 """characters of a line"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
-from autotune.spec.model_figures import Router, figures_of, is_truncated, text_document, yarn_scaling
+from autotune.spec.hugging_face.figures import Router, figures_of, is_truncated, text_document, yarn_scaling
 from autotune.trainers.limit import Limit, Rule, broken
 from autotune.trainers.python_source import call
 from autotune.trainers.torchtitan_settings import rotary_scaling

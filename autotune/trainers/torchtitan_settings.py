@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
-from autotune.spec.model_figures import figures_of, llama3_scaling
+from autotune.spec.hugging_face.figures import figures_of, llama3_scaling
 from autotune.trainers.file_formats import to_toml
 from autotune.trainers.limit import Limit
 from autotune.trainers.python_source import call, words

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotune.spec.hugging_face_families import FAMILIES
+from autotune.spec.hugging_face.families import FAMILIES
 
 MEGATRON = frozenset({
     "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3",

@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from autotune.spec import ClusterSpec, ModelCode, ModelSpec, ParallelConfig, Workload
-from autotune.spec.hugging_face_families import FAMILIES
-from autotune.spec.model_figures import figures_of
+from autotune.spec.hugging_face.families import FAMILIES
+from autotune.spec.hugging_face.figures import figures_of
 from autotune.spec.post_training import RL_KNOBS
 from autotune.trainers.launch_files import INTERPRETER
 from autotune.trainers.limit import Limit, Rule, broken

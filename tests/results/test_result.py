@@ -12,7 +12,7 @@ import pytest
 from autotune.errors import MissingExtraError, NotFoundError, SpecError
 from autotune.results.answers import result_from
 from autotune.results.result import Result
-from autotune.spec.trial_row import TRIAL_COLUMNS
+from autotune.spec.runs.trial_row import TRIAL_COLUMNS
 from tests.report.worlds import record, trials
 
 

@@ -10,7 +10,7 @@ from autotune import api, assets
 from autotune.service.access import COOKIE
 from autotune.service.pages.rendering import render
 from autotune.spec import StudyStatus
-from autotune.spec.as_text import format_speedup
+from autotune.spec.texts.as_text import format_speedup
 from autotune.store import history, locking
 from tests.service.running import Service, slow_spec, spec, until
 

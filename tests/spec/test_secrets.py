@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.spec.secrets import is_secret_name, masked, secret_places, secrets_of, without
+from autotune.spec.texts.secrets import is_secret_name, masked, secret_places, secrets_of, without
 
 
 @pytest.mark.parametrize(

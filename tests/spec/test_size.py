@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from autotune.spec.as_text import format_bytes
+from autotune.spec.texts.as_text import format_bytes
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from autotune.spec.as_text import DEFAULT_IS_BEST, format_speedup
+from autotune.spec.texts.as_text import DEFAULT_IS_BEST, format_speedup
 
 
 def test_a_speedup_is_told_with_its_interval_where_there_is_one() -> None:

@@ -10,7 +10,7 @@ from autotune.errors import AutotuneError, CatalogError
 from autotune.schema import parse_study
 from autotune.spec import catalog
 from autotune.spec.checks import nearest
-from autotune.spec.usual_names import meant_by
+from autotune.spec.texts.usual_names import meant_by
 
 SPEC: dict[str, Any] = {
     "model": "gpt2-small",

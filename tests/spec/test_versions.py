@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.errors import SpecError
-from autotune.spec.versions import asked_versions, has_versions
+from autotune.spec.runs.versions import asked_versions, has_versions
 
 KNOWN = {"torch": "2.12.1+cu130", "cuda": "13.0", "commit": "1a2b3c4d5e6f"}
 

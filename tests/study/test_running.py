@@ -16,7 +16,7 @@ from autotune import api
 from autotune.errors import ConflictError, InfeasibleError, RunnerError, SpecError
 from autotune.ports import Store
 from autotune.spec import StudyStatus, TrialPurpose, TrialStatus, Wanted
-from autotune.spec.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration
 from autotune.store import MemoryStore
 from autotune.study.lease import StudyLease
 from autotune.study.progress import LoopEvent, Notice, TrialEnded, TrialStarted

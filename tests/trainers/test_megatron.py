@@ -15,7 +15,7 @@ import pytest
 from autotune.errors import ExportError
 from autotune.spec import ModelSpec, ParallelConfig, catalog
 from autotune.spec.catalog import published_config
-from autotune.spec.hugging_face import fields_of
+from autotune.spec.hugging_face.reading import fields_of
 from autotune.testing.knobs import varied_configs
 from autotune.testing.trainers import EXPERTS, GPT, MODEL, WORKLOAD, TrainerContract, configs
 from autotune.trainers import Launch, StepMetrics, trainer

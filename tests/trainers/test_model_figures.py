@@ -13,7 +13,7 @@ import pytest
 from autotune import api
 from autotune.errors import ExportError, SpecError
 from autotune.spec import ParallelConfig, Study, catalog
-from autotune.spec.model_figures import figures_of
+from autotune.spec.hugging_face.figures import figures_of
 from autotune.trainers import Launch, trainer
 from autotune.trainers.file_formats import hf_config, hf_layer_class
 

@@ -19,7 +19,7 @@ import pytest
 from autotune.errors import ExportError, SpecError
 from autotune.spec import ModelSpec, ParallelConfig, catalog
 from autotune.spec.catalog import published_config
-from autotune.spec.model_figures import figures_of
+from autotune.spec.hugging_face.figures import figures_of
 from autotune.testing.trainers import GPT, MODEL, WORKLOAD, TrainerContract, configs
 from autotune.trainers import Launch, StepMetrics, trainer, write_launch
 from autotune.trainers.present_configuration import PresentConfiguration

@@ -22,7 +22,7 @@ from typing import Any
 
 from autotune.ports import TrialRequest
 from autotune.spec import ClusterSpec, GpuSpec, MeasureSpec, ModelCode, ModelSpec, ParallelConfig, Peft, Workload
-from autotune.spec.hugging_face_shapes import PIPELINE_SPLITS, TENSOR_PLANS
+from autotune.spec.hugging_face.shapes import PIPELINE_SPLITS, TENSOR_PLANS
 from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import PostTraining, Rollout
 

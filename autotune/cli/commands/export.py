@@ -74,7 +74,7 @@ def export(
 
     from autotune.cli.named_study import source_of
     from autotune.cli.source import in_folder
-    from autotune.spec.secrets import masked
+    from autotune.spec.texts.secrets import masked
     from autotune.trainers import Launch, trainer, write_launch
     from autotune.trainers.schedulers import scheduler
 

@@ -170,7 +170,7 @@ def _progress() -> Iterator[Any]:
     from rich.text import Text
 
     from autotune.spec import config_label
-    from autotune.spec.as_text import format_duration
+    from autotune.spec.texts.as_text import format_duration
 
     _, err = consoles()
     status: Status | None = err.status("") if err.is_terminal else None

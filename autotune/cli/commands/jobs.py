@@ -107,7 +107,7 @@ def list_studies(
     from autotune.cli.commands.observe import print_runs
     from autotune.cli.source import open_source
     from autotune.spec import StudyStatus
-    from autotune.spec.as_text import format_speedup
+    from autotune.spec.texts.as_text import format_speedup
     from autotune.spec.checks import member_of
 
     wanted = member_of("--status", status, StudyStatus) if status else None

@@ -24,7 +24,7 @@ from autotune.service.resources.studies import submitted
 from autotune.service.service_state import service_state_of
 from autotune.service.specs import YAML, confined, read_body
 from autotune.spec import Study
-from autotune.spec.secrets import masked
+from autotune.spec.texts.secrets import masked
 
 router = APIRouter()
 

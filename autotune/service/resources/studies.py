@@ -43,7 +43,7 @@ from autotune.service.service_state import (
 )
 from autotune.service.specs import JSON, YAML, confined, read_body
 from autotune.spec import StudyStatus
-from autotune.spec.versions import asked_versions, has_versions
+from autotune.spec.runs.versions import asked_versions, has_versions
 from autotune.trainers import trainer_names
 
 router = APIRouter(tags=["studies"])

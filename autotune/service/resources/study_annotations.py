@@ -18,7 +18,7 @@ from autotune.service.access import Caller
 from autotune.service.error_responses import StrictJSONResponse
 from autotune.service.response_models import DeletionAnswer, NoteAnswer, NoteList, StudyAnswer, responses
 from autotune.service.service_state import Reader, ServiceState, StudyId, Submitter, TheService
-from autotune.spec.observed import MAX_NOTE, MAX_TAGS
+from autotune.spec.runs.observed import MAX_NOTE, MAX_TAGS
 
 router = APIRouter(tags=["annotations"])
 

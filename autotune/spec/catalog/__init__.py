@@ -19,7 +19,7 @@ from typing import Any
 
 from autotune.spec.catalog_files import entry_names, read_entry, texts_of
 from autotune.spec.cluster import ClusterSpec, GpuSpec
-from autotune.spec.hugging_face import fields_of
+from autotune.spec.hugging_face.reading import fields_of
 from autotune.spec.model import ModelSpec
 
 HUB = "hub"

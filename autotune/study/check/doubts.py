@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import mean, median
 
 from autotune.spec import ParallelConfig, Study
-from autotune.spec.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration
 from autotune.trainers.printed_rates import PrintedRate, printed_rate
 
 TOKENS_RATIO = 1.3

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from autotune.spec import Failure, FailureKind, Study, config_label
-from autotune.spec.as_text import format_bytes, format_duration
+from autotune.spec.texts.as_text import format_bytes, format_duration
 from autotune.study.check.doubts import CLOCK, covers_the_batch
 from autotune.study.check.program_check import ProgramCheck
 from autotune.study.program_remarks import listed, remarks

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from autotune.reward import MachineChange, MachineLevels, RunNoise, asked_again
 from autotune.reward.run_noise import CHANGE_CONFIDENCE
 from autotune.spec import Trial, TrialPurpose
-from autotune.spec.trial import trial_numbers
+from autotune.spec.runs.trial import trial_numbers
 from autotune.study.controller.final_rounds import gained
 
 

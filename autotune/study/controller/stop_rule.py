@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from autotune.reward import tokens_per_s
 from autotune.spec import Budget, Trial
-from autotune.spec.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration
 from autotune.study.controller.trial_index import TrialIndex
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 from autotune.errors import ConflictError, NotFoundError, SpecError
 from autotune.ports import ServiceStore
 from autotune.spec import StudyStatus
-from autotune.spec.observed import MAX_NOTE, MAX_TAGS
+from autotune.spec.runs.observed import MAX_NOTE, MAX_TAGS
 from autotune.testing.stores.sample_studies import a_study, kinds, measured, pending, run_trial, running_study
 from autotune.testing.stores.store_fixture import StoreFixture
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
-from autotune.spec.model_figures import figures_of
+from autotune.spec.hugging_face.figures import figures_of
 from autotune.trainers.effective import cpu_note, effective
 from autotune.trainers.file_formats import hf_config, to_json, to_yaml
 from autotune.trainers.launch_files import Launch

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.spec.model_figures import figures_of
+from autotune.spec.hugging_face.figures import figures_of
 from autotune.trainers import torchtitan_config, torchtitan_settings
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.launch_files import Launch

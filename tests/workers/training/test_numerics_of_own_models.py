@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from autotune.spec.hugging_face_families import FAMILIES
-from autotune.spec.hugging_face_shapes import PIPELINE_SPLITS, TENSOR_PLANS
+from autotune.spec.hugging_face.families import FAMILIES
+from autotune.spec.hugging_face.shapes import PIPELINE_SPLITS, TENSOR_PLANS
 from autotune_workers.own_model.built_model import is_supported
 from tests.workers.trial_ranks import run_jobs
 

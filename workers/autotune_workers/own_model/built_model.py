@@ -38,7 +38,7 @@ from torch import nn
 from autotune.errors import ConfigError, MissingExtraError
 from autotune.spec import ModelSpec
 from autotune.spec.checks import nearest
-from autotune.spec.hugging_face_alike import as_alike
+from autotune.spec.hugging_face.alike import as_alike
 
 
 def block_names(built: BuiltModel) -> tuple[str, ...]:

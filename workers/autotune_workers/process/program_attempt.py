@@ -27,7 +27,7 @@ from autotune.errors import AutotuneError, RunnerError
 from autotune.ports import AttemptEnded, AttemptStarted, LogRead, NodePlace, RunnerEvent, TrialRequest
 from autotune.settings import data_folder
 from autotune.spec import Failure, FailureKind
-from autotune.spec.secrets import without
+from autotune.spec.texts.secrets import without
 from autotune.trainers.torchrun import Placement
 from autotune.trainers.trainer import MAX_LINE
 from autotune_workers.gang.attempt_runner import AttemptRunner, PlacementWait

@@ -13,7 +13,7 @@ from autotune.errors import RunnerError
 from autotune.ports import TrialRequest
 from autotune.slurm.allocation import in_container
 from autotune.spec.plain import to_plain
-from autotune.spec.secrets import FROM_ENVIRONMENT, secrets_of
+from autotune.spec.texts.secrets import FROM_ENVIRONMENT, secrets_of
 from autotune.trainers import Launch, trainer
 from autotune.trainers.executable import find_executable, search_path
 from autotune.trainers.output_options import with_own_outputs

@@ -15,7 +15,7 @@ from itertools import islice
 from statistics import median
 from typing import final
 
-from autotune.spec.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration
 from autotune.trainers.step_metrics import StepMetrics
 from autotune_workers.process.program_log import LoggedStep
 from autotune_workers.process.program_probe import SeenStep

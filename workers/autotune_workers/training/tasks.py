@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from autotune.detect import free_memory_bytes
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
-from autotune.spec.as_text import format_bytes
+from autotune.spec.texts.as_text import format_bytes
 from autotune_workers.own_model.builder import build, build_without_memory
 from autotune_workers.own_model.built_model import BuiltModel, with_own_plans
 from autotune_workers.own_model.users_line import said

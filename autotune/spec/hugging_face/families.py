@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from autotune.spec.hugging_face_shapes import (
+from autotune.spec.hugging_face.shapes import (
     Document,
     deepseek,
     ernie_experts,

@@ -18,7 +18,7 @@ from typing import Any, final
 
 from autotune.errors import SpecError
 from autotune.spec.catalog import published_config
-from autotune.spec.hugging_face import text_model
+from autotune.spec.hugging_face.reading import text_model
 from autotune.spec.model import ModelSpec
 
 QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "glm", "seed_oss"})

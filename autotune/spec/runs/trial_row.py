@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from autotune.spec.config import KNOBS
 from autotune.spec.plain import canonical
-from autotune.spec.trial import Trial
+from autotune.spec.runs.trial import Trial
 
 _TYPES: Final = {"flag": bool, "word": str}
 _SPEEDS: Final = ("step_time_s", "step_time_spread", "tokens_per_s", "tokens_per_s_per_gpu", "mfu")

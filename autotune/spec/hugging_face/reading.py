@@ -17,10 +17,10 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.spec.checks import nearest
-from autotune.spec.hugging_face_alike import ALIKE, as_alike
-from autotune.spec.hugging_face_defaults import SIZE_KEYS, with_class_defaults
-from autotune.spec.hugging_face_families import APART, FAMILIES, Family
-from autotune.spec.hugging_face_shapes import BUILT, INLINE, Document
+from autotune.spec.hugging_face.alike import ALIKE, as_alike
+from autotune.spec.hugging_face.defaults import SIZE_KEYS, with_class_defaults
+from autotune.spec.hugging_face.families import APART, FAMILIES, Family
+from autotune.spec.hugging_face.shapes import BUILT, INLINE, Document
 
 NOT_DECODERS = frozenset(
     {"bert", "roberta", "distilbert", "electra", "deberta", "deberta-v2", "albert", "t5", "mt5", "bart", "vit", "clip"}

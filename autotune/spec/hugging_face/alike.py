@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from autotune.spec.hugging_face_defaults import with_class_defaults
+from autotune.spec.hugging_face.defaults import with_class_defaults
 
 Document = Mapping[str, Any]
 

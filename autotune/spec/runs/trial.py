@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from autotune.spec.config import ParallelConfig
 from autotune.spec.estimate import Estimate
-from autotune.spec.measurement import Measurement
+from autotune.spec.runs.measurement import Measurement
 from autotune.spec.plain import Plain
 from autotune.spec.workload import Workload
 

@@ -1,0 +1,1 @@
+"""Models by a Hugging Face `config.json`: shapes by family, and what an export carries over."""

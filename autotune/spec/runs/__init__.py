@@ -1,0 +1,1 @@
+"""What was run: trials, measurements, observed runs and dry runs."""
