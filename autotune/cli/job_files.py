@@ -22,8 +22,8 @@ from autotune.slurm.allocation import allocation, ask
 from autotune.slurm.submission import SUBMITTED
 from autotune.spec import StudyStatus
 from autotune.spec.checks import nearest
-from autotune.store.location import find_location
-from autotune.store.study_folder import StudyFolder
+from autotune.store.connection.location import find_location
+from autotune.store.upkeep.study_folder import StudyFolder
 from autotune.study.controller import JOB_ENDS, PAUSED_ON_REQUEST, TIME_IS_OVER
 
 SLURM, KUBERNETES = "slurm", "kubernetes"

@@ -169,7 +169,7 @@ class FolderSource(LocalSource):
     def _open(self) -> ServiceStore:
         from autotune.cli.job_files import queue_state
         from autotune.cli.study_text import job_line
-        from autotune.store.study_folder import COPY, opened_copy
+        from autotune.store.upkeep.study_folder import COPY, opened_copy
 
         self._opened.close()
         try:
@@ -184,7 +184,7 @@ class FolderSource(LocalSource):
     def status(self, study_id: str) -> Document:
         """The study as of the last copy, with what the queue says of its job."""
         from autotune.cli.job_files import queue_state
-        from autotune.store.study_folder import COPY
+        from autotune.store.upkeep.study_folder import COPY
 
         if (self._folder / COPY).stat().st_mtime_ns != self._seen:
             self._open()
@@ -192,7 +192,7 @@ class FolderSource(LocalSource):
 
     def act(self, study_id: str, action: str) -> Document:
         """Leaves the wish for the job that runs the study."""
-        from autotune.store.study_folder import wish
+        from autotune.store.upkeep.study_folder import wish
 
         wish(self._folder, action)
         found = self.status(study_id)["study"]

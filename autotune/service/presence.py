@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 
 from autotune.settings import data_folder, own_folder
-from autotune.store.location import find_location
+from autotune.store.connection.location import find_location
 from autotune.study.process_id import is_gone, this_process
 
 FOLDER = "services"

@@ -32,7 +32,7 @@ from autotune.service.scrape_targets import ScrapeTargets, Targets
 from autotune.service.supervisor import Supervisor
 from autotune.settings import data_folder, settings
 from autotune.store import open_store
-from autotune.store.location import StoreLocation, find_location
+from autotune.store.connection.location import StoreLocation, find_location
 from autotune.trainers import trainer, trainer_names
 
 log = logging.getLogger("autotune.service")

@@ -39,7 +39,7 @@ def open_store(url_or_path: str | os.PathLike[str] | None = None) -> SqlStore:
     A store that does not exist is created; an older one is upgraded after a backup. Raises `SpecError` for an invalid address,
     `StoreUnavailableError`, `StoreCorruptError` and `StoreVersionError` (written by a newer release).
     """
-    from autotune.store.location import find_location
+    from autotune.store.connection.location import find_location
     from autotune.store.sql import SqlStore
 
     return SqlStore(find_location(url_or_path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.store.location import memory_location
+from autotune.store.connection.location import memory_location
 from autotune.store.sql import SqlStore
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import Column, ColumnElement, Connection, Row, Select, bindparam
 from autotune.errors import NotFoundError
 from autotune.ports import KnownWorkload, Revision, Statistics, StudyRecord
 from autotune.spec import StudyStatus, Trial, Workload
-from autotune.store.database import from_us, to_us
+from autotune.store.connection.database import from_us, to_us
 from autotune.store.packing import unpack_steps
 from autotune.store.rows import read_study, read_trial
 from autotune.store.tables import attempts, records, specs, studies, tags, trials, workloads

@@ -28,7 +28,7 @@ from autotune.spec import (
     Wanted,
 )
 from autotune.spec.plain import canonical, finite, to_plain
-from autotune.store.database import from_us, to_us
+from autotune.store.connection.database import from_us, to_us
 from autotune.store.packing import pack_document, unpack_document
 
 

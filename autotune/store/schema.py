@@ -17,9 +17,9 @@ from sqlalchemy import Connection, inspect, text
 
 from autotune.errors import SpecError, StoreCorruptError, StoreUnavailableError, StoreVersionError
 from autotune.settings import data_folder
-from autotune.store.database import Database, lock
-from autotune.store.diagnosis import diagnosed
-from autotune.store.file_systems import shared_mount
+from autotune.store.connection.database import Database, lock
+from autotune.store.connection.diagnosis import diagnosed
+from autotune.store.connection.file_systems import shared_mount
 
 HEAD = "0010"
 """The version that this release reads and writes."""

@@ -25,22 +25,19 @@ from autotune.ports import (
     StudyRecord,
 )
 from autotune.spec import ObservedRun, Study, StudyStatus, Trial, Wanted
-from autotune.store import (
-    decisions,
-    history,
-    lifecycle,
-    locking,
-    measured_once,
-    observed,
-    queries,
-    schema,
-    submissions,
-    trials,
-)
-from autotune.store.annotation_keeper import AnnotationKeeper
-from autotune.store.database import Database
-from autotune.store.location import StoreLocation
-from autotune.store.tokens import TokenKeeper, keep_audit, read_audit
+from autotune.store import queries, schema
+from autotune.store.writes import decisions
+from autotune.store.writes import history
+from autotune.store.writes import lifecycle
+from autotune.store.writes import locking
+from autotune.store.writes import measured_once
+from autotune.store.writes import observed
+from autotune.store.writes import submissions
+from autotune.store.writes import trials
+from autotune.store.writes.annotations import AnnotationKeeper
+from autotune.store.connection.database import Database
+from autotune.store.connection.location import StoreLocation
+from autotune.store.writes.tokens import TokenKeeper, keep_audit, read_audit
 
 
 class SqlStore:

@@ -15,7 +15,7 @@
 Times end in `_us`: microseconds since 1970 UTC, whole numbers, so that both databases keep them exactly. `key` numbers a study inside the
 database; people see its `id`.
 
-Events, trials and attempts have a checksum (`autotune.store.checksums`).
+Events, trials and attempts have a checksum (`autotune.store.upkeep.checksums`).
 """
 
 from __future__ import annotations

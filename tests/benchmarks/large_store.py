@@ -35,9 +35,11 @@ from autotune.results.answers import past_studies
 from autotune.results.best_known import best_known
 from autotune.results.question import Asked
 from autotune.spec import StudyStatus
-from autotune.store import SqlStore, maintenance, open_store, restoring
-from autotune.store.checksums import sealed
-from autotune.store.location import find_location
+from autotune.store import SqlStore, open_store
+from autotune.store.upkeep import maintenance
+from autotune.store.upkeep import restoring
+from autotune.store.upkeep.checksums import sealed
+from autotune.store.connection.location import find_location
 from autotune.store.migrations.versions import v0009
 from autotune.store.packing import pack_document, unpack_document
 from autotune.store.tables import attempts, events, specs, studies, trials, workloads

@@ -32,9 +32,10 @@ from autotune.spec import (
     TrialPurpose,
     TrialStatus,
 )
-from autotune.store import SqlStore, locking
-from autotune.store.checksums import sealed
-from autotune.store.history import append
+from autotune.store import SqlStore
+from autotune.store.writes import locking
+from autotune.store.upkeep.checksums import sealed
+from autotune.store.writes.history import append
 from autotune.store.rows import ended_columns, new_trial_row
 from autotune.store.tables import studies, trials
 

@@ -13,7 +13,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from autotune.store.study_folder import opened_copy
+from autotune.store.upkeep.study_folder import opened_copy
 from tests.nodes.slurm_cluster import slurm_cluster
 from tests.slurm.test_stories import SPREAD, LoginNode
 

@@ -255,7 +255,7 @@ class Arena:
         while not self.where.is_free() and not is_gone(holder) and time.monotonic() < self.deadline:
             send(
                 holder, signal.SIGCONT
-            )  # frozen inside a transaction it keeps everybody from writing, see `autotune.store.database`
+            )  # frozen inside a transaction it keeps everybody from writing, see `autotune.store.connection.database`
             time.sleep(0.01)
             send(holder, signal.SIGSTOP)
         self.frozen.append(holder)

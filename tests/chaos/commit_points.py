@@ -23,7 +23,7 @@ from autotune import api
 from autotune.ports import StudyRecord
 from autotune.spec import TrialStatus
 from autotune.store import SqlStore, open_store
-from autotune.store.laws import broken_laws
+from autotune.store.upkeep.laws import broken_laws
 from autotune.study.progress import LoopEvent, StudyOpened, TrialEnded
 from tests.chaos.arena import see
 from tests.chaos.checker import Seen, outcome, study_outcome

@@ -1,7 +1,7 @@
 """A controller process: `api.run_study` on one study, with a journal of what it was told and a wall clock that others may set.
 
 The journal is a file of JSON lines, each written with one `write` after the store had acknowledged the fact; what the process wrote survives its
-SIGKILL. The clock is read through `autotune.store.database.datetime`, the only wall clock of the store: it is off by what the clock file says.
+SIGKILL. The clock is read through `autotune.store.connection.database.datetime`, the only wall clock of the store: it is off by what the clock file says.
 Both files are named as the process is on leases: FOLDER/journals/OWNER, FOLDER/clocks/OWNER.
 
 Controllers are started by the arena (`main`) or by supervisors, whose fork servers call `keep_journals` before they fork a controller.
@@ -23,7 +23,8 @@ from typing import Any, Self, TypeVar
 from autotune import api
 from autotune.errors import ConflictError, StoreError
 from autotune.ports import Store
-from autotune.store import database, open_store
+from autotune.store import open_store
+from autotune.store.connection import database
 from autotune.study.process_id import this_process
 from autotune.study.progress import (
     LoopEvent,

@@ -16,7 +16,8 @@ import pytest
 
 from autotune import api
 from autotune.report import html_report
-from autotune.store import SqlStore, database, open_store
+from autotune.store import SqlStore, open_store
+from autotune.store.connection import database
 from autotune.study.progress import LoopEvent, Notice, TrialEnded
 from tests.chaos.arena import fill_disk, see, small_disk, undisturbed
 from tests.chaos.checker import violations

@@ -15,7 +15,8 @@ import pytest
 from autotune import api
 from autotune.reward import score
 from autotune.spec import TrialPurpose
-from autotune.store import maintenance, open_store
+from autotune.store import open_store
+from autotune.store.upkeep import maintenance
 from tests.chaos.commit_points import begin, stories, tell
 from tests.chaos.replay.faults import faults_of, ranking_faults, replay_of
 from tests.chaos.replay.forger import Forger

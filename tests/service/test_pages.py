@@ -11,7 +11,8 @@ from autotune.service.access import COOKIE
 from autotune.service.pages.rendering import render
 from autotune.spec import StudyStatus
 from autotune.spec.texts.as_text import format_speedup
-from autotune.store import history, locking
+from autotune.store.writes import history
+from autotune.store.writes import locking
 from tests.service.running import Service, slow_spec, spec, until
 
 

@@ -21,7 +21,8 @@ from autotune.service.study_fork_server import StudyForkServer
 from autotune.service.supervisor import CHECK_S, HUNG_CHECKS, MAX_CRASHES, Supervisor
 from autotune.service.worker import HELD, NOT_STARTED, STORE_AWAY
 from autotune.spec import StudyStatus
-from autotune.store import SqlStore, maintenance, open_store
+from autotune.store import SqlStore, open_store
+from autotune.store.upkeep import maintenance
 from autotune.study.process_id import this_process
 from tests.service.running import Service, slow_spec, spec, until
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from autotune import cli
-from autotune.store.study_folder import WISH
+from autotune.store.upkeep.study_folder import WISH
 from tests.slurm.commands import job
 from tests.slurm.test_stories import SIMULATED
 

@@ -20,7 +20,7 @@ import yaml
 
 from autotune.cli.source import LocalSource
 from autotune.errors import NotFoundError
-from autotune.store.study_folder import opened_copy
+from autotune.store.upkeep.study_folder import opened_copy
 from tests.nodes.network import until
 from tests.nodes.slurm_cluster import SlurmCluster, slurm_cluster, what_is_missing
 

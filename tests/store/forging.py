@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, select, text, update
 
 from autotune.store import SqlStore
-from autotune.store.checksums import SEALED, seal
+from autotune.store.upkeep.checksums import SEALED, seal
 
 
 def forge(store: SqlStore, *statements: str, seal_again: bool = False) -> None:

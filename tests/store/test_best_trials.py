@@ -12,7 +12,8 @@ from sqlalchemy import event
 
 from autotune.ports import Lease
 from autotune.spec import StudyStatus
-from autotune.store import SqlStore, best_trials, open_store
+from autotune.store import SqlStore, open_store
+from autotune.store.writes import best_trials
 from autotune.testing.stores.sample_studies import a_study, measured, pending, run_trial, running_study
 
 

@@ -12,11 +12,12 @@ from sqlalchemy import Table
 
 from autotune.errors import StoreCorruptError
 from autotune.ports import KeepTrial
-from autotune.store import SqlStore, maintenance, open_store
-from autotune.store.checksums import SEALED
-from autotune.store.examination import MOST_NAMED, examine
-from autotune.store.location import find_location
-from autotune.store.restoring import NAMED, restore
+from autotune.store import SqlStore, open_store
+from autotune.store.upkeep import maintenance
+from autotune.store.upkeep.checksums import SEALED
+from autotune.store.upkeep.examination import MOST_NAMED, examine
+from autotune.store.connection.location import find_location
+from autotune.store.upkeep.restoring import NAMED, restore
 from autotune.testing.stores import decide, launch, measured, pending, reported, run_trial, running_study
 from tests.store.forging import forge
 from tests.store.test_schema import VERSION_2, old_file

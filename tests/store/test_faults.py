@@ -23,7 +23,9 @@ import pytest
 from autotune.errors import StoreCorruptError, StoreError, StoreUnavailableError
 from autotune.ports import Lease
 from autotune.spec import StudyStatus, TrialStatus
-from autotune.store import MemoryStore, SqlStore, database, maintenance, open_store
+from autotune.store import MemoryStore, SqlStore, open_store
+from autotune.store.connection import database
+from autotune.store.upkeep import maintenance
 from autotune.testing.stores import LONG_S, a_study, measured, pending, run_trial, running_study
 from tests.postgresql import PostgresServer, postgres_server
 

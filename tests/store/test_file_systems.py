@@ -7,8 +7,8 @@ import pytest
 from autotune.api import open_store
 from autotune.cli import run
 from autotune.errors import SpecError
-from autotune.store import file_systems
-from autotune.store.file_systems import mount_of
+from autotune.store.connection import file_systems
+from autotune.store.connection.file_systems import mount_of
 
 LINES = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw

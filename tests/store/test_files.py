@@ -16,7 +16,9 @@ import pytest
 
 from autotune.cli import run
 from autotune.errors import StoreCorruptError, StoreUnavailableError
-from autotune.store import SqlStore, database, maintenance, open_store
+from autotune.store import SqlStore, open_store
+from autotune.store.connection import database
+from autotune.store.upkeep import maintenance
 from autotune.testing.stores import a_study, measured, pending, run_trial, running_study
 from tests.matrix import sampled
 from tests.store.test_faults import without_override

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.errors import SpecError, StoreUnavailableError
 from autotune.store import open_store
-from autotune.store.location import find_location
+from autotune.store.connection.location import find_location
 
 
 @pytest.mark.parametrize("address", ["some.db", "sqlite:///some.db", "sqlite+pysqlite:///some.db", Path("some.db")])

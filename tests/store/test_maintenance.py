@@ -15,8 +15,9 @@ from sqlalchemy import text
 from autotune.errors import MissingExtraError, SpecError
 from autotune.ports import CloseAttempt, EndTrial, KeepTrial, StepsReported
 from autotune.spec import Failure, FailureKind, ParallelConfig, StudyStatus, Trial, TrialStatus
-from autotune.store import MemoryStore, SqlStore, maintenance, open_store
-from autotune.store.laws import broken_laws
+from autotune.store import MemoryStore, SqlStore, open_store
+from autotune.store.upkeep import maintenance
+from autotune.store.upkeep.laws import broken_laws
 from autotune.testing.stores import (
     a_study,
     decide,

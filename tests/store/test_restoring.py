@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from autotune.cli import run
-from autotune.store import maintenance, open_store, schema
-from autotune.store.location import find_location
-from autotune.store.restoring import migrate, restore
+from autotune.store import open_store, schema
+from autotune.store.upkeep import maintenance
+from autotune.store.connection.location import find_location
+from autotune.store.upkeep.restoring import migrate, restore
 from autotune.store.schema import HEAD
 from autotune.testing.stores import a_study, measured, pending, run_trial, running_study
 from tests.chaos.arena import forkserver

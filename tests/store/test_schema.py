@@ -15,7 +15,8 @@ from sqlalchemy import text
 
 from autotune.errors import StoreCorruptError, StoreVersionError
 from autotune.spec import ParallelConfig, StudyStatus, TrialStatus, Wanted
-from autotune.store import SqlStore, maintenance, open_store
+from autotune.store import SqlStore, open_store
+from autotune.store.upkeep import maintenance
 from autotune.store.rows import config_key
 from autotune.store.schema import HEAD
 from autotune.store.tables import metadata

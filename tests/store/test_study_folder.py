@@ -16,8 +16,10 @@ from autotune import api
 from autotune.cli.source import FolderSource, in_folder, open_source
 from autotune.errors import ConflictError, NotFoundError, SpecError, StoreUnavailableError
 from autotune.spec import Wanted
-from autotune.store import file_systems, open_store, study_folder
-from autotune.store.study_folder import COPY, HOLDER, StudyFolder, opened_copy, wish
+from autotune.store import open_store
+from autotune.store.connection import file_systems
+from autotune.store.upkeep import study_folder
+from autotune.store.upkeep.study_folder import COPY, HOLDER, StudyFolder, opened_copy, wish
 from tests.nodes.network import until
 
 SPEC = {
@@ -82,7 +84,7 @@ def test_the_file_system_need_not_be_fit_for_sqlite(
 
 
 def test_two_processes_do_not_run_one_study(folder: Path) -> None:
-    other = "import sys, time; from pathlib import Path; from autotune.store.study_folder import StudyFolder\n"
+    other = "import sys, time; from pathlib import Path; from autotune.store.upkeep.study_folder import StudyFolder\n"
     other += "with StudyFolder(Path(sys.argv[1]), job='7'): print('runs', flush=True); sys.stdin.read()"
     child = subprocess.Popen(
         [sys.executable, "-c", other, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

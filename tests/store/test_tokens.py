@@ -11,7 +11,7 @@ import pytest
 from autotune.errors import StoreUnavailableError
 from autotune.store import MemoryStore
 from autotune.store.tables import tokens
-from autotune.store.tokens import FAST
+from autotune.store.writes.tokens import FAST
 
 
 def test_a_token_is_kept_as_a_hash() -> None:

@@ -20,7 +20,7 @@ from autotune.search.optuna_study import distributions
 from autotune.space import SearchSpace
 from autotune.spec import FIELDS, Measurement, ParallelConfig, Trial, TrialStatus
 from autotune.store import SqlStore, open_store
-from autotune.store.table_files import export
+from autotune.store.upkeep.table_files import export
 from tests.matrix import sampled
 from tests.small_studies import spec
 

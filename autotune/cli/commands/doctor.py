@@ -243,7 +243,7 @@ def _store(url: str | None) -> Check:
 
 def _disk(url: str | None) -> Check:
     from autotune.settings import data_folder
-    from autotune.store.location import find_location
+    from autotune.store.connection.location import find_location
 
     path = find_location(url).path
     folder = path.parent if path is not None else data_folder()

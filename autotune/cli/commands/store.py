@@ -14,7 +14,7 @@ from autotune.errors import NotFoundError
 
 if TYPE_CHECKING:
     from autotune.store import SqlStore
-    from autotune.store.location import StoreLocation
+    from autotune.store.connection.location import StoreLocation
 
 MOST_SHOWN = 20
 """newest studies in the table of a check; older ones with a fault are shown too"""
@@ -39,7 +39,7 @@ def check(store: StoreOption = None, json: JsonOption = False) -> None:
     It checks the integrity of the file, the checksums of events, trials and attempts, and the laws of each study's history (nothing is lost, nothing
     happened twice, and no terminal state changed). It says what it did not check.
     """
-    from autotune.store.examination import examine
+    from autotune.store.upkeep.examination import examine
 
     with closing(_existing_store(store)) as database:
         found = examine(database)
@@ -72,7 +72,7 @@ def backup(
     json: JsonOption = False,
 ) -> None:
     """Copy the database, even while it is in use."""
-    from autotune.store import maintenance
+    from autotune.store.upkeep import maintenance
 
     with closing(_existing_store(store)) as database:
         maintenance.backup(database, target)
@@ -90,8 +90,8 @@ def restore(
 
     The backup is checked first. Nobody may have the database open. What was there is kept under another name. SQLite only.
     """
-    from autotune.store.location import find_location
-    from autotune.store.restoring import restore as put_back
+    from autotune.store.connection.location import find_location
+    from autotune.store.upkeep.restoring import restore as put_back
 
     location = find_location(store)
     done = put_back(location, file)
@@ -115,8 +115,8 @@ def migrate(
 
     Every command does so when it opens an older database, after a backup beside an SQLite file. This one does nothing else.
     """
-    from autotune.store.location import find_location
-    from autotune.store.restoring import migrate as upgrade
+    from autotune.store.connection.location import find_location
+    from autotune.store.upkeep.restoring import migrate as upgrade
 
     location = find_location(store)
     _refuse_missing(location)
@@ -143,7 +143,7 @@ def export(
 
     It writes four files: studies, trials, steps and events.
     """
-    from autotune.store import maintenance
+    from autotune.store.upkeep import maintenance
 
     with closing(_existing_store(store)) as database:
         written = maintenance.export(database, folder, format=format)
@@ -155,7 +155,7 @@ def export(
 
 def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
     """Return unused space to the disk."""
-    from autotune.store import maintenance
+    from autotune.store.upkeep import maintenance
 
     with closing(_existing_store(store)) as database:
         maintenance.vacuum(database)
@@ -167,7 +167,7 @@ def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
 def _existing_store(store: str | None) -> SqlStore:
     """The store, which must exist: maintenance makes no new one. Raises `NotFoundError`."""
     from autotune.store import open_store
-    from autotune.store.location import find_location
+    from autotune.store.connection.location import find_location
 
     _refuse_missing(find_location(store))
     return open_store(store)

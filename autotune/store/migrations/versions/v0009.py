@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from autotune.reward import standing
-from autotune.store.best_trials import finals_per_gpu
+from autotune.store.writes.best_trials import finals_per_gpu
 
 revision = "0009"
 down_revision = "0008"

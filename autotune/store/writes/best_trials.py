@@ -17,7 +17,7 @@ from sqlalchemy import Connection, bindparam, select, text
 
 from autotune.reward import speeds_in_finals, standing
 from autotune.spec.study import SIMULATED
-from autotune.store.database import lock
+from autotune.store.connection.database import lock
 from autotune.store.rows import config_key
 from autotune.store.tables import trials
 

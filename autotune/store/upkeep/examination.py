@@ -14,11 +14,12 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, Table, bindparam, select, text
 
 from autotune.errors import StoreError
-from autotune.store import laws, queries
-from autotune.store.checksums import SEALED, is_changed, is_checked
+from autotune.store import queries
+from autotune.store.upkeep import laws
+from autotune.store.upkeep.checksums import SEALED, is_changed, is_checked
 from autotune.store.rows import read_event, read_trial
 from autotune.store.sql import SqlStore
-from autotune.store.table_files import study_keys
+from autotune.store.upkeep.table_files import study_keys
 from autotune.store.tables import attempts, events, studies, trials
 
 MOST_NAMED = 20

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from autotune.errors import SpecError, StoreCorruptError, StoreError, StoreUnavailableError
-from autotune.store.location import StoreLocation
+from autotune.store.connection.location import StoreLocation
 
 _SQLITE_REMEDIES = {
     sqlite3.SQLITE_BUSY: ("another process has locked it", "end that process, or try again"),

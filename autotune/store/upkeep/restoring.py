@@ -25,10 +25,10 @@ from sqlalchemy.exc import DatabaseError
 
 from autotune.errors import ConflictError, NotFoundError, SpecError, StoreCorruptError, StoreVersionError
 from autotune.store import schema
-from autotune.store.database import Database
-from autotune.store.diagnosis import DAMAGED, diagnosed
-from autotune.store.examination import read_rows, rows_changed
-from autotune.store.location import StoreLocation
+from autotune.store.connection.database import Database
+from autotune.store.connection.diagnosis import DAMAGED, diagnosed
+from autotune.store.upkeep.examination import read_rows, rows_changed
+from autotune.store.connection.location import StoreLocation
 from autotune.store.tables import studies, trials
 
 LOCK_BYTES = (0x40000000, 512)

@@ -20,7 +20,7 @@ from autotune.extras import require_extra
 from autotune.ports import HistoryEvent, StudyRecord
 from autotune.spec.plain import canonical
 from autotune.spec.runs.trial_row import TRIAL_COLUMNS, iso, trial_row
-from autotune.store.diagnosis import diagnosed, writing
+from autotune.store.connection.diagnosis import diagnosed, writing
 from autotune.store.packing import unpack_steps
 from autotune.store.sql import SqlStore
 from autotune.store.tables import attempts, studies

@@ -24,7 +24,7 @@ from sqlalchemy import Connection, Row, bindparam, insert, select, update
 from autotune.errors import NotFoundError, SpecError, StoreError
 from autotune.ports import SCOPES, AuditEvent, Token
 from autotune.spec.checks import one_of
-from autotune.store.database import Database, from_us, now_us
+from autotune.store.connection.database import Database, from_us, now_us
 from autotune.store.rows import clean, json_text
 from autotune.store.tables import audit, tokens
 

@@ -11,10 +11,10 @@ from sqlalchemy import Connection, Row, insert, select
 from autotune.ports import ObservedFilter
 from autotune.spec import ObservedRun
 from autotune.spec.plain import finite
-from autotune.store.database import now_us, to_us
+from autotune.store.connection.database import now_us, to_us
 from autotune.store.packing import pack_document, unpack_document
 from autotune.store.rows import clean
-from autotune.store.submissions import keep_workload, new_id
+from autotune.store.writes.submissions import keep_workload, new_id
 from autotune.store.tables import observed, workloads
 
 _OF_WORKLOAD = ("model", "cluster", "gpu", "trainer")

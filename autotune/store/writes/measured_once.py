@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Table, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from autotune.spec.plain import canonical
-from autotune.store.database import now_us
+from autotune.store.connection.database import now_us
 from autotune.store.rows import clean
 from autotune.store.tables import calibrations, profiles, reference_losses
 

@@ -19,9 +19,9 @@ from autotune.ports import EventKind
 from autotune.spec import Study, StudyStatus, Wanted, Workload
 from autotune.spec.plain import canonical, fingerprint, identity
 from autotune.spec.study import is_same_study
-from autotune.store.database import lock, now_us
-from autotune.store.history import append
-from autotune.store.locking import TERMINAL
+from autotune.store.connection.database import lock, now_us
+from autotune.store.writes.history import append
+from autotune.store.writes.locking import TERMINAL
 from autotune.store.rows import clean, json_text
 from autotune.store.tables import specs, studies, submissions, workloads
 

@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Row, bindparam, or_, select, update
 from autotune.errors import ConflictError, NotFoundError
 from autotune.ports import EventKind, Lease
 from autotune.spec import StudyStatus
-from autotune.store.database import Database, from_us
-from autotune.store.history import append
+from autotune.store.connection.database import Database, from_us
+from autotune.store.writes.history import append
 from autotune.store.rows import clean
 from autotune.store.tables import studies
 

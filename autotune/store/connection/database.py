@@ -34,8 +34,8 @@ from sqlalchemy.pool import QueuePool, StaticPool
 
 from autotune.errors import StoreUnavailableError, StoreVersionError
 from autotune.extras import require_extra
-from autotune.store.diagnosis import diagnosed
-from autotune.store.location import StoreLocation
+from autotune.store.connection.diagnosis import diagnosed
+from autotune.store.connection.location import StoreLocation
 
 BUSY_TIMEOUT_S = 30.0
 """Time that a writer waits for transactions of other processes, s; each takes milliseconds."""
@@ -122,7 +122,7 @@ class Database:
     def write(self, *, durable: bool = False) -> Iterator[Connection]:
         """A transaction that is committed when the block ends and rolled back when it raises. Raises the store's errors.
 
-        After `StoreUnavailableError` the caller does not know whether it was committed. Writing again is safe, see `autotune.store.trials`.
+        After `StoreUnavailableError` the caller does not know whether it was committed. Writing again is safe, see `autotune.store.writes.trials`.
         """
         with diagnosed(self.location), self._exclusive(True):
             self._check_file()
