@@ -42,7 +42,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.service.app import create_app
+    from autotune.service.http.app import create_app
     from autotune.service.options import ServiceOptions
     from autotune.service.server import serve
 
@@ -50,7 +50,7 @@ __all__ = ["ServiceOptions", "create_app", "serve"]
 
 _HOME = {
     "ServiceOptions": "autotune.service.options",
-    "create_app": "autotune.service.app",
+    "create_app": "autotune.service.http.app",
     "serve": "autotune.service.server",
 }
 

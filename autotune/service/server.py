@@ -24,12 +24,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from autotune.errors import AutotuneError, ServiceError, SpecError
 from autotune.extras import require_extra
 from autotune.ports import TokenStore
-from autotune.service.app import create_app
-from autotune.service.launcher import Launcher, ProcessLauncher
+from autotune.service.http.app import create_app
+from autotune.service.supervise.launcher import Launcher, ProcessLauncher
 from autotune.service.options import ServiceOptions
-from autotune.service.presence import announced
-from autotune.service.scrape_targets import ScrapeTargets, Targets
-from autotune.service.supervisor import Supervisor
+from autotune.service.supervise.presence import announced
+from autotune.service.metrics.scrape_targets import ScrapeTargets, Targets
+from autotune.service.supervise.supervisor import Supervisor
 from autotune.settings import data_folder, settings
 from autotune.store import open_store
 from autotune.store.connection.location import StoreLocation, find_location
@@ -250,8 +250,8 @@ def _url(options: ServiceOptions, listener: socket.socket) -> str:
 
 def _launcher(options: ServiceOptions, store_url: str, url: str) -> Launcher:
     if options.way == "ray":
-        from autotune.service.ray_jobs import RayLauncher, check_address
-        from autotune.service.ray_retry import RetriedRay
+        from autotune.service.supervise.ray_jobs import RayLauncher, check_address
+        from autotune.service.supervise.ray_retry import RetriedRay
 
         if options.ray_address:
             check_address(options.ray_address)

@@ -190,7 +190,7 @@ def catalog() -> str:
 
 def rest() -> str:
     """The REST interface, from the service's OpenAPI document."""
-    from autotune.service.app import create_app
+    from autotune.service.http.app import create_app
     from autotune.service.options import ServiceOptions
     from autotune.store.in_memory import MemoryStore
 

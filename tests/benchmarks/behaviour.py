@@ -103,7 +103,7 @@ def asked(_: Path) -> dict[str, Any]:
 
 def openapi(folder: Path) -> dict[str, Any]:
     """The document that the service shows."""
-    from autotune.service.app import create_app
+    from autotune.service.http.app import create_app
     from autotune.service.options import ServiceOptions
     from autotune.store import open_store
 

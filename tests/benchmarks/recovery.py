@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune import api
-from autotune.service.launcher import ProcessLauncher
-from autotune.service.supervisor import Supervisor
+from autotune.service.supervise.launcher import ProcessLauncher
+from autotune.service.supervise.supervisor import Supervisor
 from autotune.store import open_store
 from autotune.study.progress import LoopEvent, StudyOpened, TrialStarted
 from tests.ray_roles import played_head

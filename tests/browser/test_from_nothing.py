@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from autotune import cli
-from autotune.service.ray_cluster import own_token
+from autotune.service.supervise.ray_cluster import own_token
 from tests.browser.chromium import Visit, follow, go, visit
 from tests.browser.test_buttons import buttons_of, log_in
 from tests.service.served import served

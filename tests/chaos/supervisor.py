@@ -7,8 +7,8 @@ import os
 import signal
 from pathlib import Path
 
-from autotune.service.launcher import ProcessLauncher
-from autotune.service.supervisor import Supervisor
+from autotune.service.supervise.launcher import ProcessLauncher
+from autotune.service.supervise.supervisor import Supervisor
 from autotune.store import open_store
 from autotune_workers.process.machine import die_with_parent
 from tests.chaos.controller import patiently

@@ -14,8 +14,8 @@ import pytest
 
 from autotune import api
 from autotune.ports import HistoryEvent
-from autotune.service.launcher import ProcessLauncher
-from autotune.service.supervisor import Supervisor
+from autotune.service.supervise.launcher import ProcessLauncher
+from autotune.service.supervise.supervisor import Supervisor
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
 from tests.chaos import supervisor

@@ -51,7 +51,7 @@ def test_only_known_metrics_are_read() -> None:
 
 def test_only_metrics_of_the_service_are_read_as_such() -> None:
     from autotune.ports import Statistics
-    from autotune.service.study_metrics import Counters
+    from autotune.service.metrics.study_metrics import Counters
 
     health = {"checks": {"store": "ok"}, "disk_free_bytes": 1}
     counters = Counters()

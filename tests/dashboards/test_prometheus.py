@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from autotune.service.scrape_targets import ScrapeTargets, prometheus_configuration
+from autotune.service.metrics.scrape_targets import ScrapeTargets, prometheus_configuration
 from autotune.settings import data_folder
 from tests.service.running import Service, slow_spec, spec, until
 

@@ -14,11 +14,11 @@ import uvicorn
 
 from autotune.client import Client
 from autotune.ports import ServiceStore
-from autotune.service.app import create_app
-from autotune.service.launcher import ProcessLauncher
+from autotune.service.http.app import create_app
+from autotune.service.supervise.launcher import ProcessLauncher
 from autotune.service.options import ServiceOptions
 from autotune.service.server import config_of
-from autotune.service.supervisor import Supervisor
+from autotune.service.supervise.supervisor import Supervisor
 from autotune.store import open_store
 
 DEADLINE_S = 900.0

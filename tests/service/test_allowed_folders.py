@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.service.specs import find_within
+from autotune.service.http.specs import find_within
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from autotune.errors import SpecError
-from autotune.service.access import COOKIE
+from autotune.service.http.access import COOKIE
 from autotune.service.options import Rate, ServiceOptions
 from autotune.service.server import serve
 from autotune.spec import StudyStatus
@@ -354,7 +354,7 @@ def test_every_option_of_every_trainer_says_what_it_names() -> None:
 
 
 def test_an_option_that_does_not_say_what_it_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.service.specs import confined
+    from autotune.service.http.specs import confined
 
     deepspeed = trainer_of("deepspeed")
     secret = Option(name="secret", meaning="of a trainer of somebody else's")

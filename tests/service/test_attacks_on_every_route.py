@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from autotune.service.access import COOKIE
-from autotune.service.app import create_app
+from autotune.service.http.access import COOKIE
+from autotune.service.http.app import create_app
 from autotune.service.options import ServiceOptions
 from autotune.store import MemoryStore
 from tests.service.running import API, DEADLINE_S, Service, bearer, spec

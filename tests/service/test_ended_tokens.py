@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from autotune.service.access import Caller
-from autotune.service.app import create_app
-from autotune.service.error_responses import RefusalError
+from autotune.service.http.access import Caller
+from autotune.service.http.app import create_app
+from autotune.service.http.error_responses import RefusalError
 from autotune.service.options import ServiceOptions
 from autotune.store import MemoryStore
 from autotune.store.tables import tokens

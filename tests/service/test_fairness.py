@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from autotune.service.error_responses import RefusalError
-from autotune.service.fair_use import FairQueue
+from autotune.service.http.error_responses import RefusalError
+from autotune.service.http.fair_use import FairQueue
 from autotune.service.options import ServiceOptions
 from tests.service.running import API, DEADLINE_S, Service, bearer, slow_spec, spec, until
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from autotune.service.app import create_app
+from autotune.service.http.app import create_app
 from autotune.service.options import ServiceOptions
 from autotune.store import MemoryStore
 from tests.service.running import API, Service, bearer, spec, until

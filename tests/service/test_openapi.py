@@ -10,7 +10,7 @@ import requests
 from hypothesis import HealthCheck, Phase
 
 from autotune import api
-from autotune.service.response_models import EXAMPLE_SPEC
+from autotune.service.routes.response_models import EXAMPLE_SPEC
 from tests.service.running import API, DEADLINE_S, Service, bearer, spec
 
 CASES, LONG_CASES = 8, 450

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from autotune import api, assets
-from autotune.service.access import COOKIE
+from autotune.service.http.access import COOKIE
 from autotune.service.pages.rendering import render
 from autotune.spec import StudyStatus
 from autotune.spec.texts.as_text import format_speedup

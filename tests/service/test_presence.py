@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.service.presence import FOLDER, announced, is_served
+from autotune.service.supervise.presence import FOLDER, announced, is_served
 from autotune.settings import data_folder
 
 

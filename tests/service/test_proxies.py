@@ -25,7 +25,7 @@ import httpx
 import pytest
 
 from autotune import cli
-from autotune.service.access import who_may_what
+from autotune.service.http.access import who_may_what
 from autotune.service.options import ServiceOptions, is_loopback
 from autotune.store import open_store
 from tests.docs.pages import ROOT, blocks, commands

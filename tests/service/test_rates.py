@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.service import fair_use
-from autotune.service.fair_use import Limiter
+from autotune.service.http import fair_use
+from autotune.service.http.fair_use import Limiter
 from autotune.service.options import Rate
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from autotune import api
 from autotune.errors import RunnerError
-from autotune.service import ray_jobs
+from autotune.service.supervise import ray_jobs
 from autotune.service.options import ServiceOptions
-from autotune.service.ray_cluster import own_token
-from autotune.service.ray_jobs import RayLauncher, has_password, user_token
-from autotune.service.supervisor import Supervisor
-from autotune.service.worker import ray_job
+from autotune.service.supervise.ray_cluster import own_token
+from autotune.service.supervise.ray_jobs import RayLauncher, has_password, user_token
+from autotune.service.supervise.supervisor import Supervisor
+from autotune.service.supervise.worker import ray_job
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
 from tests.service.running import DEADLINE_S, spec, until
@@ -106,7 +106,7 @@ def test_a_job_says_what_it_is_and_nothing_secret(ray: PaperRay, store: SqlStore
     record = submit(store)
     joined(ray).start(record)
     job = ray.jobs[record.id]
-    assert job["entrypoint"] == f"python -m autotune.service.worker {record.id}"
+    assert job["entrypoint"] == f"python -m autotune.service.supervise.worker {record.id}"
     assert job["metadata"] == {
         "job_name": "small",
         "autotune_study": record.id,

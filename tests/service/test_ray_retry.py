@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from autotune.errors import RunnerError
-from autotune.service import ray_cluster, ray_retry
-from autotune.service.launcher import Ended
-from autotune.service.ray_retry import LOST, RetriedRay
+from autotune.service.supervise import ray_cluster
+from autotune.service.supervise import ray_retry
+from autotune.service.supervise.launcher import Ended
+from autotune.service.supervise.ray_retry import LOST, RetriedRay
 from autotune.study.process_id import this_process
 from tests.service.running import until
 

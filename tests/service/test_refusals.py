@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune import cli
-from autotune.service.refusals import AUDIT_RATE, Refusals
+from autotune.service.http.refusals import AUDIT_RATE, Refusals
 from autotune.store import open_store
 from tests.service.running import API, Service, bearer, spec, until
 

@@ -11,7 +11,7 @@ import pytest
 
 from autotune import api
 from autotune.errors import NotFoundError
-from autotune.service.response_cache import FRESH_S, ResponseCache
+from autotune.service.http.response_cache import FRESH_S, ResponseCache
 from autotune.store import SqlStore, open_store
 from tests.service.running import API, Service, spec
 

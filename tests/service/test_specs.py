@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import AutotuneError, SpecError
-from autotune.service.error_responses import RefusalError
+from autotune.service.http.error_responses import RefusalError
 from autotune.service.options import ServiceOptions
-from autotune.service.specs import JSON, YAML, confined, read_body
+from autotune.service.http.specs import JSON, YAML, confined, read_body
 from autotune.spec import Study
 from tests.service.running import spec
 
@@ -167,7 +167,7 @@ def test_no_code_of_a_model_is_run_for_a_request(folder: str | None) -> None:
 
 def test_the_service_has_no_route_that_runs_a_model_dry() -> None:
     """A dry run runs a user's code; no scope of a token allows that."""
-    from autotune.service.app import create_app
+    from autotune.service.http.app import create_app
     from autotune.store.in_memory import MemoryStore
 
     assert not [path for path in create_app(MemoryStore(), ServiceOptions()).openapi()["paths"] if "fit" in path]

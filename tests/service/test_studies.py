@@ -12,7 +12,7 @@ import pytest
 from autotune import api, cli
 from autotune.cli.source import LocalSource
 from autotune.errors import ConflictError, InfeasibleError, NotFoundError, SpecError
-from autotune.service.resources import events
+from autotune.service.routes import events
 from autotune.testing.stores import running_study
 from tests.service.running import API, Service, slow_spec, spec, until
 

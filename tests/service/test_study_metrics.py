@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from autotune import api
-from autotune.service import study_metrics
-from autotune.service.study_metrics import StudyMetrics
+from autotune.service.metrics import study_metrics
+from autotune.service.metrics.study_metrics import StudyMetrics
 from autotune.study.progress import TrialEnded
 from tests.service.running import spec, until
 

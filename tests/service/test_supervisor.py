@@ -16,10 +16,10 @@ import pytest
 from autotune import api
 from autotune.errors import RunnerError
 from autotune.ports import StudyRecord
-from autotune.service.launcher import Ended, ProcessLauncher
-from autotune.service.study_fork_server import StudyForkServer
-from autotune.service.supervisor import CHECK_S, HUNG_CHECKS, MAX_CRASHES, Supervisor
-from autotune.service.worker import HELD, NOT_STARTED, STORE_AWAY
+from autotune.service.supervise.launcher import Ended, ProcessLauncher
+from autotune.service.supervise.study_fork_server import StudyForkServer
+from autotune.service.supervise.supervisor import CHECK_S, HUNG_CHECKS, MAX_CRASHES, Supervisor
+from autotune.service.supervise.worker import HELD, NOT_STARTED, STORE_AWAY
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
 from autotune.store.upkeep import maintenance
@@ -264,7 +264,7 @@ def test_what_cannot_be_started_now_is_tried_again(store: SqlStore) -> None:
 
 
 def test_a_process_that_does_not_end_with_its_study_is_killed(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.service import supervisor as module
+    from autotune.service.supervise import supervisor as module
 
     monkeypatch.setattr(module, "STRAGGLE_S", -1.0)
     study = submit(store)
@@ -345,7 +345,7 @@ def test_a_frozen_process_of_an_earlier_service_takes_no_place(store: SqlStore) 
 
 @pytest.mark.slow
 def test_a_frozen_process_of_the_only_supervisor_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.service import supervisor as module
+    from autotune.service.supervise import supervisor as module
 
     monkeypatch.setattr(module, "HUNG_CHECKS", 3)
     with Service(tmp_path, supervised=True) as service, service.client() as client:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.ports import EndTrial, KeepTrial
-from autotune.service.access import COOKIE
+from autotune.service.http.access import COOKIE
 from autotune.spec import StudyStatus
 from autotune.testing.stores import decide, failed, launch, measured, pending, reported, run_trial
 from tests.service.running import Service, spec, until

@@ -17,7 +17,7 @@ import pytest
 
 from autotune import api
 from autotune.client import Client
-from autotune.service.ray_cluster import RayHead
+from autotune.service.supervise.ray_cluster import RayHead
 from autotune.store import open_store
 from tests.ray_roles import played_node
 from tests.service.running import DEADLINE_S, spec, until

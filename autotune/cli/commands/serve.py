@@ -109,13 +109,13 @@ def serve(
     """
     from autotune.service import ServiceOptions
     from autotune.service import serve as serve_until_stopped
-    from autotune.service.access import who_may_what
+    from autotune.service.http.access import who_may_what
     from autotune.service.options import RUNNER_OPTIONS
     from autotune.spec.checks import one_of
 
     if print_monitoring:
         from autotune import assets
-        from autotune.service.scrape_targets import prometheus_configuration
+        from autotune.service.metrics.scrape_targets import prometheus_configuration
 
         print(prometheus_configuration(), end="")
         note(

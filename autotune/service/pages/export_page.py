@@ -14,10 +14,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from autotune.errors import AutotuneError
-from autotune.service.error_responses import status_of
+from autotune.service.http.error_responses import status_of
 from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import page, trial_number, visitor
-from autotune.service.resources.studies import exported
+from autotune.service.routes.studies import exported
 from autotune.trainers import Launch, trainer_names, write_launch
 from autotune.trainers.schedulers import SCHEDULERS
 

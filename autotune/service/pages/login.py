@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from autotune.service.access import COOKIE
+from autotune.service.http.access import COOKIE
 from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import form_of, page
-from autotune.service.service_state import service_state_of
+from autotune.service.http.service_state import service_state_of
 
 router = APIRouter()
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from autotune.ports import StudyRecord
 from autotune.results.answers import waiting_words
-from autotune.service.access import Caller
-from autotune.service.service_state import ServiceState
+from autotune.service.http.access import Caller
+from autotune.service.http.service_state import ServiceState
 from autotune.spec import StudyStatus
 
 

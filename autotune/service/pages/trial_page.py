@@ -31,8 +31,8 @@ from autotune.results.result import Result
 from autotune.service.pages.export_page import command_of
 from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import REFRESH_S, page, visitor
-from autotune.service.resources.studies import exported
-from autotune.service.service_state import ServiceState
+from autotune.service.routes.studies import exported
+from autotune.service.http.service_state import ServiceState
 from autotune.spec import Trial, TrialStatus
 
 router = APIRouter()

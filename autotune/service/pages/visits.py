@@ -1,4 +1,4 @@
-"""A visit: who asks for a page, what they sent with its form, and errors shown as pages. Forms carry the form token (`autotune.service.access`).
+"""A visit: who asks for a page, what they sent with its form, and errors shown as pages. Forms carry the form token (`autotune.service.http.access`).
 
 Flash messages: what an action did, said on the page that follows it. The address names the message; its text stands only here, so that a link of
 somebody else's cannot put words into a page.
@@ -14,11 +14,11 @@ from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
 from autotune.errors import AutotuneError, SpecError
-from autotune.service.access import Caller
-from autotune.service.error_responses import RefusalError, status_of
+from autotune.service.http.access import Caller
+from autotune.service.http.error_responses import RefusalError, status_of
 from autotune.service.pages.rendering import render
-from autotune.service.resources.studies import MAX_TRIAL
-from autotune.service.service_state import ServiceState, service_state_of
+from autotune.service.routes.studies import MAX_TRIAL
+from autotune.service.http.service_state import ServiceState, service_state_of
 
 REFRESH_S = 5
 """time after which a page without scripts loads itself again"""

@@ -1,4 +1,4 @@
-"""The process of one study: `python -m autotune.service.worker STUDY`. The store's address comes from AUTOTUNE_STORE, never from the command line.
+"""The process of one study: `python -m autotune.service.supervise.worker STUDY`. The store's address comes from AUTOTUNE_STORE, never from the command line.
 
 The process claims the study's lease, runs the study to its end and reports by its exit code. On SIGTERM it shuts down in order: the study stays
 RUNNING in the store, and the next process that claims it continues it.
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import AutotuneError, ConflictError, StoreError
-from autotune.service.ray_jobs import DASHBOARD_KEY
-from autotune.service.study_metrics import StudyMetrics
+from autotune.service.supervise.ray_jobs import DASHBOARD_KEY
+from autotune.service.metrics.study_metrics import StudyMetrics
 from autotune.study.progress import LoopEvent, Notice, PhaseEntered, TrialEnded
 
 ENDED, FAILED, HELD, STORE_AWAY, NOT_STARTED = 0, 1, 3, 4, 5

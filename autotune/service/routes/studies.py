@@ -15,9 +15,9 @@ from autotune import api
 from autotune.errors import NotFoundError, SpecError
 from autotune.ports import StudyRecord
 from autotune.results.hidden import hidden_record
-from autotune.service.access import Caller
-from autotune.service.error_responses import RefusalError, StrictJSONResponse, strict_json
-from autotune.service.response_models import (
+from autotune.service.http.access import Caller
+from autotune.service.http.error_responses import RefusalError, StrictJSONResponse, strict_json
+from autotune.service.routes.response_models import (
     EXAMPLE_SPEC,
     BestAnswer,
     ExplainAnswer,
@@ -30,7 +30,7 @@ from autotune.service.response_models import (
     TrialList,
     responses,
 )
-from autotune.service.service_state import (
+from autotune.service.http.service_state import (
     Limit,
     Offset,
     Reader,
@@ -41,7 +41,7 @@ from autotune.service.service_state import (
     Versions,
     Word,
 )
-from autotune.service.specs import JSON, YAML, confined, read_body
+from autotune.service.http.specs import JSON, YAML, confined, read_body
 from autotune.spec import StudyStatus
 from autotune.spec.runs.versions import asked_versions, has_versions
 from autotune.trainers import trainer_names

@@ -1,7 +1,7 @@
 """Submitted specs: read strictly, and restricted to what this service allows.
 
 A submitted spec may name allowed runners with harmless options, allowed trainers, and data in the allowed folders. Of a trainer's options it may
-set what `autotune.service.specs` allows: programs only with the scope `run`, an environment never. `autotune.schema` refuses paths of models
+set what `autotune.service.http.specs` allows: programs only with the scope `run`, an environment never. `autotune.schema` refuses paths of models
 and spaces, and models that a caller's code builds, before that.
 
 Allowed folders: files that a spec names must lie in one of them once all links are followed.
@@ -32,7 +32,7 @@ from autotune.errors import SpecError
 from autotune.schema import ReadDocument, places_in
 from autotune.schema.reading import check_size, once, parse_text
 from autotune.schema.source_text import SourceText
-from autotune.service.error_responses import RefusalError
+from autotune.service.http.error_responses import RefusalError
 from autotune.service.options import ServiceOptions
 from autotune.spec import Study
 from autotune.spec.checks import nearest

@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autotune.errors import StoreError
 from autotune.ports import AuditLog
-from autotune.service.access import Caller
-from autotune.service.fair_use import Limiter
+from autotune.service.http.access import Caller
+from autotune.service.http.fair_use import Limiter
 from autotune.service.options import Rate
 
 log = logging.getLogger("autotune.service")

@@ -13,8 +13,8 @@ from typing import Any
 
 from autotune.errors import AutotuneError, RunnerError
 from autotune.ports import StudyRecord
-from autotune.service.launcher import Ended
-from autotune.service.ray_jobs import RayLauncher
+from autotune.service.supervise.launcher import Ended
+from autotune.service.supervise.ray_jobs import RayLauncher
 
 log = logging.getLogger("autotune.service")
 

@@ -37,9 +37,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from autotune.ports import SCOPES, StudyRecord, Token, TokenStore
-from autotune.service.error_responses import RefusalError
-from autotune.service.fair_use import Limiter
-from autotune.service.middleware import host_in
+from autotune.service.http.error_responses import RefusalError
+from autotune.service.http.fair_use import Limiter
+from autotune.service.http.middleware import host_in
 from autotune.service.options import LOOPBACK, ServiceOptions, is_loopback
 
 COOKIE = "autotune_token"

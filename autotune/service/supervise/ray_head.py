@@ -1,8 +1,8 @@
-"""A Ray cluster on loopback that lives as long as the service: `python -m autotune.service.ray_head PLACE`.
+"""A Ray cluster on loopback that lives as long as the service: `python -m autotune.service.supervise.ray_head PLACE`.
 
 It prints one line, {"dashboard": "http://...", "address": "HOST:PORT"}, and ends when its standard input ends, so that even a killed service leaves
 no cluster behind. PLACE is the cluster's folder, which is removed at the end, and the environment decides on token authentication (for both see
-`autotune.service.ray_cluster`).
+`autotune.service.supervise.ray_cluster`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import warnings
 from functools import partialmethod
 from pathlib import Path
 
-from autotune.service.ray_cluster import OWNER, TEMP_DIR
+from autotune.service.supervise.ray_cluster import OWNER, TEMP_DIR
 from autotune.study.process_id import this_process
 
 OBJECT_STORE_BYTES = 100 << 20

@@ -22,12 +22,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from autotune.service.worker import NOT_STARTED
+from autotune.service.supervise.worker import NOT_STARTED
 
 LOG_MODE = 0o600
 BEAT_S = 0.2
 PRELOADED = (
-    "autotune.service.worker",
+    "autotune.service.supervise.worker",
     "autotune.study.assembly",
     "autotune.store.sql",
     "autotune.study.loop",
@@ -105,7 +105,7 @@ class StudyForkServer:
                 os.dup2(source, target)
             sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
             sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-            from autotune.service.worker import run
+            from autotune.service.supervise.worker import run
 
             code = run(study, lease_s=self._lease_s)
         except BaseException:  # the child must end here, and not return into the server's stack

@@ -16,16 +16,17 @@ from autotune import __version__
 from autotune.errors import AutotuneError
 from autotune.ports import ServiceStore
 from autotune.schema import StudyDocument
-from autotune.service import error_responses, pages
-from autotune.service.access import COOKIE, Gate
-from autotune.service.middleware import HeadAsGet, RequestGuards
+from autotune.service import pages
+from autotune.service.http import error_responses
+from autotune.service.http.access import COOKIE, Gate
+from autotune.service.http.middleware import HeadAsGet, RequestGuards
 from autotune.service.options import ServiceOptions
-from autotune.service.refusals import Refusals
-from autotune.service.resources import across_studies, events, health, studies, study_annotations, study_figures
-from autotune.service.response_cache import ResponseCache
-from autotune.service.service_state import ServiceState
-from autotune.service.study_metrics import Counters, CountRequests
-from autotune.service.supervisor import Supervisor
+from autotune.service.http.refusals import Refusals
+from autotune.service.routes import across_studies, events, health, studies, study_annotations, study_figures
+from autotune.service.http.response_cache import ResponseCache
+from autotune.service.http.service_state import ServiceState
+from autotune.service.metrics.study_metrics import Counters, CountRequests
+from autotune.service.supervise.supervisor import Supervisor
 
 ROOT = "/api/v1"
 SWITCH_S = 0.0005

@@ -25,7 +25,7 @@ import anyio.to_thread
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from autotune.service.error_responses import RefusalError
+from autotune.service.http.error_responses import RefusalError
 from autotune.service.options import Rate, ServiceOptions
 
 T = TypeVar("T")

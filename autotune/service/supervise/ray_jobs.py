@@ -1,12 +1,12 @@
 """Studies as Ray jobs: the Ray dashboard shows each study with its logs under the study's id, and can stop it.
 
-The job's command is fixed, `python -m autotune.service.worker STUDY`; a spec can change neither it nor its environment. The submission id is the
+The job's command is fixed, `python -m autotune.service.supervise.worker STUDY`; a spec can change neither it nor its environment. The submission id is the
 study's id (followed by -2, -3, ... when Ray lost a job and it is started again), so that two supervisors cannot start one study twice.
 
 Jobs are managed over HTTP (https://docs.ray.io, "Ray Jobs REST API"), with a deadline on each request. What Ray says of a job is only a hint, the
 store has the truth: a request that fails ends no study.
 
-    RAY_AUTH_MODE=token         is set for a cluster started here (`autotune.service.ray_cluster`);
+    RAY_AUTH_MODE=token         is set for a cluster started here (`autotune.service.supervise.ray_cluster`);
                                 the secret of a joined cluster comes from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token
     AUTOTUNE_STORE              is passed to jobs only when it holds no password, because Ray shows the environment of jobs to everybody;
                                 otherwise it must be set on the cluster's head node
@@ -29,9 +29,9 @@ import httpx
 
 from autotune.errors import RunnerError
 from autotune.ports import StudyRecord
-from autotune.service.launcher import Ended
+from autotune.service.supervise.launcher import Ended
 from autotune.service.options import ServiceOptions
-from autotune.service.ray_cluster import RayHead, own_token
+from autotune.service.supervise.ray_cluster import RayHead, own_token
 
 log = logging.getLogger("autotune.service")
 
@@ -110,7 +110,7 @@ class RayLauncher:
             **({DASHBOARD_KEY: self.dashboard} if urlsplit(self.dashboard).username is None else {}),
         }
         job: dict[str, Any] = {
-            "entrypoint": shlex.join([self._python, "-m", "autotune.service.worker", record.id]),
+            "entrypoint": shlex.join([self._python, "-m", "autotune.service.supervise.worker", record.id]),
             "submission_id": name,
             "metadata": metadata,
         }

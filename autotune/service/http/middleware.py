@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from autotune.service.error_responses import RefusalError
+from autotune.service.http.error_responses import RefusalError
 from autotune.service.options import ServiceOptions, is_loopback
 
 _SECURITY = (

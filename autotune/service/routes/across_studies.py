@@ -16,11 +16,11 @@ from autotune.results.best_known import best_known
 from autotune.results.question import Asked
 from autotune.reviews import review_texts
 from autotune.schema.document import IN_QUERY, Document, SequenceLength, Tokens
-from autotune.service.error_responses import StrictJSONResponse
-from autotune.service.resources.studies import SPEC_BODY, Metric
-from autotune.service.response_models import BestAcross, ObservedRuns, PlanAnswer, ReviewAnswer, responses
-from autotune.service.service_state import Limit, Offset, Planner, Reader, TheService, Versions, Word
-from autotune.service.specs import confined, read_body
+from autotune.service.http.error_responses import StrictJSONResponse
+from autotune.service.routes.studies import SPEC_BODY, Metric
+from autotune.service.routes.response_models import BestAcross, ObservedRuns, PlanAnswer, ReviewAnswer, responses
+from autotune.service.http.service_state import Limit, Offset, Planner, Reader, TheService, Versions, Word
+from autotune.service.http.specs import confined, read_body
 from autotune.spec import Outcome
 
 router = APIRouter(tags=["answers"])

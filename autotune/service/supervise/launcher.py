@@ -29,7 +29,7 @@ class Ended:
 
     study: str
     code: int
-    """exit code, see `autotune.service.worker`; negative: the signal that killed it"""
+    """exit code, see `autotune.service.supervise.worker`; negative: the signal that killed it"""
     by_hand: bool = False
     """whether a person stopped it from outside (in Ray's dashboard); the study is then cancelled"""
 
@@ -58,7 +58,7 @@ class Launcher(Protocol):
         ...
 
     def scrape_targets(self) -> list[dict[str, Any]]:
-        """What Prometheus scrapes of where the studies run (`autotune.service.scrape_targets`). May be called from any thread. Raises
+        """What Prometheus scrapes of where the studies run (`autotune.service.metrics.scrape_targets`). May be called from any thread. Raises
         `RunnerError` while it cannot be told."""
         ...
 
@@ -155,7 +155,7 @@ class ProcessLauncher:
         own = {"AUTOTUNE_STORE": self._store_url, "OMP_NUM_THREADS": "1"}
         environment = {**os.environ, **own, **self._environment}
         self._fork_server = subprocess.Popen(
-            [sys.executable, "-m", "autotune.service.study_fork_server", str(self._logs), str(self._lease_s)],
+            [sys.executable, "-m", "autotune.service.supervise.study_fork_server", str(self._logs), str(self._lease_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

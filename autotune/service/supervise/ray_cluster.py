@@ -7,7 +7,7 @@ The cluster's place is a folder that only this user can enter:
         r/                Ray's folder of sessions, which Ray itself opens to every user of the machine
 
 The secret lies in a file of the user's data folder. The cluster's process removes the place when it ends, which it also does when the service is
-killed (`autotune.service.ray_head`).
+killed (`autotune.service.supervise.ray_head`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SHORT_TEMP = 40
 
 
 class RayHead:
-    """The process that runs the cluster (`autotune.service.ray_head`)."""
+    """The process that runs the cluster (`autotune.service.supervise.ray_head`)."""
 
     def __init__(self, process: subprocess.Popen[str], *, where: Mapping[str, str], token: str, place: Path) -> None:
         """`where`: the addresses that the process printed. `place`: the cluster's place (see above)."""
@@ -74,7 +74,7 @@ class RayHead:
             **(environment or {}),
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "autotune.service.ray_head", str(place)],
+            [sys.executable, "-m", "autotune.service.supervise.ray_head", str(place)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=variables,

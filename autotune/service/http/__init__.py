@@ -1,0 +1,1 @@
+"""HTTP: the application, who may send what, and how errors are answered."""

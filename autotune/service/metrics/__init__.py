@@ -1,0 +1,1 @@
+"""Metrics of the service and of running studies, for Prometheus."""
