@@ -28,7 +28,7 @@ from autotune.spec.study import SIMULATED
 from autotune.spec.texts.usual_names import OF_A_RUN
 from autotune.spec.runs.versions import asked_versions, has_versions
 from autotune.study.controller import Winner, noisy_of, training_s
-from autotune.study.controller.finals import ROUNDING, total_of
+from autotune.study.controller.finals.finalists import ROUNDING, total_of
 from autotune.study.process_id import is_gone
 from autotune.trainers import Launch, Trainer, python_line, trainer_names
 from autotune.trainers import trainer as trainer_of

@@ -27,7 +27,7 @@ from dataclasses import replace
 from autotune.reward import moved, slowed, tokens_per_s
 from autotune.spec import Trial, TrialPurpose
 from autotune.study.controller import Winner
-from autotune.study.controller.final_rounds import baseline_of, ended_finals, gained, joined, measured_finals
+from autotune.study.controller.finals.rounds import baseline_of, ended_finals, gained, joined, measured_finals
 
 SAME = 1e-9
 """relative difference of two speeds that is rounding"""

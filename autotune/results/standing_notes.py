@@ -9,7 +9,7 @@ from autotune.results.result import Result
 from autotune.reward import competes, counted_once, tokens_per_s
 from autotune.spec import Trial, TrialPurpose, TrialStatus
 from autotune.study.controller import failed_in_finals
-from autotune.study.controller.finals import ROUNDING, first_finalists, next_final, total_of
+from autotune.study.controller.finals.finalists import ROUNDING, first_finalists, next_final, total_of
 
 
 def with_standing(result: Result) -> Result:

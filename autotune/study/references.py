@@ -14,7 +14,7 @@ from autotune.spec import Study, Trial, TrialPurpose
 from autotune.spec.plain import identity
 from autotune.spec.study import SIMULATED
 from autotune.study.assembly import Assembly
-from autotune.study.controller.finals import whole
+from autotune.study.controller.finals.finalists import whole
 
 SHIPPED = "the text that ships"
 

@@ -27,7 +27,7 @@ from autotune.reward import score
 from autotune.spec import Measurement, MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
 from autotune.stopping import trial_decision
 from autotune.study.controller import decide
-from autotune.study.controller.finals import first_finalists, next_final
+from autotune.study.controller.finals.finalists import first_finalists, next_final
 from autotune.study.controller.scoring import Scorer
 from tests.study.controller.world import BASELINE, CONFIGS, study
 

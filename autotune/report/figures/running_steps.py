@@ -16,7 +16,7 @@ from autotune.report.svg.canvas import time_ticks
 from autotune.report.terminal import format_duration
 from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import MeasureSpec, Study, Trial, TrialPurpose, TrialStatus, config_label
-from autotune.study.controller.finals import longer, whole
+from autotune.study.controller.finals.finalists import longer, whole
 
 KINDS = ("line", "second", "dashed", "dotted")
 """classes of the lines, for as many trials as are told apart"""

@@ -44,13 +44,13 @@ from autotune.study.controller.commands import (
     Tick,
     cause,
 )
-from autotune.study.controller.finals import failed_in_finals
-from autotune.study.controller.machine_changes import change_in_words, plan_in_words
+from autotune.study.controller.finals.finalists import failed_in_finals
+from autotune.study.controller.finals.machine_changes import change_in_words, plan_in_words
 from autotune.study.controller.scoring import HOPELESS
 from autotune.study.controller.state_machine import Controller
 from autotune.study.controller.stop_rule import training_s
-from autotune.study.controller.too_noisy import TooNoisy, noisy_of
-from autotune.study.controller.winner import Winner, decide
+from autotune.study.controller.finals.too_noisy import TooNoisy, noisy_of
+from autotune.study.controller.finals.winner import Winner, decide
 
 __all__ = [
     "CANCELLED_ON_REQUEST",

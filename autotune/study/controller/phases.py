@@ -19,8 +19,8 @@ from autotune.reward import competes
 from autotune.spec import Estimate, ParallelConfig, StandsFor, Study, Trial, TrialPurpose, TrialStatus
 from autotune.study.controller.budget import Spent, search_is_over
 from autotune.study.controller.commands import StudyPhase
-from autotune.study.controller.finals import first_finalists, next_final
-from autotune.study.controller.remeasure import unfairly_judged, why_measure_default
+from autotune.study.controller.finals.finalists import first_finalists, next_final
+from autotune.study.controller.finals.remeasure import unfairly_judged, why_measure_default
 from autotune.study.controller.scoring import Scorer
 from autotune.study.controller.stop_rule import not_worth_it
 from autotune.study.controller.trial_index import TrialIndex

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from autotune.ports import TrialRequest
 from autotune.spec import ParallelConfig, Study, Trial, TrialPurpose
-from autotune.study.controller.finals import longer, whole
+from autotune.study.controller.finals.finalists import longer, whole
 from autotune.study.controller.scoring import Scorer
 from autotune.study.controller.trial_index import TrialIndex
 

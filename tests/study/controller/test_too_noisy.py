@@ -8,7 +8,7 @@ import pytest
 
 from autotune.spec import MeasureSpec, Trial, TrialPurpose
 from autotune.study.controller import TooNoisy, decide
-from autotune.study.controller.too_noisy import LIMIT, too_noisy
+from autotune.study.controller.finals.too_noisy import LIMIT, too_noisy
 from tests.study.controller.test_changing_machine import BEST, Runs
 from tests.study.controller.test_finals import A, final, run
 from tests.study.controller.world import BASELINE, study

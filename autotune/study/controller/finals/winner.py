@@ -17,7 +17,7 @@ from typing import final
 
 from autotune.reward import MachineLevels, RunNoise, by_reward, known_noise_scale, tokens_per_s, within_run_variance
 from autotune.spec import ParallelConfig, Study, Trial
-from autotune.study.controller.final_rounds import (
+from autotune.study.controller.finals.rounds import (
     baseline_of,
     counted_rounds,
     ended_finals,
@@ -25,7 +25,7 @@ from autotune.study.controller.final_rounds import (
     measured_finals,
     rounds_of,
 )
-from autotune.study.controller.finals import (
+from autotune.study.controller.finals.finalists import (
     cannot_run,
     confirmed_by,
     contenders,
@@ -36,8 +36,8 @@ from autotune.study.controller.finals import (
     slope_of,
     total_of,
 )
-from autotune.study.controller.machine_changes import changes_in_words, since_search_in_words
-from autotune.study.controller.too_noisy import TooNoisy, too_noisy
+from autotune.study.controller.finals.machine_changes import changes_in_words, since_search_in_words
+from autotune.study.controller.finals.too_noisy import TooNoisy, too_noisy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ from autotune.reward import (
     tokens_per_s,
 )
 from autotune.spec import MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
-from autotune.study.controller.final_rounds import (
+from autotune.study.controller.finals.rounds import (
     baseline_of,
     ended_finals,
     gained,
@@ -50,7 +50,7 @@ from autotune.study.controller.final_rounds import (
     which_are_steady,
     which_count,
 )
-from autotune.study.controller.too_noisy import too_noisy
+from autotune.study.controller.finals.too_noisy import too_noisy
 
 WORTH = 0.01
 """For a smaller relative gain no further round is run."""

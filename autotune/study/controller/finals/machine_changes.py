@@ -9,7 +9,7 @@ from autotune.reward import MachineChange, MachineLevels, RunNoise, asked_again
 from autotune.reward.run_noise import CHANGE_CONFIDENCE
 from autotune.spec import Trial, TrialPurpose
 from autotune.spec.runs.trial import trial_numbers
-from autotune.study.controller.final_rounds import gained
+from autotune.study.controller.finals.rounds import gained
 
 
 def change_in_words(change: MachineChange, trials: Mapping[int, Trial]) -> str:

@@ -1,0 +1,1 @@
+"""The finals: which configs are measured again, which rounds count, and who won."""
