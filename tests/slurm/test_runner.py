@@ -257,7 +257,7 @@ def test_a_keeper_that_does_not_end_is_ended_by_the_steps_number(
     attempt = started(runner, several.program(0, "--step-s=5"))
     stopped = keepers()["n1"]
     os.kill(stopped, signal.SIGSTOP)
-    monkeypatch.setattr("autotune_workers.process.program_attempt.GONE_S", 2.0)
+    monkeypatch.setattr("autotune_workers.process.program.attempt.GONE_S", 2.0)
     runner.cancel(attempt)
     end = ended(events_until_ended(runner, [attempt]))
     assert end.cancelled

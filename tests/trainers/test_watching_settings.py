@@ -15,7 +15,7 @@ from autotune.spec import ParallelConfig
 from autotune.study.check.program_check import launch_of
 from autotune.trainers import Launch, trainer
 from autotune.trainers.present_configuration import PresentConfiguration, split_by_path
-from autotune_workers.process.program_launch import prepare
+from autotune_workers.process.program.launch import prepare
 from tests.trainers.released_names import released_names
 from tests.workers.requests import request
 

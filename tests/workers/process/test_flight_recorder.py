@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from autotune_workers.process.flight_recorder import collectives_begun, variables
-from autotune_workers.process.program_evidence import NodeEnd, rank_behind
+from autotune_workers.process.failure.flight_recorder import collectives_begun, variables
+from autotune_workers.process.program.evidence import NodeEnd, rank_behind
 
 
 def entry(group: str, number: int, name: str = "nccl:all_reduce", **fields: Any) -> dict[str, Any]:

@@ -21,12 +21,13 @@ from autotune.trainers.launch_files import FOLDER
 from autotune_workers.gang.wire import Lines, Message
 from autotune_workers.probe.injected.written_files import COPY_BYTES
 from autotune_workers.probe.probe_folder import ProbeFolder, put_back_abandoned
-from autotune_workers.process import keeper_log, machine
-from autotune_workers.process.keeper_log import LeftOut, LogReader, Outbox, StepTest
-from autotune_workers.process.keeper_process import KeeperProcess
+from autotune_workers.process import machine
+from autotune_workers.process.keeper.keeper import log as keeper_log
+from autotune_workers.process.keeper.log import LeftOut, LogReader, Outbox, StepTest
+from autotune_workers.process.keeper.owner import KeeperProcess
 from autotune_workers.process.machine import GpuMemory, descendants, is_alive
 from autotune_workers.process.network_interface import interface_of
-from autotune_workers.process.program_places import ProgramOrder
+from autotune_workers.process.program.places import ProgramOrder
 
 pytestmark = pytest.mark.alone
 

@@ -9,9 +9,9 @@ import pytest
 
 from autotune.settings import PROGRAM_ENVIRONMENT, PROGRAM_USER
 from autotune_workers.process.children import inherited_environment
-from autotune_workers.process.keeper_process import KeeperProcess
-from autotune_workers.process.program_environment import program_environment
-from autotune_workers.process.program_places import ProgramOrder
+from autotune_workers.process.keeper.owner import KeeperProcess
+from autotune_workers.process.program.environment import program_environment
+from autotune_workers.process.program.places import ProgramOrder
 
 SECRETS = {
     "AUTOTUNE_STORE": "postgresql://autotune:secret@db/autotune",

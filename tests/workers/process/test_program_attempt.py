@@ -20,12 +20,13 @@ from autotune.trainers.torchrun import Placement
 from autotune_workers.gang import attempt_runner
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
-from autotune_workers.process import attempt_logs, program_attempt
+from autotune_workers.process import attempt_logs
+from autotune_workers.process.program.state import attempt as program_attempt
 from autotune_workers.process.attempt_logs import NodeLog, keep_logs
-from autotune_workers.process.keeper_log import LeftOut
-from autotune_workers.process.program_attempt import ProgramAttempt, ProgramRunner
-from autotune_workers.process.program_launch import prepare
-from autotune_workers.process.program_places import ProgramOrder, ProgramPlace
+from autotune_workers.process.keeper.log import LeftOut
+from autotune_workers.process.program.attempt import ProgramAttempt, ProgramRunner
+from autotune_workers.process.program.launch import prepare
+from autotune_workers.process.program.places import ProgramOrder, ProgramPlace
 from tests.workers.requests import PATIENT
 from tests.workers.requests import request as asking
 

@@ -14,7 +14,7 @@ import pytest
 
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.machine import is_alive
-from autotune_workers.process.program_places import ProgramOrder
+from autotune_workers.process.program.places import ProgramOrder
 from autotune_workers.ray import node_host as module
 from autotune_workers.ray.node_host import NodeHost
 

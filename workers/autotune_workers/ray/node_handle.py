@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from autotune_workers.gang.wire import Message
-from autotune_workers.process.program_places import ProgramOrder
+from autotune_workers.process.program.places import ProgramOrder
 from autotune_workers.ray.actor_handle import ActorHandle
 
 

@@ -15,10 +15,10 @@ import time
 from typing import Any
 
 from autotune_workers.gang.wire import Message
-from autotune_workers.process.keeper_log import LeftOut
-from autotune_workers.process.keeper_process import KeeperProcess
-from autotune_workers.process.local_places import free_port
-from autotune_workers.process.program_places import ProgramOrder
+from autotune_workers.process.keeper.log import LeftOut
+from autotune_workers.process.keeper.owner import KeeperProcess
+from autotune_workers.process.program.local_places import free_port
+from autotune_workers.process.program.places import ProgramOrder
 from autotune_workers.ray.message_log import MessageLog
 from autotune_workers.ray.node_environment import NodeEnvironment, forget_rays_threads, sort_gpus
 from autotune_workers.ray.owned_actor import LISTEN_S, OwnedActor, remote_actor

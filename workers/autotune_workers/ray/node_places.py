@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.wire import Message
-from autotune_workers.process.program_places import ProgramPlace
+from autotune_workers.process.program.places import ProgramPlace
 from autotune_workers.ray.actor_groups import ActorGroups, Shape
 from autotune_workers.ray.node_handle import RayNode
 from autotune_workers.ray.placement import place_nodes

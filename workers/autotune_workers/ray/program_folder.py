@@ -24,7 +24,7 @@ from autotune.errors import AutotuneError, RunnerError
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
 from autotune_workers.gang.gang_runner import NATIVE
-from autotune_workers.process.program_launch import UPLOAD
+from autotune_workers.process.program.launch import UPLOAD
 
 ALWAYS_LEFT_OUT = frozenset({".git", ".venv", "venv", "__pycache__"})
 IGNORE_FILES = (".gitignore", ".rayignore")

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any, final
 
-from autotune_workers.process.program_launch import UPLOAD
+from autotune_workers.process.program.launch import UPLOAD
 from autotune_workers.ray.program_folder import PackedFolder, pack, unpack
 
 _REMOVER = 'exec 3<&0; (cat <&3 >/dev/null; rm -rf "$0") >/dev/null 2>&1 &'

@@ -13,8 +13,8 @@ from autotune.trainers import python_line, trainer_names
 from autotune_workers.gang.attempt_runner import LONGEST_TURN_S
 from autotune_workers.gang.gang_runner import NATIVE, GangRunner, RankPools
 from autotune_workers.gang.ladder import Patience
-from autotune_workers.process.program_attempt import ProgramRunner
-from autotune_workers.process.program_places import ProgramPlaces
+from autotune_workers.process.program.attempt import ProgramRunner
+from autotune_workers.process.program.places import ProgramPlaces
 from autotune_workers.runners.machine_limits import check_data, check_program
 from autotune_workers.training.faults import Fault
 

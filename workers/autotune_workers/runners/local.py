@@ -23,7 +23,7 @@ from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.gang_runner import NATIVE, RankPool, too_many
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
-from autotune_workers.process.local_places import LocalPlaces
+from autotune_workers.process.program.local_places import LocalPlaces
 from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.machine_turn import MachineTurn
 from autotune_workers.process.rank_processes import TRIAL, RankProcess, RankStarter
@@ -41,7 +41,7 @@ from autotune_workers.runners.turn_queue import LOOK_EVERY_S, TurnQueue
 from autotune_workers.training.faults import Fault
 
 if TYPE_CHECKING:
-    from autotune_workers.process.observed_program import ObservedProgram
+    from autotune_workers.process.program.observed import ObservedProgram
 
 MIN_CPU_RANKS = 8
 """CPU ranks may be more than CPUs: slow, but every parallel layout can be tried on a small machine"""
@@ -55,7 +55,7 @@ class LocalRunner(AnyTrainerRunner):
         trainer: str, options: Mapping[str, Any], workload: Workload | None, config: ParallelConfig | None
     ) -> ObservedProgram:
         """What reads the log of a program that somebody else starts (`autotune.observing`)."""
-        from autotune_workers.process.observed_program import ObservedProgram
+        from autotune_workers.process.program.observed import ObservedProgram
 
         return ObservedProgram(trainer, options, workload, config)
 

@@ -18,8 +18,8 @@ from autotune.trainers import python_line, trainer_names
 from autotune.trainers.torchrun import Placement, place
 from autotune_workers.gang.gang_runner import NATIVE
 from autotune_workers.gang.ladder import Patience
-from autotune_workers.process.program_attempt import ProgramRunner
-from autotune_workers.process.program_launch import UPLOAD
+from autotune_workers.process.program.attempt import ProgramRunner
+from autotune_workers.process.program.launch import UPLOAD
 from autotune_workers.runners.any_trainer import refuse_python_line
 from autotune_workers.runners.local import MIN_CPU_RANKS
 from autotune_workers.runners.machine_limits import check_device, check_program, visible_gpus

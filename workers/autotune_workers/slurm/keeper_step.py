@@ -25,8 +25,8 @@ from typing import final
 import autotune_workers
 from autotune.slurm.allocation import Allocation, in_container, step_environment
 from autotune_workers.gang.wire import Message
-from autotune_workers.process.keeper_process import KeeperProcess
-from autotune_workers.process.program_places import ProgramOrder
+from autotune_workers.process.keeper.owner import KeeperProcess
+from autotune_workers.process.program.places import ProgramOrder
 from autotune_workers.slurm import node_start
 
 END_S = 8.0

@@ -21,7 +21,7 @@ from autotune.slurm.allocation import Allocation, is_same_host
 from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.gang_runner import too_many
 from autotune_workers.gang.wire import Message
-from autotune_workers.process.program_places import ProgramPlace
+from autotune_workers.process.program.places import ProgramPlace
 from autotune_workers.slurm.keeper_step import END_S, TERMINATED, KeeperStep, NodeLook, SlurmNode
 
 LOOK_S = 0.1

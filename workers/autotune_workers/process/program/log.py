@@ -16,7 +16,7 @@ from autotune.ports import TrialRequest
 from autotune.trainers import StepMetrics
 from autotune.trainers.log_formats import MICRO_BATCHES
 from autotune.trainers.trainer import LineReader
-from autotune_workers.process.step_arrivals import RESOLUTION_S, StepArrivals, StepLine
+from autotune_workers.process.program.step_arrivals import RESOLUTION_S, StepArrivals, StepLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

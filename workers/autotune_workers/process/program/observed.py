@@ -22,10 +22,10 @@ from autotune.trainers import StepMetrics, trainer
 from autotune.trainers.trainer import MAX_LINE, LineReader
 from autotune_workers.probe.injected.versions import commit_of, versions
 from autotune_workers.probe.probe_folder import Reports
-from autotune_workers.process.failure_cause import CauseReader
+from autotune_workers.process.failure.cause import CauseReader
 from autotune_workers.process.machine import GpuMemory, oom_kills
-from autotune_workers.process.program_evidence import NodeEnd, explain
-from autotune_workers.process.program_log import LoggedStep, ProgramLog
+from autotune_workers.process.program.evidence import NodeEnd, explain
+from autotune_workers.process.program.log import LoggedStep, ProgramLog
 
 MOST_STEPS = 4096
 """steps that are kept; of more every second one, then every fourth, ..."""

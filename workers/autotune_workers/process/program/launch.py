@@ -20,8 +20,8 @@ from autotune.trainers.output_options import with_own_outputs
 from autotune.trainers.torchrun import Placement, place
 from autotune.trainers.trainer import LineReader
 from autotune_workers.probe.probe_folder import is_off
-from autotune_workers.process.program_environment import program_environment
-from autotune_workers.process.program_places import ProgramOrder
+from autotune_workers.process.program.environment import program_environment
+from autotune_workers.process.program.places import ProgramOrder
 from autotune_workers.runners.machine_limits import check_folder, check_launch
 
 _MEETING = ("master_addr", "master_port")

@@ -21,8 +21,8 @@ from autotune_workers.gang.wire import Message
 from autotune_workers.probe.probe_folder import put_back_abandoned
 from autotune_workers.process.children import rank_environment
 from autotune_workers.process.message_channel import MessageChannel
-from autotune_workers.process.program_environment import program_environment, program_user
-from autotune_workers.process.program_places import ProgramOrder
+from autotune_workers.process.program.environment import program_environment, program_user
+from autotune_workers.process.program.places import ProgramOrder
 
 LOST = "its keeper was lost"
 
@@ -47,7 +47,7 @@ class KeeperProcess:
         try:
             with theirs:
                 self._starter = subprocess.Popen(
-                    [sys.executable, "-m", "autotune_workers.process.keeper", "--fd", str(theirs.fileno()), *flags],
+                    [sys.executable, "-m", "autotune_workers.process.keeper.keeper", "--fd", str(theirs.fileno()), *flags],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -13,9 +13,9 @@ from typing import Any, final
 from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.gang_runner import too_many
 from autotune_workers.gang.wire import Message
-from autotune_workers.process.keeper_process import KeeperProcess
-from autotune_workers.process.program_attempt import GONE_S
-from autotune_workers.process.program_places import ProgramOrder, ProgramPlace
+from autotune_workers.process.keeper.owner import KeeperProcess
+from autotune_workers.process.program.attempt import GONE_S
+from autotune_workers.process.program.places import ProgramOrder, ProgramPlace
 
 LOOPBACK = "127.0.0.1"
 

@@ -17,8 +17,8 @@ from typing import final
 
 from autotune.spec.texts.as_text import format_duration
 from autotune.trainers.step_metrics import StepMetrics
-from autotune_workers.process.program_log import LoggedStep
-from autotune_workers.process.program_probe import SeenStep
+from autotune_workers.process.program.log import LoggedStep
+from autotune_workers.process.program.probe import SeenStep
 
 TOLERANCE = 0.05
 """relative difference that is no difference"""

@@ -22,12 +22,12 @@ from autotune.stopping import trial_decision
 from autotune.trainers.pattern_proposals import propose_patterns
 from autotune.trainers.trainer import LineReader, StepMetrics
 from autotune_workers.gang.failure_kind import divergence, weigh
-from autotune_workers.process.failure_cause import CauseReader
-from autotune_workers.process.keeper_log import LeftOut
-from autotune_workers.process.program_evidence import NodeEnd, explain, log_tail, rank_behind
-from autotune_workers.process.program_log import LoggedStep, ProgramLog
-from autotune_workers.process.program_probe import SETTLED, ProgramProbe
-from autotune_workers.process.second_witness import SecondWitness
+from autotune_workers.process.failure.cause import CauseReader
+from autotune_workers.process.keeper.log import LeftOut
+from autotune_workers.process.program.evidence import NodeEnd, explain, log_tail, rank_behind
+from autotune_workers.process.program.log import LoggedStep, ProgramLog
+from autotune_workers.process.program.probe import SETTLED, ProgramProbe
+from autotune_workers.process.program.second_witness import SecondWitness
 
 PROBE_STEPS, PROBE_S = 3, 2.0
 """steps of the log, and the time since the first of them, after which it counts though a probe was there"""

@@ -39,8 +39,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune_workers.probe.probe_folder import ProbeFolder, is_off, put_back_abandoned
-from autotune_workers.process import flight_recorder, program_account
-from autotune_workers.process.keeper_log import LogReader, Outbox, StepTest, widen
+from autotune_workers.process.failure import flight_recorder
+from autotune_workers.process.program.state import account as program_account
+from autotune_workers.process.keeper.log import LogReader, Outbox, StepTest, widen
 from autotune_workers.process.machine import (
     GpuMemory,
     adopt_orphans,

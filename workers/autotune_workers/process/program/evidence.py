@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from autotune_workers.gang.failure_kind import PEER_GONE, Evidence, of_death, weigh
 from autotune_workers.gang.members import behind
-from autotune_workers.process.failure_cause import CauseReader
-from autotune_workers.process.flight_recorder import Begun
+from autotune_workers.process.failure.cause import CauseReader
+from autotune_workers.process.failure.flight_recorder import Begun
 
 OTHER_NODES = 15
 """other nodes whose last lines are kept in a failure"""

@@ -1,0 +1,1 @@
+"""Why a program failed, as its log and recorders show."""

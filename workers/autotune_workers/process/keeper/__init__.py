@@ -1,0 +1,1 @@
+"""The keeper: the process between a runner and somebody's program."""

@@ -1,0 +1,1 @@
+"""Somebody's own program under measurement: its launch, log, probe and end."""
