@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune_workers.process.machine import is_alive
-from autotune_workers.ray import watchdog
+from autotune_workers.ray.cluster import watchdog
 
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "setpriv": "util-linux"}
 """commands, and the Debian packages that have them"""

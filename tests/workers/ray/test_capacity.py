@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from autotune.trainers.torchrun import Placement
-from autotune_workers.ray import capacity as module
-from autotune_workers.ray.capacity import ClusterCapacity
+from autotune_workers.ray.cluster import capacity as module
+from autotune_workers.ray.cluster.capacity import ClusterCapacity
 
 
 class Cluster:

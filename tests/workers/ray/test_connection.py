@@ -19,8 +19,8 @@ pytest.importorskip("ray")
 from ray._private import worker as of_ray
 
 from autotune.errors import RunnerError
-from autotune_workers.ray import connection
-from autotune_workers.ray.connection import LOG, reports_are_logged
+from autotune_workers.ray.cluster import connection
+from autotune_workers.ray.cluster.connection import LOG, reports_are_logged
 from autotune_workers.runners import ray as runners_ray
 
 
@@ -109,7 +109,7 @@ def test_an_answer_is_not_waited_for_once_the_head_is_gone(monkeypatch: pytest.M
 
 STARTED = """
 import os, ray
-from autotune_workers.ray.connection import RayCluster
+from autotune_workers.ray.cluster.connection import RayCluster
 cluster = RayCluster(address=None, num_cpus=1, num_gpus=0, dashboard=False)
 path = os.environ["RAY_AUTH_TOKEN_PATH"]
 print(oct(os.stat(path).st_mode & 0o777), os.environ["RAY_AUTH_MODE"], cluster.totals()["CPU"])
@@ -140,7 +140,7 @@ import ray._private.node as of_ray
 from ray._private.worker import global_worker
 heard = []
 signal.signal(signal.SIGTERM, lambda *_: heard.append("heard"))
-from autotune_workers.ray.connection import RayCluster
+from autotune_workers.ray.cluster.connection import RayCluster
 start = of_ray.Node.start_head_processes
 def hit(node):
     os.kill(os.getpid(), signal.SIGTERM)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import SpecError
-from autotune_workers.ray.node_environment import NodeEnvironment, sort_gpus
+from autotune_workers.ray.nodes.environment import NodeEnvironment, sort_gpus
 
 
 def test_the_variables_of_a_node_come_after_those_of_all_nodes() -> None:
@@ -51,7 +51,7 @@ def test_what_is_no_environment_is_refused(env: Any, node_env: Any, words: str) 
 @pytest.mark.parametrize(("given", "left"), [({}, "None"), ({"OMP_NUM_THREADS": "3"}, "3")])
 def test_threads_that_the_administrator_set_stay_and_those_that_ray_set_go(given: dict[str, str], left: str) -> None:
     code = (
-        "import os; from autotune_workers.ray.node_environment import forget_rays_threads;"
+        "import os; from autotune_workers.ray.nodes.environment import forget_rays_threads;"
         "os.environ.setdefault('OMP_NUM_THREADS', '8'); forget_rays_threads(); print(os.environ.get('OMP_NUM_THREADS'))"
     )
     path = {"PYTHONPATH": ":".join(sys.path)}

@@ -15,8 +15,8 @@ import pytest
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.machine import is_alive
 from autotune_workers.process.program.places import ProgramOrder
-from autotune_workers.ray import node_host as module
-from autotune_workers.ray.node_host import NodeHost
+from autotune_workers.ray.nodes import host as module
+from autotune_workers.ray.nodes.host import NodeHost
 
 COUNT = "for i in range(5000): print(i, 'x' * 60)"
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"

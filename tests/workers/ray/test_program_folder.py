@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import RunnerError
-from autotune_workers.ray.program_folder import MB, pack, unpack
+from autotune_workers.ray.nodes.program_folder import MB, pack, unpack
 
 pytest.importorskip("ray")
 

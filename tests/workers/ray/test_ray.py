@@ -19,7 +19,7 @@ from autotune.ports import AttemptEnded, AttemptQueued, RunnerEvent, StepsReport
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.process.machine import is_alive
-from autotune_workers.ray.connection import answers_on_loopback
+from autotune_workers.ray.cluster.connection import answers_on_loopback
 from autotune_workers.runners.ray import RayRunner
 from tests.ray_roles import AUTH, authenticated, go_away, played, played_head, played_node
 from tests.small_studies import spec

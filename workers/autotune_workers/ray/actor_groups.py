@@ -23,11 +23,11 @@ from autotune.ports.trial_runner import LeftOut
 from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_handle import ActorHandle
-from autotune_workers.ray.capacity import ClusterCapacity
-from autotune_workers.ray.connection import RayCluster
+from autotune_workers.ray.cluster.capacity import ClusterCapacity
+from autotune_workers.ray.cluster.connection import RayCluster
 from autotune_workers.ray.janitor import JanitorHandle
 from autotune_workers.ray.names import study_prefix
-from autotune_workers.ray.node_environment import NOTHING_ADDED, NodeEnvironment
+from autotune_workers.ray.nodes.environment import NOTHING_ADDED, NodeEnvironment
 from autotune_workers.ray.silence import LOST_S, ListeningClock, Silence
 
 HEARTBEAT_S = 3.0

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from autotune_workers.ray.connection import RayCluster
+from autotune_workers.ray.cluster.connection import RayCluster
 from autotune_workers.ray.names import group_of
 
 LOOK_S = 2.0

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from autotune_workers.process.program.launch import UPLOAD
-from autotune_workers.ray.program_folder import PackedFolder, pack, unpack
+from autotune_workers.ray.nodes.program_folder import PackedFolder, pack, unpack
 
 _REMOVER = 'exec 3<&0; (cat <&3 >/dev/null; rm -rf "$0") >/dev/null 2>&1 &'
 """a shell that removes a folder once the other end of its input is closed, and is no child of its starter any more"""

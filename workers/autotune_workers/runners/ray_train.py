@@ -27,7 +27,7 @@ from autotune_workers.gang.gang_runner import too_many
 from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.program.state import ProgramTrial
 from autotune_workers.process.program.evidence import NodeEnd
-from autotune_workers.ray.connection import RayCluster
+from autotune_workers.ray.cluster.connection import RayCluster
 from autotune_workers.ray.train_loop import Recorder, measured
 
 LOOK_S = 0.2

@@ -19,7 +19,7 @@ from typing import Any
 
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.rank_processes import RankProcess, RankStarter
-from autotune_workers.ray.node_environment import NOTHING_ADDED, NodeEnvironment
+from autotune_workers.ray.nodes.environment import NOTHING_ADDED, NodeEnvironment
 from autotune_workers.ray.owned_actor import LISTEN_S, OwnedActor, remote_actor
 from autotune_workers.ray.sent_folders import UnpackedFolder, with_folder
 

@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 from autotune.errors import RunnerError
 from autotune.extras import require_extra
 from autotune.slurm.allocation import Allocation, allocation, in_container, is_on_a_node
-from autotune_workers.ray import watchdog
+from autotune_workers.ray.cluster import watchdog
 from autotune_workers.ray.placement import is_among
-from autotune_workers.ray.slurm_step import RayStep
+from autotune_workers.ray.cluster.slurm_step import RayStep
 
 Answer = TypeVar("Answer")
 

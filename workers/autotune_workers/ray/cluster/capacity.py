@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autotune.trainers.torchrun import Placement
-from autotune_workers.ray.connection import RayCluster
+from autotune_workers.ray.cluster.connection import RayCluster
 
 CACHED_S = 2.0
 """how long an answer of the head is used again"""

@@ -11,7 +11,7 @@ from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.program.places import ProgramPlace
 from autotune_workers.ray.actor_groups import ActorGroups, Shape
-from autotune_workers.ray.node_handle import RayNode
+from autotune_workers.ray.nodes.handle import RayNode
 from autotune_workers.ray.placement import place_nodes
 from autotune_workers.ray.sent_folders import SentFolders
 
@@ -48,7 +48,7 @@ class RayProgramPlaces:
     def _place(self, shape: Shape, name: str) -> ProgramPlace:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from autotune_workers.ray.node_host import remote_node_host
+        from autotune_workers.ray.nodes.host import remote_node_host
 
         groups = self._groups
         bundle = self._bundle(shape)

@@ -1,4 +1,4 @@
-"""Ray on one node of an allocation: `python -m autotune_workers.ray.node_start FOLDER TEMP OPTIONS...`, started on each by one step of srun.
+"""Ray on one node of an allocation: `python -m autotune_workers.ray.cluster.node_start FOLDER TEMP OPTIONS...`, started on each by one step of srun.
 
 The first node (SLURM_NODEID 0) is the head: it takes a free port and writes `ADDRESS:PORT STEP` to FOLDER/head; the others read it there. TEMP, Ray's own files, is
 removed when Ray has ended. How Ray ended is written to FOLDER/end-NUMBER.
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from autotune_workers.ray import watchdog
+from autotune_workers.ray.cluster import watchdog
 
 HEAD = "head"
 HEAD_S = 300.0

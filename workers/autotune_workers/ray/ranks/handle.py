@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_handle import ActorHandle
-from autotune_workers.ray.rank_host import HostState
+from autotune_workers.ray.ranks.host import HostState
 from autotune_workers.ray.sent_folders import SentFolders, folder_of_module
 from autotune_workers.ray.silence import Silence
 

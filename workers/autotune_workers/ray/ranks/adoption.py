@@ -17,11 +17,11 @@ from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_groups import ANSWER_S, ActorGroups
 from autotune_workers.ray.janitor import orphaned_groups, remove_groups
 from autotune_workers.ray.names import group_of, is_node, study_prefix
-from autotune_workers.ray.rank_handle import RayRank
+from autotune_workers.ray.ranks.handle import RayRank
 from autotune_workers.ray.sent_folders import SentFolders
 
 if TYPE_CHECKING:
-    from autotune_workers.ray.rank_host import HostState
+    from autotune_workers.ray.ranks.host import HostState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 from autotune.errors import JobEndedError, RunnerError
 from autotune.slurm.allocation import Allocation, ask, in_container, step_environment
-from autotune_workers.ray import node_start
+from autotune_workers.ray.cluster import node_start
 
 READY_S = 300.0
 """for Ray to run on all nodes: minutes where a file system is cold"""

@@ -15,9 +15,9 @@ from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.gang_runner import RankPool
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_groups import ActorGroups, Shape
-from autotune_workers.ray.adoption import AdoptedGang, adopt_gangs
+from autotune_workers.ray.ranks.adoption import AdoptedGang, adopt_gangs
 from autotune_workers.ray.placement import avoiding, place_nodes
-from autotune_workers.ray.rank_handle import HOST_KILL_S, RayRank
+from autotune_workers.ray.ranks.handle import HOST_KILL_S, RayRank
 from autotune_workers.ray.sent_folders import SentFolders
 
 
@@ -42,7 +42,7 @@ class RayRankPools:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from autotune_workers.ray.rank_host import remote_host
+        from autotune_workers.ray.ranks.host import remote_host
 
         groups, bundle = self._groups, self._groups.capacity.bundle
         nodes, size, ranks_per_bundle = placement.nnodes, placement.world_size, 1
