@@ -110,7 +110,7 @@ def real_peaks(request: TrialRequest) -> Peaks:
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from autotune_workers.dryrun.torch_private import TorchDispatchMode
-    from autotune_workers.training.mesh import RankContext
+    from autotune_workers.training.parallel.mesh import RankContext
     from autotune_workers.training.step import Training
 
     class Marks(TorchDispatchMode):

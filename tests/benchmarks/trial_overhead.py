@@ -26,7 +26,7 @@ from tests.workers.requests import request
 
 COLD = """
 import json, os, torch, torch.distributed as dist
-from autotune_workers.training.mesh import RankContext
+from autotune_workers.training.parallel.mesh import RankContext
 from autotune_workers.training.run_trial import run_trial
 from tests.workers.requests import request
 dist.init_process_group("gloo")

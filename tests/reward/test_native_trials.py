@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from autotune.reward import diverged, known_noise_scale, reward, stability, stability_parts
 from autotune.spec import Measurement, Objective, ParallelConfig
-from autotune_workers.training.mesh import RankContext
+from autotune_workers.training.parallel.mesh import RankContext
 from autotune_workers.training.run_trial import TrialFailed, run_trial
 from tests.workers.trial_ranks import request
 

@@ -15,7 +15,7 @@ from autotune.errors import ConfigError, DryRunError
 from autotune.spec import ModelCode, ModelSpec
 from autotune_workers.own_model.built_model import attention_modules, built_model, longest_list
 from autotune_workers.own_model.inspection import inspect
-from autotune_workers.training.own_stage import cut_places
+from autotune_workers.training.model.own_stage import cut_places
 from tests.workers.own_models import TinyLanguageModel, language_model
 
 FOLDER = str(Path(__file__).parents[2])

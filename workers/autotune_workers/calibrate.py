@@ -36,7 +36,7 @@ from autotune.spec import ClusterSpec, GpuSpec, LinkSpec, Measurement, MeasureSp
 from autotune_workers.process.machine import total_memory
 from autotune_workers.runners.any_trainer import AnyTrainerRunner
 from autotune_workers.runners.local import LocalRunner
-from autotune_workers.training.mesh import RankContext
+from autotune_workers.training.parallel.mesh import RankContext
 from autotune_workers.training.run_trial import TrialResult
 
 PROBE = "autotune_workers.calibrate:probe"

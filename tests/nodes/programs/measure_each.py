@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from autotune.diagnosis.out_of_line import of_readings
 from autotune_workers.calibrate import QUICK, each_rank
-from autotune_workers.training.mesh import RankContext
+from autotune_workers.training.parallel.mesh import RankContext
 
 dist.init_process_group("gloo")
 context = RankContext(rank=dist.get_rank(), world_size=dist.get_world_size(), device=torch.device("cpu"))

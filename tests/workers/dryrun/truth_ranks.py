@@ -115,7 +115,7 @@ def _real_rank(size: int, rank: int, jobs: Sequence[tuple[int, Job]], directory:
 
     from autotune_workers.dryrun.played_rank import axis_names, watched_run
     from autotune_workers.dryrun.rank_watch import RankWatch
-    from autotune_workers.training.mesh import RankContext, build_mesh, destroy_groups, living_groups
+    from autotune_workers.training.parallel.mesh import RankContext, build_mesh, destroy_groups, living_groups
 
     store = dist.FileStore(str(directory / f"store-{size}"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=300))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autotune_workers.training.loss import CHUNKS, IGNORED, VocabularySlice, chunked_token_losses, token_losses
+from autotune_workers.training.model.loss import CHUNKS, IGNORED, VocabularySlice, chunked_token_losses, token_losses
 
 WIDTH = 16
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune_workers.training import measure
-from autotune_workers.training.measure import PeakMemory
+from autotune_workers.training.measuring import measure
+from autotune_workers.training.measuring.measure import PeakMemory
 
 MIB = 1 << 20
 

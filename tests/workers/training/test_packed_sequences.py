@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from autotune.spec import ModelSpec
-from autotune_workers.training.decoder import DecoderStage, global_names
-from autotune_workers.training.initialization import initial_value
-from autotune_workers.training.loss import IGNORED
-from autotune_workers.training.packed_sequences import (
+from autotune_workers.training.model.decoder import DecoderStage, global_names
+from autotune_workers.training.model.initialization import initial_value
+from autotune_workers.training.model.loss import IGNORED
+from autotune_workers.training.model.packed_sequences import (
     apply_documents,
     counted_targets,
     document_pieces,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from autotune_workers.training.profile import (
+from autotune_workers.training.measuring.profile import (
     OPTIMIZER,
     STEP,
     Breakdown,

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from autotune_workers.training import ring_attention
-from autotune_workers.training.context_parallel import positions_of
+from autotune_workers.training.parallel import ring_attention
+from autotune_workers.training.parallel.context_parallel import positions_of
 
 CHUNK = 3
 

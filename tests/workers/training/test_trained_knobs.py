@@ -23,7 +23,7 @@ from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
 from autotune.spec import FIELDS, KNOBS, ParallelConfig
 from autotune.testing.knobs import complaints_of, variations
-from autotune_workers.training.mesh import RankContext
+from autotune_workers.training.parallel.mesh import RankContext
 from autotune_workers.training.step import NATIVE_LOOP, Training
 from tests.workers.trial_ranks import CPU, MODELS, request
 

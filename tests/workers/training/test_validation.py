@@ -10,7 +10,7 @@ import torch
 
 from autotune.errors import ConfigError
 from autotune.trainers import trainer
-from autotune_workers.training.mesh import RankContext
+from autotune_workers.training.parallel.mesh import RankContext
 from autotune_workers.training.step import validate
 from tests.workers.trial_ranks import request
 

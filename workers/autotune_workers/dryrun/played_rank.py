@@ -40,8 +40,8 @@ from autotune_workers.dryrun import torch_patches, torch_private
 from autotune_workers.dryrun.fake_answers import FakeAnswers
 from autotune_workers.dryrun.rank_watch import RankWatch
 from autotune_workers.process.machine import status_bytes
-from autotune_workers.training.gradient_sync import local
-from autotune_workers.training.mesh import Mesh, RankContext, build_mesh
+from autotune_workers.training.parallel.gradient_sync import local
+from autotune_workers.training.parallel.mesh import Mesh, RankContext, build_mesh
 from autotune_workers.training.step import Training
 from autotune_workers.training.torch_internals import pytree
 

@@ -39,7 +39,7 @@ from autotune_workers.process.machine import (
     total_memory,
 )
 from autotune_workers.training.faults import Fault, Injector
-from autotune_workers.training.progress import Progress
+from autotune_workers.training.measuring.progress import Progress
 
 HEARTBEAT_S = 1.0
 """between two heartbeats"""
@@ -176,7 +176,7 @@ class Rank:
     def _train(self, order: Message) -> Message:
         import torch
 
-        from autotune_workers.training.mesh import RankContext
+        from autotune_workers.training.parallel.mesh import RankContext
         from autotune_workers.training.rendezvous import process_group
 
         request = TrialRequest.from_dict(order["request"])
@@ -279,7 +279,7 @@ class Rank:
         if self._is_joining or dist.is_initialized():
             return True
         if self._device == "cuda":
-            from autotune_workers.training.gpu_allocator import GpuAllocator
+            from autotune_workers.training.measuring.gpu_allocator import GpuAllocator
 
             try:
                 torch.cuda.synchronize()
@@ -299,7 +299,7 @@ def preload(trial: str, collectives: str = "") -> None:
     """Imports what a trial needs, so that none of it counts as the trial's time."""
     for name in filter(None, (trial, collectives)):
         importlib.import_module(name.partition(":")[0])
-    importlib.import_module("autotune_workers.training.mesh")
+    importlib.import_module("autotune_workers.training.parallel.mesh")
     importlib.import_module("autotune_workers.training.rendezvous")
 
 

@@ -108,8 +108,8 @@ class Injector:
         """Does it as soon as the model is run."""
         from torch.nn.modules.module import register_module_forward_pre_hook
 
-        from autotune_workers.training.decoder import DecoderStage
-        from autotune_workers.training.own_stage import OwnStage
+        from autotune_workers.training.model.decoder import DecoderStage
+        from autotune_workers.training.model.own_stage import OwnStage
 
         def do(module: object, _: object) -> None:
             if isinstance(module, DecoderStage | OwnStage):
@@ -123,8 +123,8 @@ class Injector:
         from torch import Tensor, nn
         from torch.nn.modules.module import register_module_full_backward_pre_hook
 
-        from autotune_workers.training.decoder import DecoderStage
-        from autotune_workers.training.own_stage import OwnStage
+        from autotune_workers.training.model.decoder import DecoderStage
+        from autotune_workers.training.model.own_stage import OwnStage
 
         self._undo.close()
         factor = 1.0

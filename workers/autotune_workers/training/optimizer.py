@@ -19,7 +19,7 @@ from torch import Tensor
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
 from autotune.reward import learning_rate_factor
-from autotune_workers.training.gradient_sync import Shard
+from autotune_workers.training.parallel.gradient_sync import Shard
 from autotune_workers.training.torch_internals import scale_all
 
 LEARNING_RATES = {"adamw": 3e-4, "sgd": 1e-2, "muon": 3e-4, "adafactor": 1e-2}

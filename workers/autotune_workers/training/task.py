@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from autotune_workers.training.gradient_sync import GradientSync, Weight
+from autotune_workers.training.parallel.gradient_sync import GradientSync, Weight
 
 Travelling = tuple[Tensor, ...]
 """tensors on the meta device that stand for what a stage takes, or gives"""

@@ -26,7 +26,7 @@ from torch.distributed.pipelining import (
 
 from autotune.errors import ConfigError
 from autotune.spec import ModelSpec, ParallelConfig
-from autotune_workers.training.decoder import split_layers
+from autotune_workers.training.model.decoder import split_layers
 from autotune_workers.training.task import Loss, Task
 
 LOOPED = {"interleaved_1f1b": ScheduleInterleaved1F1B, "interleaved_zero_bubble": ScheduleInterleavedZeroBubble}

@@ -25,8 +25,8 @@ from torch.distributed.tensor.parallel import (
 
 from autotune.errors import ConfigError
 from autotune.spec import ModelSpec, ParallelConfig
-from autotune_workers.training.decoder import Block, DecoderStage, Mlp
-from autotune_workers.training.loss import VocabularySlice
+from autotune_workers.training.model.decoder import Block, DecoderStage, Mlp
+from autotune_workers.training.model.loss import VocabularySlice
 from autotune_workers.training.torch_internals import local_shape_and_offset
 
 

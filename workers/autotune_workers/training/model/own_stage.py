@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from autotune.errors import ConfigError
 from autotune_workers.own_model.built_model import BuiltModel, block_names, is_transformers
 from autotune_workers.own_model.users_line import said, user_line
-from autotune_workers.training.own_chunked_loss import ChunkedHead
+from autotune_workers.training.model.own_chunked_loss import ChunkedHead
 from autotune_workers.training.torch_internals import pytree
 
 REMEDY = "name other places under `pp_split`, or return it as a function (model, stage, num_stages) -> the module of that stage"

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from autotune_workers.process.machine import give_back_memory, status_bytes
-from autotune_workers.training.gpu_allocator import GpuAllocator
-from autotune_workers.training.gpu_state import nvml_handle
+from autotune_workers.training.measuring.gpu_allocator import GpuAllocator
+from autotune_workers.training.measuring.gpu_state import nvml_handle
 
 
 class PeakMemory:

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from autotune_workers.training.collective_ops import all_gather_single, reduce_scatter_single
-from autotune_workers.training.gradient_sync import Shard, Weight, local, local_gradient
+from autotune_workers.training.parallel.collective_ops import all_gather_single, reduce_scatter_single
+from autotune_workers.training.parallel.gradient_sync import Shard, Weight, local, local_gradient
 
 BUCKET_BYTES = 25 << 20
 """DDP's default"""

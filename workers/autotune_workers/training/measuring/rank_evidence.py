@@ -16,7 +16,7 @@ from autotune.diagnosis.collect import MOST_STEPS
 from autotune.ports import TrialRequest
 from autotune_workers.probe.injected.phases import COLLECTIVE, DATA, Phase, Phases
 from autotune_workers.probe.injected.watch import Watch
-from autotune_workers.training.mesh import RankContext
+from autotune_workers.training.parallel.mesh import RankContext
 
 
 @final

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from autotune.errors import ConfigError
-from autotune_workers.training.decoder import Activation, DecoderStage
+from autotune_workers.training.model.decoder import Activation, DecoderStage
 
 _SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 """variables with which torch compiles nothing, without a word"""

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autotune.errors import ConfigError
 from autotune.spec import ParallelConfig
-from autotune_workers.training.progress import Progress
+from autotune_workers.training.measuring.progress import Progress
 from autotune_workers.training.torch_internals import flatten_axes, forget_shardings, process_groups, split_axis
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.errors import ConfigError
-from autotune_workers.training.loss import VocabularySlice, chunked_token_losses
+from autotune_workers.training.model.loss import VocabularySlice, chunked_token_losses
 
 
 @final

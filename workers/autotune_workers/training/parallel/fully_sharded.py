@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from autotune_workers.training.collective_ops import reduce_scatter_single
-from autotune_workers.training.gradient_sync import Shard, Weight, local
+from autotune_workers.training.parallel.collective_ops import reduce_scatter_single
+from autotune_workers.training.parallel.gradient_sync import Shard, Weight, local
 
 
 def shard_module(

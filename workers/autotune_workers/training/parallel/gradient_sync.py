@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autotune.spec import ParallelConfig
-from autotune_workers.training.mesh import Mesh
+from autotune_workers.training.parallel.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

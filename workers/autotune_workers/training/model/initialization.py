@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autotune.spec import ModelSpec
-from autotune_workers.training.decoder import DecoderStage
-from autotune_workers.training.tensor_parallel import local_part
+from autotune_workers.training.model.decoder import DecoderStage
+from autotune_workers.training.parallel.tensor_parallel import local_part
 
 
 def initial_value(name: str, shape: torch.Size, spec: ModelSpec, seed: int, device: torch.device) -> Tensor:

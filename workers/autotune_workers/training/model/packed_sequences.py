@@ -12,8 +12,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from autotune_workers.training.decoder import Attend, DecoderStage, attend
-from autotune_workers.training.loss import IGNORED
+from autotune_workers.training.model.decoder import Attend, DecoderStage, attend
+from autotune_workers.training.model.loss import IGNORED
 
 
 def document_positions(positions: Tensor, document_len: int) -> Tensor:

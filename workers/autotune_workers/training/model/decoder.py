@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autotune.spec import ModelSpec
-from autotune_workers.training.attention import fused_attention
+from autotune_workers.training.model.attention import fused_attention
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Causal attention of q (b, a, s, d), k and v (b, k, s, d) -> (b, a, s, d)."""

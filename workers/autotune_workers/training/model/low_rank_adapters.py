@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from autotune.errors import ConfigError
 from autotune.spec import ParallelConfig, Peft, Workload
-from autotune_workers.training.decoder import Block, DecoderStage, Linear
-from autotune_workers.training.gradient_sync import local
-from autotune_workers.training.tensor_parallel import local_part
+from autotune_workers.training.model.decoder import Block, DecoderStage, Linear
+from autotune_workers.training.parallel.gradient_sync import local
+from autotune_workers.training.parallel.tensor_parallel import local_part
 
 SCALE = 2.0
 """what the adapters' product is multiplied by"""

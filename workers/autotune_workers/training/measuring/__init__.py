@@ -1,0 +1,1 @@
+"""What a rank says of itself: time, memory, its GPU, and how far it has come."""

@@ -1,0 +1,1 @@
+"""What is trained: the decoder that ships, its loss, and stages of models that code builds."""

@@ -1,0 +1,1 @@
+"""The kinds of parallelism, and how they are applied to a stage."""
