@@ -19,11 +19,11 @@ from autotune.errors import InfeasibleError
 from autotune.space import Launchable, SearchSpace, why_not
 from autotune.space.enumeration import MEMORY
 from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Workload
-from autotune.spec.texts.as_text import format_bytes
 from autotune.spec.checks import positive, positive_int
 from autotune.spec.estimate import risk_text
 from autotune.spec.plain import Plain, to_plain
 from autotune.spec.post_training import RL_KNOBS
+from autotune.spec.texts.as_text import format_bytes
 
 FITS = 0.5
 """largest P(OOM) of a config that is expected to fit"""

@@ -1,7 +1,7 @@
 """Fits the memory constants of every trainer to published runs, and judges the memory model on all of them.
 
     python -m research.fit_memory            fit, cross-validate, print the tables
-    python -m research.fit_memory --write    the same, and write autotune/cost/memory_constants.json
+    python -m research.fit_memory --write    the same, and write autotune/cost/memory/constants.json
 
 A row is evidence in one of three ways: a printed peak (a robust error of its log), a run that was published without one (it fitted: its needed
 memory is below what is usable, censored evidence), and a run that failed (its needed memory is above, unless it failed for another cause). Failures that
@@ -27,8 +27,8 @@ from scipy.special import ndtri
 import autotune.cost
 from autotune.cost import Calibration, calibration_for
 from autotune.cost.layout import layout_of, stages_of
-from autotune.cost.memory.peak import fullest, rank_memories
 from autotune.cost.memory.constants import memory_source, memory_values
+from autotune.cost.memory.peak import fullest, rank_memories
 from autotune.cost.traits import traits_of
 from tests.benchmarks import published
 from tests.benchmarks.published import Block
@@ -297,7 +297,7 @@ def shipped_lines() -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fit, cross-validate, print; with --write also keep the constants."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write autotune/cost/memory_constants.json")
+    parser.add_argument("--write", action="store_true", help="write autotune/cost/memory/constants.json")
     options = parser.parse_args(arguments)
     rows = by_trainer()
     fits = {trainer: fit(trainer, blocks) for trainer, blocks in rows.items()}
@@ -324,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("reliability over all data sets")
     print("\n".join(reliability(all_rows)))
     if options.write:
-        path = Path(autotune.cost.__file__).with_name("memory_constants.json")
+        path = Path(autotune.cost.__file__).parent / "memory" / "constants.json"
         path.write_text(json.dumps(document(fits, widths, rows), indent=1) + "\n", encoding="utf-8")
         print(f"wrote {path}")
     return 0

@@ -25,8 +25,8 @@ from autotune.report.terminal import (
 from autotune.results.answers import result_from
 from autotune.results.result import Result
 from autotune.spec import Study, StudyStatus, Trial, TrialPurpose, TrialStatus, config_label
-from autotune.study.controller.finals.rounds import baseline_of
 from autotune.study.controller.finals.finalists import expected_runs, least_runs, most_runs
+from autotune.study.controller.finals.rounds import baseline_of
 from autotune.study.controller.finals.too_noisy import too_noisy
 from autotune.study.controller.trial_index import ASKED
 from autotune.study.progress import LoopEvent

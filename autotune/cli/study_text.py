@@ -34,8 +34,8 @@ from autotune.spec import (
     config_changes,
     config_label,
 )
-from autotune.spec.texts.as_text import DEFAULT_IS_BEST
 from autotune.spec.runs.trial import trial_numbers
+from autotune.spec.texts.as_text import DEFAULT_IS_BEST
 
 OPTIONAL_COLUMNS = ("stability", "step", "memory", "reward")
 """columns of configs that a narrow terminal leaves out, in this order"""

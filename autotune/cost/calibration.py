@@ -37,9 +37,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from autotune.cost.time.attention import kernel_limit
 from autotune.cost.learn.measured import KEYS, measured_constants
 from autotune.cost.memory.constants import memory_values
+from autotune.cost.time.attention import kernel_limit
 from autotune.cost.traits import loop_of, traits_of
 from autotune.errors import SpecError
 from autotune.spec import ClusterSpec, GpuSpec, Workload

@@ -19,16 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration, calibration_for
-from autotune.cost.time.compute import peak_flops_per_s
-from autotune.cost.learn.from_dry_runs import corrected_memory
 from autotune.cost.layout import layout_of, stages_of, training_flops_per_token
+from autotune.cost.learn.from_dry_runs import corrected_memory
+from autotune.cost.learn.uncertainty import interval, memory_sigma, time_sigma, upper_end
 from autotune.cost.memory.peak import RankMemory, fullest, rank_memories
 from autotune.cost.model_knobs import COST_MODEL
 from autotune.cost.rl.step import estimate_step
+from autotune.cost.time.compute import peak_flops_per_s
 from autotune.cost.time.stalls import with_stalls
 from autotune.cost.time.step import time_parts
 from autotune.cost.traits import loop_traits
-from autotune.cost.learn.uncertainty import interval, memory_sigma, time_sigma, upper_end
 from autotune.errors import ConfigError
 from autotune.space import LAWS
 from autotune.spec import ConfigTable, Estimate, MemoryParts, ParallelConfig, TimeParts, Workload

@@ -25,9 +25,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from autotune.cost.calibration import Calibration
+from autotune.cost.layout import Column, Layout, Matmul, layer_matmuls
 from autotune.cost.time.compute import FP32, element_bytes, sixteen_bits_peak
 from autotune.cost.time.elementwise import has_library, has_wide_stream
-from autotune.cost.layout import Column, Layout, Matmul, layer_matmuls
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, ModelSpec, Peft, Workload
 

@@ -35,7 +35,15 @@ from autotune.onboarding.settings_file import (
     settings_file,
     told_by_file,
 )
-from autotune.spec.texts.usual_names import AMP_FORMATS, FINDS_BATCH, OTHER_DEGREES, OTHER_PARTS, TRACKERS, WORDS, target_of
+from autotune.spec.texts.usual_names import (
+    AMP_FORMATS,
+    FINDS_BATCH,
+    OTHER_DEGREES,
+    OTHER_PARTS,
+    TRACKERS,
+    WORDS,
+    target_of,
+)
 
 DEGREES = ("tp", "pp", "cp", "ep")
 _PARTS = re.compile("(fsdp|deepspeed|ds|zero|xla|tpu|dali|horovod)_")

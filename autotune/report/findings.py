@@ -12,8 +12,8 @@ from autotune.report.terminal import PART_NAMES, format_bytes, format_count, for
 from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial, TrialPurpose, TrialStatus
-from autotune.spec.texts.as_text import format_speedup
 from autotune.spec.runs.trial import trial_numbers
+from autotune.spec.texts.as_text import format_speedup
 
 
 def time_parts(trial: Trial) -> tuple[dict[str, float], bool]:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from autotune.report.notes import brief_note, gist_of, notes_of
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus, config_label
+from autotune.spec.estimate import MemoryParts, TimeParts
 from autotune.spec.texts.as_text import format_bytes as format_bytes
 from autotune.spec.texts.as_text import format_count as format_count
 from autotune.spec.texts.as_text import format_duration as format_duration
-from autotune.spec.estimate import MemoryParts, TimeParts
 
 if TYPE_CHECKING:
     from rich.table import Table

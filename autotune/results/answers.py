@@ -21,12 +21,12 @@ from autotune.results.target import first_pick, prediction_note, target_of
 from autotune.results.winner import confirmed_best, standings, winner_of
 from autotune.reward import at_first_level
 from autotune.spec import ObservedRun, ParallelConfig, Study, StudyStatus, Trial, TrialStatus, Workload
-from autotune.spec.texts.as_text import format_duration
 from autotune.spec.plain import to_plain
 from autotune.spec.post_training import TRAINED
-from autotune.spec.study import SIMULATED
-from autotune.spec.texts.usual_names import OF_A_RUN
 from autotune.spec.runs.versions import asked_versions, has_versions
+from autotune.spec.study import SIMULATED
+from autotune.spec.texts.as_text import format_duration
+from autotune.spec.texts.usual_names import OF_A_RUN
 from autotune.study.controller import Winner, noisy_of, training_s
 from autotune.study.controller.finals.finalists import ROUNDING, total_of
 from autotune.study.process_id import is_gone

@@ -19,8 +19,8 @@ from autotune.results.winner import may_win
 from autotune.spec import Objective, Trial, TrialPurpose, Workload
 from autotune.spec.checks import one_of
 from autotune.spec.plain import to_plain
-from autotune.spec.study import METRICS
 from autotune.spec.runs.versions import asked_versions, has_versions
+from autotune.spec.study import METRICS
 
 
 def rerank(store: StudyReader, study_id: str, objective: Objective) -> list[Trial]:

@@ -13,8 +13,8 @@ from autotune.errors import MissingExtraError
 from autotune.ports import StudyRecord
 from autotune.results.figure import Plots, result_view
 from autotune.spec import Trial
-from autotune.spec.texts.as_text import format_speedup
 from autotune.spec.runs.trial_row import TRIAL_COLUMNS, trial_row
+from autotune.spec.texts.as_text import format_speedup
 from autotune.study.controller import TooNoisy
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost import Calibration
-from autotune.cost.learn.correction import errors_given, learnt, moved
 from autotune.cost.estimator import Sensitivity, sensitivity, step_times
+from autotune.cost.learn.correction import errors_given, learnt, moved
 from autotune.cost.learn.refit import UncertainConstants, uncertain
 from autotune.cost.learn.uncertainty import Z90
 from autotune.reviews.answer import Gain

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from autotune.planning import Bill
 from autotune.reviews.answer import Edit, Gain, LineEdit, Review
 from autotune.reviews.earlier import PUBLISHED, TRIAL, Earlier
-from autotune.spec.texts.as_text import format_bytes, format_count, format_duration
 from autotune.spec.estimate import AT_THE_LIMIT
 from autotune.spec.runs.observed import OBSERVED
+from autotune.spec.texts.as_text import format_bytes, format_count, format_duration
 
 MOST = 25
 """rows"""

@@ -28,11 +28,11 @@ from autotune.schema.reading import MAX_BYTES, check_size, read_document
 from autotune.schema.source_text import ReadDocument, places_in
 from autotune.spec import ModelCode, ModelSpec, catalog
 from autotune.spec.checks import nearest
-from autotune.spec.hugging_face.reading import text_model, text_of
 from autotune.spec.hugging_face.families import FAMILIES
+from autotune.spec.hugging_face.figures import check_source
+from autotune.spec.hugging_face.reading import text_model, text_of
 from autotune.spec.hugging_face.shapes import PIPELINE_SPLITS, TENSOR_PLANS
 from autotune.spec.model import read_config_json
-from autotune.spec.hugging_face.figures import check_source
 from autotune.spec.plain import canonical, fingerprint
 from autotune.trainers import trainer, trainer_names
 from autotune.trainers.own_program import CWD, PROGRAM_OPTIONS

@@ -31,7 +31,12 @@ from numpy.typing import NDArray
 
 from autotune.cost import estimate
 from autotune.cost.learn.correction import Refitted
-from autotune.cost.learn.transferred import transferred_difference, transferred_gain, transferred_mean, transferred_sigma
+from autotune.cost.learn.transferred import (
+    transferred_difference,
+    transferred_gain,
+    transferred_mean,
+    transferred_sigma,
+)
 from autotune.errors import ConfigError, SpecError
 from autotune.search.first_pick import likely_shortfall
 from autotune.search.history import history_refit, with_refit

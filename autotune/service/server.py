@@ -25,10 +25,10 @@ from autotune.errors import AutotuneError, ServiceError, SpecError
 from autotune.extras import require_extra
 from autotune.ports import TokenStore
 from autotune.service.http.app import create_app
-from autotune.service.supervise.launcher import Launcher, ProcessLauncher
-from autotune.service.options import ServiceOptions
-from autotune.service.supervise.presence import announced
 from autotune.service.metrics.scrape_targets import ScrapeTargets, Targets
+from autotune.service.options import ServiceOptions
+from autotune.service.supervise.launcher import Launcher, ProcessLauncher
+from autotune.service.supervise.presence import announced
 from autotune.service.supervise.supervisor import Supervisor
 from autotune.settings import data_folder, settings
 from autotune.store import open_store

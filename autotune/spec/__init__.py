@@ -3,19 +3,28 @@
     knob.py       Knob, the one declaration of each tunable value                      table.py     ConfigTable, many configs as columns
     config.py     ParallelConfig, the point that is tuned                              knob_use.py  KnobUse, what a part of the program does with each knob
     model.py      ModelSpec         cluster.py   GpuSpec, LinkSpec, ClusterSpec        workload.py  Workload, Peft
-    estimate.py   Estimate          trial.py     Trial, Failure, Reward, StandsFor     study.py     Study and its parts
-    measurement.py  Measurement, and its loss against other configs' at equal tokens
-    model_code.py  ModelCode, the user's code that builds a model                      dry_run.py   DryRun, one rank of a job run without a GPU
-    observed.py   ObservedRun, a training that people started themselves
-    as_text.py    sizes, counts, durations and speedups as text
-    trial_row.py  a trial as one row of a table
-    catalog/      models and GPUs by name, one YAML file each
+    model_code.py  ModelCode, the user's code that builds a model                      estimate.py  Estimate
+    study.py      Study and its parts                                                  failures.py  what failures and checkpoints cost
+    post_training.py  PostTraining and rollouts                                        lengths.py   lengths of sequences as a distribution
+    plain.py      values as plain JSON and back                                        checks.py    checks that values share
+    runs/         trial.py  Trial, Failure, Reward, StandsFor                          trial_row.py  a trial as one row of a table
+                  measurement.py  Measurement, and its loss against other configs' at equal tokens
+                  dry_run.py  DryRun, one rank of a job run without a GPU              versions.py   measurements by the versions they were made with
+                  observed.py  ObservedRun, a training that people started themselves
+    hugging_face/ shapes from a `config.json`: reading.py, and families, shapes, defaults; what an export carries over: figures.py
+    texts/        quantities with units, figures as text, usual names of knobs, secrets
+    catalog/      models and GPUs by name, one YAML file each; catalog_files.py reads them
 
 Units are SI and bytes; a name ends in its unit. Only the catalog does I/O, on first use.
 """
 
 from autotune.spec.cluster import ClusterSpec, GpuSpec, LinkSpec
 from autotune.spec.config import FIELDS, KNOBS, PRECISIONS, SCHEDULES, ParallelConfig, config_changes, config_label
+from autotune.spec.estimate import Estimate, MemoryParts, TimeParts
+from autotune.spec.knob import Knob
+from autotune.spec.knob_use import KnobUse
+from autotune.spec.model import ModelSpec
+from autotune.spec.model_code import LayerKind, ModelCode
 from autotune.spec.runs.dry_run import (
     MEMORY_CATEGORIES,
     CollectiveCall,
@@ -26,16 +35,11 @@ from autotune.spec.runs.dry_run import (
     Moment,
     Phase,
 )
-from autotune.spec.estimate import Estimate, MemoryParts, TimeParts
-from autotune.spec.knob import Knob
-from autotune.spec.knob_use import KnobUse
 from autotune.spec.runs.measurement import LossComparison, Measurement
-from autotune.spec.model import ModelSpec
-from autotune.spec.model_code import LayerKind, ModelCode
 from autotune.spec.runs.observed import ObservedRun, Outcome
+from autotune.spec.runs.trial import Failure, FailureKind, Reward, StandsFor, Trial, TrialPurpose, TrialStatus
 from autotune.spec.study import Budget, MeasureSpec, Objective, SpaceSpec, Study, StudyStatus, Wanted
 from autotune.spec.table import ConfigTable
-from autotune.spec.runs.trial import Failure, FailureKind, Reward, StandsFor, Trial, TrialPurpose, TrialStatus
 from autotune.spec.workload import Peft, Workload
 
 __all__ = [

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import SpecError
-from autotune.spec.texts.as_text import format_duration
 from autotune.spec.plain import Plain
+from autotune.spec.texts.as_text import format_duration
 
 if TYPE_CHECKING:
     from autotune.spec.config import ParallelConfig

@@ -1,20 +1,17 @@
 """The results database: every acknowledged fact, in SQLite or PostgreSQL, behind the protocols of `autotune.ports`.
 
     open_store(url_or_path) -> SqlStore       MemoryStore() -> the same in memory
-    sql, in_memory                            the two classes
+    sql, in_memory          the two classes
+    tables, schema, migrations   the tables, their version, and the upgrades of older databases
+    rows, packing, queries  values as rows, compact encodings, the reads with counts for dashboards
 
-    location, database, diagnosis             the address, connections and transactions, the meaning of drivers' errors
-    file_systems                              mounts that several machines share
-    tables, schema, migrations                the tables, their version, and the upgrades of older databases
-    submissions, lifecycle, locking,
-    trials, decisions, history, best_trials,
-    annotation_keeper                         the writes, one subject each
-    rows, packing, queries                    values as rows, compact encodings, the reads with counts for dashboards
-    checksums, examination                    a checksum for each row of a history; what `autotune store check` finds
-    observed                                  runs that people started themselves
-    tokens, measured_once                     what the service and the cost model store here
-    laws, maintenance, table_files            the laws of every history; check, backup, vacuum; CSV and Parquet files
-    restoring                                 restore from a backup, upgrade with a dry run
+    connection/             location, database, diagnosis: the address, connections and transactions, the meaning of drivers' errors
+                            file_systems: mounts that several machines share
+    writes/                 one subject each: submissions, lifecycle, locking, trials, decisions, history, best_trials, annotations
+                            observed: runs that people started themselves; tokens, measured_once: what the service and the cost model store here
+    upkeep/                 laws, examination: the laws of every history, and what `autotune store check` finds; checksums of rows
+                            maintenance, restoring: backup, vacuum; restore from a backup, upgrade with a dry run
+                            table_files: CSV and Parquet files; study_folder: a study's folder that several machines see
 
 SQLAlchemy is imported only when a store is opened.
 """

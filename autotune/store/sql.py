@@ -26,17 +26,10 @@ from autotune.ports import (
 )
 from autotune.spec import ObservedRun, Study, StudyStatus, Trial, Wanted
 from autotune.store import queries, schema
-from autotune.store.writes import decisions
-from autotune.store.writes import history
-from autotune.store.writes import lifecycle
-from autotune.store.writes import locking
-from autotune.store.writes import measured_once
-from autotune.store.writes import observed
-from autotune.store.writes import submissions
-from autotune.store.writes import trials
-from autotune.store.writes.annotations import AnnotationKeeper
 from autotune.store.connection.database import Database
 from autotune.store.connection.location import StoreLocation
+from autotune.store.writes import decisions, history, lifecycle, locking, measured_once, observed, submissions, trials
+from autotune.store.writes.annotations import AnnotationKeeper
 from autotune.store.writes.tokens import TokenKeeper, keep_audit, read_audit
 
 

@@ -22,8 +22,8 @@ from autotune.registry import make_runner
 from autotune.results.calibrations import program_of, stored_calibration
 from autotune.space import Launchable, SearchSpace, default_config, why_not
 from autotune.spec import Estimate, ParallelConfig, Study, Trial, Workload
-from autotune.spec.texts.as_text import format_bytes
 from autotune.spec.study import SIMULATED
+from autotune.spec.texts.as_text import format_bytes
 from autotune.study.controller import HOPELESS
 from autotune.study.preflight import check_here, check_passed
 from autotune.trainers import trainer

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, final
 from autotune.errors import ExportError, SpecError
 from autotune.spec import KNOBS, KnobUse, ParallelConfig, Workload
 from autotune.spec.checks import nearest
-from autotune.spec.knob_use import own_knob_remedy
 from autotune.spec.hugging_face.figures import figures_of
+from autotune.spec.knob_use import own_knob_remedy
 from autotune.trainers.effective import effective
 from autotune.trainers.launch_files import Launch, started_by
 from autotune.trainers.limit import Limit, moved, refuse

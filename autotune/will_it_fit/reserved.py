@@ -14,9 +14,9 @@ from typing import final
 import numpy as np
 
 from autotune.cost import Calibration
+from autotune.cost.learn.uncertainty import exceeds, interval
 from autotune.cost.memory.constants import memory_source, reserved_sigma
 from autotune.cost.traits import loop_of
-from autotune.cost.learn.uncertainty import exceeds, interval
 from autotune.spec import Workload
 
 

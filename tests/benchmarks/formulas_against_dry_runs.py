@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
+from autotune.cost.calibration import Calibration, calibration_for
+from autotune.cost.layout import attended_len, edge_weights, layer_weights, layout_of
 from autotune.cost.memory.activations import mean_kept_bytes
 from autotune.cost.time.attention import attention_reached
-from autotune.cost.calibration import Calibration, calibration_for
 from autotune.cost.time.compute import element_bytes, head_step_s, layer_forward_s, padded_head, peak_flops_per_s
 from autotune.cost.time.experts import expert_layer_s
-from autotune.cost.layout import attended_len, edge_weights, layer_weights, layout_of
 from autotune.cost.time.recompute import repeated
 from autotune.cost.time.traffic import RankWeights, context_s, data_step_s, tensor_layer_s
 from autotune.cost.traits import traits_of

@@ -36,13 +36,12 @@ from autotune.results.best_known import best_known
 from autotune.results.question import Asked
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
-from autotune.store.upkeep import maintenance
-from autotune.store.upkeep import restoring
-from autotune.store.upkeep.checksums import sealed
 from autotune.store.connection.location import find_location
 from autotune.store.migrations.versions import v0009
 from autotune.store.packing import pack_document, unpack_document
 from autotune.store.tables import attempts, events, specs, studies, trials, workloads
+from autotune.store.upkeep import maintenance, restoring
+from autotune.store.upkeep.checksums import sealed
 from autotune.study.assembly import history_of
 from autotune.testing.stores.sample_studies import (
     LONG_S,

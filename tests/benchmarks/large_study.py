@@ -33,11 +33,11 @@ from autotune.spec import (
     TrialStatus,
 )
 from autotune.store import SqlStore
-from autotune.store.writes import locking
-from autotune.store.upkeep.checksums import sealed
-from autotune.store.writes.history import append
 from autotune.store.rows import ended_columns, new_trial_row
 from autotune.store.tables import studies, trials
+from autotune.store.upkeep.checksums import sealed
+from autotune.store.writes import locking
+from autotune.store.writes.history import append
 
 STEPS = 18
 """measured steps of a trial"""

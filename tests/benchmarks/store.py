@@ -26,10 +26,10 @@ from sqlalchemy import insert, text, update
 from autotune.ports import Decision, EndTrial, Fact, KeepTrial
 from autotune.spec import Measurement, ParallelConfig, Trial, TrialStatus
 from autotune.store import SqlStore, open_store
-from autotune.store.upkeep.checksums import sealed
 from autotune.store.packing import append_steps
 from autotune.store.rows import ended_columns, json_text, new_trial_row
 from autotune.store.tables import attempts, events, studies, trials
+from autotune.store.upkeep.checksums import sealed
 from autotune.testing.stores import a_study, launch, measured, pending, reported, run_trial, running_study
 
 SIZES = (10, 1_000, 10_000)

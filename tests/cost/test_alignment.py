@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration
-from autotune.cost.time.compute import UNALIGNED, layer_forward_s
 from autotune.cost.layout import layout_of
+from autotune.cost.time.compute import UNALIGNED, layer_forward_s
 from autotune.cost.traits import traits_of
 from autotune.spec import ConfigTable, ModelSpec, ParallelConfig, Workload, catalog
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration
-from autotune.cost.time.compute import layer_forward_s, padded_head
 from autotune.cost.layout import layout_of
+from autotune.cost.time.compute import layer_forward_s, padded_head
 from autotune.cost.traits import TRITON_ATTENTION, traits_of
 from autotune.spec import ConfigTable, ModelSpec, ParallelConfig
 from tests.cost.examples import MODEL, workload

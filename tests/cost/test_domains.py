@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, estimate
-from autotune.cost.time.collectives import all_to_all_time_s, ring_time_s
 from autotune.cost.layout import Group, layout_of
+from autotune.cost.time.collectives import all_to_all_time_s, ring_time_s
 from autotune.spec import ConfigTable, ParallelConfig, Workload
 from tests.cost.examples import cluster, workload
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, estimate
-from autotune.cost.time.experts import expert_layer_s, gradient_bytes, rows_per_expert
 from autotune.cost.layout import layer_weights, layout_of, model_flops_per_token
+from autotune.cost.time.experts import expert_layer_s, gradient_bytes, rows_per_expert
 from autotune.cost.time.recompute import repeated
 from autotune.cost.time.traffic import tensor_layer_s
 from autotune.cost.traits import traits_of

@@ -9,8 +9,8 @@ import pytest
 
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.cost.calibration import NETWORKS, known_constants, on_fabric
-from autotune.cost.time.collectives import ring_bytes_s
 from autotune.cost.layout import Group
+from autotune.cost.time.collectives import ring_bytes_s
 from autotune.errors import SpecError
 from autotune.spec import ClusterSpec, LinkSpec, ParallelConfig, Workload, catalog
 from autotune.spec.cluster import FABRICS

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, estimate
-from autotune.cost.time.compute import loss_moved_bytes
 from autotune.cost.layout import attended_len, layout_of
+from autotune.cost.time.compute import loss_moved_bytes
 from autotune.cost.time.recompute import BUDGETS, repeated
 from autotune.cost.time.stalls import HostLink, host_link
 from autotune.cost.traits import traits_of

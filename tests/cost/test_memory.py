@@ -11,8 +11,8 @@ from autotune import load_study
 from autotune.api import plan_of
 from autotune.cost import calibration_for, estimate
 from autotune.cost.layout import layout_of, stages_of
-from autotune.cost.memory.peak import HOLDS, fullest, rank_memories
 from autotune.cost.memory.constants import MEMORY_CONSTANTS, memory_source
+from autotune.cost.memory.peak import HOLDS, fullest, rank_memories
 from autotune.cost.traits import TRAITS, traits_of
 from autotune.errors import InfeasibleError, SpecError
 from autotune.spec import ClusterSpec, ConfigTable, MemoryParts, ModelSpec, ParallelConfig, Peft, Workload, catalog

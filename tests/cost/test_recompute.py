@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, estimate
-from autotune.cost.memory.activations import LayerActivations, kept_bytes, layer_activations
 from autotune.cost.layout import layout_of
+from autotune.cost.memory.activations import LayerActivations, kept_bytes, layer_activations
 from autotune.cost.time.recompute import repeated
 from autotune.cost.traits import TRAITS, traits_of
 from autotune.spec import ConfigTable, ModelSpec, ParallelConfig, Workload, catalog

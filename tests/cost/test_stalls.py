@@ -10,8 +10,8 @@ from scipy.stats import norm
 
 from autotune.cost import estimate
 from autotune.cost.learn.correction import moved
-from autotune.cost.time.stalls import known_stalls
 from autotune.cost.learn.uncertainty import Z90, config_sigma, upper_end
+from autotune.cost.time.stalls import known_stalls
 from autotune.spec import ClusterSpec, ParallelConfig, Workload, catalog
 
 TARGET = Workload(

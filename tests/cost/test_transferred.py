@@ -10,7 +10,12 @@ import pytest
 from autotune.cost import estimate
 from autotune.cost.learn.correction import guarded_refit
 from autotune.cost.learn.refit import Measured
-from autotune.cost.learn.transferred import transferred_difference, transferred_gain, transferred_mean, transferred_sigma
+from autotune.cost.learn.transferred import (
+    transferred_difference,
+    transferred_gain,
+    transferred_mean,
+    transferred_sigma,
+)
 from autotune.spec import ConfigTable
 from tests.cost.examples import workload
 from tests.cost.test_guarded_refit import WRONG

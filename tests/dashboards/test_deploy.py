@@ -22,8 +22,8 @@ import yaml
 
 from autotune.cli import application
 from autotune.extras import MODULES
-from autotune.service.metrics import scrape_targets
 from autotune.service.http.app import create_app
+from autotune.service.metrics import scrape_targets
 from autotune.service.options import ServiceOptions
 from autotune.settings import settings
 from autotune.store.in_memory import MemoryStore

@@ -15,9 +15,9 @@ import uvicorn
 from autotune.client import Client
 from autotune.ports import ServiceStore
 from autotune.service.http.app import create_app
-from autotune.service.supervise.launcher import ProcessLauncher
 from autotune.service.options import ServiceOptions
 from autotune.service.server import config_of
+from autotune.service.supervise.launcher import ProcessLauncher
 from autotune.service.supervise.supervisor import Supervisor
 from autotune.store import open_store
 

@@ -11,8 +11,7 @@ from autotune.service.http.access import COOKIE
 from autotune.service.pages.rendering import render
 from autotune.spec import StudyStatus
 from autotune.spec.texts.as_text import format_speedup
-from autotune.store.writes import history
-from autotune.store.writes import locking
+from autotune.store.writes import history, locking
 from tests.service.running import Service, slow_spec, spec, until
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from autotune import api
 from autotune.errors import RunnerError
-from autotune.service.supervise import ray_jobs
 from autotune.service.options import ServiceOptions
+from autotune.service.supervise import ray_jobs
 from autotune.service.supervise.ray_cluster import own_token
 from autotune.service.supervise.ray_jobs import RayLauncher, has_password, user_token
 from autotune.service.supervise.supervisor import Supervisor

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import RunnerError
-from autotune.service.supervise import ray_cluster
-from autotune.service.supervise import ray_retry
+from autotune.service.supervise import ray_cluster, ray_retry
 from autotune.service.supervise.launcher import Ended
 from autotune.service.supervise.ray_retry import LOST, RetriedRay
 from autotune.study.process_id import this_process

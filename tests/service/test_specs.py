@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from autotune.errors import AutotuneError, SpecError
 from autotune.service.http.error_responses import RefusalError
-from autotune.service.options import ServiceOptions
 from autotune.service.http.specs import JSON, YAML, confined, read_body
+from autotune.service.options import ServiceOptions
 from autotune.spec import Study
 from tests.service.running import spec
 

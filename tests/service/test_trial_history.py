@@ -10,8 +10,7 @@ import pytest
 from autotune.ports import HistoryEvent
 from autotune.service.pages.trial_page import MOST_EVENTS, PAGE, events_of_trial
 from autotune.store import SqlStore, open_store
-from autotune.store.writes import history
-from autotune.store.writes import locking
+from autotune.store.writes import history, locking
 from autotune.testing.stores import measured, pending, run_trial, running_study
 
 NOTES = 700

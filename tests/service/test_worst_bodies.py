@@ -16,8 +16,8 @@ from urllib.parse import quote_plus
 import pytest
 
 from autotune.service.http.app import create_app
-from autotune.service.options import ServiceOptions
 from autotune.service.http.specs import MOST_YAML_BYTES
+from autotune.service.options import ServiceOptions
 from autotune.store import MemoryStore
 from tests.service.running import API, Service, spec
 from tests.service.test_attacks_on_every_route import at, routes_of

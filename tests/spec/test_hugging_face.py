@@ -12,9 +12,9 @@ import pytest
 from autotune.errors import SpecError
 from autotune.spec import ModelSpec, catalog
 from autotune.spec.catalog_files import read_entry
-from autotune.spec.hugging_face.reading import text_model
 from autotune.spec.hugging_face.alike import ALIKE
 from autotune.spec.hugging_face.families import APART, FAMILIES
+from autotune.spec.hugging_face.reading import text_model
 
 MODELS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "hugging_face.json").read_text(encoding="utf-8")

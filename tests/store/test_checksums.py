@@ -13,10 +13,10 @@ from sqlalchemy import Table
 from autotune.errors import StoreCorruptError
 from autotune.ports import KeepTrial
 from autotune.store import SqlStore, open_store
+from autotune.store.connection.location import find_location
 from autotune.store.upkeep import maintenance
 from autotune.store.upkeep.checksums import SEALED
 from autotune.store.upkeep.examination import MOST_NAMED, examine
-from autotune.store.connection.location import find_location
 from autotune.store.upkeep.restoring import NAMED, restore
 from autotune.testing.stores import decide, launch, measured, pending, reported, run_trial, running_study
 from tests.store.forging import forge

@@ -18,10 +18,10 @@ import pytest
 
 from autotune.cli import run
 from autotune.store import open_store, schema
-from autotune.store.upkeep import maintenance
 from autotune.store.connection.location import find_location
-from autotune.store.upkeep.restoring import migrate, restore
 from autotune.store.schema import HEAD
+from autotune.store.upkeep import maintenance
+from autotune.store.upkeep.restoring import migrate, restore
 from autotune.testing.stores import a_study, measured, pending, run_trial, running_study
 from tests.chaos.arena import forkserver
 from tests.postgresql import PostgresServer

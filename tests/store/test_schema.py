@@ -16,10 +16,10 @@ from sqlalchemy import text
 from autotune.errors import StoreCorruptError, StoreVersionError
 from autotune.spec import ParallelConfig, StudyStatus, TrialStatus, Wanted
 from autotune.store import SqlStore, open_store
-from autotune.store.upkeep import maintenance
 from autotune.store.rows import config_key
 from autotune.store.schema import HEAD
 from autotune.store.tables import metadata
+from autotune.store.upkeep import maintenance
 from autotune.testing.stores import a_study, an_observed_run, measured, pending, run_trial, running_study
 from tests.postgresql import PostgresServer
 

@@ -10,8 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from autotune.ports import TrialRequest
-from autotune_workers.training.parallel import data_parallel
-from autotune_workers.training.parallel import fully_sharded
+from autotune_workers.training.parallel import data_parallel, fully_sharded
 from autotune_workers.training.run_trial import TrialResult
 from autotune_workers.training.run_trial import run_trial as train
 

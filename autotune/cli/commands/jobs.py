@@ -103,12 +103,12 @@ def list_studies(
     json: JsonOption = False,
 ) -> None:
     """List studies, newest first; with --observed, the runs that people started themselves."""
-    from autotune.cli.named_study import interval_of
     from autotune.cli.commands.observe import print_runs
+    from autotune.cli.named_study import interval_of
     from autotune.cli.source import open_source
     from autotune.spec import StudyStatus
-    from autotune.spec.texts.as_text import format_speedup
     from autotune.spec.checks import member_of
+    from autotune.spec.texts.as_text import format_speedup
 
     wanted = member_of("--status", status, StudyStatus) if status else None
     filters: dict[str, Any] = {"model": model, "cluster": cluster, "tag": tag, **({"status": wanted} if wanted else {})}

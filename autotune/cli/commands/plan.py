@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.exit_codes import BAD_INPUT
 from autotune.cli.commands.onboarding import BatchOption, ClusterOption, ModelOption, SequenceOption
+from autotune.cli.exit_codes import BAD_INPUT
 from autotune.cli.output import (
     JsonOption,
     NoProfileOption,

@@ -69,7 +69,15 @@ from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration, calibration_for
 from autotune.cost.estimator import Sensitivity, sensitivity
-from autotune.cost.learn.refit import LEAST_SIGMA, Array, Conditioned, Measured, UncertainConstants, linearised, uncertain
+from autotune.cost.learn.refit import (
+    LEAST_SIGMA,
+    Array,
+    Conditioned,
+    Measured,
+    UncertainConstants,
+    linearised,
+    uncertain,
+)
 from autotune.cost.learn.uncertainty import TAIL, Z90, config_sigma, interval, upper_end
 from autotune.space import SearchSpace
 from autotune.spec import ConfigTable, Estimate, ParallelConfig, TimeParts, Trial, Workload

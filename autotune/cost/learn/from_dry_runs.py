@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.layout import Column, head_flops, layer_matmul_flops, layout_of
-from autotune.cost.memory.peak import RankMemory
 from autotune.cost.memory.constants import reserved_sigma
+from autotune.cost.memory.peak import RankMemory
 from autotune.cost.time.recompute import repeated
 from autotune.cost.traits import traits_of
 from autotune.spec import KNOBS, MEMORY_CATEGORIES, ConfigTable, DryRun, MemoryParts, ParallelConfig, Workload

@@ -17,8 +17,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from autotune.cost.learn.correction import Believed, Refitted
 from autotune.cost.estimator import Sensitivity, sensitivity
+from autotune.cost.learn.correction import Believed, Refitted
 from autotune.cost.learn.refit import LEAST_SIGMA, Array
 from autotune.spec import KNOBS, ConfigTable, ParallelConfig, Workload
 

@@ -1,6 +1,6 @@
 """Constants of memory by trainer: fitted where published runs print peaks or failures, else assumed, with the wider error bar.
 
-`memory_constants.json` is written by `python -m research.fit_memory --write` and by nothing else, so that a fit of time changes no memory.
+`constants.json` beside it is written by `python -m research.fit_memory --write` and by nothing else, so that a fit of time changes no memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MemorySource:
 
 @cache
 def _known() -> Mapping[str, Any]:
-    return dict(json.loads(Path(__file__).with_name("memory_constants.json").read_text(encoding="utf-8")))
+    return dict(json.loads(Path(__file__).with_name("constants.json").read_text(encoding="utf-8")))
 
 
 def memory_values(gpu: str, trainer: str) -> dict[str, float]:

@@ -24,8 +24,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.time.compute import LOSS_CHUNKS, element_bytes, is_loss_chunked
 from autotune.cost.layout import Column, Layout
+from autotune.cost.time.compute import LOSS_CHUNKS, element_bytes, is_loss_chunked
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, Workload
 

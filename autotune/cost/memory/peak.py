@@ -24,15 +24,15 @@ from typing import Any
 
 import numpy as np
 
-from autotune.cost.memory.activations import kept_bytes, layer_activations, on_device
 from autotune.cost.calibration import Calibration
-from autotune.cost.time.compute import CORNER, element_bytes, layer_forward_s, layer_host_s
 from autotune.cost.layout import Column, LayerWeights, Layout, Stages, edge_weights, weights_of_kind
+from autotune.cost.learn.uncertainty import TAIL, exceeds, interval
+from autotune.cost.memory.activations import kept_bytes, layer_activations, on_device
 from autotune.cost.memory.loss import loss_bytes
 from autotune.cost.memory.states import StageWeights, state_bytes
+from autotune.cost.time.compute import CORNER, element_bytes, layer_forward_s, layer_host_s
 from autotune.cost.time.pipeline import in_flight
 from autotune.cost.traits import Traits
-from autotune.cost.learn.uncertainty import TAIL, exceeds, interval
 from autotune.spec import ConfigTable, GpuSpec, MemoryParts, Workload
 
 HOLDS = 0.25

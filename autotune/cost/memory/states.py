@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
-from autotune.cost.time.compute import element_bytes
 from autotune.cost.layout import Column, LayerWeights, Layout, layer_matmuls, layer_weights
+from autotune.cost.time.compute import element_bytes
 from autotune.cost.time.stalls import is_offloaded
 from autotune.cost.trainable import FROZEN_EDGE_BYTES, adapter_weights, frozen_bytes
 from autotune.cost.traits import Traits

@@ -36,7 +36,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
-from autotune.cost.time.compute import peak_flops_per_s
 from autotune.cost.layout import (
     Column,
     edge_weights,
@@ -47,11 +46,12 @@ from autotune.cost.layout import (
     stages_of,
     training_flops_per_token,
 )
+from autotune.cost.learn.uncertainty import interval, memory_sigma, time_sigma
 from autotune.cost.memory.peak import RankMemory
 from autotune.cost.rl.packing import Packed, packed
 from autotune.cost.rl.update import Pass, copied_s, refit_s
+from autotune.cost.time.compute import peak_flops_per_s
 from autotune.cost.traits import loop_traits
-from autotune.cost.learn.uncertainty import interval, memory_sigma, time_sigma
 from autotune.spec import ConfigTable, Estimate, MemoryParts, ModelSpec, ParallelConfig, TimeParts, Workload
 from autotune.spec.estimate import PhaseParts
 from autotune.spec.post_training import TRAINED, PostTraining

@@ -37,12 +37,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
-from autotune.cost.time.collectives import ring_bytes_s, ring_latency_s
-from autotune.cost.time.compute import element_bytes, exposed, head_step_s, layer_forward_s, layer_host_s, smooth_maximum
-from autotune.cost.time.experts import expert_layer_s
 from autotune.cost.layout import Column, Group, Layout, edge_weights, layer_weights, layout_of, stages_of
 from autotune.cost.memory.peak import RankMemory, fullest, rank_memories
 from autotune.cost.rl.packing import Packed
+from autotune.cost.time.collectives import ring_bytes_s, ring_latency_s
+from autotune.cost.time.compute import (
+    element_bytes,
+    exposed,
+    head_step_s,
+    layer_forward_s,
+    layer_host_s,
+    smooth_maximum,
+)
+from autotune.cost.time.experts import expert_layer_s
 from autotune.cost.time.step import time_parts
 from autotune.cost.time.traffic import context_s, tensor_layer_s
 from autotune.cost.traits import POST_TRAINERS, Traits, loop_of

@@ -17,11 +17,11 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.time.attention import attention_reached
 from autotune.cost.calibration import Calibration
+from autotune.cost.layout import Column, Layout, attended_len, head_flops, layer_attention_flops, layer_matmuls
+from autotune.cost.time.attention import attention_reached
 from autotune.cost.time.elementwise import has_wide_stream, moved_elements
 from autotune.cost.time.experts import expert_moved_bytes, expert_rows, rows_per_expert
-from autotune.cost.layout import Column, Layout, attended_len, head_flops, layer_attention_flops, layer_matmuls
 from autotune.cost.traits import Traits
 from autotune.spec import PRECISIONS, ConfigTable, ModelSpec, Workload
 

@@ -28,8 +28,8 @@ from __future__ import annotations
 import numpy as np
 
 from autotune.cost.calibration import Calibration
-from autotune.cost.time.collectives import ring_time_s
 from autotune.cost.layout import Column, Group, Layout
+from autotune.cost.time.collectives import ring_time_s
 from autotune.cost.traits import Traits
 from autotune.spec import ClusterSpec, ConfigTable, ModelSpec, Workload
 

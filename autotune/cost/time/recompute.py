@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.cost.layout import Column, Layout, layer_attention_flops, layer_matmuls, weighed
 from autotune.cost.time.elementwise import moved_elements
 from autotune.cost.time.experts import whole_expert_share
-from autotune.cost.layout import Column, Layout, layer_attention_flops, layer_matmuls, weighed
 from autotune.cost.traits import Traits
 from autotune.spec import KNOBS, ConfigTable, ModelSpec
 

@@ -98,7 +98,7 @@ class Stalls:
 @cache
 def known_stalls() -> Stalls:
     """The stalls of published sweeps."""
-    path = Path(__file__).with_name("constants.json")
+    path = Path(__file__).parents[1] / "constants.json"
     values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))["stalls"]
     return Stalls(**{name: values[name] for name in Stalls.__dataclass_fields__})
 

@@ -32,8 +32,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from autotune.cost.memory.activations import mean_kept_bytes
 from autotune.cost.calibration import Calibration
+from autotune.cost.layout import (
+    Column,
+    Layout,
+    Matmul,
+    Stages,
+    attended_len,
+    edge_weights,
+    layer_matmuls,
+    layer_weights,
+)
+from autotune.cost.learn.from_dry_runs import product_factor
+from autotune.cost.memory.activations import mean_kept_bytes
+from autotune.cost.memory.states import cuts_gradients, reduction_bytes
 from autotune.cost.time.collectives import send_time_s, shared_by
 from autotune.cost.time.compute import (
     BACKWARD_SCORES,
@@ -47,22 +59,17 @@ from autotune.cost.time.compute import (
     smooth_maximum,
 )
 from autotune.cost.time.experts import FORWARD_LAUNCHES, expert_host_s, expert_layer_s, gradient_bytes
-from autotune.cost.learn.from_dry_runs import product_factor
-from autotune.cost.layout import (
-    Column,
-    Layout,
-    Matmul,
-    Stages,
-    attended_len,
-    edge_weights,
-    layer_matmuls,
-    layer_weights,
-)
-from autotune.cost.memory.states import cuts_gradients, reduction_bytes
 from autotune.cost.time.pipeline import bubble_time_s
 from autotune.cost.time.recompute import Repeated, repeated
 from autotune.cost.time.stalls import is_offloaded, offloaded_layer_s, offloaded_update_s
-from autotune.cost.time.traffic import RankWeights, context_s, data_step_s, hidden_rings_s, ring_scores_s, tensor_layer_s
+from autotune.cost.time.traffic import (
+    RankWeights,
+    context_s,
+    data_step_s,
+    hidden_rings_s,
+    ring_scores_s,
+    tensor_layer_s,
+)
 from autotune.cost.trainable import (
     FROZEN_EDGE_BYTES,
     adapter_weights,

@@ -41,11 +41,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.cost.calibration import Calibration
+from autotune.cost.layout import Column, Layout, attended_len, layer_matmuls, weighed
+from autotune.cost.memory.states import cuts_gradients, reduction_bytes
 from autotune.cost.time.collectives import all_to_all_time_s, ring_bytes_s, ring_latency_s, ring_time_s
 from autotune.cost.time.compute import BACKWARD_SCORES, element_bytes, exposed
 from autotune.cost.time.experts import whole_expert_share
-from autotune.cost.layout import Column, Layout, attended_len, layer_matmuls, weighed
-from autotune.cost.memory.states import cuts_gradients, reduction_bytes
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, Workload
 

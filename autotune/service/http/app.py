@@ -20,12 +20,12 @@ from autotune.service import pages
 from autotune.service.http import error_responses
 from autotune.service.http.access import COOKIE, Gate
 from autotune.service.http.middleware import HeadAsGet, RequestGuards
-from autotune.service.options import ServiceOptions
 from autotune.service.http.refusals import Refusals
-from autotune.service.routes import across_studies, events, health, studies, study_annotations, study_figures
 from autotune.service.http.response_cache import ResponseCache
 from autotune.service.http.service_state import ServiceState
 from autotune.service.metrics.study_metrics import Counters, CountRequests
+from autotune.service.options import ServiceOptions
+from autotune.service.routes import across_studies, events, health, studies, study_annotations, study_figures
 from autotune.service.supervise.supervisor import Supervisor
 
 ROOT = "/api/v1"

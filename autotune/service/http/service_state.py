@@ -16,9 +16,9 @@ from autotune.ports import ServiceStore
 from autotune.results.answers import waiting_behind
 from autotune.service.http.access import Caller, Gate
 from autotune.service.http.fair_use import FairQueue, StreamPlaces
-from autotune.service.options import LOOPBACK, ServiceOptions
 from autotune.service.http.response_cache import ResponseCache
 from autotune.service.metrics.study_metrics import Counters
+from autotune.service.options import LOOPBACK, ServiceOptions
 from autotune.service.study_views import RevisionWatch, StudyViews
 from autotune.service.supervise.supervisor import Supervisor
 from autotune.spec.checks import nearest

@@ -7,9 +7,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from autotune.service.http.access import COOKIE
+from autotune.service.http.service_state import service_state_of
 from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import form_of, page
-from autotune.service.http.service_state import service_state_of
 
 router = APIRouter()
 

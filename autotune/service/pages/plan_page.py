@@ -14,11 +14,11 @@ from autotune.errors import AutotuneError, SpecError
 from autotune.ports import StudyRecord
 from autotune.results.answers import result_from
 from autotune.schema.space_models import usual_space
+from autotune.service.http.service_state import service_state_of
+from autotune.service.http.specs import confined
 from autotune.service.pages.rendering import render
 from autotune.service.pages.submit_page import count_of, problems_of
 from autotune.service.pages.visits import page
-from autotune.service.http.service_state import service_state_of
-from autotune.service.http.specs import confined
 from autotune.spec import Study, StudyStatus
 
 router = APIRouter()

@@ -17,8 +17,8 @@ from autotune.report.notes import infeasible_line
 from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.service.options import LOOPBACK
 from autotune.spec import ParallelConfig, config_changes, config_label
-from autotune.spec.texts.as_text import format_speedup
 from autotune.spec.runs.trial import trial_numbers
+from autotune.spec.texts.as_text import format_speedup
 
 if TYPE_CHECKING:
     from jinja2 import Environment

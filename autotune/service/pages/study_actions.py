@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from autotune import api
 from autotune.report.deletion_notice import deletion_lines
+from autotune.service.http.service_state import service_state_of
 from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import changing, done, page
 from autotune.service.routes.study_annotations import deleted, noted, tagged, unnoted
-from autotune.service.http.service_state import service_state_of
 
 router = APIRouter()
 

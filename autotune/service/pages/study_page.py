@@ -20,12 +20,12 @@ from autotune.report.terminal import format_count
 from autotune.results.answers import is_left
 from autotune.results.hidden import hidden_events
 from autotune.results.result import Result
+from autotune.service.http.service_state import ServiceState
 from autotune.service.pages.rendering import render
 from autotune.service.pages.study_tools import tools_of
 from autotune.service.pages.trial_table import TrialQuery, trial_table
 from autotune.service.pages.visits import REFRESH_S, changing, done, page, said, visitor
 from autotune.service.routes.studies import Action, acted
-from autotune.service.http.service_state import ServiceState
 from autotune.spec import ModelSpec, StudyStatus, Wanted
 from autotune.spec.checks import one_of
 

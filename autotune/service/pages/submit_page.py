@@ -18,11 +18,11 @@ from starlette.responses import Response
 from autotune import api
 from autotune.errors import AutotuneError, SpecError
 from autotune.service.http.error_responses import RefusalError, status_of
+from autotune.service.http.service_state import service_state_of
+from autotune.service.http.specs import YAML, confined, read_body
 from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import changing, done, page
 from autotune.service.routes.studies import submitted
-from autotune.service.http.service_state import service_state_of
-from autotune.service.http.specs import YAML, confined, read_body
 from autotune.spec import Study
 from autotune.spec.texts.secrets import masked
 

@@ -28,11 +28,11 @@ from autotune.results.answers import trial_of
 from autotune.results.diagnoses import diagnosis_of_run
 from autotune.results.hidden import hidden_events
 from autotune.results.result import Result
+from autotune.service.http.service_state import ServiceState
 from autotune.service.pages.export_page import command_of
 from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import REFRESH_S, page, visitor
 from autotune.service.routes.studies import exported
-from autotune.service.http.service_state import ServiceState
 from autotune.spec import Trial, TrialStatus
 
 router = APIRouter()

@@ -16,9 +16,9 @@ from starlette.responses import RedirectResponse, Response
 from autotune.errors import AutotuneError, SpecError
 from autotune.service.http.access import Caller
 from autotune.service.http.error_responses import RefusalError, status_of
+from autotune.service.http.service_state import ServiceState, service_state_of
 from autotune.service.pages.rendering import render
 from autotune.service.routes.studies import MAX_TRIAL
-from autotune.service.http.service_state import ServiceState, service_state_of
 
 REFRESH_S = 5
 """time after which a page without scripts loads itself again"""

@@ -17,10 +17,10 @@ from autotune.results.question import Asked
 from autotune.reviews import review_texts
 from autotune.schema.document import IN_QUERY, Document, SequenceLength, Tokens
 from autotune.service.http.error_responses import StrictJSONResponse
-from autotune.service.routes.studies import SPEC_BODY, Metric
-from autotune.service.routes.response_models import BestAcross, ObservedRuns, PlanAnswer, ReviewAnswer, responses
 from autotune.service.http.service_state import Limit, Offset, Planner, Reader, TheService, Versions, Word
 from autotune.service.http.specs import confined, read_body
+from autotune.service.routes.response_models import BestAcross, ObservedRuns, PlanAnswer, ReviewAnswer, responses
+from autotune.service.routes.studies import SPEC_BODY, Metric
 from autotune.spec import Outcome
 
 router = APIRouter(tags=["answers"])

@@ -21,8 +21,8 @@ from autotune.service.http.access import Caller
 from autotune.service.http.error_responses import StrictJSONResponse
 from autotune.service.http.fair_use import PlacedStream
 from autotune.service.http.middleware import WITHOUT_BODY
-from autotune.service.routes.response_models import EventList, responses
 from autotune.service.http.service_state import STREAM_POLL_S, Limit, Reader, ServiceState, StudyId, TheService
+from autotune.service.routes.response_models import EventList, responses
 from autotune.spec.plain import finite
 
 router = APIRouter(tags=["studies"])

@@ -15,9 +15,9 @@ from autotune import __version__
 from autotune.errors import StoreError
 from autotune.ports import Statistics, StudyRecord
 from autotune.service.http.error_responses import RefusalError, StrictJSONResponse
-from autotune.service.routes.response_models import ERRORS, ErrorDocument, HealthAnswer, responses
 from autotune.service.http.service_state import Reader, ServiceState, TheService, check_parameters
 from autotune.service.metrics.study_metrics import CONTENT_TYPE
+from autotune.service.routes.response_models import ERRORS, ErrorDocument, HealthAnswer, responses
 from autotune.settings import data_folder
 from autotune.spec import StudyStatus
 

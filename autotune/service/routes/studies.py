@@ -17,6 +17,18 @@ from autotune.ports import StudyRecord
 from autotune.results.hidden import hidden_record
 from autotune.service.http.access import Caller
 from autotune.service.http.error_responses import RefusalError, StrictJSONResponse, strict_json
+from autotune.service.http.service_state import (
+    Limit,
+    Offset,
+    Reader,
+    ServiceState,
+    StudyId,
+    Submitter,
+    TheService,
+    Versions,
+    Word,
+)
+from autotune.service.http.specs import JSON, YAML, confined, read_body
 from autotune.service.routes.response_models import (
     EXAMPLE_SPEC,
     BestAnswer,
@@ -30,18 +42,6 @@ from autotune.service.routes.response_models import (
     TrialList,
     responses,
 )
-from autotune.service.http.service_state import (
-    Limit,
-    Offset,
-    Reader,
-    ServiceState,
-    StudyId,
-    Submitter,
-    TheService,
-    Versions,
-    Word,
-)
-from autotune.service.http.specs import JSON, YAML, confined, read_body
 from autotune.spec import StudyStatus
 from autotune.spec.runs.versions import asked_versions, has_versions
 from autotune.trainers import trainer_names

@@ -16,8 +16,8 @@ from autotune.ports import StudyRecord
 from autotune.schema.document import Document
 from autotune.service.http.access import Caller
 from autotune.service.http.error_responses import StrictJSONResponse
-from autotune.service.routes.response_models import DeletionAnswer, NoteAnswer, NoteList, StudyAnswer, responses
 from autotune.service.http.service_state import Reader, ServiceState, StudyId, Submitter, TheService
+from autotune.service.routes.response_models import DeletionAnswer, NoteAnswer, NoteList, StudyAnswer, responses
 from autotune.spec.runs.observed import MAX_NOTE, MAX_TAGS
 
 router = APIRouter(tags=["annotations"])

@@ -13,8 +13,8 @@ from autotune.errors import NotFoundError
 from autotune.report.figures.figure_html import MISSING
 from autotune.results.figure import Figure
 from autotune.service.http.error_responses import StrictJSONResponse
-from autotune.service.routes.response_models import Answer, responses
 from autotune.service.http.service_state import Reader, ServiceState, StudyId, TheService
+from autotune.service.routes.response_models import Answer, responses
 
 router = APIRouter(tags=["studies"])
 

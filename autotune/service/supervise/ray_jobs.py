@@ -29,8 +29,8 @@ import httpx
 
 from autotune.errors import RunnerError
 from autotune.ports import StudyRecord
-from autotune.service.supervise.launcher import Ended
 from autotune.service.options import ServiceOptions
+from autotune.service.supervise.launcher import Ended
 from autotune.service.supervise.ray_cluster import RayHead, own_token
 
 log = logging.getLogger("autotune.service")

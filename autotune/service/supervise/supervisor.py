@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from autotune import api
 from autotune.errors import AutotuneError, ConflictError, NotFoundError, RunnerError, StoreError
 from autotune.ports import Lease, LeasedStore, StudyRecord
-from autotune.service.supervise.launcher import Ended, Launcher
 from autotune.service.options import RUNNER_OPTIONS
+from autotune.service.supervise.launcher import Ended, Launcher
 from autotune.service.supervise.worker import ENDED, HELD, NOT_STARTED, STORE_AWAY
 from autotune.spec import StudyStatus, Wanted
 from autotune.study.lease import release_dead

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import AutotuneError, ConflictError, StoreError
-from autotune.service.supervise.ray_jobs import DASHBOARD_KEY
 from autotune.service.metrics.study_metrics import StudyMetrics
+from autotune.service.supervise.ray_jobs import DASHBOARD_KEY
 from autotune.study.progress import LoopEvent, Notice, PhaseEntered, TrialEnded
 
 ENDED, FAILED, HELD, STORE_AWAY, NOT_STARTED = 0, 1, 3, 4, 5

@@ -17,8 +17,8 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.spec.config import ParallelConfig
 from autotune.spec.estimate import Estimate
-from autotune.spec.runs.measurement import Measurement
 from autotune.spec.plain import Plain, read_fields
+from autotune.spec.runs.measurement import Measurement
 from autotune.spec.runs.trial import Failure, Trial, TrialStatus
 from autotune.spec.workload import Workload
 

@@ -18,8 +18,8 @@ from enum import StrEnum
 
 from autotune.spec.config import ParallelConfig
 from autotune.spec.estimate import Estimate
-from autotune.spec.runs.measurement import Measurement
 from autotune.spec.plain import Plain
+from autotune.spec.runs.measurement import Measurement
 from autotune.spec.workload import Workload
 
 MOST_NAMED = 12

@@ -15,12 +15,12 @@ from sqlalchemy import Connection, Row, Select, Table, bindparam, select, text
 
 from autotune.errors import StoreError
 from autotune.store import queries
-from autotune.store.upkeep import laws
-from autotune.store.upkeep.checksums import SEALED, is_changed, is_checked
 from autotune.store.rows import read_event, read_trial
 from autotune.store.sql import SqlStore
-from autotune.store.upkeep.table_files import study_keys
 from autotune.store.tables import attempts, events, studies, trials
+from autotune.store.upkeep import laws
+from autotune.store.upkeep.checksums import SEALED, is_changed, is_checked
+from autotune.store.upkeep.table_files import study_keys
 
 MOST_NAMED = 20
 """rows of a study that are named one by one; of more the number is said"""

@@ -12,8 +12,8 @@ from typing import Any
 from autotune.errors import SpecError, StoreError, StoreUnavailableError
 from autotune.store import schema
 from autotune.store.connection.diagnosis import diagnosed, writing
-from autotune.store.upkeep.examination import examine
 from autotune.store.sql import SqlStore
+from autotune.store.upkeep.examination import examine
 from autotune.store.upkeep.table_files import export
 
 __all__ = ["backup", "check", "export", "vacuum"]

@@ -27,9 +27,9 @@ from autotune.errors import ConflictError, NotFoundError, SpecError, StoreCorrup
 from autotune.store import schema
 from autotune.store.connection.database import Database
 from autotune.store.connection.diagnosis import DAMAGED, diagnosed
-from autotune.store.upkeep.examination import read_rows, rows_changed
 from autotune.store.connection.location import StoreLocation
 from autotune.store.tables import studies, trials
+from autotune.store.upkeep.examination import read_rows, rows_changed
 
 LOCK_BYTES = (0x40000000, 512)
 """first byte and length of the range of a database file in which SQLite locks (https://www.sqlite.org/lockingv3.html): every open connection to a store in

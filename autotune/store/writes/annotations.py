@@ -11,9 +11,9 @@ from autotune.ports import EventKind, StudyNote, StudyRecord
 from autotune.spec.runs.observed import check_tag_count, checked_note, checked_tags
 from autotune.store import queries
 from autotune.store.connection.database import Database, from_us, now_us
-from autotune.store.writes.history import append
 from autotune.store.rows import clean
 from autotune.store.tables import notes, studies, tags
+from autotune.store.writes.history import append
 
 
 class AnnotationKeeper:

@@ -24,12 +24,10 @@ from autotune.ports import (
     StartAttempt,
 )
 from autotune.spec import StudyStatus
-from autotune.store.writes import lifecycle
-from autotune.store.writes import locking
-from autotune.store.writes import trials
 from autotune.store.connection.database import Database
-from autotune.store.writes.history import append
 from autotune.store.tables import studies
+from autotune.store.writes import lifecycle, locking, trials
+from autotune.store.writes.history import append
 
 _COUNT = update(studies).where(studies.c.key == bindparam("of_key")).values(num_decisions=bindparam("number"))
 

@@ -12,10 +12,10 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from autotune.ports import HistoryEvent
-from autotune.store.upkeep.checksums import sealed
 from autotune.store.connection.database import now_us
 from autotune.store.rows import json_text, read_event
 from autotune.store.tables import events, studies
+from autotune.store.upkeep.checksums import sealed
 
 Line = tuple[str, Mapping[str, Any]]
 """(kind, data)"""

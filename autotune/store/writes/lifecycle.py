@@ -18,12 +18,12 @@ from sqlalchemy import Connection, Row, delete, select, tuple_, update
 from autotune.errors import ConflictError, NotFoundError
 from autotune.ports import EventKind, Lease, StudyFields, status_kind
 from autotune.spec import StudyStatus, Wanted
-from autotune.store.writes import locking
-from autotune.store.writes.best_trials import keep_records, place_anew
 from autotune.store.connection.database import Database, now_us
-from autotune.store.writes.history import append
 from autotune.store.rows import clean, json_text
 from autotune.store.tables import attempts, events, notes, records, specs, studies, submissions, tags, trials
+from autotune.store.writes import locking
+from autotune.store.writes.best_trials import keep_records, place_anew
+from autotune.store.writes.history import append
 from autotune.store.writes.trials import cancel_open
 
 FIELDS = tuple(StudyFields.__annotations__)

@@ -14,9 +14,9 @@ from autotune.errors import ConflictError, NotFoundError
 from autotune.ports import EventKind, Lease
 from autotune.spec import StudyStatus
 from autotune.store.connection.database import Database, from_us
-from autotune.store.writes.history import append
 from autotune.store.rows import clean
 from autotune.store.tables import studies
+from autotune.store.writes.history import append
 
 TERMINAL = tuple(str(status) for status in StudyStatus if status.is_terminal)
 

@@ -14,8 +14,8 @@ from autotune.spec.plain import finite
 from autotune.store.connection.database import now_us, to_us
 from autotune.store.packing import pack_document, unpack_document
 from autotune.store.rows import clean
-from autotune.store.writes.submissions import keep_workload, new_id
 from autotune.store.tables import observed, workloads
+from autotune.store.writes.submissions import keep_workload, new_id
 
 _OF_WORKLOAD = ("model", "cluster", "gpu", "trainer")
 

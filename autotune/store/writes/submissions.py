@@ -20,10 +20,10 @@ from autotune.spec import Study, StudyStatus, Wanted, Workload
 from autotune.spec.plain import canonical, fingerprint, identity
 from autotune.spec.study import is_same_study
 from autotune.store.connection.database import lock, now_us
-from autotune.store.writes.history import append
-from autotune.store.writes.locking import TERMINAL
 from autotune.store.rows import clean, json_text
 from autotune.store.tables import specs, studies, submissions, workloads
+from autotune.store.writes.history import append
+from autotune.store.writes.locking import TERMINAL
 
 _LETTERS = "abcdefghjkmnpqrstvwxyz"
 _SIGNS = _LETTERS + "23456789"

@@ -17,15 +17,15 @@ from sqlalchemy import Connection, Row, bindparam, insert, select, update
 from autotune.errors import ConflictError, NotFoundError
 from autotune.ports import EventKind, Lease, StepsReported
 from autotune.spec import Failure, Trial, TrialStatus
-from autotune.store.writes import locking
-from autotune.store.writes.best_trials import keep_records
-from autotune.store.upkeep.checksums import resealed, sealed
 from autotune.store.connection.database import now_us
-from autotune.store.writes.history import Line, append
 from autotune.store.packing import append_steps
 from autotune.store.rows import ended_columns, json_text, new_trial_row, read_trial
-from autotune.store.writes.submissions import keep_workload
 from autotune.store.tables import attempts, trials, workloads
+from autotune.store.upkeep.checksums import resealed, sealed
+from autotune.store.writes import locking
+from autotune.store.writes.best_trials import keep_records
+from autotune.store.writes.history import Line, append
+from autotune.store.writes.submissions import keep_workload
 
 OPEN = (str(TrialStatus.PENDING), str(TrialStatus.RUNNING))
 

@@ -4,17 +4,16 @@ commands.py        the events and commands, as values
 state_machine.py   Controller: trials become terminal, retries, deadlines, pause, stop, cancel
 phases.py          baseline, search, finals: which trial is asked for next
 proxy_phases.py    the same of a study with a target: its proxies
-attempts.py        ranks in use, deadlines, lost attempts        rest.py          the strongest request to come to rest
+attempts.py        ranks in use, deadlines, lost attempts        rest.py             the strongest request to come to rest
 trial_index.py     all trials, with running counts               trial_requests.py   a trial as a request to the runner
-final_rounds.py    which runs of the finals count
-remeasure.py       what a changed machine asks for              machine_changes.py  its changes in words
-scoring.py         a report becomes a terminal trial             finals.py        who is re-measured
-winner.py          who won, and by how much             too_noisy.py      when nothing can be told
-budget.py          what is used up                               stop_rule.py     whether further trials pay
-admission.py       trials as they are asked for, or refused
+scoring.py         a report becomes a terminal trial             admission.py        trials as they are asked for, or refused
+budget.py          what is used up                               stop_rule.py        whether further trials pay
 accounts.py        running time and rank-seconds over all controllers
-ending.py          status, message and result of the end        repeated_failure.py  whether the program can run at all
+ending.py          status, message and result of the end         repeated_failure.py whether the program can run at all
 infeasible.py      configs that cannot run here, counted by reason
+finals/            finalists.py  who is re-measured              rounds.py           which runs of the finals count
+                   winner.py     who won, and by how much        too_noisy.py        when nothing can be told
+                   remeasure.py  what a changed machine asks for machine_changes.py  its changes in words
 """
 
 from autotune.study.controller.attempts import CUT_OFF
@@ -46,11 +45,11 @@ from autotune.study.controller.commands import (
 )
 from autotune.study.controller.finals.finalists import failed_in_finals
 from autotune.study.controller.finals.machine_changes import change_in_words, plan_in_words
+from autotune.study.controller.finals.too_noisy import TooNoisy, noisy_of
+from autotune.study.controller.finals.winner import Winner, decide
 from autotune.study.controller.scoring import HOPELESS
 from autotune.study.controller.state_machine import Controller
 from autotune.study.controller.stop_rule import training_s
-from autotune.study.controller.finals.too_noisy import TooNoisy, noisy_of
-from autotune.study.controller.finals.winner import Winner, decide
 
 __all__ = [
     "CANCELLED_ON_REQUEST",

@@ -9,13 +9,13 @@ from autotune.space.enumeration import in_words
 from autotune.spec import Study, StudyStatus, Trial
 from autotune.spec.plain import to_plain
 from autotune.study.controller.commands import STOPPED_ON_REQUEST, EndStudy, StudyPhase
-from autotune.study.controller.finals.rounds import ended_finals, measured_finals
 from autotune.study.controller.finals.finalists import failed_in_finals, first_finalists
+from autotune.study.controller.finals.rounds import ended_finals, measured_finals
+from autotune.study.controller.finals.winner import decide
 from autotune.study.controller.infeasible import InfeasibleConfigs
 from autotune.study.controller.repeated_failure import repeated_failure
 from autotune.study.controller.scoring import Scorer
 from autotune.study.controller.trial_index import TrialIndex
-from autotune.study.controller.finals.winner import decide
 
 
 class Ending:

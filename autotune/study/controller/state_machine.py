@@ -54,10 +54,10 @@ from autotune.study.controller.commands import (
     Tick,
 )
 from autotune.study.controller.ending import Ending
+from autotune.study.controller.finals.remeasure import unfairly_judged
 from autotune.study.controller.infeasible import InfeasibleConfigs
 from autotune.study.controller.phases import Ask
 from autotune.study.controller.proxy_phases import phases_of
-from autotune.study.controller.finals.remeasure import unfairly_judged
 from autotune.study.controller.rest import RestRequest
 from autotune.study.controller.scoring import Scorer
 from autotune.study.controller.trial_index import TrialIndex

@@ -9,9 +9,9 @@ from sqlalchemy import Row, and_, case, func, select
 from autotune.reward import standing
 from autotune.spec.study import SIMULATED
 from autotune.store import SqlStore
-from autotune.store.writes.best_trials import finals_per_gpu
-from autotune.store.upkeep.examination import examine
 from autotune.store.tables import records, studies, trials
+from autotune.store.upkeep.examination import examine
+from autotune.store.writes.best_trials import finals_per_gpu
 from tests.chaos.replay.found import Replayed
 from tests.chaos.replay.replaying import replay_study
 

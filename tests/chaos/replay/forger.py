@@ -14,10 +14,10 @@ from sqlalchemy import delete, insert, select, update
 
 from autotune.spec import ParallelConfig
 from autotune.store import SqlStore
-from autotune.store.writes.best_trials import keep_records
 from autotune.store.packing import pack_document, unpack_document
 from autotune.store.rows import config_key
 from autotune.store.tables import attempts, events, records, specs, studies, trials
+from autotune.store.writes.best_trials import keep_records
 from tests.store.forging import seal_all
 
 

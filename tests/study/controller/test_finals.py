@@ -17,8 +17,8 @@ from autotune.spec import (
     TrialStatus,
 )
 from autotune.study.controller.finals.finalists import contenders, first_finalists, most_runs, next_final, participants
-from autotune.study.controller.trial_index import TrialIndex
 from autotune.study.controller.finals.winner import decide
+from autotune.study.controller.trial_index import TrialIndex
 from tests.study.controller.world import BASELINE, CONFIGS, measured, study
 
 A, B, C = CONFIGS[:3]

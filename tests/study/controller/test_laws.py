@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, StepsReported
 from autotune.spec import Failure, FailureKind, MeasureSpec, StudyStatus, TrialPurpose, TrialStatus
 from autotune.study.controller import CancelAsked, InterruptAsked, PauseAsked, ResumeAsked, StopAsked
-from autotune.study.controller.finals.rounds import baseline_of
 from autotune.study.controller.finals.finalists import contenders
+from autotune.study.controller.finals.rounds import baseline_of
 from tests.study.controller.world import BASELINE, CONFIGS, World, measured, study
 
 PAST_ALL_DEADLINES_S = 2000.0

@@ -12,8 +12,8 @@ from autotune.spec import Failure, FailureKind
 from autotune.trainers.log_formats import stock_reader
 from autotune_workers.gang.failure_kind import Evidence, weigh
 from autotune_workers.process.failure.cause import CauseReader
-from autotune_workers.process.program.state import ProgramTrial
 from autotune_workers.process.program.evidence import NodeEnd
+from autotune_workers.process.program.state import ProgramTrial
 from tests.workers.requests import request
 
 LOGS = Path(__file__).parent / "failing_programs"

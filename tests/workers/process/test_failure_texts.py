@@ -11,8 +11,8 @@ from autotune.spec import Failure, FailureKind, MeasureSpec
 from autotune.trainers.log_formats import stock_reader
 from autotune_workers.gang.deadlines import Deadlines
 from autotune_workers.process.failure.cause import CauseReader
-from autotune_workers.process.program.state import ProgramTrial
 from autotune_workers.process.program.evidence import NodeEnd, explain
+from autotune_workers.process.program.state import ProgramTrial
 from tests.workers.requests import request
 
 OOM, DIVERGED, HANG = FailureKind.OUT_OF_MEMORY, FailureKind.DIVERGED, FailureKind.HANG

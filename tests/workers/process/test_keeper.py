@@ -22,7 +22,7 @@ from autotune_workers.gang.wire import Lines, Message
 from autotune_workers.probe.injected.written_files import COPY_BYTES
 from autotune_workers.probe.probe_folder import ProbeFolder, put_back_abandoned
 from autotune_workers.process import machine
-from autotune_workers.process.keeper.keeper import log as keeper_log
+from autotune_workers.process.keeper import log as keeper_log
 from autotune_workers.process.keeper.log import LeftOut, LogReader, Outbox, StepTest
 from autotune_workers.process.keeper.owner import KeeperProcess
 from autotune_workers.process.machine import GpuMemory, descendants, is_alive

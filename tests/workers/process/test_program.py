@@ -14,8 +14,8 @@ from autotune.reward import diverged
 from autotune.spec import FailureKind, Measurement, MeasureSpec
 from autotune.trainers.log_formats import pattern_reader, stock_reader
 from autotune.trainers.trainer import LineReader, StepMetrics
-from autotune_workers.process.program.state import ProgramTrial
 from autotune_workers.process.program.evidence import NodeEnd
+from autotune_workers.process.program.state import ProgramTrial
 from autotune_workers.process.program.step_arrivals import RESOLUTION_S
 from tests.workers.requests import request
 

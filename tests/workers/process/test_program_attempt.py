@@ -21,9 +21,9 @@ from autotune_workers.gang import attempt_runner
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
 from autotune_workers.process import attempt_logs
-from autotune_workers.process.program.state import attempt as program_attempt
 from autotune_workers.process.attempt_logs import NodeLog, keep_logs
 from autotune_workers.process.keeper.log import LeftOut
+from autotune_workers.process.program import attempt as program_attempt
 from autotune_workers.process.program.attempt import ProgramAttempt, ProgramRunner
 from autotune_workers.process.program.launch import prepare
 from autotune_workers.process.program.places import ProgramOrder, ProgramPlace

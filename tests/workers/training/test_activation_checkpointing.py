@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from autotune.errors import ConfigError
-from autotune_workers.training.parallel.activation_checkpointing import apply_compile, apply_recompute, check_compiler
 from autotune_workers.training.model.decoder import DecoderStage
+from autotune_workers.training.parallel.activation_checkpointing import apply_compile, apply_recompute, check_compiler
 from autotune_workers.training.torch_internals import compile_or_fail
 from tests.workers.trial_ranks import MODELS
 

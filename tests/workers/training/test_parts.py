@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from autotune.spec import ModelSpec
 from autotune.trainers.layer_split import cut_layers
-from autotune_workers.training.parallel.context_parallel import positions_of
 from autotune_workers.training.data import TokenStream, rows_of
+from autotune_workers.training.measuring.measure import MeanPower
+from autotune_workers.training.measuring.profile import partition
 from autotune_workers.training.model.decoder import DecoderStage, RMSNorm, global_names, rotary, rotate, split_layers
 from autotune_workers.training.model.initialization import initial_value
-from autotune_workers.training.measuring.measure import MeanPower
+from autotune_workers.training.parallel.context_parallel import positions_of
 from autotune_workers.training.precision import LossScaler
-from autotune_workers.training.measuring.profile import partition
 from tests.workers.trial_ranks import MODELS
 
 

@@ -37,8 +37,8 @@ from torch import nn
 
 from autotune.errors import ConfigError, DryRunError, SpecError
 from autotune.spec import LayerKind, ModelCode, ModelSpec
-from autotune.spec.hugging_face.reading import fields_of
 from autotune.spec.hugging_face.defaults import SIZE_KEYS
+from autotune.spec.hugging_face.reading import fields_of
 from autotune.spec.plain import fingerprint
 from autotune_workers.own_model.builder import build_without_memory
 from autotune_workers.own_model.built_model import (

@@ -23,9 +23,9 @@ from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.gang_runner import NATIVE, RankPool, too_many
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
-from autotune_workers.process.program.local_places import LocalPlaces
 from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.machine_turn import MachineTurn
+from autotune_workers.process.program.local_places import LocalPlaces
 from autotune_workers.process.rank_processes import TRIAL, RankProcess, RankStarter
 from autotune_workers.runners.any_trainer import AnyTrainerRunner
 from autotune_workers.runners.machine_limits import (

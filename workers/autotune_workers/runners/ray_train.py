@@ -25,8 +25,8 @@ from autotune.trainers.steplines import parse_step_line
 from autotune_workers.gang.failure_kind import Evidence, of_death, of_exception, weigh
 from autotune_workers.gang.gang_runner import too_many
 from autotune_workers.process.machine import cpu_count
-from autotune_workers.process.program.state import ProgramTrial
 from autotune_workers.process.program.evidence import NodeEnd
+from autotune_workers.process.program.state import ProgramTrial
 from autotune_workers.ray.cluster.connection import RayCluster
 from autotune_workers.ray.train_loop import Recorder, measured
 

@@ -29,8 +29,8 @@ from autotune.cost.model_knobs import COST_MODEL
 from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
-from autotune.spec.texts.as_text import format_bytes
 from autotune.spec.checks import positive
+from autotune.spec.texts.as_text import format_bytes
 from autotune_workers.runners.simulated_faults import FAULTS, SimulatedFault, read_faults
 
 SIMULATED_RUNNER = replace(COST_MODEL, part="simulated runner")

@@ -28,15 +28,15 @@ from autotune.cost.rl.packing import Floats, of_rank, relative_work, step_length
 from autotune.cost.rl.step import asked_of, attention_share, knob_value
 from autotune.ports import TrialRequest
 from autotune_workers.training.data import token_stream
+from autotune_workers.training.measuring.measure import synchronize
 from autotune_workers.training.model.decoder import DecoderStage
 from autotune_workers.training.model.loss import IGNORED, token_losses
-from autotune_workers.training.measuring.measure import synchronize
-from autotune_workers.training.parallel.mesh import Mesh, RankContext, line_up
 from autotune_workers.training.model.packed_sequences import SequenceBounds
+from autotune_workers.training.parallel.mesh import Mesh, RankContext, line_up
 from autotune_workers.training.parallel.parallelize import decoder_stages, parallelize
+from autotune_workers.training.parallel.tensor_parallel import vocabulary_slice
 from autotune_workers.training.step import Outcome, Training
 from autotune_workers.training.task import ParallelModel, Task, Travelling
-from autotune_workers.training.parallel.tensor_parallel import vocabulary_slice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

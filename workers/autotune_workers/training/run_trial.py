@@ -29,10 +29,10 @@ from autotune_workers.probe.injected.versions import versions
 from autotune_workers.training.measuring.gpu_allocator import allocator_settings
 from autotune_workers.training.measuring.gpu_state import GpuState, worst_of
 from autotune_workers.training.measuring.measure import MeanPower, PeakMemory, device_readings, release, synchronize
-from autotune_workers.training.parallel.mesh import RankContext, destroy_groups, line_up, living_groups
-from autotune_workers.training.post_training import PostTraining
 from autotune_workers.training.measuring.profile import profile_step
 from autotune_workers.training.measuring.rank_evidence import RankEvidence
+from autotune_workers.training.parallel.mesh import RankContext, destroy_groups, line_up, living_groups
+from autotune_workers.training.post_training import PostTraining
 from autotune_workers.training.step import Outcome, Training, part_size
 
 __all__ = ["RankContext", "StepReport", "TrialFailed", "TrialResult", "run_trial"]

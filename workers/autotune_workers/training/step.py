@@ -31,22 +31,22 @@ from autotune.trainers.limit import Limit
 from autotune.trainers.workload_limits import own_model_limits, unequal_limits
 from autotune_workers.probe.injected.phases import BACKWARD, COLLECTIVE, FORWARD, Phase, Phases
 from autotune_workers.probe.injected.phases import OPTIMIZER as STEPPING
+from autotune_workers.training.data import SequenceSource, rows_of
+from autotune_workers.training.measuring.profile import OPTIMIZER
+from autotune_workers.training.model.low_rank_adapters import check_adapters
+from autotune_workers.training.model.own_stage import OwnStage
+from autotune_workers.training.optimizer import build_optimizer, check_optimizer, clip, learning_rate
 from autotune_workers.training.parallel.activation_checkpointing import check_compiler
 from autotune_workers.training.parallel.context_parallel import check_context
-from autotune_workers.training.data import SequenceSource, rows_of
 from autotune_workers.training.parallel.expert_parallel import check_experts
 from autotune_workers.training.parallel.fully_sharded import FullySharded, free_gathered
 from autotune_workers.training.parallel.gradient_sync import local_gradient
-from autotune_workers.training.model.low_rank_adapters import check_adapters
 from autotune_workers.training.parallel.mesh import Mesh, RankContext, build_mesh, check_replicas
-from autotune_workers.training.optimizer import build_optimizer, check_optimizer, clip, learning_rate
-from autotune_workers.training.model.own_stage import OwnStage
 from autotune_workers.training.parallel.pipeline_parallel import Pipeline, check_pipeline, check_schedule
+from autotune_workers.training.parallel.tensor_parallel import check_tensor
 from autotune_workers.training.precision import LossScaler, check_precision, first_loss_scale, matrix_products
-from autotune_workers.training.measuring.profile import OPTIMIZER
 from autotune_workers.training.task import Task
 from autotune_workers.training.tasks import DecoderTask, OwnTask
-from autotune_workers.training.parallel.tensor_parallel import check_tensor
 from autotune_workers.training.torch_internals import compile_or_fail, norms_of
 
 NATIVE_LOOP = KnobUse(

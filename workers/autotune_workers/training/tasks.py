@@ -37,17 +37,17 @@ from autotune.spec.texts.as_text import format_bytes
 from autotune_workers.own_model.builder import build, build_without_memory
 from autotune_workers.own_model.built_model import BuiltModel, with_own_plans
 from autotune_workers.own_model.users_line import said
-from autotune_workers.training.parallel.context_parallel import positions_of
 from autotune_workers.training.data import SequenceSource, seed_of, token_stream
 from autotune_workers.training.model.decoder import DecoderStage
 from autotune_workers.training.model.loss import token_losses
-from autotune_workers.training.parallel.mesh import Mesh, RankContext, tied_embedding_group
 from autotune_workers.training.model.own_stage import OwnStage, takes_embeddings
 from autotune_workers.training.model.packed_sequences import counted_targets, without_document_ends
+from autotune_workers.training.parallel.context_parallel import positions_of
+from autotune_workers.training.parallel.mesh import Mesh, RankContext, tied_embedding_group
 from autotune_workers.training.parallel.parallelize import own_stage, parallelize, parallelize_own
+from autotune_workers.training.parallel.tensor_parallel import vocabulary_slice
 from autotune_workers.training.precision import DTYPES
 from autotune_workers.training.task import ParallelModel, Task, Travelling
-from autotune_workers.training.parallel.tensor_parallel import vocabulary_slice
 from autotune_workers.training.torch_internals import pytree
 
 SHARE = 0.8

@@ -17,14 +17,6 @@ from typing import final
 
 from autotune.reward import MachineLevels, RunNoise, by_reward, known_noise_scale, tokens_per_s, within_run_variance
 from autotune.spec import ParallelConfig, Study, Trial
-from autotune.study.controller.finals.rounds import (
-    baseline_of,
-    counted_rounds,
-    ended_finals,
-    joined,
-    measured_finals,
-    rounds_of,
-)
 from autotune.study.controller.finals.finalists import (
     cannot_run,
     confirmed_by,
@@ -37,6 +29,14 @@ from autotune.study.controller.finals.finalists import (
     total_of,
 )
 from autotune.study.controller.finals.machine_changes import changes_in_words, since_search_in_words
+from autotune.study.controller.finals.rounds import (
+    baseline_of,
+    counted_rounds,
+    ended_finals,
+    joined,
+    measured_finals,
+    rounds_of,
+)
 from autotune.study.controller.finals.too_noisy import TooNoisy, too_noisy
 
 

@@ -28,8 +28,8 @@ from autotune.spec import FailureKind
 from autotune_workers.gang.exception_kinds import DIVERGED_LINE, TIMED_OUT, engine_of, lacks_memory, signal_named
 from autotune_workers.gang.failure_kind import Evidence, of_death, of_exception
 from autotune_workers.process.failure.launcher_words import RankEnd, rank_end
-from autotune_workers.process.rank_processes import LOG_TAIL_LINES
 from autotune_workers.process.failure.traceback_reader import CONTEXT_LINES, Raised, TracebackReader
+from autotune_workers.process.rank_processes import LOG_TAIL_LINES
 
 SURVIVED_STEPS = 2
 """steps after a traceback that show that it was caught: the line of the step in which a rank fails may come after it, from another rank"""

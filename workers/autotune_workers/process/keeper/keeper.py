@@ -40,7 +40,6 @@ from typing import Any
 
 from autotune_workers.probe.probe_folder import ProbeFolder, is_off, put_back_abandoned
 from autotune_workers.process.failure import flight_recorder
-from autotune_workers.process.program.state import account as program_account
 from autotune_workers.process.keeper.log import LogReader, Outbox, StepTest, widen
 from autotune_workers.process.machine import (
     GpuMemory,
@@ -52,6 +51,7 @@ from autotune_workers.process.machine import (
     status_bytes,
 )
 from autotune_workers.process.network_interface import interface_of
+from autotune_workers.process.program import account as program_account
 
 GRACE_S = 3.0
 """time between SIGTERM to the program's process group and SIGKILL to all that it started"""

@@ -47,7 +47,14 @@ class KeeperProcess:
         try:
             with theirs:
                 self._starter = subprocess.Popen(
-                    [sys.executable, "-m", "autotune_workers.process.keeper.keeper", "--fd", str(theirs.fileno()), *flags],
+                    [
+                        sys.executable,
+                        "-m",
+                        "autotune_workers.process.keeper.keeper",
+                        "--fd",
+                        str(theirs.fileno()),
+                        *flags,
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -35,10 +35,10 @@ from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.attempt_logs import NodeLog, keep_logs
 from autotune_workers.process.keeper.log import LeftOut
-from autotune_workers.process.program.state import ProgramTrial
 from autotune_workers.process.program.evidence import NodeEnd
 from autotune_workers.process.program.launch import ProgramJob, prepare
 from autotune_workers.process.program.places import NodeHandle, ProgramPlace, ProgramPlaces
+from autotune_workers.process.program.state import ProgramTrial
 from autotune_workers.process.rank_processes import LOG_TAIL_LINES
 
 PEERS_S = 3.0

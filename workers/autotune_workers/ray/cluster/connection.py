@@ -27,8 +27,8 @@ from autotune.errors import RunnerError
 from autotune.extras import require_extra
 from autotune.slurm.allocation import Allocation, allocation, in_container, is_on_a_node
 from autotune_workers.ray.cluster import watchdog
-from autotune_workers.ray.placement import is_among
 from autotune_workers.ray.cluster.slurm_step import RayStep
+from autotune_workers.ray.placement import is_among
 
 Answer = TypeVar("Answer")
 

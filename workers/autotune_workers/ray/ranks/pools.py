@@ -15,8 +15,8 @@ from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.gang_runner import RankPool
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_groups import ActorGroups, Shape
-from autotune_workers.ray.ranks.adoption import AdoptedGang, adopt_gangs
 from autotune_workers.ray.placement import avoiding, place_nodes
+from autotune_workers.ray.ranks.adoption import AdoptedGang, adopt_gangs
 from autotune_workers.ray.ranks.handle import HOST_KILL_S, RayRank
 from autotune_workers.ray.sent_folders import SentFolders
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from autotune.errors import ConfigError
 from autotune.spec import ModelSpec, ParallelConfig
-from autotune_workers.training.parallel.collective_ops import Exchange, GatherFirst, ReduceScatterFirst
 from autotune_workers.training.model.decoder import Linear, Mlp
+from autotune_workers.training.parallel.collective_ops import Exchange, GatherFirst, ReduceScatterFirst
 
 
 def check_experts(model: ModelSpec, config: ParallelConfig) -> None:

@@ -33,23 +33,23 @@ from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
 from autotune.spec import ModelSpec, ParallelConfig, Peft, Workload
 from autotune_workers.own_model.built_model import BuiltModel, attention_modules, block_names, planned
-from autotune_workers.training.parallel.activation_checkpointing import apply_compile, apply_recompute, recompute
-from autotune_workers.training.parallel.context_parallel import apply_context_parallel, positions_of
-from autotune_workers.training.parallel.data_parallel import Replicated
 from autotune_workers.training.model.decoder import TIED, Block, DecoderStage, global_names
-from autotune_workers.training.parallel.expert_parallel import MixtureOfExperts
-from autotune_workers.training.parallel.fully_sharded import FullySharded, shard_module
-from autotune_workers.training.parallel.gradient_sync import GradientSync, Weight, weights_of
 from autotune_workers.training.model.initialization import initial_value, materialize
 from autotune_workers.training.model.loss import VocabularySlice, chunked_token_losses
 from autotune_workers.training.model.low_rank_adapters import apply_adapters, apply_own_adapters
-from autotune_workers.training.parallel.mesh import Mesh, RankContext, tied_embedding_group
 from autotune_workers.training.model.own_stage import OwnStage, Skip, aliases, cut
 from autotune_workers.training.model.packed_sequences import apply_documents, document_positions
+from autotune_workers.training.parallel.activation_checkpointing import apply_compile, apply_recompute, recompute
+from autotune_workers.training.parallel.context_parallel import apply_context_parallel, positions_of
+from autotune_workers.training.parallel.data_parallel import Replicated
+from autotune_workers.training.parallel.expert_parallel import MixtureOfExperts
+from autotune_workers.training.parallel.fully_sharded import FullySharded, shard_module
+from autotune_workers.training.parallel.gradient_sync import GradientSync, Weight, weights_of
+from autotune_workers.training.parallel.mesh import Mesh, RankContext, tied_embedding_group
 from autotune_workers.training.parallel.pipeline_parallel import layers_of_rank
+from autotune_workers.training.parallel.tensor_parallel import apply_tensor_parallel, vocabulary_slice, whole_stream
 from autotune_workers.training.precision import DTYPES, to_float8
 from autotune_workers.training.task import ParallelModel
-from autotune_workers.training.parallel.tensor_parallel import apply_tensor_parallel, vocabulary_slice, whole_stream
 
 
 def parallelize(request: TrialRequest, mesh: Mesh, context: RankContext) -> ParallelModel:
