@@ -27,8 +27,8 @@ import httpx
 
 from autotune.store import open_store
 from tests.benchmarks.service_load import served
+from tests.service.http.test_fairness import LARGE
 from tests.service.running import API, DEADLINE_S, bearer, spec
-from tests.service.test_fairness import LARGE
 
 
 def ask_for_plans(url: str, token: str, count: int) -> None:

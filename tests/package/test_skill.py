@@ -12,7 +12,7 @@ import pytest
 from autotune import cli
 from tests.matrix import sampled
 
-SKILL = Path(__file__).resolve().parents[1] / "skills" / "autotune"
+SKILL = Path(__file__).resolve().parents[2] / "skills" / "autotune"
 loaded = spec_from_file_location("skill_evals", SKILL / "evals.py")
 assert loaded is not None
 assert loaded.loader is not None

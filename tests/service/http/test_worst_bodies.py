@@ -19,8 +19,8 @@ from autotune.service.http.app import create_app
 from autotune.service.http.specs import MOST_YAML_BYTES
 from autotune.service.options import ServiceOptions
 from autotune.store import MemoryStore
+from tests.service.http.test_attacks_on_every_route import at, routes_of
 from tests.service.running import API, Service, spec
-from tests.service.test_attacks_on_every_route import at, routes_of
 
 MOST_BYTES = ServiceOptions().max_body_bytes
 SPECS = {f"{API}/studies", f"{API}/plan", "/submit", "/submit/preview"}

@@ -9,7 +9,7 @@ import pytest
 from autotune.cost import estimate
 from autotune.spec import ParallelConfig, Workload, catalog
 from tests.cost.examples import MODEL, workload
-from tests.cost.test_memory import GIB, parts
+from tests.cost.memory.test_peak import GIB, parts
 
 
 def logits_of(trainer: str, **knobs: object) -> float:

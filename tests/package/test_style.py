@@ -12,7 +12,7 @@ import pytest
 from autotune.cli import application
 from autotune.cli.help_pages import commands_of
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PRIVATE = {
     r"\bdefault config\b": "baseline",
     r"\bcannot (?:surely )?be told (?:from|apart)": "statistically tied",

@@ -11,7 +11,7 @@ import autotune
 from autotune.reviews import lines_of
 from autotune.spec import ParallelConfig
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MEASURED = (ROOT / "research" / "measurements.md").read_text(encoding="utf-8")
 

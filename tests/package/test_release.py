@@ -18,7 +18,7 @@ import pytest
 from autotune import __version__
 from autotune.extras import DISTRIBUTION, is_own, own_requirements
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 STRANGER = re.compile(r"(?:pip3?|pipx|uv|uvx)\b[^\n`]*\s['\"]?autotune(?=[\s'\"\[=<>~!;,.`)]|$)", re.MULTILINE)
 """an installer that is told `autotune`, which on PyPI is another project"""

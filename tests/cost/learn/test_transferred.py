@@ -18,8 +18,8 @@ from autotune.cost.learn.transferred import (
 )
 from autotune.spec import ConfigTable
 from tests.cost.examples import workload
-from tests.cost.test_guarded_refit import WRONG
-from tests.cost.test_refit import SHIPPED, TABLE, measured
+from tests.cost.learn.test_guarded_refit import WRONG
+from tests.cost.learn.test_refit import SHIPPED, TABLE, measured
 
 THERE = workload(seq_len=2048, batch=512)
 LARGER = ConfigTable({name: TABLE.column(name) * (2 if name == "dp" else 1) for name in ("tp", "dp", "micro_batch_size", "accumulation_steps")})  # fmt: skip

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {name: asked for name, asked in PROJECT["optional-dependencies"].items() if name not in ("all", "docs", "dev")}
 ASKED = [*PROJECT["dependencies"], *(one for asked in EXTRAS.values() for one in asked)]

@@ -16,7 +16,7 @@ from autotune.study.progress import TrialEnded
 from tests.service.running import spec, until
 
 LISTED = yaml.safe_load(
-    (Path(__file__).resolve().parents[2] / "dashboards" / "prometheus" / "metrics.yaml").read_text()
+    (Path(__file__).resolve().parents[3] / "dashboards" / "prometheus" / "metrics.yaml").read_text()
 )
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from autotune.extras import MODULES
-from tests import test_extras
+from tests.package import test_extras
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SPEC = """\
 name: from-a-wheel
 model: nano-gpt

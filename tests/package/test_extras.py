@@ -17,7 +17,7 @@ import pytest
 from autotune.errors import MissingExtraError
 from autotune.extras import MODULES, is_installed, missing_extra, require_extra
 
-PROJECT = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
 SPEC = """\
 name: bare
 model: nano-gpt

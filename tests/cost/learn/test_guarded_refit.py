@@ -13,7 +13,7 @@ from autotune.cost.learn.correction import guarded_refit, measured_workloads
 from autotune.cost.learn.refit import Measured
 from autotune.spec import Measurement, ParallelConfig, Trial, TrialStatus, Workload
 from tests.cost.examples import workload
-from tests.cost.test_refit import SHIPPED, TABLE, measured
+from tests.cost.learn.test_refit import SHIPPED, TABLE, measured
 
 WRONG = replace(SHIPPED, matmul_efficiency=0.36, layer_host_s=6e-3, intra_efficiency=1.0)
 """a cluster where constants are off by a factor of two and four, in either direction"""

@@ -9,8 +9,8 @@ import pytest
 from autotune.service.http.app import create_app
 from autotune.service.options import ServiceOptions
 from autotune.store import MemoryStore
+from tests.service.http.test_attacks_on_every_route import at, routes_of
 from tests.service.running import API, Service, bearer, spec, until
-from tests.service.test_attacks_on_every_route import at, routes_of
 
 SAME = ("content-type", "content-security-policy", "cache-control", "etag", "location", "allow", "www-authenticate")
 
