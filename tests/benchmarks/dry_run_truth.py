@@ -33,7 +33,7 @@ from tests.benchmarks.architectures import ARCHITECTURES, SEQ_LEN, VOCABULARY
 SECOND_STEP = "the second step"
 OPERATOR = "operator "
 """how the mark of an operator begins"""
-LIMIT_S = 240.0
+LIMIT_S = 1800.0
 """of one run"""
 
 

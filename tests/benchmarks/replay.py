@@ -1,10 +1,10 @@
 """Replays searchers on published sweeps: how many trials until the best so far is within 5% of the best of the cell?
 
-    python -m tests.benchmarks.replay --searchers bayesian,random --seeds 20 --jobs 2 [--csv FILE ... | --worlds 60 | --invented 100 | --near-equals 60 | --wild 60 | --own-knobs 40] [--model held_out]
+    python -m tests.benchmarks.replay --searchers bayesian,random --seeds 20 --jobs 2 [--csv FILE ... | --worlds 60 | --invented 100 | --near-equals 60 | --tight 60 | --wild 60 | --own-knobs 40] [--model held_out]
 
 Columns, over all cells and seeds: mean, median and 90th percentile of the trials until within 5%; failed trials among them; mean regret after 3, 5 and
 10 trials. For searchers that estimate their expected gain: trials and regret when a further trial no longer paid for a training of unsaid length
-(`autotune.study.controller.stop_rule`). The cost model is one of
+(`autotune.study.controller.stop_rule`), and failed trials among these. The cost model is one of
 
     held_out    constants fitted without the cell's model (the honest case)       shipped   the constants that ship
     wrong       every time constant off by a random factor (log-normal, spread 2), memory off by 25% either way
@@ -34,6 +34,7 @@ from autotune.spec import FailureKind, ParallelConfig, Trial, Workload
 from autotune.study.controller.stop_rule import TRIALS_IN_A_TRAINING, pays
 from research.models import MODELS, Prediction, held_out_constants, prediction
 from research.replay_near_equals import near_equal_cells
+from research.replay_tight import tight_cells
 from research.replay_wild import wild_cells
 from tests.benchmarks.cells import MIN_CONFIGS, Cell, read_cells
 from tests.benchmarks.few_for_many_table import print_tables
@@ -70,6 +71,8 @@ class Run:
     """regret after each trial"""
     stopped_after: int | None
     """trials after which the search would have stopped"""
+    stopped_failed: int
+    """of these"""
     stopped_regret: float
     """regret at that time"""
     seconds: float
@@ -100,7 +103,7 @@ def replay(
         calibration=predicted.calibration,
         history=history,
     )
-    regret, curve, failed, found, stopped = 1.0, [], 0, None, None
+    regret, curve, failed, all_failed, found, stopped = 1.0, [], 0, 0, None, None
     first: list[Trial] = []
     pending: list[ParallelConfig] = []
     while found is None or len(curve) < CURVE:
@@ -113,6 +116,7 @@ def replay(
         first += [trial] if len(first) < PAST_TRIALS else []
         regret = min(regret, cell.regret(config))
         curve.append(regret)
+        all_failed += trial.failure is not None
         if found is None:
             failed += trial.failure is not None
             found = len(curve) if regret <= CLOSE else None
@@ -122,14 +126,15 @@ def replay(
             and (not pays(gain, TRIALS_IN_A_TRAINING) or len(curve) == CURVE)
         ):
             # trials that are already running finish
-            stopped = len(curve) + len(pending), min([regret, *map(cell.regret, pending)])
+            stopped = len(curve) + len(pending), all_failed, min([regret, *map(cell.regret, pending)])
     return Run(
         cell=cell.name,
         trials=found if found is not None else len(space) + 1,
         failed=failed,
         curve=tuple((curve + [regret] * CURVE)[:CURVE]),
         stopped_after=stopped[0] if stopped else None,
-        stopped_regret=stopped[1] if stopped else regret,
+        stopped_failed=stopped[1] if stopped else all_failed,
+        stopped_regret=stopped[2] if stopped else regret,
         seconds=process_time() - began,
         first=tuple(first),
     )
@@ -187,6 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--near-equals", type=int, default=0, help="number of cells of 2,000 and more configs with errors of their own"
     )
     parser.add_argument(
+        "--tight", type=int, default=0, help="number of cells at the limit of memory, of unfitted trainers"
+    )
+    parser.add_argument(
         "--wild",
         type=int,
         default=0,
@@ -226,6 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             *simulated_cells(args.worlds),
             *invented_cells(args.invented, is_fitted=not args.unfitted),
             *near_equal_cells(args.near_equals),
+            *tight_cells(args.tight),
             *wild_cells(args.wild, is_fitted=not args.unfitted),
             *own_knob_cells(args.own_knobs),
         ]
@@ -238,9 +247,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     print(f"{len(cells)} cells, {args.seeds} seeds, cost model: {args.model}, {args.in_flight} in flight")
     print(
-        "| searcher | trials: mean | median | p90 | failed | regret at 3 | 5 | 10 | stops after | with regret | s per trial |"
+        "| searcher | trials: mean | median | p90 | failed | regret at 3 | 5 | 10 | stops after | failed | with regret | s per trial |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     fitted: Fitted = {} if args.model == "shipped" or made else held_out_constants()
     known = {(cell.workload.model.name, cell.workload.trainer) for cell in cells}
     if fitted and (strange := sorted(model for model, trainer in known - fitted.keys())):
@@ -269,12 +278,13 @@ def _line(name: str, runs: list[Run]) -> str:
     trials = [r.trials for r in runs]
     stopped = [r for r in runs if r.stopped_after is not None]
     stop = f"{mean(r.stopped_after for r in stopped):.1f}" if stopped else "-"
+    failed = f"{mean(r.stopped_failed for r in stopped):.2f}" if stopped else "-"
     regret = f"{mean(r.stopped_regret for r in stopped):.1%}" if stopped else "-"
     at = [f"{mean(r.curve[k - 1] for r in runs):.1%}" for k in (3, 5, 10)]
     seconds = sum(r.seconds for r in runs) / sum(max(len(r.curve), r.trials) for r in runs)
     return (
         f"| {name} | {mean(trials):.2f} | {median(trials):g} | {np.percentile(trials, 90):.0f} | "
-        f"{mean(r.failed for r in runs):.2f} | {' | '.join(at)} | {stop} | {regret} | {seconds:.3f} |"
+        f"{mean(r.failed for r in runs):.2f} | {' | '.join(at)} | {stop} | {failed} | {regret} | {seconds:.3f} |"
     )
 
 

@@ -17,7 +17,7 @@ from autotune.search.bayesian import BayesianSearcher
 from autotune.search.model_based import Array
 from autotune.search.searcher import Problem
 from autotune.space import SearchSpace
-from autotune.spec import Estimate, FailureKind, Objective, Reward, Trial
+from autotune.spec import Estimate, FailureKind, Objective, Reward, Trial, TrialStatus
 from autotune.testing.searchers import MODEL, WORKLOAD, SearcherContract, candidates, failed, measured
 
 SPACE = SearchSpace.of(WORKLOAD, candidates())
@@ -45,18 +45,22 @@ def test_finds_the_best_config_of_a_world_that_the_cost_model_does_not_describe(
     assert _found(_play(make_searcher("bayesian", SPACE), 10)) > 0.95
 
 
-@pytest.mark.thorough
-def test_the_first_config_that_is_tried_probably_runs() -> None:
-    """The fastest of these are predicted to run out of memory with 33 and 44%, and to be 10% faster."""
+def _tight_space() -> SearchSpace:
     study = load_study({
         "model": "llama-8b", "cluster": "h100-sxm-1x8", "workload": {"seq_len": 4096, "global_batch_size": 64},
         "space": {"micro_batch_size": [1, 2, 4, 8], "recompute": ["full"], "zero_stage": [1, 2, 3], "compile": [False, True]},
         "trainer": "hf_trainer", "runner": "simulated",
     })  # fmt: skip
-    problem = Problem(space=SearchSpace.of_study(study))
-    (first,) = BayesianSearcher(problem).ask(1)
-    fastest = estimate(study.workload, list(problem.space)).tokens_per_s.max()
-    found = estimate(study.workload, first)
+    return SearchSpace.of_study(study)
+
+
+@pytest.mark.thorough
+def test_the_first_config_that_is_tried_probably_runs() -> None:
+    """The fastest of these are predicted to run out of memory with 33 and 44%, and to be 10% faster."""
+    space = _tight_space()
+    (first,) = BayesianSearcher(Problem(space=space)).ask(1)
+    fastest = estimate(space.workload, list(space)).tokens_per_s.max()
+    found = estimate(space.workload, first)
     assert float(found.oom_probability) <= 0.25
     assert float(found.tokens_per_s) < fastest, "the fastest is too risky to begin with"
 
@@ -260,6 +264,29 @@ def test_a_measured_peak_above_the_prediction_makes_what_needs_more_less_likely_
     more, less = runs(1.5), runs(0.7)
     assert (more <= less + 1e-9).all()
     assert (less - more).max() > 1.0
+
+
+def test_one_peak_tells_most_of_the_others_where_no_peak_of_the_trainer_was_fitted() -> None:
+    space = _tight_space()
+    predicted = estimate(space.workload, space.table)
+    risky = (predicted.oom_probability > 0.15) & (predicted.oom_probability < 0.45)
+
+    def runs(factor: float | None) -> np.ndarray:
+        searcher = BayesianSearcher(Problem(space=space))
+        if factor is not None:
+            (first,) = searcher.ask(1)
+            index = space.index_of(first)
+            assert index is not None
+            run = measured(candidates()[-1]).measurement
+            assert run is not None
+            peak = factor * float(predicted.row(index).peak_memory_bytes)
+            run = replace(run, peak_memory_bytes=peak)
+            searcher.tell([Trial(config=first, number=0, status=TrialStatus.COMPLETED, measurement=run)])
+        return np.exp(searcher.posterior.log_runs(np.flatnonzero(risky)))
+
+    before, less, more = runs(None), runs(0.9), runs(1.15)
+    assert (less > before + 0.15).all()
+    assert (more < before - 0.15).all()
 
 
 def test_a_batch_spreads_out() -> None:

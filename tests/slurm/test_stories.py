@@ -301,7 +301,7 @@ def test_at_the_limit_a_study_that_may_go_on_pauses_and_its_job_begins_again(log
     assert found["study"]["message"] == "its job's time is over"
     # a busy machine may make one trial longer than any before it; that no other begins is a law of `tests/study/controller/test_job_time.py`
     assert found["study"]["trials"].get("CANCELLED", 0) <= 1
-    assert login.cluster.job(job)["JobState"] == "PENDING"
+    until(lambda: login.cluster.job(job)["JobState"] in ("PENDING", "RUNNING"), WAIT_S, login.said("sleeping"))
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ class Posterior:
             [training_data.memory_rows(p.estimate, at(p.point), p.workload) for p in sized], self._memory_rows
         )
         self.memory = ModelAverage.of(
-            training_data.memory_prior(self._estimate, *weights, own=self._own),
+            training_data.memory_prior(self._estimate, *weights, workload=self._problem.space.workload, own=self._own),
             rows,
             training_data.memory_observations(sized),
             candidates=self._memory_rows,

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from autotune.cost.learn.uncertainty import config_sigma, spread_of_memory
+from autotune.cost.memory.constants import memory_source
+from autotune.cost.traits import loop_of
 from autotune.search.searcher import Problem
 from autotune.search.surrogate.corrected_gp import Prior, Rows
 from autotune.search.surrogate.observations import Observations
@@ -45,7 +47,10 @@ MEMORY_SDS = {
 }
 """the same for each cause of memory: small for weights, which are counted exactly; large for activations, which depend on the trainer's kernels"""
 COMMON_SD = 0.1
-"""standard deviation of the error that all causes share, where the estimate does not state one (memory)"""
+"""standard deviation of the error that all causes share, where the estimate does not state one"""
+OWN_MEMORY_ERROR_SD = 0.07
+"""standard deviation of the error of log peak memory that the configs of one program do not share, at most: the median over 19 published sources, of which most
+errors are one factor for all of their rows (research/measurements.md)"""
 OWN_TIME_SD, OWN_MEMORY_SD = 0.15, 0.05
 """standard deviation of the effect of one of the study's own knobs on the log step time and on the log peak"""
 REPEAT_SD = 0.02
@@ -85,12 +90,18 @@ def time_prior(
     )
 
 
-def memory_prior(estimate: Estimate, transfer_weights: Array, residual_weights: Array, *, own: int = 0) -> Prior:
-    """Prior of the memory model: `MEMORY_SDS` for the factors, and the width of the estimate's interval for the residual."""
+def memory_prior(
+    estimate: Estimate, transfer_weights: Array, residual_weights: Array, *, workload: Workload, own: int = 0
+) -> Prior:
+    """Prior of the memory model: `MEMORY_SDS` for the factors, and the width of the estimate's interval for the rest. Of a trainer whose peaks were fitted that
+    width is each config's own; of any other all configs share what is above `OWN_MEMORY_ERROR_SD`, so that one peak tells most of the others."""
+    spread = float(np.median(spread_of_memory(estimate)))
+    is_fitted = "memory_sigma" in memory_source(workload.cluster.gpu.name, loop_of(workload)).fitted
+    residual_sd = spread if is_fitted else min(spread, OWN_MEMORY_ERROR_SD)
     return Prior(
         factor_sds=np.array(list(MEMORY_SDS.values())),
-        common_sd=COMMON_SD,
-        residual_sd=float(np.median(spread_of_memory(estimate))),
+        common_sd=math.sqrt(COMMON_SD**2 + spread**2 - residual_sd**2),
+        residual_sd=residual_sd,
         transfer_weights=transfer_weights,
         residual_weights=residual_weights,
         own_sd=OWN_MEMORY_SD,

@@ -73,9 +73,10 @@ def test_a_view_is_made_once_for_each_revision(tuning: Service, finished: str) -
 
 @pytest.mark.thorough
 def test_the_running_trials_are_followed_between_events(tuning: Service) -> None:
-    runner = {"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 0.5}
+    runner = {"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 1.0}
+    budget = {"max_trials": 6, "min_gain": 0}  # far longer than a busy machine takes to look at it
     with tuning.client() as client:
-        study = client.submit(spec(name="stepping", runner=runner))["study"]["id"]
+        study = client.submit(spec(name="stepping", runner=runner, budget=budget))["study"]["id"]
         part = until(lambda: "of at most" in (text := tuning.http.get(f"/studies/{study}/running").text) and text)
         assert "<progress" in part
         until(lambda: "left" in tuning.http.get(f"/studies/{study}/running").text)

@@ -16,7 +16,8 @@ GRACE_S = 5.0
 
 
 def holders(folder: str) -> list[int]:
-    """Ray's processes of this cluster: they name the folder in their command line, or are called `ray::...` and hold a file below it open."""
+    """Ray's processes of this cluster: they name the folder within an argument, as `--temp-dir=FOLDER`, or are called `ray::...` and hold a file below it open.
+    What starts or removes Ray, srun too, has the folder as an argument of its own."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -28,7 +29,9 @@ def holders(folder: str) -> list[int]:
             links = [os.readlink(f"/proc/{name}/fd/{fd}") for fd in os.listdir(f"/proc/{name}/fd")] if is_rays else []
         except OSError:  # gone meanwhile, or somebody else's
             continue
-        if folder.encode() in command or any(link.startswith(f"{folder}/") for link in links):
+        words = [os.fsdecode(word) for word in command.split(b"\0")]
+        is_named = any(f"{folder}/" in word or word.endswith(f"={folder}") for word in words)
+        if is_named or any(link.startswith(f"{folder}/") for link in links):
             found.append(int(name))
     return found
 
