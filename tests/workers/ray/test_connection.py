@@ -18,8 +18,9 @@ pytest.importorskip("ray")
 
 from ray._private import worker as of_ray
 
-from autotune.errors import RunnerError
-from autotune_workers.ray.cluster import connection
+from autotune.errors import JobEndedError, RunnerError
+from autotune.slurm.allocation import Allocation
+from autotune_workers.ray.cluster import connection, slurm_step
 from autotune_workers.ray.cluster.connection import LOG, reports_are_logged
 from autotune_workers.runners import ray as runners_ray
 
@@ -105,6 +106,33 @@ def test_an_answer_is_not_waited_for_once_the_head_is_gone(monkeypatch: pytest.M
     finally:
         never.set()
         head.close()
+
+
+def test_whoever_asks_after_the_end_of_the_job_is_told_of_it_each_time() -> None:
+    class EndedStep(slurm_step.RayStep):
+        job = Allocation(job="7", num_nodes=2, node_list="n[1-2]")
+
+        def __init__(self) -> None:
+            """Nothing is started."""
+
+        @property
+        def has_ended(self) -> bool:
+            return True
+
+    class Cluster(connection.RayCluster):
+        address = "127.0.0.1:1"
+        _step = EndedStep()
+
+        def __init__(self) -> None:
+            self._retry_at_s, self._unanswered = 0.0, ""
+            self._silent_since_s = None
+            self._questions = []
+
+    cluster, never = Cluster(), threading.Event()
+    for _ in range(2):
+        with pytest.raises(JobEndedError, match="job 7 was preempted or cancelled"):
+            cluster.ask(never.wait)
+    never.set()
 
 
 STARTED = """

@@ -281,6 +281,7 @@ class RayCluster:
                 elif time.monotonic() >= end_s:
                     what = f"gave no answer within {ANSWER_S:g} s"
             self._retry_at_s, self._unanswered = time.monotonic() + ANSWER_S, what
+        self._check_step()  # whoever asks after the end is told so too
         raise self._no_answer(self._unanswered)
 
     def close(self) -> None:
