@@ -54,7 +54,7 @@ def main(port: int) -> None:
                 opened.write(code)
         sys.path.insert(0, folder)
         sys.argv = ["autotune-keeper", "--fd", str(channel.detach())]
-        from autotune_workers.process.keeper.keeper import keeper
+        from autotune_workers.process.keeper import keeper
 
         keeper.main()
     finally:
