@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from autotune_workers.ray.cluster.watchdog import holders
 
 SLEEP = "import time; time.sleep(600)"

@@ -46,13 +46,16 @@ KEEPERS_CODE = (
     "probe/__init__.py",
     "probe/probe_folder.py",
     "process/__init__.py",
-    "process/flight_recorder.py",
+    "process/failure/__init__.py",
+    "process/failure/flight_recorder.py",
     "process/gpu_affinity.py",
-    "process/keeper.py",
-    "process/keeper_log.py",
+    "process/keeper/__init__.py",
+    "process/keeper/keeper.py",
+    "process/keeper/log.py",
     "process/machine.py",
     "process/network_interface.py",
-    "process/program_account.py",
+    "process/program/__init__.py",
+    "process/program/account.py",
 )
 """files of `autotune_workers` that the keeper imports, beside what the probe puts into programs"""
 
