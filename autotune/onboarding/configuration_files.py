@@ -187,7 +187,7 @@ def sharding_of(settings: Mapping[str, Any], base: Path) -> dict[str, Any]:
 
 def decided_for(started: Started, base: Path) -> dict[str, Any]:
     """Knobs that the launch of a script decides: by options of accelerate, and by the files that launcher and script are given."""
-    settings = {argument.name: argument.values[0] if argument.values else True for argument in started.arguments}
+    settings = {a.name.rpartition(".")[2]: a.values[0] if a.values else True for a in started.arguments}
     settings |= {"deepspeed": file} if isinstance(file := settings.get("deepspeed_config"), str) else {}
     found: dict[str, Any] = {}
     if started.launcher == "accelerate":

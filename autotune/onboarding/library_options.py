@@ -20,6 +20,15 @@ TRAINING_ARGUMENTS: tuple[tuple[str, str, Any], ...] = (
     ("dataloader_num_workers", "int", 0),
 )
 """of `TrainingArguments`; they print a loss dictionary every `logging_steps`"""
+OWN_LOOP = frozenset({"num_warmup_steps", "max_train_steps", "checkpointing_steps", "with_tracking"})
+"""of the examples `*_no_trainer.py` of transformers and accelerate, whose loop is their own and whose other options are called as `TrainingArguments`' are"""
+OF_TRAINER = frozenset({
+    "bf16", "fp16", "tf32", "deepspeed", "fsdp", "optim", "torch_compile", "gradient_checkpointing", "max_steps", "warmup_steps", "warmup_ratio", "max_grad_norm",
+    "do_train", "do_eval", "logging_steps", "logging_strategy", "logging_dir", "save_steps", "save_strategy", "save_total_limit", "eval_steps", "eval_strategy",
+    "evaluation_strategy", "overwrite_output_dir", "dataloader_num_workers", "remove_unused_columns", "group_by_length", "ddp_find_unused_parameters", "run_name",
+    "auto_find_batch_size", "load_best_model_at_end",
+})  # fmt: skip
+"""of `TrainingArguments`, and of none of those examples"""
 _TRL_DEFAULTS = {"bf16": True, "gradient_checkpointing": True}
 _TRL_ARGUMENTS = tuple((name, kind, _TRL_DEFAULTS.get(name, default)) for name, kind, default in TRAINING_ARGUMENTS)
 TRAINER_ARGUMENTS: tuple[tuple[str, tuple[tuple[str, str, Any], ...]], ...] = (

@@ -30,7 +30,8 @@ def settled(script: Script, place: Place) -> Script:
         else option
         for option in script.options
     )
-    return replace(script, options=options)
+    does = {what: line for what, line in script.does.items() if what != "tf32" or not place.is_cpu}
+    return replace(script, options=options, does=does)
 
 
 def _value(node: ast.expr, facts: dict[str, bool]) -> Any:

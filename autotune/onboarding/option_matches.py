@@ -213,8 +213,29 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
         told -= {"precision"}
     if "precision" not in told and "precision" not in decided and script.autocast:
         decided = {**decided, "precision": script.autocast}
+    for knob, value in (("recompute", "full"), ("compile", True)):
+        if knob in script.does:
+            found.used.pop(knob, None)
+            told -= {knob}
+            decided = {**decided, knob: value}
+    if "tf32" in script.does:
+        decided = _with_tf32(found, decided)
     found.fixed = {knob: value for knob, value in decided.items() if knob not in told and value not in (False, "none")}
     return found
+
+
+def _with_tf32(found: OptionMatches, decided: dict[str, Any]) -> dict[str, Any]:
+    """What is decided of a program that computes fp32 as tf32; its option's word for fp32 is that for tf32."""
+    if "precision" in found.used:
+        option, meaning = found.used["precision"]
+        own = {"tf32" if value == "fp32" else value: word for value, word in meaning.words.items()}
+        values = tuple("tf32" if value == "fp32" else value for value in meaning.values)
+        words = {"tf32": "fp32", **own} if "fp32" in meaning.values else own
+        default = "tf32" if meaning.default == "fp32" else meaning.default
+        found.used["precision"] = option, replace(meaning, words=words, values=values, default=default)
+        return decided
+    is_plain = not found.precision_flags and not found.script.formats and decided.get("precision", "fp32") == "fp32"
+    return {**decided, "precision": "tf32"} if is_plain else decided
 
 
 def _is_amp_switch(option: ScriptOption) -> bool:

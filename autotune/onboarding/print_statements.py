@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.onboarding.syntax import called_name, literal, literal_or_none
-from autotune.trainers.pattern_proposals import propose_patterns
+from autotune.trainers.pattern_proposals import is_known_log, propose_patterns
 
 CLOCK = "clock "
 """stands before the expression of a number that only grows with the time"""
@@ -218,6 +218,11 @@ _FACTORS = (1.0, 1.09, 0.97, 1.04, 0.99, 1.01)
 def patterns_of(printed: Sequence[Printed]) -> dict[str, str]:
     """The option `metrics` of the trainer `command`; empty where no print statement looks like a step's, or where its lines cannot be told from others."""
     return propose_patterns(list(sample_log(printed)))
+
+
+def is_known(printed: Sequence[Printed]) -> bool:
+    """Whether its log is read without patterns."""
+    return is_known_log(list(sample_log(printed)))
 
 
 def sample_log(printed: Sequence[Printed]) -> Iterator[str]:

@@ -14,16 +14,24 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.errors import SpecError
 from autotune.onboarding.launch_script import Started
-from autotune.onboarding.print_statements import CountedLoop, Printed, counted_loops, patterns_of, print_statements
+from autotune.onboarding.print_statements import (
+    CountedLoop,
+    Printed,
+    counted_loops,
+    is_known,
+    patterns_of,
+    print_statements,
+)
 from autotune.onboarding.script_options import ScriptOption, constants_of, options_of
 from autotune.onboarding.syntax import called_name, keywords_of, literal_or_none
+from autotune.onboarding.unconditional import unconditional
 
 MAX_MODULES = 40
 """modules that are read of one program"""
@@ -111,6 +119,8 @@ class Script:
     """line by which it computes without autocast on CPUs, whatever it is told; 0: none"""
     formats: frozenset[str] = frozenset()
     """narrow number formats that its code names"""
+    does: Mapping[str, int] = field(default_factory=dict)
+    """what it does whatever it is told, with its line: recompute, compile, tf32"""
     overridden: str = ""
     """the file of settings any of which its command overrides by `key=value`: Hydra's, or OmegaConf's"""
     started: Started | None = None
@@ -175,8 +185,9 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         autocast=_autocast(whole),
         plain_on_cpu=next(_plain_on_cpu(tree), 0),
         formats=frozenset(_formats(whole if imports_parser else tree)),
+        does=unconditional(whole if imports_parser else tree),
         overridden=overridden,
-        printed=printed if patterns_of(printed) else tuple(print_statements(whole)),
+        printed=printed if patterns_of(printed) or is_known(printed) else tuple(print_statements(whole)),
         loops=tuple(counted_loops(tree)),
     )
 

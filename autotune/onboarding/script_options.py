@@ -197,12 +197,13 @@ def _hugging_face(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOpt
     classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     for name in _named_types(parser, tree):
         declared = classes.get(name)
-        bases = [last_name(base) for base in declared.bases] if declared else [name]
+        bases = list(_bases(declared, classes)) if declared else [name]
         library = next((options for ending, options in TRAINER_ARGUMENTS if any(b.endswith(ending) for b in bases)), ())
         line = declared.lineno if declared else parser.lineno
-        yield from (replace(option_of(given, kind, default), line=line) for given, kind, default in library)
-        if declared:
-            yield from _fields(declared, classes, style="hf")
+        own = list(_fields(declared, classes, style="hf")) if declared else []
+        yield from own
+        told = {option.name for option in own}  # with defaults of its own, in place of the library's
+        yield from (replace(option_of(*each), line=line) for each in library if each[0] not in told)
 
 
 def _named_types(parser: ast.Call, tree: ast.Module) -> Iterator[str]:
@@ -232,12 +233,29 @@ def _dataclasses(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOpti
                 yield from _fields(root, classes, style="plain")
 
 
+def _bases(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[str]:
+    """Names of the classes that it derives from, the nearest first."""
+    for base in map(last_name, declared.bases):
+        yield base
+        if base in classes and classes[base] is not declared:
+            yield from _bases(classes[base], {name: node for name, node in classes.items() if name != base})
+
+
+def _annotated_fields(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[ast.AnnAssign]:
+    """The fields of a dataclass: its own, and those of its bases that it does not declare anew."""
+    seen: set[str] = set()
+    for node in (declared, *(classes[base] for base in _bases(declared, classes) if base in classes)):
+        for field in node.body:
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id not in seen:
+                seen.add(field.target.id)
+                yield field
+
+
 def _fields(
     declared: ast.ClassDef, classes: dict[str, ast.ClassDef], *, style: str, prefix: str = ""
 ) -> Iterator[ScriptOption]:
-    for node in declared.body:
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-            continue
+    for node in _annotated_fields(declared, classes):
+        assert isinstance(node.target, ast.Name)
         inner = classes.get(last_name(node.annotation))
         if inner is not None:
             yield from _fields(inner, classes, style=style, prefix=f"{prefix}{node.target.id}.")

@@ -22,7 +22,7 @@ from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.machine_defaults import settled
 from autotune.onboarding.option_matches import DEGREES, OptionMatches, RanksToday, match_options, ranks_today
 from autotune.onboarding.option_names import SHAPE, meaning_of
-from autotune.onboarding.print_statements import EVERY_STEP, patterns_of
+from autotune.onboarding.print_statements import EVERY_STEP, is_known, patterns_of
 from autotune.onboarding.script import Script, starts_one
 from autotune.onboarding.script_argv import (
     argv_of,
@@ -64,6 +64,8 @@ def training_of(found: OptionMatches) -> dict[str, Any]:
     return training
 
 
+_HOLDS_OPTIONS = re.compile(r"\$\{?\w*(?:ARG|OPT|PARAM|FLAG)[A-Z]*\w*(?:\[[@*]\])?\}?", re.IGNORECASE)
+"""a variable of a shell that may hold any number of options"""
 MODEL, SEQ_LEN, VOCAB_SIZE = "nano-gpt", 1024, 50304
 """stand-ins for figures that the script does not say"""
 _UNSAID_STEPS = "the number of accumulated micro-batches was not found"
@@ -109,7 +111,7 @@ def script_draft(
         given = " and ".join(file.given for file in (found.template, found.settings) if file)
         trainer.append(Entry(key="files", value=found.files, comment=f"{given}, as each trial has it"))
     if found.fixed:
-        trainer.append(Entry(key="fixed", value=dict(found.fixed), comment="decided by its settings"))
+        trainer.append(Entry(key="fixed", value=dict(found.fixed), comment=_decided_by(script)))
     if training := training_of(found):
         trainer.append(Entry(key="training", value=training, comment="what launch.sh has instead; null: nothing"))
     if metrics:
@@ -160,6 +162,12 @@ def script_draft(
     return Draft(heading=heading, entries=entries, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))
 
 
+def _decided_by(script: Script) -> str:
+    """What fixes knobs: settings, or code that no option changes."""
+    lines = ", ".join(f"{what} by line {line} of {script.name}" for what, line in script.does.items())
+    return f"decided by its settings{f' or code: {lines}' if lines else ''}"
+
+
 def _is_on_cpu(script: Script) -> bool:
     """Whether an option says that it runs on the CPU."""
     devices = (
@@ -190,8 +198,12 @@ def _formats_unsaid(found: OptionMatches) -> tuple[str, ...]:
 
 
 def _is_format_unknown(found: OptionMatches) -> bool:
-    """Whether nothing says the number format, of a program whose code was not found."""
-    return not found.script.is_read and not _is_format_said(found)
+    """Whether nothing says the number format, of a program whose code was not found, or whose options are declared where nobody looked."""
+    script = found.script
+    is_elsewhere = (
+        not script.parser and any(argument.name for argument in script.started.arguments) if script.started else False
+    )
+    return (not script.is_read or is_elsewhere) and not _is_format_said(found)
 
 
 def _is_format_said(found: OptionMatches) -> bool:
@@ -323,10 +335,18 @@ def _workload(found: OptionMatches, ranks: RanksToday) -> tuple[Entry, tuple[str
     return Entry(key="workload", value=value, comment=f"{told}; batch: {why}"), fill_in
 
 
+def _held_elsewhere(script: Script) -> str:
+    """Variables of the launch, set by nobody here, that may hold further options."""
+    words = script.started.words if script.started else ()
+    return ", ".join(dict.fromkeys(word for word in words if _HOLDS_OPTIONS.fullmatch(word)))
+
+
 def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
     """Why what it is started with is no config of a study; empty where it is one."""
     if formats := _formats_unsaid(found):
         return f"its code mentions {' and '.join(formats)}, but nothing says whether it trains in that: `space.precision` is a placeholder"
+    if held := _held_elsewhere(found.script):
+        return f"the script does not set {held}, which may hold options of the program"
     if found.unclear:
         return f"autotune does not understand {', '.join(dict.fromkeys(found.unclear))}"
     if found.undecided:
@@ -382,7 +402,10 @@ def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> 
     if isinstance(named, str) and (known := model_named(named, cwd, folder)):
         return Entry(key="model", value=known[0], comment=known[1] or found.where("model"))
     sizes = {target: found.count(target) for target in SHAPE}
-    if all(isinstance(sizes[target], int) for target in SHAPE[:3]):
+    is_default = _held_elsewhere(found.script) and not any(
+        found.used[target][0].given for target in SHAPE if target in found.used
+    )
+    if all(isinstance(sizes[target], int) for target in SHAPE[:3]) and not is_default:
         vocab = sizes["vocab_size"] or VOCAB_SIZE
         return Entry(
             key="model",
@@ -446,7 +469,7 @@ def _what_reads(found: OptionMatches) -> str:
 
 def _what_is_not_printed(script: Script, metrics: Mapping[str, str]) -> str:
     """What no pattern was found for; empty where all is found, or where the training loop has lines that are known."""
-    if _loop(script) in ("hf_trainer", "lightning"):
+    if _loop(script) in ("hf_trainer", "lightning") or is_known(script.printed):
         return ""
     has_time = any("_per_s" in name or "_time_" in name for name in metrics)
     found = {"step": "step" in metrics or has_time, "time": has_time, "loss": "loss" in metrics}

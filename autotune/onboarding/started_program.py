@@ -19,7 +19,7 @@ from autotune.onboarding.configuration_files import read_present
 from autotune.onboarding.draft import Draft, Entry, Place
 from autotune.onboarding.given_options import named, with_given
 from autotune.onboarding.launch_script import Argument, Started, arguments_of, is_plain
-from autotune.onboarding.library_options import TRAINING_ARGUMENTS
+from autotune.onboarding.library_options import OF_TRAINER, OWN_LOOP, TRAINING_ARGUMENTS
 from autotune.onboarding.script import Script, read_script
 from autotune.onboarding.script_options import ScriptOption, option_of, overridden_by_file
 from autotune.onboarding.script_spec import script_draft
@@ -117,12 +117,19 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
         script = read_script(Path(file).name, text, file=cwd / file, base=cwd)
     if script.parser == "configurator":
         script = replace(script, options=tuple(_with_files(script.options, started.words, cwd)))
-    if not script.parser and "per_device_train_batch_size" in {argument.name for argument in started.arguments}:
+    if not script.parser and _is_trainers(started):
         known = tuple(option_of(name, kind, default) for name, kind, default in TRAINING_ARGUMENTS)
         script = replace(script, parser="HfArgumentParser", options=known)
     started = replace(started, arguments=tuple(named(started.arguments, script.options)))
     script = replace(script, started=started, options=tuple(with_given(script.options, started.arguments)))
     return script_draft(script, place, cwd=cwd, source=path, model=model, folder=folder)
+
+
+def _is_trainers(started: Started) -> bool:
+    """Whether the options of a program whose parser was not found are those of transformers' Trainer."""
+    names = {argument.name for argument in started.arguments}
+    is_own_loop = "no_trainer" in started.file or names & OWN_LOOP
+    return "per_device_train_batch_size" in names and not is_own_loop and bool(names & OF_TRAINER)
 
 
 def _with_files(options: tuple[ScriptOption, ...], words: tuple[str, ...], cwd: Path) -> tuple[ScriptOption, ...]:

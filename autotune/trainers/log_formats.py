@@ -8,7 +8,18 @@ Logs of trainers that are known by their form, whoever starts them: the number o
     Composer    [batch=12/100]:                     and rows below it: `Train loss/train/total: 5.1`
     OLMo        [step=12/1000,epoch=0]              and rows below it: `train/CE loss=5.1`, `train/Z loss=0.01`
     fairseq     train_inner | {"loss": "5.1", ..., "num_updates": "12", "gnorm": "1.2"}, or `epoch 001: 12 / 100 loss=5.1, num_updates=12`
+    timm        Train: 0 [  12/1251 (  1%)]  Loss: 6.9 (6.9)  Time: 0.4s
+    litgpt      Epoch 1 | iter 48 step 12 | loss train: 5.1, val: n/a | iter time: 80.1 ms: `iter` counts micro-batches, as its time does
     Lightning   bars that count batches, in a log that names its devices as Lightning does
+
+Lines that number the batches of the data loader, of which accumulation takes several for a step:
+
+    torchvision's ImageNet example, MoCo    Epoch: [0][  12/5005]  Time  0.1 ( 0.4)  Data ...  Loss 6.9e+00 (6.9e+00)
+    MetricLogger (DeiT, DINO, MAE, LAVIS)   Epoch: [0]  [  12/5004]  eta: 1:12:15  lr: 0.1  loss: 6.9 (6.9)  time: 0.4
+    mmengine, XTuner                        Iter(train) [  12/2000]  lr: 2.0e-05  eta: 1:10:00  time: 0.5  loss: 1.2
+    Swin Transformer                        Train: [0/300][12/1251]  eta 0:12:15 lr 0.1  time 0.5 (0.9)  loss 6.9 (6.9)
+
+Numbers that begin anew with each epoch go on where the last one ended.
 
 Rows of another name are no losses (Z loss, auxiliary and validation losses), and their rates are of one device or of the whole job: steps are timed by when the line that
 numbers them arrives. Forms are those of composer 0.28, olmo 0.6, olmo-core 2, fairseq 0.12 and lightning 2.6.
@@ -36,22 +47,33 @@ class KnownLog:
     """How one trainer writes its steps."""
 
     number: re.Pattern[str]
-    """the line that numbers a step"""
+    """the line that numbers a step, by its last group; the group `epoch` where the number begins anew with each"""
     loss: re.Pattern[str]
     """in that line, or in a row below it"""
     norm: re.Pattern[str]
+    has_rows: bool = False
+    """whether rows below the line say more of the step"""
+    counts: str = STEPS
+    """what it numbers"""
+
+
+_LOSS_THERE = re.compile(rf"(?<![\w-])loss(?: train)?:? *{_NUMBER}", re.IGNORECASE)
+_NORM_THERE = re.compile(rf"(?<![\w-])grad_norm:? *{_NUMBER}")
+_OF = r" *(\d{1,12})/\d{1,12}"
 
 
 KNOWN = (
     KnownLog(
-        number=re.compile(r"^\[(?:epoch=\d{1,9}(?:/\d{1,9})?\]\[)?batch=(\d{1,12})(?:/\d{1,12})?\]:"),
+        number=re.compile(r"^\[(?:epoch=(?P<epoch>\d{1,9})(?:/\d{1,9})?\]\[)?batch=(\d{1,12})(?:/\d{1,12})?\]:"),
         loss=re.compile(rf"^\s*(?:Train )?loss/train/total: {_NUMBER}"),
         norm=re.compile(rf"^\s*(?:Train )?l2_norm/grad/global: {_NUMBER}"),
+        has_rows=True,
     ),
     KnownLog(
         number=re.compile(r"(?:^|\s)\[step=(\d{1,12})(?:/\d{1,12})?[,\]]"),
         loss=re.compile(rf"^\s*train/(?:CE loss|CrossEntropyLoss)[=:] ?{_NUMBER}"),
         norm=re.compile(rf"^\s*optim/total[ _]grad[ _]norm[=:] ?{_NUMBER}"),
+        has_rows=True,
     ),
     KnownLog(
         number=re.compile(
@@ -59,6 +81,22 @@ KNOWN = (
         ),
         loss=re.compile(rf"(?<![a-z_])loss['\"]?[=:] ?['\"]?{_NUMBER}"),
         norm=re.compile(rf"(?<![a-z_])gnorm['\"]?[=:] ?['\"]?{_NUMBER}"),
+    ),
+    KnownLog(
+        number=re.compile(rf"\bTrain: (?P<epoch>\d{{1,9}}) \[{_OF} \( *\d+%\)\]"),
+        loss=_LOSS_THERE,
+        norm=_NORM_THERE,
+    ),
+    KnownLog(number=re.compile(r"\biter \d{1,12} step (\d{1,12})(?= \||:)"), loss=_LOSS_THERE, norm=_NORM_THERE),
+    *(
+        KnownLog(number=re.compile(form), loss=_LOSS_THERE, norm=_NORM_THERE, counts=MICRO_BATCHES)
+        for form in (
+            rf"^Epoch: \[(?P<epoch>\d{{1,9}})\]\[{_OF}\]\s+Time\b",
+            rf"\b[Ee]poch: \[(?P<epoch>\d{{1,9}})(?:/\d{{1,9}})?\]\s+\[{_OF}\]\s+eta:",
+            rf"\bEpoch\(train\)\s+\[(?P<epoch>\d{{1,9}})\]\[{_OF}\]",
+            rf"\bIter\(train\)\s+\[{_OF}\]",
+            rf"\bTrain: \[(?P<epoch>\d{{1,9}})/\d{{1,9}}\]\[{_OF}\]\s+eta\b",
+        )
     ),
 )
 _LIGHTNING = re.compile(
@@ -75,7 +113,15 @@ def is_lightnings(line: str) -> bool:
 def is_known_line(line: str) -> bool:
     """Whether it numbers a step, or is a row of one."""
     text = clean(line)[:MAX_SEARCHED]
-    return any(log.number.search(text) or log.loss.match(text) or log.norm.match(text) for log in KNOWN)
+    return any(
+        log.number.search(text) or (log.has_rows and (log.loss.match(text) or log.norm.match(text))) for log in KNOWN
+    )
+
+
+def is_plain_form(line: str) -> bool:
+    """Whether it numbers a step in a form that says all in one line."""
+    text = clean(line)[:MAX_SEARCHED]
+    return any(log.number.search(text) for log in KNOWN if not log.has_rows)
 
 
 MARKS = (
@@ -88,6 +134,10 @@ MARKS = (
     "CrossEntropyLoss",
     "grad norm",
     "grad_norm",
+    "Train: ",
+    "poch: [",
+    "(train)",
+    " step ",
 )
 """each line that tells has one of these"""
 
@@ -98,6 +148,7 @@ class KnownLogs:
 
     def __init__(self) -> None:
         self._log: KnownLog | None = None
+        self._epoch = self._before = self._last = 0
 
     def read(self, line: str) -> StepMetrics | None:
         """What the line says; None where it is of none of these."""
@@ -105,17 +156,24 @@ class KnownLogs:
         for log in KNOWN if self._log is None else (self._log,):
             if found := log.number.search(text):
                 self._log = log
-                return StepMetrics(
-                    step=int(found[1]),
-                    loss=_first(log.loss, text),
-                    grad_norm=_first(log.norm, text),
-                    ends_step=True,
-                    counts=STEPS,
-                )
-        if self._log is None:
+                loss, norm = _first(log.loss, text), _first(log.norm, text)
+                step = self._numbered(int(found[log.number.groups]), found.groupdict().get("epoch"))
+                return StepMetrics(step=step, loss=loss, grad_norm=norm, ends_step=True, counts=log.counts)
+        if self._log is None or not self._log.has_rows:
             return None
         loss, norm = _first(self._log.loss, text), _first(self._log.norm, text)
         return None if loss is None and norm is None else StepMetrics(loss=loss, grad_norm=norm, counts=STEPS)
+
+    def _numbered(self, number: int, epoch: str | None) -> int:
+        """The number, counted on over the epochs before."""
+        if epoch is not None and int(epoch) > self._epoch:
+            if self._last:
+                self._before = self._last + 1 - number
+            self._epoch = int(epoch)
+        if epoch is None or int(epoch) == self._epoch:
+            self._last = max(self._last, self._before + number)
+            return self._before + number
+        return self._last  # another rank's, late
 
 
 def _first(pattern: re.Pattern[str], text: str) -> float | None:
@@ -140,7 +198,8 @@ _SPEED = re.compile(r"'train_samples_per_second': '?([0-9.eE+]+)'?")
 _BAR = re.compile(r"^([^|%]{0,60}?)[ :]*\d{1,3}%\|[^|]{0,300}\| *(\d{1,12})/(\d{1,12}) \[[^\]]{0,80}?(?:it/s|s/it)")
 _ANY_BAR = re.compile(r"^([^|%]{0,60}?)[ :]*\d{1,3}%\|[^|]{0,300}\| *\d{1,12}/\d{1,12} \[([^\]]{0,80})")
 _BAR_LOSS = re.compile(r"[ ,](?:train[_/]|step_)?loss(?:_step)?=([-+0-9.eEnaif]+)")
-_PER_STEP = re.compile(r"(?<![a-z])(?:it|iter\w*|step|batch|update)(?:e?s)?/s|s/(?:it|step|batch|update)|\?")
+_PER_STEP = re.compile(r"(?<![a-z])(?:it|iter\w*|step|batch|update)(?:e?s)?/s|s/(?:it|step|batch|update)|\?|^[\d:]+<,")
+"""the last without any rate, as NeMo draws its bars"""
 _TRAINING = re.compile(r"(train|step|iter|epoch)|$", re.IGNORECASE)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from autotune.errors import SpecError
-from autotune.trainers.log_formats import is_other_bar, pattern_reader
+from autotune.trainers.log_formats import is_other_bar, is_plain_form, pattern_reader
 from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern
 from autotune.trainers.step_metrics import StepMetrics, clean, number
 
@@ -52,7 +52,8 @@ _NOT_TRAINING = re.compile(
 )
 _OTHER_TIME = re.compile(
     r"(?:data|load(?:ing|er)?|dataloader|batch[ _]?gen\w*|tokeniz\w*|eval\w*|valid\w*|val|test|ckpt|checkpoint\w*|sav(?:e|ing)|compil\w*|init\w*|start(?:up)?|"
-    r"setup|download\w*|build\w*|eta|remaining|left|total|elapsed|since|wall|cumulative|so far)[\s_/.:(-]*(?:\w{1,8}[ _])?$"
+    r"setup|download\w*|build\w*|writ(?:e|ing)|read(?:ing)?|(?:fetch|copy|transfer|upload|wait|encod|decod|process|pack|gather|sync)\w*|comm\w*|all[_ ]?reduce|"
+    r"forward|backward|fwd|bwd|optimizer|rollout|generat\w*|infer\w*|sampl\w*|eta|remaining|left|total|elapsed|since|wall|cumulative|so far)[\s_/.:(-]*(?:\w{1,8}[ _])?$"
 )
 """what stands before a time that is none of a step: of loading, evaluating, saving, or of the whole run"""
 _OF_RANK = re.compile(r"(?:device|gpu|rank|local|worker)[\s_/.:-]*$")
@@ -82,11 +83,11 @@ class Clue:
 
 def _times(unit: str, metric: str) -> tuple[Clue, ...]:
     """A step's time in one unit: `12 ms/step`, `ms/batch 12`, `iter time (ms): 12`, `time_ms=12`, `dt: 12ms`."""
-    name = rf"\b(?:[a-z]{{1,16}}[ _])?(?:time|dt|took|duration|latency)(?:[ _]per[ _]{_STEP})?"
+    name = rf"\b(?:[a-z]{{1,16}}[ _]){{0,2}}(?:time|timing|dt|took|duration|latency)(?:[ _]per[ _]{_STEP})?"
     return (
         Clue(metric=metric, before=r"(?<![\w.])", after=rf" ?{unit} ?(?:/|per) ?{_STEP}\b"),
         Clue(metric=metric, before=rf"\b{unit} ?(?:/|per) ?{_STEP}{_IS}"),
-        Clue(metric=metric, before=rf"{name}(?: ?\({unit}\)|_{unit}){_IS}"),
+        Clue(metric=metric, before=rf"{name}(?: ?\({unit}\)|_{unit}| in {unit}){_IS}"),
         Clue(metric=metric, before=rf"{name}{_IS}", after=rf" ?{unit}(?![\w/])"),
     )
 
@@ -94,18 +95,20 @@ def _times(unit: str, metric: str) -> tuple[Clue, ...]:
 CLUES = (
     Clue(metric="step", before=rf"\b(?:\w{{1,16}}_)?{_STEP}s?{_IS}"),
     Clue(metric="step", before=r"\| *", after=r"/\d+ \["),
+    Clue(metric="step", before="^", after=r" *\| *loss\b"),
     Clue(metric="step", before=r"(?<![\w./])", after=rf" ?/ *\d+ {_STEP}e?s\b"),
     *_times("ms", "step_time_ms"),
     *_times("[uµ]s", "step_time_us"),
     *_times(_SECONDS, "step_time_s"),
-    Clue(metric="step_time_s", before=rf"\b(?:{_STEP}|per)[ _](?:time|duration){_IS}", is_loose=True),
+    Clue(metric="step_time_s", before=rf"\b(?:{_STEP}|per)(?:[ _](?:time|duration)| \(t\)){_IS}", is_loose=True),
     Clue(metric="step_time_s", before=rf"\b(?:time|dt){_IS}", is_loose=True),
+    Clue(metric="step_time_ms", before=r"\| *", after=r" ?ms *(?:\||$)", is_loose=True),
     Clue(metric="steps_per_s", before=r"(?<![\w.])", after=rf" ?(?:{_STEP}s?|batches|its){_PER_S}"),
     Clue(metric="steps_per_s", before=rf"\b(?:{_STEP}s?|batches|its)(?:/|_per_| per )s(?:ec(?:ond)?)?{_IS}"),
     Clue(metric="tokens_per_s_per_gpu", before=r"(?<![\w.])", after=rf" ?tok(?:en)?s?{_PER_S}{_GPU}"),
     Clue(
         metric="tokens_per_s_per_gpu",
-        before=rf"\b(?:tps|tok(?:en)?s?(?:/|_per_)s(?:ec(?:ond)?)?(?:/|_per_)(?:gpu|device)){_IS}",
+        before=rf"\b(?:tps|tgs(?: \(tokens/gpu/second\))?|tok(?:en)?s?(?:/|_per_)s(?:ec(?:ond)?)?(?:/|_per_)(?:gpu|device)){_IS}",
     ),
     Clue(
         metric="tokens_per_s_per_gpu",
@@ -117,7 +120,7 @@ CLUES = (
     Clue(metric="samples_per_s", before=rf"\b(?:samples?|seqs?|sequences)(?:/|_per_| per )s(?:ec(?:ond)?)?{_IS}"),
     Clue(
         metric="loss",
-        before=rf"(?<!\w)(?:(?:train|training|lm|total|global|mean|avg|running|ce|nll)[ _/-])?(?:cross[ _]?entropy[ _]?)?loss(?:/train/total| train)?{_IS}",
+        before=rf"(?<!\w)(?:(?:reduced[ _])?(?:train|training|lm|total|global|mean|avg|running|ce|nll)[ _/-])?(?:cross[ _]?entropy[ _]?)?loss(?:/train/total| train)?{_IS}",
     ),
     Clue(metric="grad_norm", before=rf"\b(?:grad(?:ient)?s?[ _-]?norm|gnorm){_IS}"),
     Clue(
@@ -181,7 +184,10 @@ class Candidate:
 
 
 def propose_patterns(lines: Sequence[str]) -> dict[str, str]:
-    """A regular expression for each metric that the lines seem to hold; empty when nothing in them looks like optimizer steps."""
+    """A regular expression for each metric that the lines seem to hold; empty when nothing in them looks like optimizer steps, and for a log of a known form,
+    whose numbers may count something else."""
+    if is_known_log(lines):
+        return {}
     cleaned = (clean(line)[:MAX_SEARCHED] for line in lines)
     texts = [text for text in cleaned if not is_other_bar(text)][-MOST_LINES:]
     lines_of: dict[str, int] = {}
@@ -199,6 +205,11 @@ def propose_patterns(lines: Sequence[str]) -> dict[str, str]:
         return {}
     proposal = {metric: best[metric] for metric in METRICS if metric in best}
     return proposal if steps_read(proposal, texts) >= LEAST_LINES else {}
+
+
+def is_known_log(lines: Sequence[str]) -> bool:
+    """Whether its steps are read without patterns, by the form of their lines."""
+    return sum(map(is_plain_form, lines)) >= LEAST_LINES
 
 
 def steps_read(metrics: Mapping[str, str], lines: Sequence[str]) -> int:

@@ -39,7 +39,7 @@ def test_what_is_printed_before_the_loop_is_no_step() -> None:
 def test_the_line_of_an_evaluation_is_not_that_of_a_step() -> None:
     evaluates = "    if step % 50 == 0:\n        print(f'step {step}: train loss {train:.4f}, val loss {val:.4f}')\n"
     found = proposed(LOOP + evaluates + "    print(f'{step} | loss {5.5:.4f} | lr {lr:e} | {ms:.2f}ms')\n")
-    assert set(found) == {"loss"}
+    assert set(found) == {"step", "step_time_ms", "loss"}
     assert "train" not in found["loss"]
     logs = evaluates.replace("step % 50", "step % args.log_interval")
     assert set(proposed(LOOP + logs)) == {"step", "loss"}, "a line of its own interval is that of the steps"
@@ -47,7 +47,7 @@ def test_the_line_of_an_evaluation_is_not_that_of_a_step() -> None:
     assert set(proposed(in_function + LOOP + "    report(step, loss)\n")) == {"step", "loss"}
 
 
-METER = "'Epoch: [{0}][{1}/{2}]\\tTime {batch_time.val:.3f} ({batch_time.avg:.3f})\\tLoss {loss.val:.4f}'"
+METER = "'Round {0} ({1} of {2})\\tTime {batch_time.val:.3f} ({batch_time.avg:.3f})\\tLoss {loss.val:.4f}'"
 
 
 @pytest.mark.parametrize(

@@ -485,3 +485,108 @@ def test_a_micro_batch_in_tokens_of_unknown_length_is_asked_for(tmp_path: Path) 
     draft = drafted(tmp_path, {"run.sh": run, "t.py": "import torch\n"})
     assert "workload.seq_len" in draft.fill_in
     assert "baseline" not in draft.document
+
+
+def test_a_default_of_a_subclass_is_that_of_the_program(tmp_path: Path) -> None:
+    program = (
+        "from dataclasses import dataclass, field\nimport transformers\n"
+        "@dataclass\nclass Base(transformers.Seq2SeqTrainingArguments):\n"
+        "    gradient_checkpointing: bool = field(default=True)\n    gradient_accumulation_steps: int = field(default=16)\n"
+        "@dataclass\nclass Own(Base):\n    gradient_accumulation_steps: int = field(default=4)\n"
+        "transformers.HfArgumentParser((Own,)).parse_args_into_dataclasses()\n"
+    )
+    files = {"run.sh": "torchrun --nproc_per_node 8 tune.py --per_device_train_batch_size 2\n", "tune.py": program}
+    draft = drafted(tmp_path, files)
+    assert draft.document["baseline"] == "micro_batch_size=2,precision=fp32,recompute=full"
+    assert draft.document["workload"]["global_batch_size"] == 2 * 4 * 8
+
+
+def test_a_substitution_stays_one_word_with_its_quotes_and_parentheses(tmp_path: Path) -> None:
+    launch = (
+        "GPUS=$(python -c 'import torch; print(torch.cuda.device_count())')\n"
+        'ARGS="--nproc_per_node $GPUS --nnodes 1"\n'
+        f"torchrun $ARGS train.py {HF_FLAGS}\n"
+    )
+    draft = drafted(tmp_path, {"run.sh": launch, "train.py": HF}, cluster=None)
+    assert argv(draft)[:4] == ["torchrun", "--standalone", "--nproc-per-node={nproc_per_node}", "train.py"]
+    assert "workload.global_batch_size" in draft.fill_in, "the ranks are whatever GPUs the machine has"
+
+
+def test_a_variable_that_may_hold_options_leaves_the_present_config_unknown(tmp_path: Path) -> None:
+    program = ARGPARSE + (
+        'p.add_argument("--batch-size", type=int, default=1)\np.add_argument("--bf16", action="store_true")\n'
+        'p.add_argument("--num-layers", type=int, default=24)\np.add_argument("--hidden-size", type=int, default=1024)\n'
+        'p.add_argument("--num-attention-heads", type=int, default=16)\n'
+    )
+    launch = "source $1\ntorchrun --nproc_per_node 8 train.py --bf16 $MODEL_ARGS\n"
+    draft = drafted(tmp_path, {"run.sh": launch, "train.py": program})
+    assert {"baseline", "model"} <= set(draft.fill_in)
+    assert any("does not set $MODEL_ARGS" in note for note in draft.notes)
+
+
+@pytest.mark.parametrize(
+    ("program", "more", "loop", "asked"),
+    [
+        ("run_clm.py", "--bf16 --do_train", "hf_trainer", False),
+        ("run_clm_no_trainer.py", "", "accelerate", True),
+        ("finetune.py", "--num_warmup_steps 10", "accelerate", True),
+        ("finetune.py", "--learning_rate 1e-5", "accelerate", True),
+    ],
+)
+def test_whose_loop_it_is_tells_what_only_one_of_them_has(
+    program: str, more: str, loop: str, asked: bool, tmp_path: Path
+) -> None:
+    flags = f"--per_device_train_batch_size 8 --gradient_accumulation_steps 2 {more}"
+    draft = drafted(tmp_path, {"run.sh": f"accelerate launch --num_processes 8 {program} {flags}\n"})
+    assert draft.document["workload"]["loop"] == loop
+    assert ("space.precision" in draft.fill_in) == asked, "nothing says its number format"
+    assert draft.document["workload"]["global_batch_size"] == 8 * 2 * 8
+
+
+def test_a_file_of_deepspeed_under_a_dotted_name_shards(tmp_path: Path) -> None:
+    flags = "--training_arguments.fp16 true --training_arguments.per_device_train_batch_size 8"
+    launch = f"deepspeed --num_gpus 8 train.py {flags} --training_arguments.deepspeed conf/z2-small.json\n"
+    draft = drafted(tmp_path, {"run.sh": launch})
+    assert draft.document["baseline"] == "micro_batch_size=8,precision=fp16,accumulation_steps=1,zero_stage=2"
+    assert "workload.global_batch_size" in draft.fill_in
+
+
+def test_a_number_format_that_no_option_at_hand_says_is_asked_for(tmp_path: Path) -> None:
+    launch = "torchrun --nproc_per_node 8 train.py --micro-batch-size 4 --global-batch-size 64 --seq-length 1024\n"
+    files = {"run.sh": launch, "train.py": "from elsewhere import main\nmain()\n"}
+    assert "space.precision" in drafted(tmp_path, files).fill_in
+
+
+LOOP = (
+    ARGPARSE + 'p.add_argument("--batch-size", type=int, default=4)\np.add_argument("--accum", type=int, default=1)\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "baseline"),
+    [
+        ("def main():\n    model.gradient_checkpointing_enable()\nmain()\n", "precision=fp32,recompute=full"),
+        ("if args.save:\n    model.gradient_checkpointing_enable()\n", "precision=fp32"),
+        ("def shrink(model):\n    model.gradient_checkpointing_enable()\nif args.small:\n    shrink(model)\n", "precision=fp32"),
+        ("class Run:\n    def go(self):\n        self.model.gradient_checkpointing_enable()\nRun().go()\n", "precision=fp32,recompute=full"),
+        ("model = torch.compile(model, dynamic=False)\n", "precision=fp32,compile=true"),
+        ("soft_cap = torch.compile(soft_cap)\nif args.c:\n    model = torch.compile(model)\n", "precision=fp32"),
+        ("torch.backends.cuda.matmul.allow_tf32 = True\n", "precision=tf32"),
+        ("torch.set_float32_matmul_precision('high')\n", "precision=tf32"),
+        ("torch.set_float32_matmul_precision('highest')\ntorch.backends.cudnn.allow_tf32 = True\n", "precision=fp32"),
+    ],
+)  # fmt: skip
+def test_what_the_code_does_whatever_it_is_told_is_in_the_baseline(code: str, baseline: str, tmp_path: Path) -> None:
+    files = {"run.sh": "torchrun --nproc_per_node 8 train.py --accum 2\n", "train.py": f"{LOOP}{code}"}
+    assert drafted(tmp_path, files).document["baseline"] == f"micro_batch_size=4,{baseline}"
+
+
+def test_fp32_by_an_option_is_tf32_where_the_code_allows_it_and_the_gpu_has_it(tmp_path: Path) -> None:
+    more = 'p.add_argument("--precision", default="no", choices=["no", "bf16"])\ntorch.backends.cuda.matmul.allow_tf32 = True\n'
+    files = {"run.sh": "torchrun --nproc_per_node 8 train.py\n", "train.py": LOOP + more}
+    draft = drafted(tmp_path, files)
+    assert draft.document["baseline"] == "micro_batch_size=4,precision=tf32"
+    assert draft.document["space"]["precision"] == ["tf32", "bf16"]
+    assert draft.document["trainer"]["values"]["precision"]["tf32"] == "no"
+    on_cpus = drafted(tmp_path, files, cluster="cpu-1x8").document["space"]["precision"]
+    assert on_cpus == ["fp32", "bf16"]

@@ -7,6 +7,7 @@ import pytest
 from autotune.errors import SpecError
 from autotune.trainers import StepMetrics
 from autotune.trainers.log_formats import STOCK_LINES, ProgressBars, pattern_reader, stock_reader
+from autotune.trainers.pattern_proposals import is_known_log, propose_patterns
 
 
 @pytest.mark.parametrize(
@@ -173,8 +174,14 @@ FAIRSEQ = """\
 FAIRSEQ_LINES = "2026-01-01 00:00:00 | INFO | train_inner | epoch 001:   {n} / 160368 loss={loss}, ppl=611.12, wps=57.3, ups=0.04, wpb=1613, bsz=80, num_updates={n}, lr=2.8e-05, gnorm=1.{n}, train_wall=13, wall=1236"
 FAIRSEQ_SIMPLE = "epoch 001:     {n} / 100 loss={loss}, nll_loss=9.9, ups=2.1, num_updates={n}, lr=0.1, gnorm=1.{n}"
 
+TIMM = "Train: 0 [{n:>4d}/16 ({n:>3d}%)]  Loss: {loss} (6.9)  Time: 0.540s,  250.11/s  (0.8s, 150.22/s)  LR: 1.0e-05  grad_norm: 1.{n}"
+LITGPT = "Epoch 1 | iter {n}0 step {n} | loss train: {loss}, val: n/a | iter time: 81.12 ms (step) grad_norm 1.{n}"
+LITGPT_FIRST = "iter {n}0 step {n}: loss {loss}, iter time: 81.12ms (optimizer.step) grad_norm 1.{n}"
 
-@pytest.mark.parametrize("form", [COMPOSER, OLMO, OLMO_FIRST, OLMO_CORE, FAIRSEQ, FAIRSEQ_LINES, FAIRSEQ_SIMPLE])
+
+@pytest.mark.parametrize(
+    "form", [TIMM, LITGPT, LITGPT_FIRST, COMPOSER, OLMO, OLMO_FIRST, OLMO_CORE, FAIRSEQ, FAIRSEQ_LINES, FAIRSEQ_SIMPLE]
+)
 def test_logs_of_trainers_are_known_by_their_form_and_no_other_row_is_a_loss_or_a_step(form: str) -> None:
     read = stock_reader()
     lines = [line for n in (1, 2, 3) for line in form.format(n=n, i=n - 1, loss=f"5.{n}").splitlines()]
@@ -189,8 +196,36 @@ def test_logs_of_trainers_are_known_by_their_form_and_no_other_row_is_a_loss_or_
 
 
 @pytest.mark.parametrize(
+    "form",
+    [
+        "Epoch: [{e}][{n:>4d}/5]\tTime  0.123 ( 0.456)\tData  0.012 ( 0.345)\tLoss 6.{n}1e+00 (6.9912e+00)\tAcc@1 0.00 ( 0.10)",
+        "Epoch: [{e}]  [ {n}/5]  eta: 1:12:15  lr: 0.000001  loss: 6.{n}1 (6.9)  time: 0.4123  data: 0.0021  max mem: 15345",
+        "Train: data epoch: [{e}]  [   {n}/5]  eta: 0:12:15  lr: 0.000001  loss: 6.{n}1  time: 0.4123  data: 0.0000",
+        "2026/01/01 10:00:00 - mmengine - INFO - Epoch(train) [{e}][  {n}/5]  lr: 2.0e-05  eta: 1:10:00  time: 0.5123  loss: 6.{n}1",
+        "[2026-01-01 10:00:00 swin] (main.py 180): INFO Train: [{e}/300][{n}/5]\teta 0:12:15 lr 0.000001\ttime 0.51 (0.89)\tloss 6.{n}1 (6.95)",
+    ],
+)
+def test_numbers_of_loaded_batches_are_micro_batches_and_go_on_over_epochs(form: str) -> None:
+    read = stock_reader()
+    lines = [form.format(e=epoch, n=n) for epoch in (0, 1) for n in range(5)]
+    assert is_known_log(lines), "no pattern takes the time of a batch for that of a step"
+    assert propose_patterns(lines) == {}
+    found = [told for line in lines if (told := read(line)) is not None]
+    assert [told.step for told in found] == list(range(10))
+    assert [told.loss for told in found] == [pytest.approx(6.01 + n / 10) for _ in (0, 1) for n in range(5)]
+    assert {told.counts for told in found} == {"micro-batches"}
+    late = read(lines[2])
+    assert late is not None
+    assert late.step == 9, "of the epoch before, by another rank: no further step"
+    assert all(map(STOCK_LINES.may_tell, lines))
+    assert all(any(mark in line for mark in STOCK_LINES.marks) for line in lines)
+
+
+@pytest.mark.parametrize(
     "line",
     [
+        "Test: [  3/98]  eta: 0:00:12  loss: 0.5 (0.7)  time: 0.1",
+        "Epoch(val) [1][  50/200]  eta: 0:10:00  time: 0.5  loss: 1.2",
         '2026-01-01 | INFO | valid | {"epoch": 1, "valid_loss": "5.1", "valid_num_updates": "12"}',
         '2026-01-01 | INFO | train | {"epoch": 1, "train_loss": "5.1", "train_num_updates": "100"}',
         "    Train throughput/device/batches_per_sec: 0.96",

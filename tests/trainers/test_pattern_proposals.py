@@ -62,6 +62,28 @@ MNIST = """\
 Train Epoch: 1 [0/60000 (0%)]\tLoss: 2.304251
 Train Epoch: 1 [640/60000 (1%)]\tLoss: 1.831022
 """
+OPEN_CLIP = """\
+2026-01-01,10:00:01 | INFO | Train Epoch: 0 [  2560/10968539 (0%)] Data (t): 0.051 Batch (t): 0.443, 5567.2/s, 695.9/s/gpu LR: 0.000001 Logit Scale: 14.286 Loss: 8.417 (8.3)
+2026-01-01,10:00:02 | INFO | Train Epoch: 0 [  5120/10968539 (0%)] Data (t): 0.049 Batch (t): 0.451, 5567.2/s, 695.9/s/gpu LR: 0.000001 Logit Scale: 14.286 Loss: 8.301 (8.3)
+"""
+LLAMA2_C = """\
+step 0: train loss 10.4012, val loss 10.4110
+0 | loss 10.4012 | lr 0.000000e+00 | 9412.31ms | mfu -100.00%
+1 | loss 10.3012 | lr 5.000000e-07 | 412.31ms | mfu -100.00%
+2 | loss 10.2012 | lr 1.000000e-06 | 409.12ms | mfu 5.12%
+"""
+NEMO = """\
+Training epoch 0, iteration 1/99 | lr: 1e-06 | global_batch_size: 128 | global_step: 1 | reduced_train_loss: 10.92 | train_step_timing in s: 5.234 | consumed_samples: 256
+Training epoch 0, iteration 2/99 | lr: 2e-06 | global_batch_size: 128 | global_step: 2 | reduced_train_loss: 10.61 | train_step_timing in s: 1.234 | consumed_samples: 384
+"""
+NEMO_BARS = """\
+Epoch 0: :   0%|          | 4/100000 [00:10<, v_num=1, reduced_train_loss=10.50, global_step=3.000, consumed_samples=512.0, train_step_timing in s=1.251]
+Epoch 0: :   0%|          | 5/100000 [00:11<, v_num=1, reduced_train_loss=10.40, global_step=4.000, consumed_samples=640.0, train_step_timing in s=1.239]
+"""
+INTERNEVO = """\
+2026-01-01 12:26:58,293\tINFO train.py:323 in record_current_batch_training_metrics -- tflops=63.5 step=4 loss=11.5 tgs (tokens/gpu/second)=4240.4 lr=4e-07 fwd_bwd_time=3.6
+2026-01-01 12:27:02,293\tINFO train.py:323 in record_current_batch_training_metrics -- tflops=63.5 step=5 loss=11.4 tgs (tokens/gpu/second)=4250.5 lr=4e-07 fwd_bwd_time=3.6
+"""
 RATES = """\
 update 3 | 1,234 tok/s | gnorm 1.5 | loss 2.5
 update 4 | 1,250 tok/s | gnorm 1.4 | loss 2.4
@@ -81,6 +103,11 @@ update 4 | 1,250 tok/s | gnorm 1.4 | loss 2.4
         (DEEPSPEED, StepMetrics(step=11, loss=5.0934, step_time_s=0.809)),
         (NANOTRON, StepMetrics(step=2, loss=10.7, step_time_s=0.498)),
         (MNIST, StepMetrics(loss=1.831022)),
+        (OPEN_CLIP, StepMetrics(loss=8.301, step_time_s=0.451)),
+        (LLAMA2_C, StepMetrics(step=2, loss=10.2012, step_time_s=0.40912)),
+        (NEMO, StepMetrics(step=2, loss=10.61, step_time_s=1.234)),
+        (NEMO_BARS, StepMetrics(step=5, loss=10.4, step_time_s=1.239)),
+        (INTERNEVO, StepMetrics(step=5, loss=11.4, tokens_per_s_per_gpu=4250.5)),
         (RATES, StepMetrics(step=4, loss=2.4, tokens_per_s=1250, grad_norm=1.4)),
     ],
 )
@@ -239,7 +266,7 @@ ROWS: list[tuple[str, Callable[[int], str], dict[str, float]]] = [
     ("a clock and a running mean", lambda i: f"step:{i}/99 train_loss:{9 - i / 9:.3f} train_time:{95 * i}ms step_avg:95.{i}ms", {"step": 8, "loss": 8.111}),
     ("time of loading beside that of a batch", lambda i: f"step {i} loss {9 - i / 9:.3f} data time: 0.01{i}s batch time: 0.2{i}s", {"step": 8, "loss": 8.111, "step_time_s": 0.28}),
     ("losses of routers", lambda i: f"step {i} aux loss 0.0{i} z loss 0.00{i} router loss 0.1{i} loss {9 - i / 9:.3f}", {"step": 8, "loss": 8.111}),
-    ("an evaluation now and then", lambda i: (f"step {i - 1}: train loss 5.{i}, val loss 5.6\n" if i % 4 == 1 else "") + f"{i} | loss {9 - i / 9:.4f} | lr 1.0e-04 | 12.0{i}ms", {"loss": 8.1111}),
+    ("an evaluation now and then", lambda i: (f"step {i - 1}: train loss 5.{i}, val loss 5.6\n" if i % 4 == 1 else "") + f"{i} | loss {9 - i / 9:.4f} | lr 1.0e-04 | 12.0{i}ms", {"step": 8, "step_time_s": 0.01208, "loss": 8.1111}),
     ("rates with a letter behind them", lambda i: f"[rank 0] Step: {i} | Loss: {9 - i / 9:.4f} | Global batch size: 8.2K | Tokens/s: 12.{i}K | Tokens/s/GPU: 1.{i}K", {"step": 8, "loss": 8.1111}),
 ]  # fmt: skip
 

@@ -30,7 +30,7 @@ NAMES: Mapping[str, str] = {
     "precision": "(d|torch_d|compute_d|amp_d|autocast_d|mixed_precision_d|train_d|param_d|model_d|weight_d)type|(mixed_|amp_|train_)?precision|mixed|amp|"
     "compute_type",
     "recompute": "(use_|enable_)?(gradient|grad|activation|act)s?_?(checkpoint|ckpt|recompute)(ing|s)?|(full_)?checkpoint_activations|use_checkpoint(ing)?|"
-    "recompute(_activations|_granularity)?|ac(_mode)?|activation_checkpoint_mode|remat|use_gc",
+    "recompute(_activations|_granularity)?|activations?_checkpoint(ing)?_(method|granularity)|ac(_mode)?|activation_checkpoint_mode|remat|use_gc",
     "compile": "(torch_|use_|use_torch_|enable_|do_)?compile(_model)?",
     "zero_stage": "(deepspeed_|ds_)?zero(_stage|_level)?|(deepspeed_|ds_)stage|sharding_strategy|fsdp_sharding_strategy",
     "tp": "tp(_size|_degree|_dim|_world_size)?|tensor(_model)?_parallel(_size|_degree|ism)?|model_parallel_size",

@@ -169,6 +169,13 @@ def _data_path(keys: KeyReader) -> str | None:
     return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
+_RECOMPUTED_BEFORE = (
+    *("checkpoint-activations", "checkpoint-num-layers", "distribute-checkpointed-activations"),
+    *("activations-checkpoint-method", "activations-checkpoint-num-layers", "activations-checkpoint-granularity"),
+)
+"""what releases 1 to 3 of Megatron-LM and its forks call recomputation"""
+
+
 def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, Any]:
     pp = keys.count("pipeline-model-parallel-size") or 1
     stages = keys.count("num-virtual-stages-per-pipeline-rank")
@@ -180,6 +187,10 @@ def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, 
     granularity = keys.word("recompute-granularity", {"selective": "selective", "full": "full"}) or "none"
     if keys.flag("recompute-activations"):  # its short form
         granularity = "selective"
+    before = [keys.find(name) for name in _RECOMPUTED_BEFORE]
+    if any(before):
+        keys.drop(*_RECOMPUTED_BEFORE)
+        granularity = "selective" if "selective" in before else "full"
     if granularity == "full" and (keys.find("recompute-method"), keys.count("recompute-num-layers")) == ("uniform", 1):
         keys.drop("recompute-method")
     elif granularity == "full" and keys.find("recompute-method") == "block":

@@ -36,11 +36,14 @@ _ALL_ARGUMENTS = re.compile(r"\"\$\{?[@*]\}?\"|\$\{?[@*]\}?")
 _QUOTED_ARRAY = re.compile(r"\"(\$\{[A-Za-z_][A-Za-z0-9_]*\[[@*]\]\})\"")
 _INNER = r"\((?:[^()]|\([^()]{0,200}\)){0,200}\)"
 _ARITHMETIC = re.compile(rf"\$\(\(((?:[^()]|{_INNER}){{1,200}})\)\)")
-_SUBSTITUTION = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`")
+_SUBSTITUTION = re.compile(r"\$\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)|`[^`]*`")
 _OPERATOR = re.compile(r"\||\|&|;|&|&&|\|\||(?:\d|&)?>>?(?:&\d)?")
 """words that end a command"""
 _SPACE = "\ue000"
 """stands for a space that parts no words"""
+_WITHIN = str.maketrans(" \t\n'\"\\", "\ue000\ue001\ue002\ue003\ue004\ue005")
+"""what stands for the signs within a substitution that part words elsewhere"""
+_AGAIN = {kept: written for written, kept in _WITHIN.items()}
 _DEPTH = 8
 """variables inside variables"""
 _LONGEST = 1 << 16
@@ -374,9 +377,9 @@ def _without_parentheses(expression: str) -> str:
 
 
 def _words(command: str) -> tuple[str, ...]:
-    """The words; a substitution stays whole, whatever spaces it has."""
-    command = _SUBSTITUTION.sub(lambda found: re.sub(r"\s", _SPACE, found[0]), command)
+    """The words; a substitution stays whole, whatever spaces and quotes it has."""
+    command = _SUBSTITUTION.sub(lambda found: found[0].translate(_WITHIN), command)
     try:
-        return tuple(word.replace(_SPACE, " ") for word in shlex.split(command))
+        return tuple(word.translate(_AGAIN) for word in shlex.split(command))
     except ValueError:
         return tuple(command.split())

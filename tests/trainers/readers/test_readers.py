@@ -446,3 +446,21 @@ def test_data_of_an_imported_megatron_launch_take_the_place_of_mock_data() -> No
     assert launches[2].argv.count("--tokenizer-type") == 1
     assert any("mock data" in note for note in launches[1].notes)
     assert not any("mock data" in note for note in launches[2].notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "recompute"),
+    [
+        ("--checkpoint-activations --checkpoint-num-layers 1", "full"),
+        ("--activations-checkpoint-method uniform", "full"),
+        ("--activations-checkpoint-granularity selective", "selective"),
+        ("", "none"),
+    ],
+)
+def test_recomputation_by_the_flags_of_older_releases_is_read(flags: str, recompute: str) -> None:
+    command = (
+        f"python pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 2 {flags}"
+    )
+    reading = trainer("megatron").read_config(PresentConfiguration(argv=tuple(command.split())))
+    assert reading.knobs["recompute"] == recompute
+    assert not any("checkpoint" in name for name in reading.settings), "a launch writes it in the words of its release"

@@ -1,0 +1,67 @@
+"""What a program does whatever it is told: its code recomputes, compiles or allows TF32 under no condition.
+
+    model.gradient_checkpointing_enable()            recompute
+    model = torch.compile(model)                     compile
+    torch.backends.cuda.matmul.allow_tf32 = True     fp32 is computed as tf32
+
+A statement under a test says nothing of a launch, nor does one in a function that is called under tests alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from autotune.onboarding.syntax import called_name, literal_or_none
+
+_RECOMPUTES = frozenset({"gradient_checkpointing_enable", "enable_gradient_checkpointing"})
+_ALLOWS_TF32 = re.compile(r"(torch\.)?backends\.cuda\.matmul\.allow_tf32")
+
+_MODEL = re.compile(r"(self\.)?(\w+_)?(model|net|network|module|transformer|backbone|unet|dit|policy|ddp)(_\w+)?")
+
+
+def unconditional(tree: ast.Module) -> dict[str, int]:
+    """The line of each: `recompute`, `compile`, `tf32`."""
+    plain = list(_plain(tree.body))
+    calls = {called_name(node) for node in plain if isinstance(node, ast.Call)}
+    every = {called_name(node) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    found: dict[str, int] = {}
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and (function.name in calls or function.name not in every):
+            plain += _plain(function.body)
+    for node in plain:
+        if (what := _done_by(node)) is not None:
+            found.setdefault(what, getattr(node, "lineno", 0))
+    return found
+
+
+def _plain(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """The nodes of the statements that no test guards, in no function within."""
+    for statement in body:
+        if isinstance(statement, ast.If) and not ast.unparse(statement.test).startswith("__name__ =="):
+            continue
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        yield statement
+        for name, value in ast.iter_fields(statement):
+            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+                yield from _plain(value)
+            elif isinstance(value, ast.expr) and name != "test" and not isinstance(value, ast.IfExp):
+                yield from ast.walk(value)
+
+
+def _done_by(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Call):
+        name = called_name(node)
+        if name in _RECOMPUTES:
+            return "recompute"
+        if name == "set_float32_matmul_precision" and node.args:
+            return "tf32" if literal_or_none(node.args[0]) in ("high", "medium") else None
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target = ast.unparse(node.targets[0])
+        if _ALLOWS_TF32.fullmatch(target):
+            return "tf32" if literal_or_none(node.value) is True else None
+        is_compile = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "torch.compile"
+        return "compile" if is_compile and _MODEL.fullmatch(target) else None
+    return None
