@@ -20,16 +20,22 @@ TRIAL_DIR = f"{FOLDER}/{OUTPUTS}"
 """what `{trial_dir}` stands for"""
 OUTPUT_OPTIONS = frozenset({
     "output_dir", "out_dir", "outdir", "output_path", "output_folder", "outputs_dir",  # transformers, nanoGPT, accelerate's examples
-    "save", "save_dir", "savedir", "save_path", "save_folder", "save_checkpoint_path",  # Megatron, fairseq, llm-foundry
+    "output", "logs", "output_base_path", "output_root", "out_path", "out_root",  # timm, Swin Transformer; open_clip, CLAP; DeepSpeed's examples
+    "save", "save_dir", "savedir", "save_path", "save_folder", "save_checkpoint_path", "save_root",  # Megatron, fairseq, llm-foundry
+    "checkpoint_save_path", "checkpoint_save_dir", "save_checkpoint_dir", "ckpt_save_path", "ckpt_save_dir",
+    "model_save_path", "model_save_dir", "save_model_path", "save_model_dir", "checkpoints_path", "dist_checkpoint_root_folder",  # nanotron, llama-recipes
     "default_root_dir", "weights_save_path", "dirpath",  # Lightning
-    "logging_dir", "log_dir", "logdir", "tensorboard_dir", "tensorboard_logdir", "tb_log_dir", "wandb_dir",
-    "results_dir", "result_dir", "work_dir", "workdir", "exp_dir", "experiment_dir", "run_dir", "runs_dir", "dump_folder",  # mmengine, torchtitan
+    "logging_dir", "log_dir", "logdir", "logs_dir", "log_path", "log_folder", "wandb_dir", "summary_dir",
+    "tensorboard_dir", "tensorboard_logdir", "tensorboard_path", "tensorboard_log_path", "tb_log_dir", "tb_dir",  # ms-swift, Megatron, MAE
+    "results_dir", "result_dir", "results_folder", "result_path", "results_path", "work_dir", "workdir",  # DiT, mmengine
+    "exp_dir", "exp_root", "experiment_dir", "experiment_path", "run_dir", "runs_dir", "dump_folder", "dump_dir",  # torchtitan, lingua
+    "artifacts_dir", "artifact_dir",
 })  # fmt: skip
 """their names without dashes before them, dashes within as underscores, and of a dotted name its last part"""
 HYDRA = frozenset({"hydra.run.dir", "hydra.sweep.dir"})
 """and these in whole"""
 _CHOICES = frozenset({"no", "none", "null", "steps", "epoch", "best", "true", "false", "auto", "always", "never"})
-"""values of settings that are called like an output and say when something is written"""
+"""values of what is called like an output and says when, or whether, something is written"""
 LIGHTNING_CLI = "--trainer.default_root_dir"
 """the option of every LightningCLI, which else writes its configuration and its checkpoints where it runs, and refuses to run there again"""
 
@@ -45,7 +51,7 @@ def with_own_outputs(launch: Launch) -> Launch:
             value = words[place + 1] if place + 1 < len(words) else "-"
             if value.startswith("-"):
                 continue
-        if not value or FOLDER in value:
+        if FOLDER in value or not _is_path(name, value):
             continue
         own = _own(name)
         if equals:
@@ -95,12 +101,14 @@ def _told(node: Any, path: str, told: list[str]) -> Any:
 
 def _is_own(name: str, value: str) -> bool:
     """Whether it names an output, by a value that a trial may replace: a path, not the word of a choice."""
-    return (
-        bool(value)
-        and FOLDER not in value
-        and value not in _CHOICES
-        and _is_output(name, is_option=True, has_value=True)
-    )
+    return FOLDER not in value and _is_path(name, value) and _is_output(name, is_option=True, has_value=True)
+
+
+def _is_path(name: str, value: str) -> bool:
+    if not value or value.lower() in _CHOICES or value.replace(".", "", 1).isdecimal():
+        return False
+    is_short = _plain(name).rsplit(".", 1)[-1] in ("output", "logs")
+    return not is_short or bool({*"/\\.$"} & {*value}) or value.startswith(("out", "log", "run"))
 
 
 def _own(name: str) -> str:
@@ -112,7 +120,7 @@ def _plain(name: str) -> str:
 
 
 def _is_output(name: str, *, is_option: bool, has_value: bool) -> bool:
-    plain = _plain(name)
+    plain = _plain(name).lower()
     if not is_option and not has_value:
         return False
     return plain in HYDRA or plain.rsplit(".", 1)[-1] in OUTPUT_OPTIONS

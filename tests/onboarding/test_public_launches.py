@@ -590,3 +590,17 @@ def test_fp32_by_an_option_is_tf32_where_the_code_allows_it_and_the_gpu_has_it(t
     assert draft.document["trainer"]["values"]["precision"]["tf32"] == "no"
     on_cpus = drafted(tmp_path, files, cluster="cpu-1x8").document["space"]["precision"]
     assert on_cpus == ["fp32", "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"), [("read -r -d '' command <<EOF", "EOF"), ("command=$(cat <<'END'", "END\n)"), ('command="', '"')]
+)
+def test_a_command_held_as_lines_in_a_variable_is_read(begin: str, end: str, tmp_path: Path) -> None:
+    lines = "pkg.train \\\n   --micro-batch-size 2 \\\n   --global-batch-size 64 --bf16 --max-length 2048"
+    launch = (
+        f"{begin}\n{lines}\n{end}\nif [[ ${{1}} != slurm ]]; then\n    torchrun --nproc_per_node 8 -m $command\nfi\n"
+    )
+    draft = drafted(tmp_path, {"run.sh": launch})
+    assert "pkg.train" in argv(draft)
+    assert draft.document["workload"] == {"seq_len": 2048, "global_batch_size": 64}
+    assert draft.document["baseline"] == "micro_batch_size=2,precision=bf16"

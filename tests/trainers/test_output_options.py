@@ -23,6 +23,12 @@ from autotune.trainers.present_configuration import parse_document
             ["t.py", f"--trainer.default_root_dir={TRIAL_DIR}/trainer.default_root_dir"],
         ),
         (["t.py", "training.output_dir=x"], ["t.py", f"training.output_dir={TRIAL_DIR}/training.output_dir"]),
+        (["t.py", "--output", "./out", "--logs=None"], ["t.py", "--output", f"{TRIAL_DIR}/output", "--logs=None"]),
+        (["t.py", "--output", "json"], ["t.py", "--output", "json"]),  # a format
+        (["t.py", "--logs", "runs/clip"], ["t.py", "--logs", f"{TRIAL_DIR}/logs"]),
+        (["t.py", "--checkpoint-save-path=c"], ["t.py", f"--checkpoint-save-path={TRIAL_DIR}/checkpoint_save_path"]),
+        (["t.py", "--save", "1", "--output=false"], ["t.py", "--save", "1", "--output=false"]),  # whether, and when
+        (["t.py", "OUTPUT_DIR=out"], ["t.py", f"OUTPUT_DIR={TRIAL_DIR}/OUTPUT_DIR"]),
         (["t.py", "--checkpoint_dir", "old"], ["t.py", "--checkpoint_dir", "old"]),  # may be what is loaded
         (
             ["t.py", "fit", "--trainer.max_steps=9"],

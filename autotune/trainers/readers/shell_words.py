@@ -37,6 +37,12 @@ _QUOTED_ARRAY = re.compile(r"\"(\$\{[A-Za-z_][A-Za-z0-9_]*\[[@*]\]\})\"")
 _INNER = r"\((?:[^()]|\([^()]{0,200}\)){0,200}\)"
 _ARITHMETIC = re.compile(rf"\$\(\(((?:[^()]|{_INNER}){{1,200}})\)\)")
 _SUBSTITUTION = re.compile(r"\$\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)|`[^`]*`")
+_TEXT = re.compile(
+    r"^[ \t]*(?:read (?:-\w+ +)*-d ?(?:''|\"\") *(?P<read>\w+)|(?P<set>\w+)=\"?\$\(cat) *<<-? ?['\"]?(?P<end>\w+)['\"]?[ \t]*\n"
+    r"(?P<body>.*?)\n[ \t]*(?P=end)[ \t]*$(?:\n[ \t]*\)\"?[ \t]*$)?",
+    re.MULTILINE | re.DOTALL,
+)
+"""a variable that holds the lines which follow: `read -r -d '' NAME <<EOF`, `NAME=$(cat <<EOF`"""
 _OPERATOR = re.compile(r"\||\|&|;|&|&&|\|\||(?:\d|&)?>>?(?:&\d)?")
 """words that end a command"""
 _SPACE = "\ue000"
@@ -103,6 +109,7 @@ def command_of(text: str) -> Command:
 def commands_of(text: str) -> Commands:
     """The commands of a script."""
     of_slurm = _of_slurm(text)
+    text = _TEXT.sub(_assigned, text)
     script = _Script(variables=dict(of_slurm), folders=Folders(now=_folder_of_slurm(text)))
     statements = list(statements_of(with_plain_folders(text)))
     if statements and all(statement.words[:1] and statement.words[0].startswith("-") for statement in statements):
@@ -116,6 +123,12 @@ def commands_of(text: str) -> Commands:
         found += [Command(words, tuple(unset), joined(folder, inner) if inner else folder) for words, inner in programs]
     exported = {name: _filled(script.variables[name], script.variables, {}) for name in script.exported}
     return Commands(tuple(found), exported, of_slurm)
+
+
+def _assigned(found: re.Match[str]) -> str:
+    """The same as an assignment."""
+    body = found["body"].replace("\\\n", " ").replace('"', '\\"')
+    return f'{found["read"] or found["set"]}="{body}"'
 
 
 @dataclass(slots=True)
@@ -311,7 +324,7 @@ def _holds(condition: str, variables: dict[str, str]) -> bool:
 
 
 def _test(text: str, variables: dict[str, str]) -> bool:
-    filled = _REFERENCE.sub("", _filled(text, variables, {}))  # what is not set is empty
+    filled = _REFERENCE.sub('""', _filled(text, variables, {}))  # what is not set is an empty word
     words = [word for word in _words(filled) if word not in ("[", "[[", "]", "]]")]
     if words[:1] == ["!"]:
         return bool(words[1:]) and words[1] not in ("-f", "-d", "-e", "-s") and not _decide(words[1:])

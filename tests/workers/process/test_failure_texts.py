@@ -63,6 +63,11 @@ def logged(text: str) -> str:
     return "\n".join(ENGINE + line for line in text.splitlines())
 
 
+HARDWARE = [
+    Text(LOST, "lost its GPU", raised("RuntimeError: CUDA error: uncorrectable ECC error encountered")),
+    Text(LOST, "lost its GPU", raised("torch.AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution"), steps=3),
+    Text(ERROR, "unspecified launch failure", raised("torch.AcceleratorError: CUDA error: unspecified launch failure")),
+]  # fmt: skip
 POST_TRAINING = [
     Text(OOM, "ran out of memory in vllm, which generates", in_engine("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.05 GiB")),
     Text(OOM, "ran out of memory in sglang, which generates", in_engine("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "sglang")),
@@ -204,7 +209,7 @@ WAITING = [
     Text(ERROR, "ReadTimeout", raised("requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='hub', port=443): Read timed out.")),
     Text(ERROR, "TimeoutExpired", raised("subprocess.TimeoutExpired: Command 'nvidia-smi' timed out after 5 seconds")),
 ]  # fmt: skip
-ALL = [*POST_TRAINING, *MEMORY, *NOT_MEMORY, *NOT_A_NUMBER, *DEATHS, *REFUSALS, *WAITING]
+ALL = [*HARDWARE, *POST_TRAINING, *MEMORY, *NOT_MEMORY, *NOT_A_NUMBER, *DEATHS, *REFUSALS, *WAITING]
 
 
 @pytest.mark.parametrize("text", ALL, ids=[f"{text.kind.name}-{text.says}" for text in ALL])

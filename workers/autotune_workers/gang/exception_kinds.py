@@ -173,6 +173,8 @@ _WORDS = {
     "Terminated": signal.SIGTERM,
 }
 """how shells and launchers name what a process died of"""
+_GPU_LOST = re.compile(r"uncorrectable (ECC|NVLink) error|fallen off the bus|GPU is lost", re.IGNORECASE)
+"""what CUDA and its driver say of broken hardware, which no config mends"""
 
 
 @final
@@ -208,6 +210,8 @@ def judged(name: str, text: str, *, code: str = "", is_started: bool = False) ->
         return Judged("timeout", FailureKind.HANG, "waited for other ranks until it timed out")
     if short in _LOST_NAMES:
         return Judged("death", FailureKind.WORKER_LOST, "lost a process")
+    if _GPU_LOST.search(text):
+        return Judged("death", FailureKind.WORKER_LOST, "lost its GPU")
     if short == "SignalException":
         return Judged("death", FailureKind.WORKER_LOST, "was ended by a signal")
     if not is_started and (_REFUSALS.match(name) or short in _REFUSAL_NAMES or _REFUSAL_TEXTS.search(text)):
