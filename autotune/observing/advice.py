@@ -64,7 +64,7 @@ def advise(
 
 def reviewed(training: Training, *, cluster: str | None, store: str | Path | None) -> Review:
     """The review of what was read of an object. Raises `SpecError` where something is not known."""
-    from autotune.onboarding.seen_draft import seen_model
+    from autotune.onboarding.launch.seen_draft import seen_model
 
     for name, value, how in (
         ("the tokens of a sequence", training.seq_len, "seq_len="),

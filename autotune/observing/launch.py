@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autotune.detect import cuda_devices, gpu_of, memory_bytes
 from autotune.onboarding.first_spec import SHELL_SCRIPTS
-from autotune.onboarding.launch_script import Started
+from autotune.onboarding.launch.launch_script import Started
 from autotune.spec import ClusterSpec
 from autotune.spec.catalog import cluster_of, gpu
 

@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from autotune.errors import SpecError
-from autotune.onboarding.launch_script import Started
+from autotune.onboarding.launch.launch_script import Started
 from autotune.trainers import Trainer, trainer, trainer_names
 from autotune.trainers.launch_files import MANIFEST
 from autotune.trainers.present_configuration import PresentConfiguration, parse_document

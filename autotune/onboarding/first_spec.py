@@ -30,12 +30,12 @@ from autotune.onboarding.configuration_files import (
 )
 from autotune.onboarding.draft import Draft, Place
 from autotune.onboarding.imported_spec import import_draft
-from autotune.onboarding.launch_script import Started, started_by
-from autotune.onboarding.script import read_script
-from autotune.onboarding.script_spec import script_draft
-from autotune.onboarding.settings_draft import Settings, settings_draft
-from autotune.onboarding.settings_program import settings_program
-from autotune.onboarding.started_program import started_draft, where_it_runs
+from autotune.onboarding.launch.launch_script import Started, started_by
+from autotune.onboarding.launch.started_program import started_draft, where_it_runs
+from autotune.onboarding.script.draft import script_draft
+from autotune.onboarding.script.reading import read_script
+from autotune.onboarding.settings.draft import Settings, settings_draft
+from autotune.onboarding.settings.program import settings_program
 from autotune.schema import parse_study
 from autotune.schema.files import with_program_files
 from autotune.spec import ClusterSpec

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.errors import AutotuneError
-from autotune.onboarding.launch_script import arguments_of
+from autotune.onboarding.launch.launch_script import arguments_of
 from autotune.reviews.answer import LineEdit, Review
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer

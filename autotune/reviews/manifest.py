@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from autotune.onboarding.launch_script import started_by
+from autotune.onboarding.launch.launch_script import started_by
 
 KINDS = ("TrainJob", "PyTorchJob", "JobSet", "RayJob", "Job", "Pod")
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")

@@ -28,7 +28,7 @@ from autotune.spec.texts.as_text import format_count
 from autotune.trainers import trainer
 
 if TYPE_CHECKING:
-    from autotune.onboarding.launch_script import Started
+    from autotune.onboarding.launch.launch_script import Started
     from autotune.results.best_known import BestKnownStore
 
 _HOW = {

@@ -28,7 +28,7 @@ from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import document_of, read_present
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import SHELL_SCRIPTS, first_draft, text_draft
-from autotune.onboarding.launch_script import Started, started_by
+from autotune.onboarding.launch.launch_script import Started, started_by
 from autotune.reviews.manifest import gpus_of, is_manifest, launch_of
 from autotune.spec import catalog
 from autotune.trainers import trainer, trainer_names

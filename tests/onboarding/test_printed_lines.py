@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.onboarding.first_spec import first_draft
-from autotune.onboarding.print_statements import patterns_of, print_statements
+from autotune.onboarding.script.print_statements import patterns_of, print_statements
 
 LOOP = "import time\nbegin = time.perf_counter()\nfor step in range(9):\n"
 

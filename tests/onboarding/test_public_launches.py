@@ -13,7 +13,7 @@ from autotune import api
 from autotune.errors import SpecError
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft
-from autotune.onboarding.launch_script import started_by
+from autotune.onboarding.launch.launch_script import started_by
 from autotune.spec import Study
 
 A100 = "a100-80gb-1x8"

@@ -222,7 +222,7 @@ def test_a_script_without_options_is_told_what_to_do(drafted: Drafted, tmp_path:
     ],
 )
 def test_other_parsers_are_read(text: str, options: list[str], parser: str) -> None:
-    from autotune.onboarding.script import read_script
+    from autotune.onboarding.script.reading import read_script
 
     script = read_script("train.py", text)
     assert (script.parser, [option.shown for option in script.options]) == (parser, options)

@@ -10,7 +10,7 @@ import pytest
 from autotune import api
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import command_draft, first_draft, lawful
-from autotune.onboarding.seen_draft import seen_draft, seen_model
+from autotune.onboarding.launch.seen_draft import seen_draft, seen_model
 from autotune.ports import ProgramSeen
 from autotune.ports.program_facts import ProgramFacts
 from autotune.spec import ModelSpec

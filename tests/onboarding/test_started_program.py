@@ -10,7 +10,7 @@ import pytest
 from autotune import api
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft
-from autotune.onboarding.launch_script import Started, started_by
+from autotune.onboarding.launch.launch_script import Started, started_by
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
 

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft, launch_of_script
-from autotune.onboarding.launch_script import started_by
+from autotune.onboarding.launch.launch_script import started_by
 
 PROGRAM = """
 import argparse, deepspeed

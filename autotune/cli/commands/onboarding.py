@@ -100,8 +100,8 @@ def _watched(
     from autotune.detect import local_cluster
     from autotune.interrupts import interrupts
     from autotune.onboarding.first_spec import launch_of_command, launch_of_python, launch_of_script, lawful
-    from autotune.onboarding.seen_draft import seen_document, seen_draft
-    from autotune.onboarding.watched_launch import STEPS, check_trained, launch_shown, request_of, watch_launch
+    from autotune.onboarding.launch.seen_draft import seen_document, seen_draft
+    from autotune.onboarding.launch.watched_launch import STEPS, check_trained, launch_shown, request_of, watch_launch
     from autotune.registry import make_runner
     from autotune.spec import catalog
     from autotune.study.program_remarks import listed

@@ -13,7 +13,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from autotune.onboarding.syntax import called_name, literal_or_none
+from autotune.onboarding.script.syntax import called_name, literal_or_none
 
 _RECOMPUTES = frozenset({"gradient_checkpointing_enable", "enable_gradient_checkpointing"})
 _ALLOWS_TF32 = re.compile(r"(torch\.)?backends\.cuda\.matmul\.allow_tf32")

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autotune.onboarding.command_words import LAUNCHERS, TASKS, CommandParts, Launcher, parts_of
-from autotune.onboarding.settings_program import COMMANDS
+from autotune.onboarding.launch.command_words import LAUNCHERS, TASKS, CommandParts, Launcher, parts_of
+from autotune.onboarding.settings.program import COMMANDS
 from autotune.spec.texts.secrets import FROM_ENVIRONMENT, is_secret_name
 from autotune.spec.texts.usual_names import target_of
 from autotune.trainers.readers.shell_folders import joined

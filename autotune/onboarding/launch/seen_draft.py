@@ -26,7 +26,7 @@ from typing import Any, final
 
 from autotune.errors import AutotuneError, SpecError
 from autotune.onboarding.draft import Draft, Entry
-from autotune.onboarding.script_argv import FILL_IN
+from autotune.onboarding.script.argv import FILL_IN
 from autotune.ports import ProgramSeen
 from autotune.ports.program_facts import NARROW, ProgramFacts
 from autotune.schema import parse_study

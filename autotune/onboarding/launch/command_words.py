@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
-from autotune.onboarding.settings_program import COMMANDS
+from autotune.onboarding.settings.program import COMMANDS
 from autotune.trainers.launch_files import INTERPRETER
 from autotune.trainers.workload_limits import MODULES
 

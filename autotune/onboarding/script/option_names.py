@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.onboarding.script_options import ScriptOption
+from autotune.onboarding.script.options import ScriptOption
 from autotune.spec.texts.usual_names import (
     EXPLICIT_MICRO,
     IN_TOKENS,

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotune.onboarding.launch_script import Argument
-from autotune.onboarding.option_names import is_log_interval, is_of_knob
-from autotune.onboarding.script_options import ScriptOption
-from autotune.onboarding.settings_file import typed
+from autotune.onboarding.launch.launch_script import Argument
+from autotune.onboarding.script.option_names import is_log_interval, is_of_knob
+from autotune.onboarding.script.options import ScriptOption
+from autotune.onboarding.settings.file import typed
 from autotune.spec.texts.usual_names import FINDS_BATCH, TRACKERS
 
 

@@ -18,9 +18,9 @@ from typing import Any, final
 
 from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import read_present
-from autotune.onboarding.launch_script import Started, value_of
-from autotune.onboarding.script import Script
-from autotune.onboarding.script_options import ScriptOption, kind_of
+from autotune.onboarding.launch.launch_script import Started, value_of
+from autotune.onboarding.script.options import ScriptOption, kind_of
+from autotune.onboarding.script.reading import Script
 from autotune.spec.texts.usual_names import target_of
 from autotune.trainers.placeholders import braced
 from autotune.trainers.present_configuration import parse_document

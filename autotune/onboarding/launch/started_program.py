@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any, final
 
 from autotune.errors import SpecError
-from autotune.onboarding.command_words import TASKS
 from autotune.onboarding.configuration_files import read_present
 from autotune.onboarding.draft import Draft, Entry, Place
-from autotune.onboarding.given_options import named, with_given
-from autotune.onboarding.launch_script import Argument, Started, arguments_of, is_plain
-from autotune.onboarding.library_options import OF_TRAINER, OWN_LOOP, TRAINING_ARGUMENTS
-from autotune.onboarding.script import Script, read_script
-from autotune.onboarding.script_options import ScriptOption, option_of, overridden_by_file
-from autotune.onboarding.script_spec import script_draft
-from autotune.onboarding.settings_draft import Settings, settings_draft
-from autotune.onboarding.settings_file import typed
-from autotune.onboarding.settings_program import COMMANDS, settings_program
+from autotune.onboarding.launch.command_words import TASKS
+from autotune.onboarding.launch.given_options import named, with_given
+from autotune.onboarding.launch.launch_script import Argument, Started, arguments_of, is_plain
+from autotune.onboarding.script.draft import script_draft
+from autotune.onboarding.script.library_options import OF_TRAINER, OWN_LOOP, TRAINING_ARGUMENTS
+from autotune.onboarding.script.options import ScriptOption, option_of, overridden_by_file
+from autotune.onboarding.script.reading import Script, read_script
+from autotune.onboarding.settings.draft import Settings, settings_draft
+from autotune.onboarding.settings.file import typed
+from autotune.onboarding.settings.program import COMMANDS, settings_program
 from autotune.trainers.present_configuration import parse_document
 from autotune.trainers.readers.shell_folders import OF_SCRIPT
 

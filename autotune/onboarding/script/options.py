@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.onboarding.library_options import LIGHTNING_TRAINER, TRAINER_ARGUMENTS
-from autotune.onboarding.syntax import called_name, condition_of, keywords_of, last_name, literal_or_none
+from autotune.onboarding.script.library_options import LIGHTNING_TRAINER, TRAINER_ARGUMENTS
+from autotune.onboarding.script.syntax import called_name, condition_of, keywords_of, last_name, literal_or_none
 from autotune.spec.texts.usual_names import target_of
 
 CONFIGURATOR = "configurator.py"

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.onboarding.draft import Place, named_cluster
-from autotune.onboarding.script import Script
-from autotune.onboarding.syntax import called_name, literal_or_none
+from autotune.onboarding.script.reading import Script
+from autotune.onboarding.script.syntax import called_name, literal_or_none
 
 
 def settled(script: Script, place: Place) -> Script:

@@ -17,7 +17,7 @@ from typing import Any, final
 
 from autotune.onboarding.configuration_files import decided_for
 from autotune.onboarding.draft import Place
-from autotune.onboarding.option_names import (
+from autotune.onboarding.script.option_names import (
     OF_MODEL,
     Meaning,
     is_explicit_micro,
@@ -25,9 +25,9 @@ from autotune.onboarding.option_names import (
     is_performance_choice,
     meaning_of,
 )
-from autotune.onboarding.script import Script, starts_one
-from autotune.onboarding.script_options import ScriptOption
-from autotune.onboarding.settings_file import (
+from autotune.onboarding.script.options import ScriptOption
+from autotune.onboarding.script.reading import Script, starts_one
+from autotune.onboarding.settings.file import (
     SettingsFile,
     Template,
     deepspeed_template,

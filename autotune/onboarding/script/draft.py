@@ -19,12 +19,7 @@ from typing import Any
 
 from autotune.onboarding.draft import Draft, Entry, Place, file_name
 from autotune.onboarding.hub_names import model_named
-from autotune.onboarding.machine_defaults import settled
-from autotune.onboarding.option_matches import DEGREES, OptionMatches, RanksToday, match_options, ranks_today
-from autotune.onboarding.option_names import SHAPE, meaning_of
-from autotune.onboarding.print_statements import EVERY_STEP, is_known, patterns_of
-from autotune.onboarding.script import Script, starts_one
-from autotune.onboarding.script_argv import (
+from autotune.onboarding.script.argv import (
     argv_of,
     ideas_of,
     left_out,
@@ -33,6 +28,11 @@ from autotune.onboarding.script_argv import (
     values_of,
     written,
 )
+from autotune.onboarding.script.machine_defaults import settled
+from autotune.onboarding.script.option_matches import DEGREES, OptionMatches, RanksToday, match_options, ranks_today
+from autotune.onboarding.script.option_names import SHAPE, meaning_of
+from autotune.onboarding.script.print_statements import EVERY_STEP, is_known, patterns_of
+from autotune.onboarding.script.reading import Script, starts_one
 from autotune.spec import KNOBS
 from autotune.trainers.command_training import APPEND
 from autotune.trainers.placeholders import braced

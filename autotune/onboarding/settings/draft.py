@@ -13,9 +13,9 @@ from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import ON, is_pure_bf16, precision_of, sharding_of
 from autotune.onboarding.draft import Draft, Entry, Item, Place, file_name
 from autotune.onboarding.hub_names import model_named
-from autotune.onboarding.launch_script import Argument
-from autotune.onboarding.script_argv import written
-from autotune.onboarding.settings_program import SettingsProgram
+from autotune.onboarding.launch.launch_script import Argument
+from autotune.onboarding.script.argv import written
+from autotune.onboarding.settings.program import SettingsProgram
 from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.placeholders import braced
 

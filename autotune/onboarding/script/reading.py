@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.errors import SpecError
-from autotune.onboarding.launch_script import Started
-from autotune.onboarding.print_statements import (
+from autotune.onboarding.launch.launch_script import Started
+from autotune.onboarding.script.options import ScriptOption, constants_of, options_of
+from autotune.onboarding.script.print_statements import (
     CountedLoop,
     Printed,
     counted_loops,
@@ -29,9 +30,8 @@ from autotune.onboarding.print_statements import (
     patterns_of,
     print_statements,
 )
-from autotune.onboarding.script_options import ScriptOption, constants_of, options_of
-from autotune.onboarding.syntax import called_name, keywords_of, literal_or_none
-from autotune.onboarding.unconditional import unconditional
+from autotune.onboarding.script.syntax import called_name, keywords_of, literal_or_none
+from autotune.onboarding.script.unconditional import unconditional
 
 MAX_MODULES = 40
 """modules that are read of one program"""

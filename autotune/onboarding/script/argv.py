@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from autotune.onboarding.command_words import TASKS
 from autotune.onboarding.draft import Item, Place
-from autotune.onboarding.launch_script import Argument, Started
-from autotune.onboarding.option_matches import OptionMatches
-from autotune.onboarding.option_names import OF_MODEL, Meaning
-from autotune.onboarding.script_options import ScriptOption
+from autotune.onboarding.launch.command_words import TASKS
+from autotune.onboarding.launch.launch_script import Argument, Started
+from autotune.onboarding.script.option_matches import OptionMatches
+from autotune.onboarding.script.option_names import OF_MODEL, Meaning
+from autotune.onboarding.script.options import ScriptOption
 from autotune.spec.texts.usual_names import OF_A_RUN
 from autotune.trainers.output_options import OUTPUT_OPTIONS
 from autotune.trainers.placeholders import braced

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.onboarding.syntax import called_name, literal, literal_or_none
+from autotune.onboarding.script.syntax import called_name, literal, literal_or_none
 from autotune.trainers.pattern_proposals import is_known_log, propose_patterns
 
 CLOCK = "clock "

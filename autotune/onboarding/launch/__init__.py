@@ -1,0 +1,1 @@
+"""A launch script or a command: the program that it starts, and how."""

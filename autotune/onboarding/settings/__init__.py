@@ -1,0 +1,1 @@
+"""Programs that take their settings from a file."""
