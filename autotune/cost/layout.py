@@ -8,7 +8,7 @@ each domain that it needs.
 Pipeline stages: layers on the first, the last and the fullest middle rank.
 
 The first rank also holds the embedding, the last one the output projection, the loss and the layers of multi-token prediction. How the other layers are dealt
-to the ranks stands in `autotune.trainers.layer_split`.
+to the ranks stands in `autotune.trainers.base.layer_split`.
 
 Weights per rank under tensor, expert and pipeline parallelism.
 
@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.spec import ConfigTable, ModelSpec, Workload
-from autotune.trainers.layer_split import cut_layers
-from autotune.trainers.whole_experts import keeps_experts_whole
+from autotune.trainers.base.layer_split import cut_layers
+from autotune.trainers.base.whole_experts import keeps_experts_whole
 
 
 @dataclass(frozen=True, slots=True)

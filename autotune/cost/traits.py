@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.layer_split import layer_split
+from autotune.trainers.base.layer_split import layer_split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from autotune.kubernetes.deadline import LIMIT, START_S
 from autotune.schema.spec_models import KubernetesDocument
 from autotune.spec import Study
 from autotune.spec.texts.secrets import secret_places
-from autotune.trainers.file_formats import to_yaml, to_yaml_documents
+from autotune.trainers.documents.file_formats import to_yaml, to_yaml_documents
 from autotune.trainers.schedulers.kubernetes import MANIFEST, MAX_BYTES
 
 SOURCE, FOLDER = "/autotune/files", "/autotune/study"

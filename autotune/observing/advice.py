@@ -26,7 +26,7 @@ from autotune.reviews import Review, review
 from autotune.reviews.words import short_lines
 from autotune.settings import settings
 from autotune.spec import ObservedRun
-from autotune.trainers.own_program import COMMAND
+from autotune.trainers.base.own_program import COMMAND
 
 
 def advise(

@@ -37,7 +37,7 @@ from autotune.reviews.words import short_lines
 from autotune.settings import settings
 from autotune.spec import Failure, Measurement, ObservedRun, Outcome
 from autotune.spec.texts.secrets import masked, secrets_of, without
-from autotune.trainers.own_program import COMMAND, name_in, program_name
+from autotune.trainers.base.own_program import COMMAND, name_in, program_name
 
 PACKET = 1 << 17
 WAITING_BYTES = 4 << 20

@@ -40,7 +40,7 @@ from autotune.schema import parse_study
 from autotune.schema.files import with_program_files
 from autotune.spec import ClusterSpec
 from autotune.trainers import trainer
-from autotune.trainers.placeholders import braced
+from autotune.trainers.documents.placeholders import braced
 from autotune.trainers.present_configuration import PresentConfiguration
 
 _SHELL = re.compile(r"#!\S*?(?:/|env )((?:ba|z|da|k)?sh)\b")

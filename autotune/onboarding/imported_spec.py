@@ -25,8 +25,8 @@ from autotune.schema.files import is_model_file, read_model
 from autotune.space import complete, why_not
 from autotune.spec import KNOBS, ClusterSpec, ModelSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import Trainer, trainer
-from autotune.trainers.effective import effective
-from autotune.trainers.own_program import CWD
+from autotune.trainers.base.effective import effective
+from autotune.trainers.base.own_program import CWD
 from autotune.trainers.present_configuration import (
     SETTINGS,
     PresentConfiguration,

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from autotune.spec import Failure, Measurement, MeasureSpec, ParallelConfig, Study, Workload
 from autotune.spec.plain import Plain
-from autotune.trainers.torchrun import Placement
+from autotune.trainers.base.torchrun import Placement
 
 AttemptId = tuple[str, int, int]
 """(study id, trial number, attempt from 1)"""

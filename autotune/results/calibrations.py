@@ -19,7 +19,7 @@ from autotune.cost.learn.from_dry_runs import PLAYED_TRAINERS, VERSION, DryRuns
 from autotune.ports import CalibrationStore, KnowledgeStore, ObservedStore, ProfileStore
 from autotune.spec import Study, Trial, Workload
 from autotune.spec.plain import identity
-from autotune.trainers.own_program import COMMAND, program_name
+from autotune.trainers.base.own_program import COMMAND, program_name
 
 LOOKED_AT = 20
 """last runs that are looked at"""
@@ -48,7 +48,7 @@ def known_constants(workload: Workload, store: KnowledgeStore | None, program: s
 
 def stored_calibration(workload: Workload, store: KnowledgeStore | None, program: str = "") -> Calibration | None:
     """The measured constants as runs of the program move them, with the dry runs of the workload, where the store has any of these. `program`: its name
-    (`autotune.trainers.own_program`), where the trainer is any program; its runs alone tell of it."""
+    (`autotune.trainers.base.own_program`), where the trainer is any program; its runs alone tell of it."""
     if store is None:
         return None
 

@@ -12,8 +12,8 @@ from autotune.errors import SpecError
 from autotune.results.knobs_seen import without_effect_in
 from autotune.spec import Estimate, Measurement, ObservedRun, ParallelConfig, Study, Trial
 from autotune.trainers import trainer
-from autotune.trainers.own_program import COMMAND
-from autotune.trainers.pattern_proposals import propose_patterns
+from autotune.trainers.base.own_program import COMMAND
+from autotune.trainers.logs.pattern_proposals import propose_patterns
 
 
 def expected(estimate: Estimate | None) -> dict[str, Any]:

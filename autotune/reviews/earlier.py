@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.spec import FIELDS, Measurement, ParallelConfig, Study, Workload
 from autotune.spec.runs.observed import OBSERVED
 from autotune.spec.study import SIMULATED
-from autotune.trainers.own_program import program_name
+from autotune.trainers.base.own_program import program_name
 
 if TYPE_CHECKING:
     from autotune.results.best_known import BestKnownStore

@@ -35,8 +35,8 @@ from autotune.spec.hugging_face.shapes import PIPELINE_SPLITS, TENSOR_PLANS
 from autotune.spec.model import read_config_json
 from autotune.spec.plain import canonical, fingerprint
 from autotune.trainers import trainer, trainer_names
-from autotune.trainers.own_program import CWD, PROGRAM_OPTIONS
-from autotune.trainers.trainer_option import Option
+from autotune.trainers.base.own_program import CWD, PROGRAM_OPTIONS
+from autotune.trainers.base.trainer_option import Option
 
 MODEL_BYTES = 1 << 18
 """A `config.json` larger than this is none."""

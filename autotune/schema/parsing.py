@@ -71,7 +71,7 @@ from autotune.spec.hugging_face.figures import check_source
 from autotune.spec.plain import identity
 from autotune.spec.post_training import RL_KNOBS, PostTraining, check_rl_knob
 from autotune.trainers import trainer
-from autotune.trainers.trainer import SAME_DATA
+from autotune.trainers.base.trainer import SAME_DATA
 
 _PLAIN = {
     "missing": "this key is required, but is missing",

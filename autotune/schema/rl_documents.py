@@ -21,7 +21,7 @@ from autotune.schema.source_text import located
 from autotune.spec import ClusterSpec, ModelSpec
 from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import PostTraining, Rollout
-from autotune.trainers.rl_logs import PhaseLog, read_phases
+from autotune.trainers.post_training.logs import PhaseLog, read_phases
 
 MAX_BYTES = 1 << 28
 NotNegative = Annotated[Number, Field(ge=0)]

@@ -22,7 +22,7 @@ from autotune.schema.spec_models import SlurmDocument
 from autotune.slurm.allocation import SRUN, ask, notice_s, step_environment
 from autotune.spec import ClusterSpec, Study
 from autotune.spec.catalog import cluster, cluster_of, gpu
-from autotune.trainers.file_formats import to_yaml
+from autotune.trainers.documents.file_formats import to_yaml
 from autotune.trainers.schedulers.slurm import JOB, directive_lines
 
 SUBMITTED = "job.json"

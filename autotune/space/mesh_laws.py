@@ -14,8 +14,8 @@ import numpy as np
 
 from autotune.space.law import Law, Mask, divides, divisors, listed, product
 from autotune.spec import ConfigTable, ParallelConfig, Workload
-from autotune.trainers.sharded_pipelines import shards_in_pipelines
-from autotune.trainers.whole_experts import keeps_experts_whole
+from autotune.trainers.base.sharded_pipelines import shards_in_pipelines
+from autotune.trainers.base.whole_experts import keeps_experts_whole
 
 _WRONG_WORLD_SIZE = "the cluster or the space does not allow this number of ranks, tp * pp * dp * cp"
 

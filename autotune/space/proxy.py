@@ -21,7 +21,7 @@ So neither time nor memory of a proxy is the target's. The cost model predicts b
 
 The model of one pipeline stage: the same shape with the layers of one stage alone, between an embedding and a loss of its own.
 
-The stage is the fullest one: that with most weights in its layers, which `autotune.trainers.layer_split` deals to the stages. Layers without experts are a
+The stage is the fullest one: that with most weights in its layers, which `autotune.trainers.base.layer_split` deals to the stages. Layers without experts are a
 model's first ones, and layers of multi-token prediction are on the last stage.
 """
 
@@ -39,8 +39,8 @@ from autotune.errors import ConfigError, SpecError
 from autotune.space.constraint import why_not
 from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Workload
 from autotune.spec.hugging_face.reading import fields_of
-from autotune.trainers.layer_split import cut_layers, layer_split
-from autotune.trainers.whole_experts import keeps_experts_whole
+from autotune.trainers.base.layer_split import cut_layers, layer_split
+from autotune.trainers.base.whole_experts import keeps_experts_whole
 
 ONE_STAGE: Mapping[str, Any] = {"pp": 1, "pp_schedule": "1f1b", "virtual_stages": 1, "pp_split": "layers"}
 """knobs of a config without a pipeline"""

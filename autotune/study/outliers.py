@@ -20,7 +20,7 @@ from autotune.results.diagnoses import evidence_of_run
 from autotune.space import SearchSpace
 from autotune.spec import Study, Trial
 from autotune.study.progress import LoopEvent, Notice, OnEvent, TrialEnded
-from autotune.trainers.torchrun import Placement, place
+from autotune.trainers.base.torchrun import Placement, place
 
 TRIALS, MOSTLY = 2, 0.5
 LINK = "link"

@@ -22,7 +22,7 @@ from autotune.spec import FIELDS, Knob, ParallelConfig, Workload, catalog
 from autotune.testing.checked_configs import EXPERTS, GPT, MODEL, WORKLOAD, configs, one_node_configs
 from autotune.testing.knobs import EXPERT_KNOBS, base_configs, complaints_of, variations, varied_configs
 from autotune.trainers import Launch, Limit, StepMetrics, Trainer, trainer, trainer_names, write_launch
-from autotune.trainers.effective import effective
+from autotune.trainers.base.effective import effective
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, without_equal
 
 __all__ = ["EXPERTS", "GPT", "MODEL", "WORKLOAD", "TrainerContract", "configs", "one_node_configs"]

@@ -29,9 +29,9 @@ from __future__ import annotations
 
 from autotune.errors import AutotuneError, RunnerError
 from autotune.registry import TRAINERS, load, registered
+from autotune.trainers.base.limit import Limit
+from autotune.trainers.base.trainer import Option, StepMetrics, Trainer
 from autotune.trainers.launch_files import Launch, write_launch
-from autotune.trainers.limit import Limit
-from autotune.trainers.trainer import Option, StepMetrics, Trainer
 
 __all__ = [
     "Launch",

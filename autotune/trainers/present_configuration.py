@@ -33,9 +33,9 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar, final
 
 from autotune.errors import SpecError
-from autotune.trainers.file_formats import to_json, to_toml, to_yaml
+from autotune.trainers.base.trainer_option import Option, Reach
+from autotune.trainers.documents.file_formats import to_json, to_toml, to_yaml
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.trainer_option import Option, Reach
 
 MAX_VALUES = 100_000
 """A document of more values, with those of an alias wherever it stands, is no configuration."""

@@ -36,7 +36,7 @@ from autotune.cost.traits import traits_of
 from autotune.errors import ConfigError
 from autotune.spec import ConfigTable, DryRun, ModelSpec, ParallelConfig, Workload, catalog
 from autotune.spec.config import knobs_of
-from autotune.trainers.trainer import UNCOMMON_SHAPES
+from autotune.trainers.base.trainer import UNCOMMON_SHAPES
 from autotune_workers.dryrun.played_rank import dry_run
 from autotune_workers.dryrun.process import stand_in
 from autotune_workers.training.torch_internals import forget_shardings

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.observing.launch import cluster_here, target_of
 from autotune.observing.versions import versions_of
-from autotune.trainers.own_program import name_in, program_name
+from autotune.trainers.base.own_program import name_in, program_name
 
 TASKS = {"SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_NUM_NODES": "2"}
 

@@ -17,7 +17,7 @@ from autotune.onboarding.first_spec import first_draft
 from autotune.onboarding.imported_spec import import_draft
 from autotune.spec import ClusterSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import trainer, write_launch
-from autotune.trainers.effective import effective
+from autotune.trainers.base.effective import effective
 
 CLUSTER = "h100-sxm-2x8"
 WORKLOAD = Workload(

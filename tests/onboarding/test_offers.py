@@ -11,7 +11,7 @@ from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft
 from autotune.spec import ParallelConfig
 from autotune.trainers import trainer
-from autotune.trainers.output_options import TRIAL_DIR, with_own_outputs
+from autotune.trainers.documents.output_options import TRIAL_DIR, with_own_outputs
 from tests.onboarding.test_started_program import loaded
 
 PROGRAM = """

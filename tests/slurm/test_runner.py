@@ -27,7 +27,7 @@ from autotune.store import MemoryStore
 from autotune.study.assembly import assemble
 from autotune.study.preflight import check_here, check_runner
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
-from autotune.trainers.torchrun import Placement
+from autotune.trainers.base.torchrun import Placement
 from autotune_workers.runners.slurm import SlurmRunner
 from autotune_workers.slurm import keeper_step, node_start, places
 from tests.slurm.commands import job

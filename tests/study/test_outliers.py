@@ -15,7 +15,7 @@ from autotune.spec import Measurement, Study, Trial, TrialStatus
 from autotune.store import MemoryStore
 from autotune.study.outliers import Outliers
 from autotune.study.progress import Notice, TrialEnded
-from autotune.trainers.torchrun import Placement
+from autotune.trainers.base.torchrun import Placement
 from tests.diagnosing.made_up import run
 
 GPU = {"kind": "gpu", "name": "rank 5 (node n2)", "node": "n2", "what": "matmul", "times": 1.5, "text": "rank 5 (node n2) is an outlier: matmul 1.50 times slower than the others"}  # fmt: skip

@@ -12,7 +12,7 @@ from autotune.errors import ExportError, SpecError
 from autotune.spec import FIELDS, ParallelConfig
 from autotune.testing.trainers import WORKLOAD, TrainerContract
 from autotune.trainers import StepMetrics, trainer
-from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern
+from autotune.trainers.logs.patterns import MAX_SEARCHED, compile_pattern
 
 ALL = ["train", *(f"--{name}={{{name}}}" for name in FIELDS)]
 METRICS = {

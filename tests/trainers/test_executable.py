@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.trainers import Launch
-from autotune.trainers.executable import find_executable, python_of
+from autotune.trainers.base.executable import find_executable, python_of
 
 
 def script(path: Path, first_line: str) -> str:

@@ -13,7 +13,7 @@ from autotune.errors import ExportError
 from autotune.spec import ModelSpec, ParallelConfig, catalog
 from autotune.testing.trainers import GPT, MODEL, WORKLOAD, TrainerContract
 from autotune.trainers import Launch, StepMetrics, trainer
-from autotune.trainers.file_formats import hf_config
+from autotune.trainers.documents.file_formats import hf_config
 from autotune.trainers.programs import program
 
 

@@ -10,7 +10,7 @@ from autotune.errors import ExportError
 from autotune.spec import ClusterSpec, ParallelConfig, catalog
 from autotune.testing.trainers import WORKLOAD
 from autotune.trainers import Limit, trainer
-from autotune.trainers.workload_limits import DEEPSPEED_NODES, MACHINES
+from autotune.trainers.base.workload_limits import DEEPSPEED_NODES, MACHINES
 
 SCRIPT = ("train.py", "--ranks={dp}", "--batch={micro_batch_size}", "--accumulate={accumulation_steps}")
 

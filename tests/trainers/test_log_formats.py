@@ -6,8 +6,8 @@ import pytest
 
 from autotune.errors import SpecError
 from autotune.trainers import StepMetrics
-from autotune.trainers.log_formats import STOCK_LINES, ProgressBars, pattern_reader, stock_reader
-from autotune.trainers.pattern_proposals import is_known_log, propose_patterns
+from autotune.trainers.logs.formats import STOCK_LINES, ProgressBars, pattern_reader, stock_reader
+from autotune.trainers.logs.pattern_proposals import is_known_log, propose_patterns
 
 
 @pytest.mark.parametrize(

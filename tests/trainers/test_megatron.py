@@ -19,7 +19,7 @@ from autotune.spec.hugging_face.reading import fields_of
 from autotune.testing.knobs import varied_configs
 from autotune.testing.trainers import EXPERTS, GPT, MODEL, WORKLOAD, TrainerContract, configs
 from autotune.trainers import Launch, StepMetrics, trainer
-from autotune.trainers.megatron_knobs import stage_layout
+from autotune.trainers.megatron.knobs import stage_layout
 from autotune.trainers.present_configuration import PresentConfiguration
 from tests.trainers.released_names import released_names
 

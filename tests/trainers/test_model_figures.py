@@ -15,7 +15,7 @@ from autotune.errors import ExportError, SpecError
 from autotune.spec import ParallelConfig, Study, catalog
 from autotune.spec.hugging_face.figures import figures_of
 from autotune.trainers import Launch, trainer
-from autotune.trainers.file_formats import hf_config, hf_layer_class
+from autotune.trainers.documents.file_formats import hf_config, hf_layer_class
 
 LLAMA_31 = {
     "model_type": "llama",

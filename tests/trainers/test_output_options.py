@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.trainers import Launch
-from autotune.trainers.output_options import TRIAL_DIR, with_own_outputs
+from autotune.trainers.documents.output_options import TRIAL_DIR, with_own_outputs
 from autotune.trainers.present_configuration import parse_document
 
 

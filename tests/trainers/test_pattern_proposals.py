@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.trainers.log_formats import pattern_reader
-from autotune.trainers.pattern_proposals import METRICS, propose_patterns, steps_read
-from autotune.trainers.step_metrics import StepMetrics
+from autotune.trainers.logs.formats import pattern_reader
+from autotune.trainers.logs.pattern_proposals import METRICS, propose_patterns, steps_read
+from autotune.trainers.logs.step_metrics import StepMetrics
 
 NANO_GPT = """\
 step 0: train loss 10.9897, val loss 10.9883

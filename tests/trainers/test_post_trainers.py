@@ -15,10 +15,10 @@ from autotune.onboarding.imported_spec import import_draft
 from autotune.schema import parse_study
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers import StepMetrics, trainer, write_launch
-from autotune.trainers.effective import effective
-from autotune.trainers.log_formats import parse_loss_dictionary
+from autotune.trainers.base.effective import effective
+from autotune.trainers.logs.formats import parse_loss_dictionary
+from autotune.trainers.post_training.logs import read_phases
 from autotune.trainers.present_configuration import PresentConfiguration, dotted
-from autotune.trainers.rl_logs import read_phases
 from tests.trainers.test_verl import LINE, OPTIONS, RL, WORKLOAD, PostTrainerContract
 
 DATA = Path(__file__).parent / "data"

@@ -20,9 +20,9 @@ from autotune.schema import parse_study, read_spec
 from autotune.spec import ParallelConfig
 from autotune.testing.trainers import WORKLOAD
 from autotune.trainers import Launch, trainer, write_launch
-from autotune.trainers.file_formats import to_toml
-from autotune.trainers.placeholders import Values
-from autotune.trainers.program_files import check_templates, render
+from autotune.trainers.documents.file_formats import to_toml
+from autotune.trainers.documents.placeholders import Values
+from autotune.trainers.documents.program_files import check_templates, render
 
 TEMPLATE: dict[str, Any] = {
     "name": "run-{tp}-{flash}",

@@ -20,7 +20,7 @@ import pytest
 from autotune.spec import ParallelConfig
 from autotune.testing.trainers import WORKLOAD, configs
 from autotune.trainers import trainer, write_launch
-from autotune.trainers.workload_limits import MACHINES
+from autotune.trainers.base.workload_limits import MACHINES
 
 pytestmark = pytest.mark.slow
 

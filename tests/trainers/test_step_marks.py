@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.trainers import trainer, trainer_names
-from autotune.trainers.patterns import mark
+from autotune.trainers.logs.patterns import mark
 
 LINES = [
     line.strip().strip("'\",")

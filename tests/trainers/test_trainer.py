@@ -12,8 +12,8 @@ from autotune.errors import SpecError
 from autotune.spec import ParallelConfig, Peft
 from autotune.testing.trainers import WORKLOAD
 from autotune.trainers import Option, StepMetrics, trainer, trainer_names
-from autotune.trainers.effective import effective
-from autotune.trainers.trainer import MAX_LINE, clean, number
+from autotune.trainers.base.effective import effective
+from autotune.trainers.base.trainer import MAX_LINE, clean, number
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import PostTraining, Rollout
 from autotune.testing.trainers import TrainerContract
 from autotune.trainers import StepMetrics, trainer, write_launch
-from autotune.trainers.post_trainer import PostTrainer
+from autotune.trainers.post_training.trainer import PostTrainer
 from autotune.trainers.present_configuration import PresentConfiguration, dotted, without_equal
 from tests.benchmarks.post_training import QWEN_7B
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 from autotune.onboarding.settings.program import COMMANDS
+from autotune.trainers.base.workload_limits import MODULES
 from autotune.trainers.launch_files import INTERPRETER
-from autotune.trainers.workload_limits import MODULES
 
 LAUNCHERS = {
     "torchrun": "torchrun",

@@ -23,7 +23,7 @@ from autotune.ports import (
 )
 from autotune.spec import ClusterSpec, Failure, MeasureSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import Launch, trainer
-from autotune.trainers.output_options import with_own_outputs
+from autotune.trainers.documents.output_options import with_own_outputs
 
 STEPS = 3
 """optimizer steps after which it is ended: the first may differ from the others, and after the third it is clear what a step computes"""

@@ -12,9 +12,9 @@ from autotune.onboarding.script.option_matches import OptionMatches
 from autotune.onboarding.script.option_names import OF_MODEL, Meaning
 from autotune.onboarding.script.options import ScriptOption
 from autotune.spec.texts.usual_names import OF_A_RUN
-from autotune.trainers.output_options import OUTPUT_OPTIONS
-from autotune.trainers.placeholders import braced
-from autotune.trainers.workload_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MACHINES
+from autotune.trainers.base.workload_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MACHINES
+from autotune.trainers.documents.output_options import OUTPUT_OPTIONS
+from autotune.trainers.documents.placeholders import braced
 
 FILL_IN = "FILL-IN"
 """value of an option that the script requires and that nobody but its owner knows"""

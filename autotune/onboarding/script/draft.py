@@ -34,8 +34,8 @@ from autotune.onboarding.script.option_names import SHAPE, meaning_of
 from autotune.onboarding.script.print_statements import EVERY_STEP, is_known, patterns_of
 from autotune.onboarding.script.reading import Script, starts_one
 from autotune.spec import KNOBS
-from autotune.trainers.command_training import APPEND
-from autotune.trainers.placeholders import braced
+from autotune.trainers.command.training import APPEND
+from autotune.trainers.documents.placeholders import braced
 
 
 def training_of(found: OptionMatches) -> dict[str, Any]:

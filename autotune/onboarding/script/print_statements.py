@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.onboarding.script.syntax import called_name, literal, literal_or_none
-from autotune.trainers.pattern_proposals import is_known_log, propose_patterns
+from autotune.trainers.logs.pattern_proposals import is_known_log, propose_patterns
 
 CLOCK = "clock "
 """stands before the expression of a number that only grows with the time"""

@@ -17,7 +17,7 @@ from autotune.onboarding.launch.launch_script import Argument
 from autotune.onboarding.script.argv import written
 from autotune.onboarding.settings.program import SettingsProgram
 from autotune.spec.texts.usual_names import optimizer_named
-from autotune.trainers.placeholders import braced
+from autotune.trainers.documents.placeholders import braced
 
 STAND_IN_MODEL = "nano-llama"
 

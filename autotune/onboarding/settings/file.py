@@ -22,7 +22,7 @@ from autotune.onboarding.launch.launch_script import Started, value_of
 from autotune.onboarding.script.options import ScriptOption, kind_of
 from autotune.onboarding.script.reading import Script
 from autotune.spec.texts.usual_names import target_of
-from autotune.trainers.placeholders import braced
+from autotune.trainers.documents.placeholders import braced
 from autotune.trainers.present_configuration import parse_document
 
 ENDINGS = (".yaml", ".yml", ".json", ".toml")

@@ -37,7 +37,7 @@ from autotune.service.options import ServiceOptions
 from autotune.spec import Study
 from autotune.spec.checks import nearest
 from autotune.trainers import Option, trainer
-from autotune.trainers.trainer_option import PYTHON, Reach
+from autotune.trainers.base.trainer_option import PYTHON, Reach
 
 JSON, YAML = "application/json", "application/yaml"
 MOST_YAML_BYTES = 1 << 16

@@ -14,7 +14,7 @@ from statistics import mean, median
 
 from autotune.spec import ParallelConfig, Study
 from autotune.spec.texts.as_text import format_duration
-from autotune.trainers.printed_rates import PrintedRate, printed_rate
+from autotune.trainers.logs.printed_rates import PrintedRate, printed_rate
 
 TOKENS_RATIO = 1.3
 """figures of one step that differ by less agree"""

@@ -22,7 +22,7 @@ from autotune.study.check.unseen_program import NATIVE, config_to_check, second_
 from autotune.study.check.verdict import verdict_of
 from autotune.study.preflight import check_here
 from autotune.trainers import Launch
-from autotune.trainers.executable import find_executable, python_of, search_path
+from autotune.trainers.base.executable import find_executable, python_of, search_path
 
 ANSWER_S = 10.0
 """how long an interpreter may take to tell its release"""

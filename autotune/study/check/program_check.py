@@ -20,10 +20,10 @@ from autotune.spec import Failure, FailureKind, ParallelConfig, Study, config_la
 from autotune.study.check.doubts import doubts_of
 from autotune.study.check.said_and_seen import rows_of, without_effect
 from autotune.trainers import Launch, StepMetrics, trainer
-from autotune.trainers.log_formats import stock_reader
-from autotune.trainers.output_options import with_own_outputs
-from autotune.trainers.pattern_proposals import TIMES, ends_step, propose_patterns, steps_read
-from autotune.trainers.trainer import LineReader
+from autotune.trainers.base.trainer import LineReader
+from autotune.trainers.documents.output_options import with_own_outputs
+from autotune.trainers.logs.formats import stock_reader
+from autotune.trainers.logs.pattern_proposals import TIMES, ends_step, propose_patterns, steps_read
 
 STEPS = 5
 """number of steps, of which the first is warm-up; fewer where a trial of the study is shorter"""

@@ -13,18 +13,18 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.effective import effective, whole_on_cpu, word_limit
-from autotune.trainers.file_formats import hf_layer_class, to_yaml
+from autotune.trainers.base.effective import effective, whole_on_cpu, word_limit
+from autotune.trainers.base.limit import Limit, Rule, broken
+from autotune.trainers.base.not_offered import without
+from autotune.trainers.base.own_program import CWD, SCRIPT, SCRIPT_ARGS
+from autotune.trainers.base.torchrun import Placement, meeting, place, tf32_environment
+from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer
+from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import NODE_RANK, Launch
-from autotune.trainers.limit import Limit, Rule, broken
-from autotune.trainers.not_offered import without
-from autotune.trainers.own_program import CWD, SCRIPT, SCRIPT_ARGS
+from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import DATA, data_arguments, data_notes, long_options, program_files
 from autotune.trainers.readers import accelerate_yaml
-from autotune.trainers.steplines import parse_step_line
-from autotune.trainers.torchrun import Placement, meeting, place, tf32_environment
-from autotune.trainers.trainer import SHARED_OPTIONS, StepMetrics, Trainer
 
 
 class AccelerateTrainer(Trainer):

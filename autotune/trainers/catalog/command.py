@@ -24,17 +24,10 @@ from autotune.errors import SpecError
 from autotune.spec import FIELDS, KNOBS, ModelSpec, ParallelConfig, Workload
 from autotune.spec.checks import nearest
 from autotune.spec.workload import OPTIMIZERS, PEFT_METHODS
-from autotune.trainers.command_training import check_training, in_training
-from autotune.trainers.effective import effective
-from autotune.trainers.launch_files import FOLDER, MASTER_ADDR, MASTER_PORT, NODE_RANK, Launch
-from autotune.trainers.limit import Limit
-from autotune.trainers.log_formats import STOCK_LINES, pattern_marks, pattern_reader, stock_reader
-from autotune.trainers.output_options import TRIAL_DIR
-from autotune.trainers.placeholders import Values, check_names, null_inside, parse, word
-from autotune.trainers.program_files import check_templates, expressions, render
-from autotune.trainers.steplines import parse_step_line
-from autotune.trainers.torchrun import meeting_variables, place
-from autotune.trainers.trainer import (
+from autotune.trainers.base.effective import effective
+from autotune.trainers.base.limit import Limit
+from autotune.trainers.base.torchrun import meeting_variables, place
+from autotune.trainers.base.trainer import (
     PYTHON,
     SAME_DATA,
     UNCOMMON_SHAPES,
@@ -45,8 +38,15 @@ from autotune.trainers.trainer import (
     Trainer,
     needs,
 )
-from autotune.trainers.trainer_option import WORKING_DIR, Reach
-from autotune.trainers.workload_limits import launcher_limits
+from autotune.trainers.base.trainer_option import WORKING_DIR, Reach
+from autotune.trainers.base.workload_limits import launcher_limits
+from autotune.trainers.command.training import check_training, in_training
+from autotune.trainers.documents.output_options import TRIAL_DIR
+from autotune.trainers.documents.placeholders import Values, check_names, null_inside, parse, word
+from autotune.trainers.documents.program_files import check_templates, expressions, render
+from autotune.trainers.launch_files import FOLDER, MASTER_ADDR, MASTER_PORT, NODE_RANK, Launch
+from autotune.trainers.logs.formats import STOCK_LINES, pattern_marks, pattern_reader, stock_reader
+from autotune.trainers.logs.steplines import parse_step_line
 
 MAX_ARGUMENTS = 512
 MAX_CHARACTERS = 4096

@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.effective import cpu_note, effective, word_limit
-from autotune.trainers.file_formats import to_json
+from autotune.trainers.base.effective import cpu_note, effective, word_limit
+from autotune.trainers.base.limit import Limit, Rule, broken
+from autotune.trainers.base.not_offered import without
+from autotune.trainers.base.own_program import CWD, SCRIPT, SCRIPT_ARGS
+from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer, clean, number
+from autotune.trainers.documents.file_formats import to_json
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit, Rule, broken
-from autotune.trainers.not_offered import without
-from autotune.trainers.own_program import CWD, SCRIPT, SCRIPT_ARGS
+from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import DATA, data_arguments, data_notes, program_files
 from autotune.trainers.readers import deepspeed_json
-from autotune.trainers.steplines import parse_step_line
-from autotune.trainers.torchrun import place, tf32_environment, torchrun
-from autotune.trainers.trainer import SHARED_OPTIONS, StepMetrics, Trainer, clean, number
 
 _SPEED = re.compile(r"global_step=(\d+), RunningAvgSamplesPerSec=[-0-9.einf]+, CurrSamplesPerSec=([0-9.]+)")
 _MEMORY = re.compile(r"MaxMemAllocated=([0-9.]+)GB")

@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.effective import effective, whole_on_cpu, word_limit
-from autotune.trainers.file_formats import hf_layer_class, to_json
+from autotune.trainers.base.effective import effective, whole_on_cpu, word_limit
+from autotune.trainers.base.limit import Limit, Rule, broken
+from autotune.trainers.base.not_offered import NOT_SET
+from autotune.trainers.base.torchrun import place, torchrun
+from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer
+from autotune.trainers.documents.file_formats import hf_layer_class, to_json
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit, Rule, broken
-from autotune.trainers.log_formats import parse_loss_dictionary
-from autotune.trainers.not_offered import NOT_SET
+from autotune.trainers.logs.formats import parse_loss_dictionary
+from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import DATA, data_arguments, data_notes, program_files
 from autotune.trainers.readers import training_arguments
-from autotune.trainers.steplines import parse_step_line
-from autotune.trainers.torchrun import place, torchrun
-from autotune.trainers.trainer import SHARED_OPTIONS, StepMetrics, Trainer
 
 OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd", "adamw_8bit": "adamw_bnb_8bit", "adafactor": "adafactor"}
 """values of TrainingArguments' `optim` (OptimizerNames)"""

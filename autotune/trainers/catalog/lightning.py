@@ -14,20 +14,20 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.effective import cpu_note, effective, word_limit
-from autotune.trainers.file_formats import hf_layer_class, to_yaml
+from autotune.trainers.base.effective import cpu_note, effective, word_limit
+from autotune.trainers.base.limit import Limit, Rule, broken
+from autotune.trainers.base.not_offered import NOT_SET
+from autotune.trainers.base.own_program import CWD
+from autotune.trainers.base.torchrun import Placement, place, tf32_environment, torchrun
+from autotune.trainers.base.trainer import SHARED_OPTIONS, LineReader, LineTest, Option, StepMetrics, Trainer, needs
+from autotune.trainers.base.trainer_option import Reach
+from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.lightning_bars import bar_reader, is_bar_line
-from autotune.trainers.limit import Limit, Rule, broken
-from autotune.trainers.not_offered import NOT_SET
-from autotune.trainers.own_program import CWD
+from autotune.trainers.lightning.bars import bar_reader, is_bar_line
+from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import DATA, data_arguments, data_notes, long_options, program_files
 from autotune.trainers.readers import lightning_yaml
-from autotune.trainers.steplines import parse_step_line
-from autotune.trainers.torchrun import Placement, place, tf32_environment, torchrun
-from autotune.trainers.trainer import SHARED_OPTIONS, LineReader, LineTest, Option, StepMetrics, Trainer, needs
-from autotune.trainers.trainer_option import Reach
 
 PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 """values of Trainer's `precision`"""

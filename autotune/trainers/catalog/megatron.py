@@ -11,10 +11,15 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
-from autotune.trainers.effective import cpu_note, effective
+from autotune.trainers.base.effective import cpu_note, effective
+from autotune.trainers.base.limit import Limit, Rule, broken
+from autotune.trainers.base.own_program import CWD
+from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.base.trained_families import MEGATRON
+from autotune.trainers.base.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, needs
+from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit, Rule, broken
-from autotune.trainers.megatron_core import (
+from autotune.trainers.megatron.core import (
     ITERATION_MARKS,
     NOT_IN_CORE,
     OVERLAP,
@@ -22,15 +27,10 @@ from autotune.trainers.megatron_core import (
     core_limits,
     parse_iteration,
 )
-from autotune.trainers.megatron_knobs import environment, has_grouped_gemm, model_fields, optimizer_fields
-from autotune.trainers.megatron_model import model_flags, model_limits, model_notes
-from autotune.trainers.own_program import CWD
+from autotune.trainers.megatron.knobs import environment, has_grouped_gemm, model_fields, optimizer_fields
+from autotune.trainers.megatron.model import model_flags, model_limits, model_notes
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.readers import megatron_flags
-from autotune.trainers.torchrun import place, tf32_environment, torchrun
-from autotune.trainers.trained_families import MEGATRON
-from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, needs
-from autotune.trainers.trainer_option import Reach
 
 NARROW = {
     "fp8": {"fp8-format": "hybrid"},

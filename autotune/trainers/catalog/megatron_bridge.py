@@ -11,11 +11,15 @@ from typing import Any
 
 from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
 from autotune.spec.hugging_face.figures import figures_of
-from autotune.trainers.effective import cpu_note, effective
-from autotune.trainers.file_formats import hf_config, to_json, to_yaml
+from autotune.trainers.base.effective import cpu_note, effective
+from autotune.trainers.base.limit import Limit
+from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.base.trained_families import MEGATRON_BRIDGE, who_trains
+from autotune.trainers.base.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer
+from autotune.trainers.base.trainer_option import Reach
+from autotune.trainers.documents.file_formats import hf_config, to_json, to_yaml
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit
-from autotune.trainers.megatron_core import (
+from autotune.trainers.megatron.core import (
     ITERATION_MARKS,
     NOT_IN_CORE,
     OVERLAP,
@@ -23,14 +27,10 @@ from autotune.trainers.megatron_core import (
     core_limits,
     parse_iteration,
 )
-from autotune.trainers.megatron_knobs import environment, model_fields, optimizer_fields
+from autotune.trainers.megatron.knobs import environment, model_fields, optimizer_fields
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import program
 from autotune.trainers.readers import bridge_yaml
-from autotune.trainers.torchrun import place, tf32_environment, torchrun
-from autotune.trainers.trained_families import MEGATRON_BRIDGE, who_trains
-from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer
-from autotune.trainers.trainer_option import Reach
 
 PRECISIONS = {
     "bf16": "bf16_mixed",

@@ -12,18 +12,18 @@ from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
 from autotune.spec.hugging_face.figures import figures_of
-from autotune.trainers.effective import cpu_note, effective, word_limit
-from autotune.trainers.file_formats import to_yaml
+from autotune.trainers.base.effective import cpu_note, effective, word_limit
+from autotune.trainers.base.limit import Limit, Rule, broken, next_multiple
+from autotune.trainers.base.not_offered import NOT_SET
+from autotune.trainers.base.own_program import CWD
+from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.base.trained_families import NANOTRON
+from autotune.trainers.base.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
+from autotune.trainers.base.trainer_option import Reach
+from autotune.trainers.documents.file_formats import to_yaml
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit, Rule, broken, next_multiple
-from autotune.trainers.not_offered import NOT_SET
-from autotune.trainers.own_program import CWD
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.readers import nanotron_yaml
-from autotune.trainers.torchrun import place, tf32_environment, torchrun
-from autotune.trainers.trained_families import NANOTRON
-from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
-from autotune.trainers.trainer_option import Reach
 
 _ITERATION = re.compile(r"\biteration: (\d+) / \d+ \| ")
 _FIELD = re.compile(

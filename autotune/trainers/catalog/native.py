@@ -13,17 +13,17 @@ from typing import Any, ClassVar
 
 from autotune.spec import MeasureSpec, ParallelConfig, Workload
 from autotune.spec.post_training import RL_KNOBS
-from autotune.trainers.effective import effective, word_limit
-from autotune.trainers.file_formats import to_json
+from autotune.trainers.base.effective import effective, word_limit
+from autotune.trainers.base.limit import Limit, Rule, broken
+from autotune.trainers.base.torchrun import place, torchrun
+from autotune.trainers.base.trainer import Option, StepMetrics, Trainer
+from autotune.trainers.base.trainer_option import WORKING_DIR, Reach
+from autotune.trainers.base.workload_limits import own_model_limits, unequal_limits
+from autotune.trainers.documents.file_formats import to_json
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit, Rule, broken
+from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers import trial_request
-from autotune.trainers.steplines import parse_step_line
-from autotune.trainers.torchrun import place, torchrun
-from autotune.trainers.trainer import Option, StepMetrics, Trainer
-from autotune.trainers.trainer_option import WORKING_DIR, Reach
-from autotune.trainers.workload_limits import own_model_limits, unequal_limits
 
 FOREVER_S = 1e9
 """an exported run has no deadline"""

@@ -16,15 +16,15 @@ from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
-from autotune.trainers.effective import word_limit
+from autotune.trainers.base.effective import word_limit
+from autotune.trainers.base.limit import Limit, Rule, broken
+from autotune.trainers.base.not_offered import NOT_SET
+from autotune.trainers.base.own_program import CWD
+from autotune.trainers.base.trainer_option import Option, Reach
 from autotune.trainers.launch_files import FOLDER, Launch
-from autotune.trainers.limit import Limit, Rule, broken
-from autotune.trainers.not_offered import NOT_SET
-from autotune.trainers.own_program import CWD
-from autotune.trainers.post_trainer import OPTIONS, PostTrainer, fitted, grid, mini_batches, rl_value
+from autotune.trainers.logs.step_metrics import MAX_LINE, StepMetrics
+from autotune.trainers.post_training.trainer import OPTIONS, PostTrainer, fitted, grid, mini_batches, rl_value
 from autotune.trainers.present_configuration import KeyReader, Reading
-from autotune.trainers.step_metrics import MAX_LINE, StepMetrics
-from autotune.trainers.trainer_option import Option, Reach
 
 BASE = Option(
     name="base", meaning="base configuration that the launch overrides, from the folder `cwd`", default="examples/configs/grpo_math_1B.yaml", reach=Reach.FILE,

@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
-from autotune.trainers.effective import effective, word_limit
+from autotune.trainers.base.effective import effective, word_limit
+from autotune.trainers.base.limit import Limit, Rule, broken
+from autotune.trainers.base.not_offered import NOT_SET
+from autotune.trainers.base.trainer import needs
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit, Rule, broken
-from autotune.trainers.not_offered import NOT_SET
-from autotune.trainers.post_trainer import PostTrainer, fitted, grid, mini_batches, nested, rl_value
+from autotune.trainers.post_training.trainer import PostTrainer, fitted, grid, mini_batches, nested, rl_value
 from autotune.trainers.present_configuration import (
     SETTINGS,
     KeyReader,
@@ -26,7 +27,6 @@ from autotune.trainers.present_configuration import (
     merged,
     options_of,
 )
-from autotune.trainers.trainer import needs
 
 PROGRAM = "openrlhf.cli.train_ppo_ray"
 ESTIMATORS = {"ppo": "gae", "grpo": "group_norm", "dapo": "group_norm"}

@@ -12,10 +12,10 @@ from typing import Any
 from autotune.errors import ExportError
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.workload import OPTIMIZERS, PEFT_METHODS
+from autotune.trainers.base.limit import Limit
+from autotune.trainers.base.trainer import SAME_DATA, UNCOMMON_SHAPES, StepMetrics, Trainer
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit
-from autotune.trainers.steplines import parse_step_line
-from autotune.trainers.trainer import SAME_DATA, UNCOMMON_SHAPES, StepMetrics, Trainer
+from autotune.trainers.logs.steplines import parse_step_line
 
 
 class RayTrainTrainer(Trainer):

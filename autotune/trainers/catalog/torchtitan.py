@@ -12,18 +12,19 @@ from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.hugging_face.figures import figures_of
-from autotune.trainers import torchtitan_config, torchtitan_settings
-from autotune.trainers.effective import cpu_note, effective, word_limit
+from autotune.trainers.base.effective import cpu_note, effective, word_limit
+from autotune.trainers.base.limit import Limit, Rule, broken, next_multiple
+from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.base.trained_families import TORCHTITAN, who_trains
+from autotune.trainers.base.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
+from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit, Rule, broken, next_multiple
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.readers import torchtitan_python, torchtitan_toml
-from autotune.trainers.torchrun import place, tf32_environment, torchrun
-from autotune.trainers.torchtitan_model import model_limits
-from autotune.trainers.torchtitan_settings import stage_limits
-from autotune.trainers.trained_families import TORCHTITAN, who_trains
-from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
-from autotune.trainers.trainer_option import Reach
+from autotune.trainers.torchtitan import config as torchtitan_config
+from autotune.trainers.torchtitan import settings as torchtitan_settings
+from autotune.trainers.torchtitan.model import model_limits
+from autotune.trainers.torchtitan.settings import stage_limits
 
 _LINE = re.compile(
     r"(?<!validate )step: *(\d+) +loss: *([-+0-9.eEnaif]+) +(?:grad_norm: *([-+0-9.eEnaif]+) +)?"

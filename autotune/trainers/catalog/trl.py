@@ -15,16 +15,16 @@ from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
-from autotune.trainers.effective import word_limit
-from autotune.trainers.file_formats import hf_layer_class
+from autotune.trainers.base.effective import word_limit
+from autotune.trainers.base.limit import Limit, Rule, broken
+from autotune.trainers.base.not_offered import NOT_SET
+from autotune.trainers.documents.file_formats import hf_layer_class
 from autotune.trainers.launch_files import FOLDER
-from autotune.trainers.limit import Limit, Rule, broken
-from autotune.trainers.log_formats import parse_loss_dictionary
-from autotune.trainers.not_offered import NOT_SET
-from autotune.trainers.post_trainer import PostTrainer, grid, rl_value
+from autotune.trainers.logs.formats import parse_loss_dictionary
+from autotune.trainers.logs.step_metrics import StepMetrics
+from autotune.trainers.post_training.logs import step_metrics_of
+from autotune.trainers.post_training.trainer import PostTrainer, grid, rl_value
 from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, completed
-from autotune.trainers.rl_logs import step_metrics_of
-from autotune.trainers.step_metrics import StepMetrics
 
 
 class Trl(PostTrainer):

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
-from autotune.trainers.effective import word_limit
+from autotune.trainers.base.effective import word_limit
+from autotune.trainers.base.limit import Limit, Rule, broken
+from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.launch_files import FOLDER
-from autotune.trainers.limit import Limit, Rule, broken
-from autotune.trainers.not_offered import NOT_SET
-from autotune.trainers.post_trainer import PostTrainer, fitted, grid, rl_value
+from autotune.trainers.post_training.trainer import PostTrainer, fitted, grid, rl_value
 from autotune.trainers.present_configuration import KeyReader, Reading
 
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))

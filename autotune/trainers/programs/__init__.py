@@ -10,8 +10,8 @@ from importlib.resources import files
 from typing import Any
 
 from autotune.spec import Workload
-from autotune.trainers.file_formats import hf_config, to_json
-from autotune.trainers.trainer_option import Option, Reach
+from autotune.trainers.base.trainer_option import Option, Reach
+from autotune.trainers.documents.file_formats import hf_config, to_json
 
 DATA = Option(
     name="data",

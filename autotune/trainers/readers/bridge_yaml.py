@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.trainers.megatron_knobs import read_knobs, read_recompute, stages_of_layout, with_optimizer
+from autotune.trainers.megatron.knobs import read_knobs, read_recompute, stages_of_layout, with_optimizer
 from autotune.trainers.present_configuration import (
     KeyReader,
     PresentConfiguration,

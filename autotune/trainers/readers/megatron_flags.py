@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.trainers.megatron_knobs import read_knobs, read_recompute, stages_of_layout, with_optimizer
+from autotune.trainers.megatron.knobs import read_knobs, read_recompute, stages_of_layout, with_optimizer
 from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, batch_of, completed
 from autotune.trainers.readers.program_arguments import program_of
 from autotune.trainers.readers.shell_words import command_of

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.errors import SpecError
+from autotune.trainers.base.trained_families import TORCHTITAN
 from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, merged, options_of
 from autotune.trainers.readers.torchtitan_toml import flavored, reading_of
-from autotune.trainers.torchtitan_settings import CONVERTERS
-from autotune.trainers.trained_families import TORCHTITAN
+from autotune.trainers.torchtitan.settings import CONVERTERS
 
 MODES = {"FullAC.Config": "full", "SelectiveAC.Config": "selective", "MemoryBudgetAC.Config": "memory_budget"}
 """values of `activation_checkpoint`, by the job file's names"""

@@ -22,7 +22,7 @@ from autotune.trainers.present_configuration import (
     completed,
     parse_document,
 )
-from autotune.trainers.torchtitan_settings import CONVERTERS
+from autotune.trainers.torchtitan.settings import CONVERTERS
 
 SCHEDULES = {
     "GPipe": "gpipe",

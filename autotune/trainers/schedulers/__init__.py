@@ -16,13 +16,13 @@ from typing import Any
 from autotune.errors import CatalogError, ExportError
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.checks import nearest
+from autotune.trainers.base.torchrun import place
 from autotune.trainers.launch_files import Launch, check_file_name
 from autotune.trainers.schedulers.kubernetes import Kubernetes
 from autotune.trainers.schedulers.ray_job import RayJob
 from autotune.trainers.schedulers.scheduler import JobShape, Scheduler
 from autotune.trainers.schedulers.shell import Shell
 from autotune.trainers.schedulers.slurm import Slurm
-from autotune.trainers.torchrun import place
 
 SCHEDULERS: Mapping[str, Scheduler] = {one.name: one for one in (Shell(), Slurm(), RayJob(), Kubernetes())}
 """all of them by name; the first is the default"""

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import ExportError
-from autotune.trainers.file_formats import to_yaml_documents
+from autotune.trainers.base.trainer import Option
+from autotune.trainers.documents.file_formats import to_yaml_documents
 from autotune.trainers.launch_files import DEFAULT_PORT, SCRIPT, Launch
 from autotune.trainers.schedulers.scheduler import JobShape, Scheduler, heading, job_name
-from autotune.trainers.trainer import Option
 
 MANIFEST = "job.yaml"
 GROUP = "node"

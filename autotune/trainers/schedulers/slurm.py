@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import SpecError
+from autotune.trainers.base.trainer import Option
 from autotune.trainers.launch_files import SCRIPT, Launch
 from autotune.trainers.schedulers.scheduler import JobShape, Scheduler, heading, job_name
-from autotune.trainers.trainer import Option
 
 JOB = "job.sbatch"
 _ASKED = {"time": "HH:MM:SS", "partition": "NAME", "account": "NAME", "qos": "NAME"}

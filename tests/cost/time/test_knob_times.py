@@ -14,7 +14,7 @@ from autotune.cost.time.recompute import BUDGETS, repeated
 from autotune.cost.time.stalls import HostLink, host_link
 from autotune.cost.traits import traits_of
 from autotune.spec import ConfigTable, ParallelConfig, Peft, Workload, catalog
-from autotune.trainers.layer_split import cut_layers
+from autotune.trainers.base.layer_split import cut_layers
 from tests.cost.examples import MODEL, workload
 
 NO_HOST = Calibration(layer_host_s=0.0, micro_batch_host_s=0.0, step_host_s=0.0, straggler=0.0, send_host_s=0.0)

@@ -10,7 +10,7 @@ import pytest
 from autotune.cost.layout import layout_of
 from autotune.cost.time.pipeline import bubble_time_s, in_flight
 from autotune.spec import ConfigTable, ModelSpec, ParallelConfig
-from autotune.trainers.layer_split import cut_layers
+from autotune.trainers.base.layer_split import cut_layers
 from tests.cost.examples import MODEL, workload
 
 TORCH = {

@@ -7,7 +7,7 @@ import pytest
 from autotune import api
 from autotune.spec import ParallelConfig, Study
 from autotune.study.check.doubts import doubts_of, is_clock
-from autotune.trainers.printed_rates import printed_rate
+from autotune.trainers.logs.printed_rates import printed_rate
 from tests.small_studies import spec
 
 CONFIG = ParallelConfig(dp=2, micro_batch_size=4, accumulation_steps=2, precision="fp32")  # 16 sequences

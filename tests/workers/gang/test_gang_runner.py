@@ -10,7 +10,7 @@ import pytest
 
 from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, NodePlace, RunnerEvent
 from autotune.spec import FailureKind
-from autotune.trainers.torchrun import Placement
+from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang import attempt_runner
 from autotune_workers.gang.gang_runner import GangRunner, RankPool
 from autotune_workers.gang.ladder import Patience

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.spec import Failure, FailureKind
-from autotune.trainers.log_formats import stock_reader
+from autotune.trainers.logs.formats import stock_reader
 from autotune_workers.gang.failure_kind import Evidence, weigh
 from autotune_workers.process.failure.cause import CauseReader
 from autotune_workers.process.program.evidence import NodeEnd

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from autotune.spec import Failure, FailureKind, MeasureSpec
-from autotune.trainers.log_formats import stock_reader
+from autotune.trainers.logs.formats import stock_reader
 from autotune_workers.gang.deadlines import Deadlines
 from autotune_workers.process.failure.cause import CauseReader
 from autotune_workers.process.program.evidence import NodeEnd, explain

@@ -12,8 +12,8 @@ import pytest
 from autotune.ports import StepsReported
 from autotune.reward import diverged
 from autotune.spec import FailureKind, Measurement, MeasureSpec
-from autotune.trainers.log_formats import pattern_reader, stock_reader
-from autotune.trainers.trainer import LineReader, StepMetrics
+from autotune.trainers.base.trainer import LineReader, StepMetrics
+from autotune.trainers.logs.formats import pattern_reader, stock_reader
 from autotune_workers.process.program.evidence import NodeEnd
 from autotune_workers.process.program.state import ProgramTrial
 from autotune_workers.process.program.step_arrivals import RESOLUTION_S

@@ -16,7 +16,7 @@ from torch.distributed.run import get_args_parser
 from autotune.errors import AutotuneError, RunnerError
 from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, NodePlace, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind
-from autotune.trainers.torchrun import Placement
+from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang import attempt_runner
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message

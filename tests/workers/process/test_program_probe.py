@@ -10,7 +10,7 @@ import pytest
 
 from autotune.ports import StepsReported
 from autotune.spec import FailureKind
-from autotune.trainers.log_formats import stock_reader
+from autotune.trainers.logs.formats import stock_reader
 from autotune_workers.process.program.evidence import NodeEnd
 from autotune_workers.process.program.probe import ProgramProbe
 from autotune_workers.process.program.state import OWN_END_S, ProgramTrial

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.trainers.torchrun import Placement
+from autotune.trainers.base.torchrun import Placement
 from autotune_workers.ray.cluster import capacity as module
 from autotune_workers.ray.cluster.capacity import ClusterCapacity
 

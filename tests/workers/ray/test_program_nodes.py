@@ -18,7 +18,7 @@ import pytest
 from autotune.ports import LogRead, RunnerEvent, TrialRequest
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
-from autotune.trainers.torchrun import Placement
+from autotune.trainers.base.torchrun import Placement
 from autotune_workers.ray.names import is_node
 from autotune_workers.runners.ray import RayRunner
 from tests.ray_roles import played, played_head, played_node

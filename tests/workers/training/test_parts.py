@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.spec import ModelSpec
-from autotune.trainers.layer_split import cut_layers
+from autotune.trainers.base.layer_split import cut_layers
 from autotune_workers.training.data import TokenStream, rows_of
 from autotune_workers.training.measuring.measure import MeanPower
 from autotune_workers.training.measuring.profile import partition

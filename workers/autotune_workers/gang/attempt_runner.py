@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar, final
 from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, AttemptId, AttemptQueued, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind
-from autotune.trainers.torchrun import Placement
+from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, final
 from autotune.errors import ExportError, RunnerError
 from autotune.ports import AttemptStarted, NodePlace, RunnerEvent, TrialRequest
 from autotune.spec import FailureKind
-from autotune.trainers.torchrun import Placement, place
+from autotune.trainers.base.torchrun import Placement, place
 from autotune_workers.gang.attempt_runner import AttemptRunner, PlacementWait, Source
 from autotune_workers.gang.gang import Gang
 from autotune_workers.gang.ladder import Patience

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 
 from autotune.errors import RunnerError
 from autotune.ports.trial_runner import LeftOut
-from autotune.trainers.torchrun import Placement
+from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_handle import ActorHandle
 from autotune_workers.ray.cluster.capacity import ClusterCapacity

@@ -19,7 +19,7 @@ from autotune.ports import AttemptId, RunnerEvent, TrialRequest
 from autotune.slurm.allocation import SRUN, in_container
 from autotune.spec import Failure, ParallelConfig, Study, Workload
 from autotune.spec.checks import one_of, positive_int
-from autotune.trainers.torchrun import Placement
+from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang.gang_runner import NATIVE, RankPool, too_many
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message

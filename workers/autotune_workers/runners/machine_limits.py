@@ -16,7 +16,7 @@ from autotune.errors import AutotuneError, ExportError, RunnerError
 from autotune.extras import require_extra
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import Launch, trainer
-from autotune.trainers.executable import find_executable
+from autotune.trainers.base.executable import find_executable
 from autotune.trainers.launch_files import INTERPRETER
 from autotune_workers.gang.gang_runner import NATIVE
 from autotune_workers.training.token_file import token_file

@@ -22,7 +22,7 @@ from autotune.ports.trial_runner import LeftOut
 from autotune.slurm.allocation import Allocation
 from autotune.spec import ParallelConfig, Study
 from autotune.spec.checks import check_names, positive, positive_int
-from autotune.trainers.torchrun import Placement, place
+from autotune.trainers.base.torchrun import Placement, place
 from autotune_workers.gang.gang import Gang
 from autotune_workers.gang.gang_runner import NATIVE
 from autotune_workers.gang.ladder import Patience

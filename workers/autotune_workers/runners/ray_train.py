@@ -21,7 +21,7 @@ from typing import Any
 from autotune.errors import MissingExtraError, RunnerError
 from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind, ParallelConfig, Study
-from autotune.trainers.steplines import parse_step_line
+from autotune.trainers.logs.steplines import parse_step_line
 from autotune_workers.gang.failure_kind import Evidence, of_death, of_exception, weigh
 from autotune_workers.gang.gang_runner import too_many
 from autotune_workers.process.machine import cpu_count

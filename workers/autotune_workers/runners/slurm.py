@@ -15,7 +15,7 @@ from autotune.slurm.allocation import Allocation, allocation, in_container, is_o
 from autotune.spec import ParallelConfig, Study
 from autotune.spec.checks import check_names, positive_int
 from autotune.trainers import python_line, trainer_names
-from autotune.trainers.torchrun import Placement, place
+from autotune.trainers.base.torchrun import Placement, place
 from autotune_workers.gang.gang_runner import NATIVE
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.process.program.attempt import ProgramRunner

@@ -18,7 +18,7 @@ from typing import Any, final
 from autotune.errors import JobEndedError
 from autotune.ports.trial_runner import LeftOut
 from autotune.slurm.allocation import Allocation, is_same_host
-from autotune.trainers.torchrun import Placement
+from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang.gang_runner import too_many
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.program.places import ProgramPlace

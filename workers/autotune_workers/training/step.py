@@ -26,9 +26,9 @@ from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
 from autotune.spec import KnobUse, ParallelConfig
 from autotune.spec.post_training import RL_KNOBS
+from autotune.trainers.base.limit import Limit
+from autotune.trainers.base.workload_limits import own_model_limits, unequal_limits
 from autotune.trainers.catalog.native import NativeTrainer
-from autotune.trainers.limit import Limit
-from autotune.trainers.workload_limits import own_model_limits, unequal_limits
 from autotune_workers.probe.injected.phases import BACKWARD, COLLECTIVE, FORWARD, Phase, Phases
 from autotune_workers.probe.injected.phases import OPTIMIZER as STEPPING
 from autotune_workers.training.data import SequenceSource, rows_of

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers import Launch, Limit, StepMetrics, Trainer
-from autotune.trainers.torchrun import place, torchrun
-from autotune.trainers.trainer import clean
+from autotune.trainers.base.torchrun import place, torchrun
+from autotune.trainers.base.trainer import clean
 
 ABSENT = (
     "tp", "pp", "cp", "ep", "zero_stage", "recompute", "sequence_parallel", "pp_schedule", "virtual_stages", "dp_replicas", "pp_split",

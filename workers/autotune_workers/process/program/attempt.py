@@ -28,8 +28,8 @@ from autotune.ports import AttemptEnded, AttemptStarted, LogRead, NodePlace, Run
 from autotune.settings import data_folder
 from autotune.spec import Failure, FailureKind
 from autotune.spec.texts.secrets import without
-from autotune.trainers.torchrun import Placement
-from autotune.trainers.trainer import MAX_LINE
+from autotune.trainers.base.torchrun import Placement
+from autotune.trainers.base.trainer import MAX_LINE
 from autotune_workers.gang.attempt_runner import AttemptRunner, PlacementWait
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message

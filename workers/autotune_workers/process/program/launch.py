@@ -15,10 +15,10 @@ from autotune.slurm.allocation import in_container
 from autotune.spec.plain import to_plain
 from autotune.spec.texts.secrets import FROM_ENVIRONMENT, secrets_of
 from autotune.trainers import Launch, trainer
-from autotune.trainers.executable import find_executable, search_path
-from autotune.trainers.output_options import with_own_outputs
-from autotune.trainers.torchrun import Placement, place
-from autotune.trainers.trainer import LineReader
+from autotune.trainers.base.executable import find_executable, search_path
+from autotune.trainers.base.torchrun import Placement, place
+from autotune.trainers.base.trainer import LineReader
+from autotune.trainers.documents.output_options import with_own_outputs
 from autotune_workers.probe.probe_folder import is_off
 from autotune_workers.process.program.environment import program_environment
 from autotune_workers.process.program.places import ProgramOrder

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, final
 
-from autotune.trainers.torchrun import Placement
+from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang.gang_runner import too_many
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.keeper.owner import KeeperProcess

@@ -14,8 +14,8 @@ from typing import final
 
 from autotune.ports import TrialRequest
 from autotune.trainers import StepMetrics
-from autotune.trainers.log_formats import MICRO_BATCHES
-from autotune.trainers.trainer import LineReader
+from autotune.trainers.base.trainer import LineReader
+from autotune.trainers.logs.formats import MICRO_BATCHES
 from autotune_workers.process.program.step_arrivals import RESOLUTION_S, StepArrivals, StepLine
 
 

@@ -19,7 +19,7 @@ from autotune.diagnosis.log_words import Hints
 from autotune.ports import TrialRequest
 from autotune.spec import Failure, Measurement, MeasureSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import StepMetrics, trainer
-from autotune.trainers.trainer import MAX_LINE, LineReader
+from autotune.trainers.base.trainer import MAX_LINE, LineReader
 from autotune_workers.probe.injected.versions import commit_of, versions
 from autotune_workers.probe.probe_folder import Reports
 from autotune_workers.process.failure.cause import CauseReader

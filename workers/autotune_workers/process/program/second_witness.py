@@ -16,7 +16,7 @@ from statistics import median
 from typing import final
 
 from autotune.spec.texts.as_text import format_duration
-from autotune.trainers.step_metrics import StepMetrics
+from autotune.trainers.logs.step_metrics import StepMetrics
 from autotune_workers.process.program.log import LoggedStep
 from autotune_workers.process.program.probe import SeenStep
 

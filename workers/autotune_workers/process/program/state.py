@@ -19,8 +19,8 @@ from autotune.diagnosis.collect import Reports
 from autotune.ports import AttemptEnded, ProgramSeen, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.stopping import trial_decision
-from autotune.trainers.pattern_proposals import propose_patterns
-from autotune.trainers.trainer import LineReader, StepMetrics
+from autotune.trainers.base.trainer import LineReader, StepMetrics
+from autotune.trainers.logs.pattern_proposals import propose_patterns
 from autotune_workers.gang.failure_kind import divergence, weigh
 from autotune_workers.process.failure.cause import CauseReader
 from autotune_workers.process.keeper.log import LeftOut

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from autotune.trainers.step_metrics import StepMetrics
+from autotune.trainers.logs.step_metrics import StepMetrics
 
 RESOLUTION_S = 1e-3
 """of an arrival: the time for a line to get through a pipe to a reader that has to wake up"""

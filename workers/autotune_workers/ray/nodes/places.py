@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import Any
 
-from autotune.trainers.torchrun import Placement
+from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.program.places import ProgramPlace
 from autotune_workers.ray.actor_groups import ActorGroups, Shape

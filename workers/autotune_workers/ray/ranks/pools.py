@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import Any
 
-from autotune.trainers.torchrun import Placement
+from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang.gang_runner import RankPool
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_groups import ActorGroups, Shape

@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.spec.checks import nearest
-from autotune.trainers.placeholders import parse
+from autotune.trainers.documents.placeholders import parse
 
 APPEND = "append"
 """the key of words that trials leave out"""

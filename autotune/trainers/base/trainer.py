@@ -19,10 +19,14 @@ from autotune.spec import KNOBS, KnobUse, ParallelConfig, Workload
 from autotune.spec.checks import nearest
 from autotune.spec.hugging_face.figures import figures_of
 from autotune.spec.knob_use import own_knob_remedy
-from autotune.trainers.effective import effective
+from autotune.trainers.base.effective import effective
+from autotune.trainers.base.limit import Limit, moved, refuse
+from autotune.trainers.base.own_program import CWD, in_its_folder
+from autotune.trainers.base.torchrun import place
+from autotune.trainers.base.trainer_option import PYTHON, SAME_DATA, SHARED_OPTIONS, Option
+from autotune.trainers.base.workload_limits import UNCOMMON_SHAPES, shape_limits, workload_limits
 from autotune.trainers.launch_files import Launch, started_by
-from autotune.trainers.limit import Limit, moved, refuse
-from autotune.trainers.own_program import CWD, in_its_folder
+from autotune.trainers.logs.step_metrics import MAX_LINE, LineReader, LineTest, StepMetrics, clean, number
 from autotune.trainers.present_configuration import (
     SETTINGS,
     PresentConfiguration,
@@ -33,10 +37,6 @@ from autotune.trainers.present_configuration import (
     parse_document,
     split_by_path,
 )
-from autotune.trainers.step_metrics import MAX_LINE, LineReader, LineTest, StepMetrics, clean, number
-from autotune.trainers.torchrun import place
-from autotune.trainers.trainer_option import PYTHON, SAME_DATA, SHARED_OPTIONS, Option
-from autotune.trainers.workload_limits import UNCOMMON_SHAPES, shape_limits, workload_limits
 
 MAX_MOVES = 3
 """rounds of replacing values by the nearest ones, each of which may violate another limit"""

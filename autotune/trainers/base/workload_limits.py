@@ -25,10 +25,10 @@ from autotune.spec import ClusterSpec, ModelCode, ModelSpec, ParallelConfig, Wor
 from autotune.spec.hugging_face.families import FAMILIES
 from autotune.spec.hugging_face.figures import figures_of
 from autotune.spec.post_training import RL_KNOBS
+from autotune.trainers.base.limit import Limit, Rule, broken
+from autotune.trainers.base.torchrun import Placement
+from autotune.trainers.base.trained_families import OWN_PROGRAM, who_trains
 from autotune.trainers.launch_files import INTERPRETER
-from autotune.trainers.limit import Limit, Rule, broken
-from autotune.trainers.torchrun import Placement
-from autotune.trainers.trained_families import OWN_PROGRAM, who_trains
 
 
 def own_model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
@@ -177,7 +177,7 @@ def _packed(workload: Workload) -> Rule:
 
 
 if TYPE_CHECKING:
-    from autotune.trainers.trainer import Trainer
+    from autotune.trainers.base.trainer import Trainer
 
 UNCOMMON_SHAPES = {
     "num_dense_layers": "model with experts in only some layers",

@@ -12,9 +12,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from autotune.errors import SpecError
+from autotune.trainers.documents.program_files import WRITERS
 from autotune.trainers.launch_files import FOLDER, OUTPUTS, Launch
 from autotune.trainers.present_configuration import parse_document
-from autotune.trainers.program_files import WRITERS
 
 TRIAL_DIR = f"{FOLDER}/{OUTPUTS}"
 """what `{trial_dir}` stands for"""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.effective import word_limit
-from autotune.trainers.limit import Limit, Rule, broken, next_multiple
-from autotune.trainers.megatron_knobs import divides_evenly
-from autotune.trainers.step_metrics import StepMetrics, clean, number
-from autotune.trainers.trainer_option import Option, Reach
+from autotune.trainers.base.effective import word_limit
+from autotune.trainers.base.limit import Limit, Rule, broken, next_multiple
+from autotune.trainers.base.trainer_option import Option, Reach
+from autotune.trainers.logs.step_metrics import StepMetrics, clean, number
+from autotune.trainers.megatron.knobs import divides_evenly
 
 _ITERATION = re.compile(r"\biteration +(\d+)/ *(?:\d+|infinity) +\|")
 _FIELD = {

@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
 from autotune.spec.hugging_face.figures import LLAMA3_SCALING, YARN, figures_of, llama3_scaling, yarn_scaling
-from autotune.trainers.limit import Limit, Rule, broken
+from autotune.trainers.base.limit import Limit, Rule, broken
 
 USUAL_LOSS, SIGMOID_LOSS = 0.01, 0.0001
 """weights of the loss that balances the load"""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 
-from autotune.trainers.patterns import MAX_SEARCHED
-from autotune.trainers.step_metrics import LineReader, StepMetrics, clean, number
-from autotune.trainers.steplines import parse_step_line
+from autotune.trainers.logs.patterns import MAX_SEARCHED
+from autotune.trainers.logs.step_metrics import LineReader, StepMetrics, clean, number
+from autotune.trainers.logs.steplines import parse_step_line
 
 _BAR = re.compile(r"^Epoch (\d{1,9}):[^|]{0,20}\|[^|]{0,300}\| *(\d{1,12})/(\d{1,12}|\?) \[")
 _LOSS = re.compile(r"[ ,](?:train[_/])?loss(?:_step)?=([-+0-9.eEnaif]+)")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from autotune.trainers.step_metrics import MAX_LINE, StepMetrics, clean
+from autotune.trainers.logs.step_metrics import MAX_LINE, StepMetrics, clean
 
 MEASURED = (
     "step_time_s",

@@ -24,9 +24,9 @@ from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
 from autotune.spec.hugging_face.figures import figures_of, llama3_scaling
-from autotune.trainers.file_formats import to_toml
-from autotune.trainers.limit import Limit
-from autotune.trainers.python_source import call, words
+from autotune.trainers.base.limit import Limit
+from autotune.trainers.documents.file_formats import to_toml
+from autotune.trainers.documents.python_source import call, words
 
 SCHEDULES = {
     "gpipe": "GPipe",

@@ -10,10 +10,10 @@ from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
 from autotune.spec.hugging_face.figures import Router, figures_of, is_truncated, text_document, yarn_scaling
-from autotune.trainers.limit import Limit, Rule, broken
-from autotune.trainers.python_source import call
-from autotune.trainers.torchtitan_settings import rotary_scaling
-from autotune.trainers.trained_families import TORCHTITAN, who_trains
+from autotune.trainers.base.limit import Limit, Rule, broken
+from autotune.trainers.base.trained_families import TORCHTITAN, who_trains
+from autotune.trainers.documents.python_source import call
+from autotune.trainers.torchtitan.settings import rotary_scaling
 
 WITH_CONFIG_JSON = "name the model's config.json in the spec: torchtitan 0.3 trains Qwen3's, DeepSeek's and gpt-oss's"
 GPT_OSS_WINDOW, SWIGLU_LIMIT = 128, 7.0

@@ -15,8 +15,8 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.errors import SpecError
+from autotune.trainers.base.trainer_option import Option, Reach
 from autotune.trainers.launch_files import FOLDER, Launch
-from autotune.trainers.trainer_option import Option, Reach
 
 COMMAND = "command"
 _PYTHON = (".py", ".pyz")

@@ -34,9 +34,9 @@ from typing import Any, final
 
 from autotune.errors import SpecError
 from autotune.spec.checks import nearest
-from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern, mark
-from autotune.trainers.step_metrics import LineReader, LineTest, StepMetrics, clean, number
-from autotune.trainers.steplines import MEASURED, parse_step_line
+from autotune.trainers.logs.patterns import MAX_SEARCHED, compile_pattern, mark
+from autotune.trainers.logs.step_metrics import LineReader, LineTest, StepMetrics, clean, number
+from autotune.trainers.logs.steplines import MEASURED, parse_step_line
 
 STEPS, MICRO_BATCHES = "steps", "micro-batches"
 _NUMBER = r"([-+]?[0-9][0-9,.]*(?:[eE][-+]?[0-9]+)?|[-+]?nan|[-+]?inf)"

@@ -14,9 +14,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from autotune.errors import SpecError
-from autotune.trainers.file_formats import to_json, to_toml, to_yaml
+from autotune.trainers.documents.file_formats import to_json, to_toml, to_yaml
+from autotune.trainers.documents.placeholders import Expression, Values, check_names, parse
 from autotune.trainers.launch_files import check_file_name
-from autotune.trainers.placeholders import Expression, Values, check_names, parse
 
 WRITERS = {".json": to_json, ".yaml": to_yaml, ".yml": to_yaml, ".toml": to_toml}
 """what writes a file, by its ending"""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.limit import Limit
+from autotune.trainers.base.limit import Limit
 
 
 def effective(config: ParallelConfig) -> ParallelConfig:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import final
 
-from autotune.trainers.step_metrics import MAX_LINE, StepMetrics
+from autotune.trainers.logs.step_metrics import MAX_LINE, StepMetrics
 
 _NUMBER = r"(?:np\.float\d+\()?'?(-?[0-9][0-9.]*(?:[eE][+-]?[0-9]+)?)"
 _VERL_STEP = re.compile(r"(?:^|[\s)])step:(\d+) - ")

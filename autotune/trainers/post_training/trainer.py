@@ -13,10 +13,14 @@ from typing import Any, ClassVar
 
 from autotune.spec import KNOBS, ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
-from autotune.trainers.effective import effective
-from autotune.trainers.file_formats import to_yaml
+from autotune.trainers.base.effective import effective
+from autotune.trainers.base.limit import Limit, Rule, broken
+from autotune.trainers.base.trainer import Trainer, needs
+from autotune.trainers.base.trainer_option import PYTHON, SHARED_OPTIONS, Option, Reach
+from autotune.trainers.documents.file_formats import to_yaml
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit, Rule, broken
+from autotune.trainers.logs.step_metrics import StepMetrics
+from autotune.trainers.post_training.logs import step_metrics_of
 from autotune.trainers.present_configuration import (
     SETTINGS,
     KeyReader,
@@ -27,10 +31,6 @@ from autotune.trainers.present_configuration import (
     parse_document,
 )
 from autotune.trainers.readers.shell_words import commands_of
-from autotune.trainers.rl_logs import step_metrics_of
-from autotune.trainers.step_metrics import StepMetrics
-from autotune.trainers.trainer import Trainer, needs
-from autotune.trainers.trainer_option import PYTHON, SHARED_OPTIONS, Option, Reach
 
 MODEL = Option(
     name="model",

@@ -1,0 +1,1 @@
+"""What all trainers share: the base class, options, limits, and how a launch begins."""

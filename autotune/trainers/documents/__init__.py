@@ -1,0 +1,1 @@
+"""Files of configuration: TOML, YAML, JSON and Python, and templates filled in for a config."""

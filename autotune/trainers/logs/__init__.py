@@ -1,0 +1,1 @@
+"""Logs of programs as step metrics: formats, patterns and rates."""

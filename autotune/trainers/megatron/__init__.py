@@ -1,0 +1,1 @@
+"""Megatron-LM, and what Megatron-Bridge shares with it."""

@@ -1,0 +1,1 @@
+"""What trainers of post-training share."""

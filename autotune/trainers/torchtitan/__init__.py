@@ -1,0 +1,1 @@
+"""torchtitan, releases 0.2 and 0.3."""
