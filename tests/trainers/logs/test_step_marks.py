@@ -11,7 +11,7 @@ from autotune.trainers.logs.patterns import mark
 
 LINES = [
     line.strip().strip("'\",")
-    for path in sorted((Path(__file__).parent).rglob("*"))
+    for path in sorted((Path(__file__).parents[1]).rglob("*"))
     if path.suffix in (".log", ".txt", ".py")
     for line in path.read_text(encoding="utf-8").splitlines()
 ] + [
