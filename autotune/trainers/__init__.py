@@ -1,24 +1,22 @@
 """Trainers: a config as a launch of somebody's training program (argv, environment, files), and its log lines as step metrics.
 
-    trainer.py        Trainer, the base class; trainer_option.py   Option
-    present_configuration.py   the configuration that a program has now, and what was read of it: keys of nested documents, knobs that follow from others
-    readers/          readers of present configurations, one per format
-    launch_files.py   Launch, and `write_launch`, which writes it into a folder
-    schedulers/       a launch as a job of Slurm, Ray or Kubernetes; provenance_comments.py   how its config was found and measured
-    limit.py          Limit: a value that a trainer cannot express
-    effective.py      a config without knobs that have no effect
-    torchrun.py       placement of ranks on nodes, and the torchrun command
-    steplines.py      step metrics as one JSON object per line
-    patterns.py       regular expressions from a spec, checked for bounded run time
-    pattern_proposals.py  patterns guessed from the lines of a log that nothing else could read
-    executable.py     which file a launch starts on this machine, and which Python runs it
-    file_formats.py   TOML, YAML and JSON files; Hugging Face's config.json of a model
-    megatron_core.py  what Megatron-LM and Megatron-Bridge share
-    lightning_bars.py Lightning's progress bar as optimizer steps
-    python_source.py  a configuration that is Python source
-    torchtitan_*.py   torchtitan's job file (0.2) and Python configuration (0.3), and what both share
-    programs/         training programs for trainers that are libraries
     catalog/          the trainers that ship, one per module; the module's name is the trainer's name
+    megatron/ torchtitan/ lightning/ command/   what belongs to one of them, or to its releases: models, knobs, files, options
+    post_training/    what the trainers of post-training share
+    base/             trainer.py Trainer, the base class; trainer_option.py Option; limit.py Limit, a value that a trainer cannot express
+                      effective.py    a config without knobs that have no effect
+                      torchrun.py     placement of ranks on nodes, and the torchrun command
+                      executable.py   which file a launch starts on this machine, and which Python runs it
+                      workload_limits.py, trained_families.py, layer_split.py and others: what several trainers cannot do, or do alike
+    logs/             formats.py, patterns.py (from a spec, checked for bounded run time), pattern_proposals.py (guessed from a log)
+                      steplines.py, step_metrics.py, printed_rates.py: lines as metrics of steps
+    documents/        file_formats.py TOML, YAML and JSON files; Hugging Face's config.json of a model
+                      python_source.py, program_files.py, placeholders.py, output_options.py
+    readers/          readers of present configurations, one per format
+    schedulers/       a launch as a job of Slurm, Ray or Kubernetes; provenance_comments.py   how its config was found and measured
+    programs/         training programs for trainers that are libraries
+    launch_files.py   Launch, and `write_launch`, which writes it into a folder
+    present_configuration.py   the configuration that a program has now, and what was read of it: keys of nested documents, knobs that follow from others
 
 Trainers are registered as entry points of the group `autotune.trainers`; other packages can register their own.
 
