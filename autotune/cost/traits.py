@@ -57,9 +57,9 @@ class Traits:
     chunks_again: bool = False
     """a chunked loss makes the logits of a chunk once more in the backward pass"""
     loss: str = "full"
-    """how the trainer computes the loss by itself; the kinds stand in `loss_memory.py`"""
+    """how the trainer computes the loss by itself; the kinds stand in `memory/loss.py`"""
     liger: bool = False
-    """its fused loss is that of Liger's kernels for transformers' models, which never hold whole logits (`loss_memory.py`)"""
+    """its fused loss is that of Liger's kernels for transformers' models, which never hold whole logits (`memory/loss.py`)"""
     tiles_mlp: bool = False
     """with activations on the host the MLP is computed, and computed again, for as many tokens at a time as the hidden width has elements (DeepSpeed's `TiledMLP`, arXiv 2506.13996, section 3.1)"""
     casts_logits: bool = True
@@ -100,7 +100,7 @@ class Traits:
     step_bytes: float = 0.0
     """bytes per weight of an fp32 copy of 16-bit gradients that the optimizer's step makes"""
     foreach: bool = False
-    """AdamW is torch's default on a GPU, a chain of kernels that takes a tensor of the size of a moment beside its states (`step_time.py`)"""
+    """AdamW is torch's default on a GPU, a chain of kernels that takes a tensor of the size of a moment beside its states (`time/step.py`)"""
     step_weights: float = math.inf
     """weights of a rank that the optimizer steps over at once under ZeRO-3 (DeepSpeed: `sub_group_size`)"""
     expandable_segments: bool = False
@@ -118,7 +118,7 @@ class Traits:
     async_linear: bool = False
     """with sequence parallelism, collectives of the backward pass run beside matrix products (`traffic.hidden_rings_s`)"""
     checkpoint_host: float = 1.0 / 3.0
-    """host time of a layer that full recomputation adds, in units of its forward and backward pass; torch's checkpoint adds more than the forward pass (`step_time.py`)"""
+    """host time of a layer that full recomputation adds, in units of its forward and backward pass; torch's checkpoint adds more than the forward pass (`time/step.py`)"""
     shard_hooks: float = 0.0
     """host time of the hooks by which ZeRO-3 gathers and releases a layer's weights module by module, in the same units"""
     gathers_again: bool = False
@@ -142,11 +142,11 @@ MEGATRON = Traits(
 BRIDGE = replace(MEGATRON, narrow_weights="primary", loss="fused")
 NVIDIA_RECIPES = replace(BRIDGE, gradient_bytes=2.0, reduce_bytes=2.0, expandable_segments=True)
 REENTRANT, NON_REENTRANT = 0.9, 1.4
-"""`Traits.checkpoint_host` of torch's checkpoint, which passes through autograd again, or keeps saved tensors by hooks; measured (`step_time.py`)"""
+"""`Traits.checkpoint_host` of torch's checkpoint, which passes through autograd again, or keeps saved tensors by hooks; measured (`time/step.py`)"""
 FSDP_HOOKS = 2.0
-"""`Traits.shard_hooks` of FSDP around each layer, measured (`step_time.py`)"""
+"""`Traits.shard_hooks` of FSDP around each layer, measured (`time/step.py`)"""
 MODULE_HOOKS = 4.4
-"""`Traits.shard_hooks` of DeepSpeed, measured (`step_time.py`)"""
+"""`Traits.shard_hooks` of DeepSpeed, measured (`time/step.py`)"""
 EAGER = Traits(
     program="sharded",
     liger=True,

@@ -2,7 +2,7 @@
 
     log measured_i = log f_i(theta) + level + e_i
 
-    f_i     step time of config i by the cost model (`step_time`)
+    f_i     step time of config i by the cost model (`time.step`)
     theta   logs of K constants: normal about those that ship, with the standard deviations of `refit_values` (how far one cluster lies from another)
     level   what no constant explains and all configs of a cluster share; it is kept as one more constant, of which every derivative is 1
     e       own errors of the configs (`own_error`), which neighbours share in part

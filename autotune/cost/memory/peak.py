@@ -1,8 +1,8 @@
 """Peak memory of the fullest rank of the pipeline, by part.
 
-states        weights, gradients and optimizer states (`model_states.py`)
+states        weights, gradients and optimizer states (`memory/states.py`)
 activations   of the layers for every micro-batch in flight less what is recomputed or offloaded (`activations.py`)
-logits        of the output projection and the loss, on the last rank (`loss_memory.py`)
+logits        of the output projection and the loss, on the last rank (`memory/loss.py`)
 framework     buffers of collectives, gathered weights, placeholders, workspaces, what the allocator reserves beyond what is allocated; CUDA graphs have
               workspaces of their own, and graphs of layers an input of their own for every micro-batch in flight
 

@@ -173,7 +173,7 @@ def loss_s(workload: Workload, table: ConfigTable, layout: Layout, constants: Ca
 
 
 def loss_moved_bytes(table: ConfigTable, traits: Traits) -> Column:
-    """Bytes per logit that the loss reads and writes, forward and backward, by how it is computed (the kinds stand in `loss_memory.py`).
+    """Bytes per logit that the loss reads and writes, forward and backward, by how it is computed (the kinds stand in `memory/loss.py`).
 
     full, chunked           cast to fp32 (b + 4), log-softmax (8); gradient of nll_loss (4), of log-softmax (12), cast back (4 + b)
     parallel, copied        kernel by kernel: cast (b + 4), maximum (4), subtraction (8), exponential (8), sum (4), division (8); product (8), cast (4 + b)

@@ -67,7 +67,7 @@ def is_offloaded(table: ConfigTable, what: str) -> NDArray[np.bool_]:
 
 
 def offloaded_update_s(workload: Workload, weights: Column, moved_bytes: Column) -> Column:
-    """Seconds of the optimizer's step on the host. `weights`: that the rank updates, `moved_bytes`: of the update (`step_time.py`)."""
+    """Seconds of the optimizer's step on the host. `weights`: that the rank updates, `moved_bytes`: of the update (`time/step.py`)."""
     gpu = workload.cluster.gpu
     if gpu.is_cpu:  # its memory is the host's
         return moved_bytes / gpu.memory_bytes_per_s

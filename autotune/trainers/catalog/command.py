@@ -7,7 +7,7 @@
 
 Placeholders are the knobs of the config, including a study's own, the sizes of the model, `{seq_len} {global_batch_size} {world_size} {nnodes}
 {nproc_per_node} {model} {seed} {steps}`, in arguments and variables also `{node_rank} {master_addr} {master_port}` of the node that is started, `{trial_dir}` into which a trial writes, and arithmetic over them (see `placeholders.py`); `values` says what their values are written as. `files`
-are rendered for each trial (see `program_files.py`) into a folder of its own, `{files}`. No shell is involved. Without `metrics`, JSON objects, loss dictionaries and progress bars are read (see `log_formats.py`).
+are rendered for each trial (see `documents/program_files.py`) into a folder of its own, `{files}`. No shell is involved. Without `metrics`, JSON objects, loss dictionaries and progress bars are read (see `logs/formats.py`).
 
 A knob that no placeholder mentions must have one value in all configs, its default or the one in `fixed`, else the program would train something
 else than the config says. A study's `fixed` holds the knobs with one value in its space: such a program is started with that value anyway.
@@ -218,7 +218,7 @@ class CommandTrainer(Trainer):
         self.reader(options)
 
     def in_training(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """See `command_training`."""
+        """See `command.training`."""
         return in_training(options, _arguments(options.get("argv", ())))
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:

@@ -106,7 +106,7 @@ class MegatronTrainer(Trainer):
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
-        """Megatron Core's rules (`megatron_core.py`), and fp8 without Transformer Engine."""
+        """Megatron Core's rules (`megatron/core.py`), and fp8 without Transformer Engine."""
         c = effective(config)
         is_local = options["transformer_impl"] != "transformer_engine"
         needed = "it needs transformer_impl=transformer_engine"
@@ -178,7 +178,7 @@ class MegatronTrainer(Trainer):
     step_marks = ITERATION_MARKS
 
     def parse_line(self, line: str) -> StepMetrics | None:
-        """Its line of each iteration, and its memory reports (`megatron_core.py`)."""
+        """Its line of each iteration, and its memory reports (`megatron/core.py`)."""
         return parse_iteration(line)
 
 

@@ -84,7 +84,7 @@ class MegatronBridgeTrainer(Trainer):
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
-        """Megatron Core's rules (`megatron_core.py`), and models without a bridge."""
+        """Megatron Core's rules (`megatron/core.py`), and models without a bridge."""
         c = effective(config)
         limits = core_limits(workload, c)
         return limits if options["recipe"] else (*limits, *_model_limits(workload.model, c))
@@ -123,7 +123,7 @@ class MegatronBridgeTrainer(Trainer):
     step_marks = ITERATION_MARKS
 
     def parse_line(self, line: str) -> StepMetrics | None:
-        """Its line of each iteration, which is Megatron-LM's (`megatron_core.py`)."""
+        """Its line of each iteration, which is Megatron-LM's (`megatron/core.py`)."""
         return parse_iteration(line)
 
 

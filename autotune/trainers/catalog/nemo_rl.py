@@ -246,7 +246,7 @@ class NemoRl(PostTrainer):
         )
 
     def parse_line(self, line: str) -> StepMetrics | None:
-        """`Total step time: 40.00s`; what else it prints of a step stands on lines of its own (`rl_logs`)."""
+        """`Total step time: 40.00s`; what else it prints of a step stands on lines of its own (`post_training.logs`)."""
         found = _STEP_TIME.search(line[:MAX_LINE])
         return StepMetrics(step_time_s=float(found[1])) if found else None
 

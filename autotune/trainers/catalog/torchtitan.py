@@ -1,4 +1,4 @@
-"""torchtitan: a job file for release 0.2 (`torchtitan_settings.py`), a Python configuration from 0.3 on (`torchtitan_config.py`), with the model's exact sizes.
+"""torchtitan: a job file for release 0.2 (`torchtitan/settings.py`), a Python configuration from 0.3 on (`torchtitan/config.py`), with the model's exact sizes.
 
 The releases differ in what they can express; the limits say it by release.
 """

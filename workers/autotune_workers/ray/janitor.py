@@ -2,7 +2,7 @@
 
 A driver asks for a placement group first and then for the actors that run in it. Both are detached from the driver, so that the next
 controller of the study can adopt the gang. Killed between the two, a driver leaves a group that nobody else removes. Gangs whose actors
-have started end themselves (`rank_host`).
+have started end themselves (`ranks.host`).
 
 Silence is no death: a driver whose link is down lives on. So the janitor runs on the node of the head, and asks the head whether the driver's job
 has ended before it removes anything. It goes on waiting while the job lives, and returns to silence once it hears from the driver again.

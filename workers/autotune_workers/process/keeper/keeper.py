@@ -11,7 +11,7 @@ until a log gets so long that step lines must be told from others, and starts in
                        "remove": [PATH, ...], "user": NAME, "lease_s": S, "trainer": NAME, "options": {...}, "meets_at": ADDRESS,
                        "outputs": NAME, "watched": BOOL, "keeps_files": BOOL}
                       {"command": "alive"}   {"command": "end", "hung": BOOL}   the end of the channel means `end` too
-    keeper -> owner   {"event": "keeper", "pid": N}, then as in `program_places`: started or refused, lines and probe, at last ended, or gone after SIGTERM
+    keeper -> owner   {"event": "keeper", "pid": N}, then as in `program.places`: started or refused, lines and probe, at last ended, or gone after SIGTERM
 
 `files` are written into a temporary folder, the trial's own, whose path takes the place of `folder_word` in arguments and variables, and in which the program
 runs where `cwd` is empty, and stands in the files, too; what it writes belongs into the folder `outputs` there. `watched`: whether the probe looks at it (`autotune_workers.probe`); `keeps_files`: whether

@@ -1,7 +1,7 @@
 """One attempt of a program on its nodes: the keepers' messages and time in, orders to the keepers and events out. No clock.
 
     WAITING    until every node is ready                       -> RUNNING: all start the program, and meet at node 0
-    RUNNING    lines of all logs go to the trial (`program`)   -> ENDING when it is decided, late, refused or cancelled, or a node has ended
+    RUNNING    lines of all logs go to the trial (`program.state`)   -> ENDING when it is decided, late, refused or cancelled, or a node has ended
     ENDING     SIGTERM, then SIGKILL, by each node's keeper    -> OVER when every node has ended or is given up
 
 Any node's end ends all: a launcher whose peers are gone may wait for ever. Nodes have `PEERS_S` to end by themselves, because what the others
@@ -9,7 +9,7 @@ say may be the cause of the first one's end; with a lost node nobody waits.
 
 Trials of somebody's own program: any trainer that `autotune.trainers` can launch, the `command` trainer first of all.
 
-What the `local` and the `ray` runner share; they differ in where nodes come from (`program_places`). Each node runs its part of the program under a
+What the `local` and the `ray` runner share; they differ in where nodes come from (`program.places`). Each node runs its part of the program under a
 keeper, which reads its output line by line. The program is told to end when it is measured well enough, late, diverging or cancelled, and its end
 is announced when everything that it started is gone.
 """

@@ -2,7 +2,7 @@
 
 gone      the keeper was lost: WORKER_LOST, whatever the others say of broken connections
 failed    the program of the node ended by itself with an exit code other than 0; of several the first one counts. What its log says of the
-          cause (`failure_cause`) takes the place of the exit code, which is the launcher's
+          cause (`failure.cause`) takes the place of the exit code, which is the launcher's
 echo      as failed, but its log speaks of a peer that is gone: counts only when nothing else does
 """
 

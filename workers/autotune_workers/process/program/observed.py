@@ -1,6 +1,6 @@
 """A program that somebody started, as its log shows it: steps, memory and the cause of its end. Lines in, measurement and failure out; it is never ended.
 
-It is read as a trial's program is (`program_log`, `failure_cause`). Of a program whose batch is not known, times of steps count, and rates do not.
+It is read as a trial's program is (`program.log`, `failure.cause`). Of a program whose batch is not known, times of steps count, and rates do not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Program places: the nodes on which one attempt of a program runs, as the runner sees them, and the protocol of what provides them.
 
 The counterpart of `gang.gang_runner.RankPool` for programs: a keeper per node instead of a process per rank. A keeper starts the program of its node, reads
-its log, and ends everything that the program started (`keeper`; its owner on the node is a `keeper_process`).
+its log, and ends everything that the program started (`keeper`; its owner on the node is `keeper.owner`).
 
     ready      {"event": "ready", "address": A, "port": P}                 the node can start a program; P is a free port at A
     started    {"event": "started", "pid": N, "program": PATH,             PATH: the file that argv[0] was found to be

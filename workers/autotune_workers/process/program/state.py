@@ -1,9 +1,9 @@
 """One attempt of somebody's own program as a state machine: log lines, the probe's reports and time in, steps and the verdict out. No clock, no I/O.
 
-Where the probe sees the program train (`program_probe`), its steps are the measurement, and the log is the second witness, which also tells losses and gradient
+Where the probe sees the program train (`program.probe`), its steps are the measurement, and the log is the second witness, which also tells losses and gradient
 norms. Else the log counts: a program that imports torch under the probe's eyes and prints `PROBE_STEPS` steps of which the probe sees none in `PROBE_S` is one
-that it cannot see. Each node's log is read for itself (`program_log`); the first one that ends a step is the one that is measured, because every node takes part
-in every step. Why a program failed is read from the logs too (`failure_cause`). Deadlines, stop rule and divergence are those of a gang (`gang`). Peak memory comes from the logs; without it, on a CPU, from the
+that it cannot see. Each node's log is read for itself (`program.log`); the first one that ends a step is the one that is measured, because every node takes part
+in every step. Why a program failed is read from the logs too (`failure.cause`). Deadlines, stop rule and divergence are those of a gang (`gang`). Peak memory comes from the logs; without it, on a CPU, from the
 fullest process, and on GPUs from the driver, as the keepers saw it.
 """
 

@@ -1,4 +1,4 @@
-"""A node on a Ray cluster as the runner of programs sees it. `node_host` is the other end."""
+"""A node on a Ray cluster as the runner of programs sees it. `nodes.host` is the other end."""
 
 from __future__ import annotations
 

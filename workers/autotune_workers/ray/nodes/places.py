@@ -1,4 +1,4 @@
-"""Program places on a Ray cluster: one placement group of whole nodes with an actor per node (`node_host`). Groups stay warm between attempts."""
+"""Program places on a Ray cluster: one placement group of whole nodes with an actor per node (`nodes.host`). Groups stay warm between attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank on a Ray cluster as the runner sees it. `rank_host` is the other end."""
+"""A rank on a Ray cluster as the runner sees it. `ranks.host` is the other end."""
 
 from __future__ import annotations
 

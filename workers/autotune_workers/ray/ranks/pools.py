@@ -1,4 +1,4 @@
-"""Rank pools on a Ray cluster: one placement group with an actor per rank. `rank_host` is the actors' side, `adoption` what others left behind.
+"""Rank pools on a Ray cluster: one placement group with an actor per rank. `ranks.host` is the actors' side, `adoption` what others left behind.
 
 Ranks of one node may run on any nodes that have room, as near to one another as possible: a cluster that is described as one node may consist of
 several smaller ones. Ranks of several nodes have whole nodes (`placement`), with equally many ranks on each.
