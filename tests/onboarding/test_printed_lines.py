@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.onboarding.first_spec import first_draft
-from autotune.onboarding.script.print_statements import patterns_of, print_statements
+from autotune.onboarding.script.print_statements import is_known, patterns_of, print_statements
 
 LOOP = "import time\nbegin = time.perf_counter()\nfor step in range(9):\n"
 
@@ -98,3 +98,10 @@ def test_the_lines_of_a_function_that_evaluates_are_none_of_a_step() -> None:
     assert proposed(judges + LOOP + "    evaluate(model)\n") == {}
     trains = judges.replace("evaluate", "train_and_evaluate")
     assert set(proposed(trains + LOOP + "    train_and_evaluate(model)\n")) == {"loss"}
+
+
+def test_lines_of_a_known_form_need_no_patterns() -> None:
+    said = "f'Train: [{epoch}/{config.TRAIN.EPOCHS}][{idx}/{num_steps}]\\teta {eta}\\ttime {t:.4f}\\tloss {loss:.4f}'"
+    printed = list(print_statements(ast.parse(f"for idx, batch in enumerate(loader):\n    logger.info({said})\n")))
+    assert is_known(printed)
+    assert patterns_of(printed) == {}

@@ -518,10 +518,10 @@ def test_a_variable_that_may_hold_options_leaves_the_present_config_unknown(tmp_
         'p.add_argument("--num-layers", type=int, default=24)\np.add_argument("--hidden-size", type=int, default=1024)\n'
         'p.add_argument("--num-attention-heads", type=int, default=16)\n'
     )
-    launch = "source $1\ntorchrun --nproc_per_node 8 train.py --bf16 $MODEL_ARGS\n"
+    launch = "source $1\ntorchrun --nproc_per_node 8 train.py --bf16 $MODEL_ARGS $LARGE\n"
     draft = drafted(tmp_path, {"run.sh": launch, "train.py": program})
-    assert {"baseline", "model"} <= set(draft.fill_in)
-    assert any("does not set $MODEL_ARGS" in note for note in draft.notes)
+    assert {"baseline", "model", "workload.global_batch_size"} <= set(draft.fill_in)
+    assert any("does not set $MODEL_ARGS, which" in note for note in draft.notes)
 
 
 @pytest.mark.parametrize(
@@ -573,6 +573,11 @@ LOOP = (
         ("soft_cap = torch.compile(soft_cap)\nif args.c:\n    model = torch.compile(model)\n", "precision=fp32"),
         ("torch.backends.cuda.matmul.allow_tf32 = True\n", "precision=tf32"),
         ("torch.set_float32_matmul_precision('high')\n", "precision=tf32"),
+        ("if torch.cuda.is_available():\n    torch.backends.cuda.matmul.allow_tf32 = True\n", "precision=tf32"),
+        ("if a:\n    pass\nelse:\n    torch.backends.cuda.matmul.allow_tf32 = True\n", "precision=fp32"),
+        ("with torch.cuda.amp.autocast(True):\n    step()\n", "precision=fp16"),
+        ("with torch.autocast('cuda', enabled=False):\n    step()\n", "precision=fp32"),
+        ("fabric = L.Fabric(devices=8, precision='bf16-mixed')\n", "precision=bf16"),
         ("torch.set_float32_matmul_precision('highest')\ntorch.backends.cudnn.allow_tf32 = True\n", "precision=fp32"),
     ],
 )  # fmt: skip
@@ -604,3 +609,30 @@ def test_a_command_held_as_lines_in_a_variable_is_read(begin: str, end: str, tmp
     assert "pkg.train" in argv(draft)
     assert draft.document["workload"] == {"seq_len": 2048, "global_batch_size": 64}
     assert draft.document["baseline"] == "micro_batch_size=2,precision=bf16"
+
+
+def test_flags_of_other_formats_leave_tf32_where_the_code_allows_it(tmp_path: Path) -> None:
+    more = 'p.add_argument("--amp", action="store_true")\nif torch.cuda.is_available():\n    torch.backends.cuda.matmul.allow_tf32 = True\n'
+    files = {"run.sh": "torchrun --nproc_per_node 8 train.py\n", "train.py": LOOP + more}
+    draft = drafted(tmp_path, files)
+    assert draft.document["baseline"] == "micro_batch_size=4,precision=tf32"
+    assert draft.document["space"]["precision"] == ["tf32", "fp16"]
+    assert draft.document["trainer"]["values"]["precision"] == {"fp16": "--amp", "tf32": None}
+
+
+def test_a_batch_in_the_programs_own_text_is_its_batch(tmp_path: Path) -> None:
+    text = "def setup():\n    pass\nglobal_batch_size = 512\nmicro_batch_size = 8\nwith torch.autocast('cuda'):\n    step()\n"
+    files = {"run.sh": "torchrun --nproc_per_node 8 train.py\n", "train.py": text}
+    draft = drafted(tmp_path, files)
+    assert draft.document["workload"]["global_batch_size"] == 512
+    assert "accumulation_steps" not in draft.document["baseline"], "it follows from the batch"
+
+
+def test_a_number_format_in_a_variable_is_asked_for(tmp_path: Path) -> None:
+    files = {"train.py": LOOP + "fabric = L.Fabric(devices=8, precision=chosen)\n"}
+    assert "space.precision" in drafted(tmp_path, files, "train.py").fill_in
+
+
+def test_a_length_that_a_loop_sets_for_its_samples_is_not_that_of_the_training(tmp_path: Path) -> None:
+    text = LOOP + "for step in range(9):\n    if step % 5 == 0:\n        max_length = 32\n"
+    assert "workload.seq_len" in drafted(tmp_path, {"train.py": text}, "train.py").fill_in

@@ -253,7 +253,7 @@ def values_of(found: OptionMatches) -> dict[str, dict[Any, Any]]:
         if meaning.words and len(meaning.values) > 1:
             said[target] = {_key(value): word for value, word in meaning.words.items()}
     if found.precision_flags:
-        said["precision"] = precision_words(found.precision_flags)
+        said["precision"] = precision_words(found.precision_flags, found.plain_format)
     return said
 
 
@@ -261,10 +261,10 @@ def _key(value: str) -> Any:
     return {"true": True, "false": False}.get(value, int(value) if value.isdecimal() else value)
 
 
-def precision_words(flags: list[tuple[ScriptOption, Meaning]]) -> dict[Any, Any]:
-    """The whole argument for each number format. Of flags that are on by default the first alone counts: one word cannot switch two."""
+def precision_words(flags: list[tuple[ScriptOption, Meaning]], plain: str) -> dict[Any, Any]:
+    """The whole argument for each number format; `plain`: the one without any. Of flags that are on by default the first alone counts: one word cannot switch two."""
     on = [(option, meaning.values[0]) for option, meaning in flags if option.default]
     if on:
         option, precision = on[0]
-        return {precision: None} if option.off is None else {precision: None, "fp32": f"{option.prefix}{option.off}"}
-    return {**{meaning.values[0]: f"{option.prefix}{option.on}" for option, meaning in flags}, "fp32": None}
+        return {precision: None} if option.off is None else {precision: None, plain: f"{option.prefix}{option.off}"}
+    return {**{meaning.values[0]: f"{option.prefix}{option.on}" for option, meaning in flags}, plain: None}

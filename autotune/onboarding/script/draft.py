@@ -64,7 +64,9 @@ def training_of(found: OptionMatches) -> dict[str, Any]:
     return training
 
 
-_HOLDS_OPTIONS = re.compile(r"\$\{?\w*(?:ARG|OPT|PARAM|FLAG)[A-Z]*\w*(?:\[[@*]\])?\}?", re.IGNORECASE)
+_HOLDS_OPTIONS = re.compile(
+    r"\$\{?(\w*_)?(args?|arguments|opts?|options?|params?|parameters|flags?)(_\w*)?(\[[@*]\])?\}?", re.IGNORECASE
+)
 """a variable of a shell that may hold any number of options"""
 MODEL, SEQ_LEN, VOCAB_SIZE = "nano-gpt", 1024, 50304
 """stand-ins for figures that the script does not say"""
@@ -217,8 +219,8 @@ def _precisions(found: OptionMatches) -> list[Any]:
         return [value for value in found.used["precision"][1].values if value != "fp8" or default == "fp8"]
     if not found.precision_flags:
         return [found.fixed.get("precision", "fp32")]
-    words = precision_words(found.precision_flags)
-    default = next((meaning.default for _, meaning in found.precision_flags if meaning.default), "fp32")
+    words = precision_words(found.precision_flags, found.plain_format)
+    default = next((meaning.default for _, meaning in found.precision_flags if meaning.default), found.plain_format)
     return sorted(words, key=lambda value: value != default)
 
 
@@ -230,7 +232,9 @@ def _micro(found: OptionMatches, ranks: RanksToday) -> int | None:
 
 
 def _accumulates(found: OptionMatches) -> bool:
-    return "accumulation_steps" in found.used or "global_batch_size" in found.used
+    """Whether it does, by an option, or as its own text says."""
+    constants = (found.constant("accumulation_steps"), found.constant("global_batch_size"))
+    return bool({"accumulation_steps", "global_batch_size"} & found.used.keys() or any(constants))
 
 
 def _space(found: OptionMatches, ranks: RanksToday) -> dict[str, Any]:
@@ -292,12 +296,13 @@ def _batches(found: OptionMatches, ranks: RanksToday) -> tuple[Any, str, bool]:
     known, steps = _micro(found, ranks), found.count("accumulation_steps") or 1
     micro = known or BATCH
     script = found.script
-    stated = found.count("global_batch_size") if "global_batch_size" in found.used else None
+    stated = found.count("global_batch_size")
     if stated:
         return stated, found.where("global_batch_size"), False
     is_total = "accumulation_steps" in found.used and bool(found.used["accumulation_steps"][1].expression)
     whole = micro * steps * (1 if is_total else ranks.replicas)
-    if known is None:
+    is_given = "micro_batch_size" in found.used and found.used["micro_batch_size"][0].given is not None
+    if known is None or (_held_elsewhere(script) and not is_given):
         return whole, "fill in: sequences per optimizer step; not found in the script", True
     if _accumulation_unsaid(found):
         return whole, f"fill in: sequences per optimizer step; {_UNSAID_STEPS}", True

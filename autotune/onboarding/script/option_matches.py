@@ -97,6 +97,12 @@ class OptionMatches:
         seq_len = self.count("seq_len")
         return max(1, value // seq_len) if seq_len else None
 
+    @property
+    def plain_format(self) -> str:
+        """What it computes in where no flag switches another format on."""
+        has_switch = any("tf32" in meaning.values for _, meaning in self.precision_flags)
+        return "tf32" if "tf32" in self.script.does and not has_switch else "fp32"
+
     def without_autocast(self) -> None:
         """It computes in fp32, whatever it is told: its words of precision stay as they are."""
         self.used.pop("precision", None)

@@ -118,10 +118,12 @@ def options_of(tree: ast.Module) -> tuple[str, tuple[ScriptOption, ...]]:
 
 
 def constants_of(tree: ast.Module) -> tuple[ScriptOption, ...]:
-    """Numbers that the text assigns to names and attributes."""
+    """Numbers that the text assigns to names and attributes; not what it sets again and again in a loop, as for its samples."""
     found: dict[str, ScriptOption] = {}
+    loops = (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.AsyncFor))
+    repeated = {id(node) for loop in loops for node in ast.walk(loop)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and id(node) not in repeated:
             name, value = last_name(node.targets[0]), literal_or_none(node.value)
             if name and isinstance(value, int | float) and not isinstance(value, bool):
                 found.setdefault(name, ScriptOption(name=name, default=value, kind=kind_of(value), line=node.lineno))

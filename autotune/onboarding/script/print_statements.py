@@ -209,7 +209,7 @@ def _format(spec: ast.expr | None) -> str:
 STEPS = 12
 """steps of the log"""
 _STEP = re.compile(r"\b(\w*_)?(it|iter|iteration|step|i|batch_idx|idx|n_iter|iter_num)s?\b|step|iter(?!s_per)")
-_TOTAL = re.compile(r"total|max|num_|len\(|n_|epoch")
+_TOTAL = re.compile(r"total|max|num_|len\(|n_|epoch", re.IGNORECASE)
 _WHOLE = re.compile(r"[dn]$")
 _FACTORS = (1.0, 1.09, 0.97, 1.04, 0.99, 1.01)
 """by which sample numbers vary from line to line, so that none of them looks like a clock"""

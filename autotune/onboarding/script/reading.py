@@ -32,6 +32,7 @@ from autotune.onboarding.script.print_statements import (
 )
 from autotune.onboarding.script.syntax import called_name, keywords_of, literal_or_none
 from autotune.onboarding.script.unconditional import unconditional
+from autotune.spec.texts.usual_names import WORDS
 
 MAX_MODULES = 40
 """modules that are read of one program"""
@@ -226,10 +227,27 @@ def _overridden(tree: ast.Module) -> str:
     return next((path for path in loaded if isinstance(path, str) and path.endswith((".yaml", ".yml"))), "")
 
 
+_TRAINERS = ("Trainer", "Fabric", "Accelerator")
+"""classes that are told a number format as `precision` or `mixed_precision`"""
+
+
 def _autocast(tree: ast.Module) -> str:
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and called_name(n) == "autocast"]
-    named = {word for call in calls for word in re.findall(r"\btorch\.(bfloat16|float16)\b", ast.unparse(call))}
-    return {"bfloat16": "bf16", "float16": "fp16"}[named.pop()] if len(named) == 1 else ""
+    """The number format that its calls of autocast, or of a trainer's class, name; of autocast without one CUDA's own, fp16. Empty where a variable decides."""
+    named: set[str] = set()
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        given = keywords_of(call)
+        if called_name(call) == "autocast":
+            switch = given.get("enabled")
+            if switch is not None and literal_or_none(switch) is False:
+                continue
+            words = re.findall(r"\btorch\.(bfloat16|float16)\b", ast.unparse(call))
+            is_open = "dtype" in given or (switch is not None and literal_or_none(switch) is not True)
+            is_open = is_open or any(isinstance(arg, ast.Name | ast.Attribute) for arg in call.args)
+            named |= {"bf16" if word == "bfloat16" else "fp16" for word in words} or (set() if is_open else {"fp16"})
+        elif called_name(call) in _TRAINERS:
+            word = literal_or_none(given.get("precision") or given.get("mixed_precision"))
+            named |= {value for value, words in WORDS["precision"].items() if str(word).lower() in words and word}
+    return named.pop() if len(named) == 1 else ""
 
 
 def _plain_on_cpu(tree: ast.Module) -> Iterator[int]:
@@ -248,8 +266,12 @@ def _plain_on_cpu(tree: ast.Module) -> Iterator[int]:
 
 
 def _formats(tree: ast.Module) -> Iterator[str]:
-    """Narrow formats in expressions such as `torch.bfloat16`, `model.half()`."""
+    """Narrow formats in expressions such as `torch.bfloat16`, `model.half()`; and what a trainer's class is told by a variable."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and called_name(node) in _TRAINERS:
+            value = keywords_of(node).get("precision") or keywords_of(node).get("mixed_precision")
+            if isinstance(value, ast.Name):
+                yield f"precision={value.id}"
         if isinstance(node, ast.Attribute) and node.attr in ("bfloat16", "float16", "half"):
             yield "bf16" if node.attr == "bfloat16" else "fp16"
 

@@ -4,7 +4,7 @@
     model = torch.compile(model)                     compile
     torch.backends.cuda.matmul.allow_tf32 = True     fp32 is computed as tf32
 
-A statement under a test says nothing of a launch, nor does one in a function that is called under tests alone.
+A test for a GPU alone guards nothing where there is one. Any other statement under a test says nothing of a launch, nor does one in a function that is called under tests alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from autotune.onboarding.script.syntax import called_name, literal_or_none
 _RECOMPUTES = frozenset({"gradient_checkpointing_enable", "enable_gradient_checkpointing"})
 _ALLOWS_TF32 = re.compile(r"(torch\.)?backends\.cuda\.matmul\.allow_tf32")
 
+_GUARDS_NOTHING = re.compile(
+    r"__name__ == .*|(torch\.)?cuda\.is_available\(\)|(\w+\.)?device(_type|\.type)? == ['\"]cuda['\"]|use_cuda"
+)
 _MODEL = re.compile(r"(self\.)?(\w+_)?(model|net|network|module|transformer|backbone|unet|dit|policy|ddp)(_\w+)?")
 
 
@@ -39,12 +42,14 @@ def unconditional(tree: ast.Module) -> dict[str, int]:
 def _plain(body: list[ast.stmt]) -> Iterator[ast.AST]:
     """The nodes of the statements that no test guards, in no function within."""
     for statement in body:
-        if isinstance(statement, ast.If) and not ast.unparse(statement.test).startswith("__name__ =="):
+        if isinstance(statement, ast.If) and not _GUARDS_NOTHING.fullmatch(ast.unparse(statement.test)):
             continue
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         yield statement
         for name, value in ast.iter_fields(statement):
+            if name == "orelse" and isinstance(statement, ast.If):
+                continue
             if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
                 yield from _plain(value)
             elif isinstance(value, ast.expr) and name != "test" and not isinstance(value, ast.IfExp):
