@@ -628,6 +628,15 @@ def test_a_batch_in_the_programs_own_text_is_its_batch(tmp_path: Path) -> None:
     assert "accumulation_steps" not in draft.document["baseline"], "it follows from the batch"
 
 
+def test_a_batch_in_the_programs_own_text_may_count_tokens(tmp_path: Path) -> None:
+    text = "total_batch_size = 524288\nwith torch.autocast('cuda'):\n    step()\n"
+    files = {"run.sh": "torchrun --nproc_per_node 8 train.py\n", "train.py": text}
+    assert "workload.global_batch_size" in drafted(tmp_path, files).fill_in, "the length of a sequence is not known"
+    files["train.py"] = text + "block_size = 1024\nmicro_batch_size = 64\n"
+    draft = drafted(tmp_path, files)
+    assert draft.document["workload"]["global_batch_size"] == 512
+
+
 def test_a_number_format_in_a_variable_is_asked_for(tmp_path: Path) -> None:
     files = {"train.py": LOOP + "fabric = L.Fabric(devices=8, precision=chosen)\n"}
     assert "space.precision" in drafted(tmp_path, files, "train.py").fill_in

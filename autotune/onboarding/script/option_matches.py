@@ -92,7 +92,9 @@ class OptionMatches:
         value = self.default(target)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             return None
-        if target not in self.used or not self.used[target][1].in_tokens:
+        constant = next(self._constants(target), None) if target not in self.used else None
+        meaning = self.used[target][1] if constant is None else meaning_of(constant)
+        if meaning is None or not meaning.in_tokens:
             return value
         seq_len = self.count("seq_len")
         return max(1, value // seq_len) if seq_len else None
