@@ -91,6 +91,8 @@ def _row(row: dict[str, str]) -> Row | None:
     is_dynamic = said[2] == "k" and "Dynamic batch=FALSE" not in notes
     asked = int(said[1]) * 1024 if is_dynamic else 0
     tokens = max(asked, -(-sum(LONGEST) // cp)) if is_dynamic else 0
+    forward = row["log_prob_micro_batch"]
+    before = max(int(forward[:-1]) * 1024, tokens) if is_dynamic else 0
     fraction = re.search(r"gpu_memory_util=([0-9.]+)", notes)
     rl = PostTraining(
         algorithm="grpo",
@@ -102,7 +104,7 @@ def _row(row: dict[str, str]) -> Row | None:
         reference=has_reference,
         engine="megatron" if megatron else "fsdp",
         micro_batch_tokens=tokens,
-        log_prob_micro_batch_tokens=0,
+        log_prob_micro_batch_tokens=before,
         phase_offload="all" if "offload" in row["sharding"] or sweep == "dapo7b" else "none",
         balance="in_order",
         fused_rope="rope" in notes,

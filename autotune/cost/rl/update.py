@@ -6,8 +6,10 @@
 A pass over the micro-batches is linear in T and in Q but for what the host delays, so the mean micro-batch stands for all of them. The memory is that of the fullest.
 
 Between the kernels the host packs and unpacks. Megatron-Core's engines do it sequence by sequence, in Python, and wait for the device for each length (verl: `preprocess_packed_seqs` and
-`postprocess_packed_seqs`), so that a pass takes `SEQUENCE_HOST_S` for each sequence and `MICRO_BATCH_HOST_S` for each micro-batch beside what its layers take, shared by the first and the last stage of a pipeline; where RoPE is not fused it
-is computed for each sequence apart, some thirty launches for each layer forward and backward (`ROPE_HOST_S`; Megatron-LM: `apply_rotary_pos_emb_thd`). Read off steps of a 7B
+`postprocess_packed_seqs`), so that a pass takes `SEQUENCE_HOST_S` for each sequence and `MICRO_BATCH_HOST_S` for each micro-batch beside what its layers take. Of the five loops over sequences
+the first stage of a pipeline has one, that of the tokens; labels, their mask, log-probabilities and entropies are the last stage's (`LAST_STAGE`), for which the others wait. Where RoPE is not fused it
+is computed for each sequence apart, some thirty launches for each layer forward and backward (`ROPE_HOST_S`; Megatron-LM: `apply_rotary_pos_emb_thd`): of element-wise kernels, which have no weights,
+the forward pass has as many as the backward. Read off steps of a 7B
 (data/post_training.csv: micro-batches of one sequence against packed ones, fused against unfused); no size of the model is in them. Engines under FSDP unpad a whole micro-batch at once.
 
 A forward pass keeps nothing and reduces nothing: matrix products, attention and element-wise work once, half of the tensor-parallel collectives, one gather of sharded weights, a pipeline
@@ -56,6 +58,7 @@ from autotune.cost.traits import POST_TRAINERS, Traits, loop_of
 from autotune.spec import ConfigTable, TimeParts, Workload
 
 SEQUENCE_HOST_S, MICRO_BATCH_HOST_S = 4.5e-3, 25e-3
+LAST_STAGE = 4.0 / 5.0
 ROPE_HOST_S = 0.31e-3
 """per sequence and layer, forward and backward"""
 RING_HOST_S = 0.7e-3
@@ -119,8 +122,11 @@ class Pass:
         if not self.by_sequence:
             return np.zeros_like(self.layout.tp)
         layers = self.workload.model.num_layers / self.layout.pp
-        rope = np.zeros_like(layers) if self.fused_rope else share * ROPE_HOST_S * layers
-        each = (SEQUENCE_HOST_S / self.layout.pp + rope) * self.packed.sequences
+        again = self.table.is_word("recompute", "full")
+        passes = np.where(again, 1.5, 1.0) if share == 1.0 else 0.5
+        rope = np.zeros_like(layers) if self.fused_rope else passes * ROPE_HOST_S * layers
+        loops = SEQUENCE_HOST_S * np.where(self.layout.pp > 1, LAST_STAGE, 1.0)
+        each = (loops + rope) * self.packed.sequences
         return np.asarray(each + share * MICRO_BATCH_HOST_S / self.layout.pp * self.layout.accumulation)
 
     def memory(self) -> RankMemory:
