@@ -123,6 +123,10 @@ def test_every_key_of_nemo_rl_stands_in_its_example() -> None:
             "enabled": False,
             "resources": {"num_nodes": 1, "gpus_per_node": 8},
         }
+        # what `async_grpo_train` asserts before it starts
+        assert written["policy"]["generation"]["vllm_cfg"]["async_engine"] is True
+        assert written["loss_fn"]["use_importance_sampling_correction"] is True
+        assert trainer("nemo_rl").read_config(PresentConfiguration.of_launch(launch)).settings == {}
 
 
 def test_logs_are_read_by_phase() -> None:

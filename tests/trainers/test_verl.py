@@ -117,6 +117,10 @@ class TestVerlWithMegatron(PostTrainerContract):
     }
 
 
+def with_critic(workload: Workload) -> Workload:
+    return replace(workload, rl=replace(workload.rl or RL, algorithm="ppo", critic=workload.model))
+
+
 def written(workload: Workload, **knobs: Any) -> dict[str, Any]:
     config = ParallelConfig(accumulation_steps=64 // knobs.get("dp", 1), **knobs)
     launch = trainer("verl").launch(workload, config, OPTIONS)
@@ -129,6 +133,8 @@ def written(workload: Workload, **knobs: Any) -> dict[str, Any]:
         (WORKLOAD, "ppo_trainer", {"dp": 8, "zero_stage": 3, "recompute": "full", "cp": 2, "cp_style": "heads"}),
         (MEGATRON, "ppo_megatron_trainer", {"tp": 4, "dp": 4, "zero_stage": 1, "sequence_parallel": True, "recompute": "full"}),
         (MEGATRON, "ppo_megatron_trainer", {"tp": 2, "pp": 2, "dp": 4, "zero_stage": 1, "virtual_stages": 2, "pp_schedule": "interleaved_1f1b"}),
+        (with_critic(WORKLOAD), "ppo_trainer", {"dp": 8, "zero_stage": 3, "recompute": "full", "cp": 2, "cp_style": "heads"}),
+        (with_critic(MEGATRON), "ppo_megatron_trainer", {"tp": 4, "dp": 4, "zero_stage": 1, "sequence_parallel": True, "recompute": "full"}),
     ],
 )  # fmt: skip
 def test_every_name_is_one_of_the_release(workload: Workload, defaults: str, knobs: dict[str, Any]) -> None:
@@ -136,9 +142,8 @@ def test_every_name_is_one_of_the_release(workload: Workload, defaults: str, kno
     document = written(workload, **knobs, extra={"rollout_tp": 2, "micro_batch_tokens": 8192, "log_prob_micro_batch_tokens": 16384, "phase_offload": "all"})  # fmt: skip
     assert document.pop("defaults") == [defaults, "_self_"]
     document.pop("hydra")
-    document["actor_rollout_ref"]["actor"].get("megatron", {}).pop(
-        "override_transformer_config", None
-    )  # a mapping of Megatron-Core's own names
+    for role in (document["actor_rollout_ref"]["actor"], document.get("critic", {})):
+        role.get("megatron", {}).pop("override_transformer_config", None)  # a mapping of Megatron-Core's own names
     document["actor_rollout_ref"]["actor"].pop("optim")
     assert sorted(set(dotted(document)) - set(names)) == []
 
@@ -150,6 +155,49 @@ def test_engines_of_their_own_have_nodes_and_a_threshold() -> None:
     assert document["actor_rollout_ref"]["rollout"]["nnodes"] == 1
     assert document["trainer"]["v1"]["trainer_mode"] == "separate_async"
     assert document["trainer"]["v1"]["sampler"]["max_off_policy_threshold"] == 2
+    # what `PPOTrainerSeparateAsync` asserts before it starts
+    actor = document["actor_rollout_ref"]
+    syncs = document["trainer"]["v1"]["separate_async"]["parameter_sync_step"]
+    assert document["data"]["train_batch_size"] == syncs * actor["actor"]["ppo_mini_batch_size"] == 64
+    assert syncs == 8
+    assert actor["rollout"]["checkpoint_engine"]["backend"] != "naive"
+    assert actor["hybrid_engine"] is False
+    reading = trainer("verl").read_config(PresentConfiguration(files={"verl.yaml": yaml.safe_dump(document)}))
+    assert reading.settings == {}
+    assert reading.rl["placement"] == {"async": [8, 8], "staleness": 1}
+
+
+@pytest.mark.parametrize(
+    ("workload", "knobs", "own"),
+    [
+        (WORKLOAD, {"dp": 8, "zero_stage": 3, "recompute": "full", "cp": 2, "cp_style": "heads"}, "fsdp"),
+        (MEGATRON, {"tp": 4, "dp": 4, "zero_stage": 1, "sequence_parallel": True, "recompute": "full"}, "megatron"),
+    ],
+)
+def test_a_critic_is_cut_packed_and_offloaded_as_the_policy(
+    workload: Workload, knobs: dict[str, Any], own: str
+) -> None:
+    asked, more = with_critic(workload), {"micro_batch_tokens": 8192, "log_prob_micro_batch_tokens": 16384, "phase_offload": "all"}  # fmt: skip
+    document = written(asked, **knobs, extra=more)
+    critic, actor = document["critic"], document["actor_rollout_ref"]["actor"]
+    of_policy = actor["fsdp_config" if own == "fsdp" else own]
+    assert critic["model"]["path"] == OPTIONS["model"]
+    assert (critic["ppo_max_token_len_per_gpu"], critic["forward_max_token_len_per_gpu"]) == (8192, 16384)
+    assert critic[own] == of_policy
+    assert critic[own]["param_offload"] is True
+    assert critic.get("ulysses_sequence_parallel_size") == actor.get("ulysses_sequence_parallel_size")
+    reading = trainer("verl").read_config(PresentConfiguration(files={"verl.yaml": yaml.safe_dump(document)}))
+    assert (reading.settings, reading.remarks) == ({}, ())
+    document["critic"]["ppo_max_token_len_per_gpu"] = 32768
+    reading = trainer("verl").read_config(PresentConfiguration(files={"verl.yaml": yaml.safe_dump(document)}))
+    assert any("critic.ppo_max_token_len_per_gpu=32768" in remark for remark in reading.remarks)
+    other = replace(asked, rl=replace(asked.rl or RL, critic=replace(QWEN_7B, num_layers=14)))
+    with pytest.raises(ExportError, match="critic is another model"):
+        written(other, **knobs)
+    settings = {"critic": {"model": {"path": "their/critic"}}}
+    config = ParallelConfig(accumulation_steps=64 // knobs["dp"], **knobs)
+    launch = trainer("verl").launch(other, config, {**OPTIONS, "settings": settings})
+    assert yaml.safe_load(launch.files["verl.yaml"])["critic"]["model"]["path"] == "their/critic"
 
 
 def test_a_command_of_a_script_is_read() -> None:
@@ -186,6 +234,11 @@ def test_each_engine_refuses_what_it_has_not() -> None:
         (WORKLOAD, {"dp": 16}, "zero_stage"),
         (MEGATRON, {"dp": 16, "zero_stage": 3}, "zero_stage"),
         (replace(WORKLOAD, rl=None), {"dp": 16, "zero_stage": 3}, "rl"),
+        (
+            replace(WORKLOAD, rl=replace(RL, padded=True)),
+            {"dp": 8, "cp": 2, "cp_style": "heads", "zero_stage": 3},
+            "use_remove_padding",
+        ),
     ):
         with pytest.raises(ExportError, match=word):
             written(workload, **knobs)

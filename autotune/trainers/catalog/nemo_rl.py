@@ -40,6 +40,8 @@ DEGREES = {
     "megatron": {"tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size", "ep": "expert_model_parallel_size"},
 }  # fmt: skip
 _STEP_TIME = re.compile(r"Total step time: ([0-9]{1,9}(?:\.[0-9]{1,9})?)s")
+WITH_ASYNC = (f"{GENERATION}.vllm_cfg.async_engine", "loss_fn.use_importance_sampling_correction")
+"""without which `async_grpo_train` does not start"""
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
 
 
@@ -177,6 +179,7 @@ class NemoRl(PostTrainer):
                 f"{GENERATION}.colocated.resources.num_nodes": generating // engines if several else None,
                 f"{GENERATION}.colocated.resources.gpus_per_node": engines if several else generating,
                 "grpo.async_grpo.enabled": stale > 0, "grpo.async_grpo.max_trajectory_age_steps": max(stale, 1),
+                **(dict.fromkeys(WITH_ASYNC, True) if stale else {}),
             }  # fmt: skip
         return found
 
@@ -216,6 +219,8 @@ class NemoRl(PostTrainer):
         penalty = keys.number("loss_fn.reference_policy_kl_penalty")
         stale, overlaps = keys.count("grpo.async_grpo.max_trajectory_age_steps"), keys.flag("grpo.async_grpo.enabled")
         placement = None
+        if overlaps:
+            keys.drop(*WITH_ASYNC)
         if apart and ranks:
             placement = (
                 {"async": [ranks, generating], "staleness": stale or 1} if overlaps else {"split": [ranks, generating]}

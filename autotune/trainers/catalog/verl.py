@@ -4,7 +4,9 @@
     engine megatron    tensor, pipeline, context and expert parallelism, the distributed optimizer (ZeRO 1)
 
 Names are those of verl 0.9.1 (trainer/config/_generated_ppo_trainer.yaml, _generated_ppo_megatron_trainer.yaml). `micro_batch_tokens` is `ppo_max_token_len_per_gpu` with
-`use_dynamic_bsz`; `rollout_gpus` above 0 is the trainer of kind `separate_async`, whose engines have nodes of their own.
+`use_dynamic_bsz`; `rollout_gpus` above 0 is the trainer of kind `separate_async`, whose engines have nodes of their own: it wants
+data.train_batch_size = parameter_sync_step * ppo_mini_batch_size and another way to send weights than `naive` (trainer/ppo/v1/trainer_separate_async.py), and leaves the training GPUs without
+engines where `hybrid_engine` is off. A critic is cut, sharded, packed and offloaded as the policy is.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from autotune.errors import ExportError
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
 from autotune.trainers.base.effective import word_limit
@@ -19,14 +22,20 @@ from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.launch_files import FOLDER
 from autotune.trainers.post_training.trainer import PostTrainer, fitted, grid, rl_value
-from autotune.trainers.present_configuration import KeyReader, Reading
+from autotune.trainers.present_configuration import SETTINGS, KeyReader, Reading, dotted
 
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
 MEGATRON = {
     "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size", "ep": "expert_model_parallel_size",
 }  # fmt: skip
 ESTIMATORS = {"grpo": "grpo", "dapo": "grpo", "ppo": "gae"}
-RECOMPUTE = f"{ACTOR}.megatron.override_transformer_config.recompute_"
+CRITIC = "critic"
+ENGINE = {ACTOR: {"fsdp": "fsdp_config", "megatron": "megatron"}, CRITIC: {"fsdp": "fsdp", "megatron": "megatron"}}
+"""the key of what trains, by role and engine"""
+TOKENS, BEFORE, SEQUENCES = "ppo_max_token_len_per_gpu", "forward_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu"
+RECOMPUTE = "override_transformer_config.recompute_"
+SENDS = "nccl"
+"""the way by which weights go to engines of their own"""
 
 
 class Verl(PostTrainer):
@@ -131,17 +140,29 @@ class Verl(PostTrainer):
             found[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = c.micro_batch_size
             found |= {f"{part}.log_prob_micro_batch_size_per_gpu": c.micro_batch_size for part in (ROLLOUT, REF)}
         if rl.critic is not None:
-            found["critic.ppo_micro_batch_size_per_gpu"] = c.micro_batch_size
+            if rl.critic != workload.model and f"{CRITIC}.model.path" not in dotted(options[SETTINGS.name]):
+                raise ExportError(
+                    "the critic is another model than the policy, but nothing says where its weights are",
+                    remedy="name them in the trainer's settings: {critic: {model: {path: ...}}}",
+                    field="settings",
+                )
+            found[f"{CRITIC}.model.path"] = options["model"]
+            packs = {TOKENS: tokens, BEFORE: before or tokens} if tokens else {SEQUENCES: c.micro_batch_size}
+            found |= {f"{CRITIC}.{key}": value for key, value in packs.items()}
+            found[f"{CRITIC}.model.use_remove_padding"] = not rl.padded
         if generating:
             found |= {
-                "trainer.v1.trainer_mode": "separate_async", "trainer.v1.separate_async.parameter_sync_step": 1,
+                "actor_rollout_ref.hybrid_engine": False, f"{ROLLOUT}.checkpoint_engine.backend": SENDS,
+                "trainer.v1.trainer_mode": "separate_async", "trainer.v1.separate_async.parameter_sync_step": rl.mini_batches,
                 "trainer.v1.sampler.max_off_policy_threshold": 1 + int(rl_value(rl, c, "staleness")),
                 f"{ROLLOUT}.nnodes": generating // workload.cluster.gpus_per_node, f"{ROLLOUT}.n_gpus_per_node": workload.cluster.gpus_per_node,
             }  # fmt: skip
-        where = f"{ACTOR}.{'megatron' if rl.engine == 'megatron' else 'fsdp_config'}"
-        found[f"{where}.param_offload"] = offload == "all"
-        found[f"{where}.optimizer_offload"] = offload != "none"
-        return {**found, **(_megatron(c, rl) if rl.engine == "megatron" else _fsdp(c))}
+        for role in (ACTOR,) if rl.critic is None else (ACTOR, CRITIC):
+            where = f"{role}.{ENGINE[role][rl.engine]}"
+            found[f"{where}.param_offload"] = offload == "all"
+            found[f"{where}.optimizer_offload"] = offload != "none"
+            found |= _megatron(c, rl, role) if rl.engine == "megatron" else _fsdp(c, role)
+        return found
 
     def read_keys(self, keys: KeyReader) -> Reading:
         """Both engines; what lengths there are, only the program's log knows."""
@@ -163,7 +184,9 @@ class Verl(PostTrainer):
         knobs |= {"precision": "bf16", "micro_batch_size": 1 if is_dynamic else sequences or 1}
         prompts, responses = keys.count("data.train_batch_size"), keys.count(f"{ROLLOUT}.n") or 1
         mini = keys.count(f"{ACTOR}.ppo_mini_batch_size")
-        keys.drop("trainer.v1.trainer_mode", "trainer.v1.separate_async.parameter_sync_step")
+        keys.drop("trainer.v1.trainer_mode", "trainer.v1.separate_async.parameter_sync_step", "actor_rollout_ref.hybrid_engine")  # fmt: skip
+        if keys.find(f"{ROLLOUT}.checkpoint_engine.backend") == SENDS:
+            keys.drop(f"{ROLLOUT}.checkpoint_engine.backend")
         batch = None if mini is None else mini * responses
         knobs = fitted(knobs, ranks, batch, alone={"zero_stage": 0})  # there is nothing to shard
         shards = keys.find(f"{ACTOR}.fsdp_config.fsdp_size")
@@ -202,6 +225,8 @@ class Verl(PostTrainer):
             "memory_fraction": keys.number(f"{ROLLOUT}.gpu_memory_utilization"),
         }
         path = keys.text(f"{MODEL}.path")
+        if estimator == "gae":
+            _read_critic(keys, "megatron" if is_megatron else "fsdp", path)
         options = {"model": path, "learning_rate": keys.number(f"{ACTOR}.optim.lr")}
         return Reading(
             knobs=knobs,
@@ -230,6 +255,9 @@ def _fsdp_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
         ),
     )
     yield from word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none")
+    if workload.rl is not None:
+        packed = "Ulysses only splits packed sequences (use_remove_padding)"
+        yield from broken(workload, c, Rule(workload.rl.padded and c.cp > 1, "cp", packed))
     ulysses = {"ring": "heads", "gather": "heads"} if c.cp > 1 else {}
     yield from word_limit(c, "cp_style", ulysses, "it splits sequences with Ulysses")
     yield from broken(workload, c, Rule(c.virtual_stages > 1, "virtual_stages", "it has no pipeline", 1))
@@ -247,12 +275,13 @@ def _megatron_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
     yield from word_limit(c, "cp_style", rings, "its Megatron engine passes keys and values around")
 
 
-def _fsdp(c: ParallelConfig) -> dict[str, Any]:
+def _fsdp(c: ParallelConfig, role: str) -> dict[str, Any]:
+    where = f"{role}.{ENGINE[role]['fsdp']}"
     return {
-        f"{ACTOR}.ulysses_sequence_parallel_size": c.cp,
-        f"{ACTOR}.fsdp_config.reshard_after_forward": c.zero_stage == 3,
-        f"{ACTOR}.fsdp_config.fsdp_size": -1 if c.dp_replicas == 1 else c.dp * c.cp // c.dp_replicas,
-        f"{MODEL}.enable_gradient_checkpointing": c.recompute == "full",
+        f"{role}.ulysses_sequence_parallel_size": c.cp,
+        f"{where}.reshard_after_forward": c.zero_stage == 3,
+        f"{where}.fsdp_size": -1 if c.dp_replicas == 1 else c.dp * c.cp // c.dp_replicas,
+        f"{MODEL if role == ACTOR else 'critic.model'}.enable_gradient_checkpointing": c.recompute == "full",
     }
 
 
@@ -272,27 +301,27 @@ def _read_fsdp(keys: KeyReader) -> dict[str, Any]:
     }
 
 
-def _megatron(c: ParallelConfig, rl: PostTraining) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        f"{part}.megatron.{path}": getattr(c, knob) for part in (ACTOR, REF) for knob, path in MEGATRON.items()
-    }
-    found[f"{ACTOR}.megatron.sequence_parallel"] = c.sequence_parallel
+def _megatron(c: ParallelConfig, rl: PostTraining, role: str) -> dict[str, Any]:
+    found: dict[str, Any] = {path: getattr(c, knob) for knob, path in MEGATRON.items()}
+    found["sequence_parallel"] = c.sequence_parallel
     if rl.fused_rope:
-        found[f"{ACTOR}.megatron.override_transformer_config.apply_rope_fusion"] = True
+        found["override_transformer_config.apply_rope_fusion"] = True
     if c.virtual_stages > 1:
-        found[f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size"] = c.virtual_stages
+        found["virtual_pipeline_model_parallel_size"] = c.virtual_stages
     if c.recompute == "full":
         found |= {f"{RECOMPUTE}granularity": "full", f"{RECOMPUTE}method": "uniform", f"{RECOMPUTE}num_layers": 1}
     elif c.recompute == "selective":
         found |= {f"{RECOMPUTE}granularity": "selective", f"{RECOMPUTE}modules": ["core_attn"]}
-    return found
+    reference = {f"{REF}.megatron.{path}": getattr(c, knob) for knob, path in MEGATRON.items()}
+    return {**(reference if role == ACTOR else {}), **{f"{role}.megatron.{path}": v for path, v in found.items()}}
 
 
 def _read_megatron(keys: KeyReader) -> dict[str, Any]:
     found = {knob: keys.count(f"{ACTOR}.megatron.{path}") or 1 for knob, path in MEGATRON.items()}
     keys.drop(*(f"{REF}.megatron.{path}" for path in MEGATRON.values()))
-    granularity = keys.text(f"{RECOMPUTE}granularity")
-    keys.drop(*(f"{RECOMPUTE}{key}" for key in ("method", "num_layers", "modules")))
+    recompute = f"{ACTOR}.megatron.{RECOMPUTE}"
+    granularity = keys.text(f"{recompute}granularity")
+    keys.drop(*(f"{recompute}{key}" for key in ("method", "num_layers", "modules")))
     virtual = keys.count(f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size")
     sequence = keys.flag(f"{ACTOR}.megatron.sequence_parallel")
     return {
@@ -302,6 +331,32 @@ def _read_megatron(keys: KeyReader) -> dict[str, Any]:
         "sequence_parallel": found["tp"] > 1 and sequence is not False,
         **({"virtual_stages": virtual, "pp_schedule": "interleaved_1f1b"} if virtual and virtual > 1 else {}),
     }
+
+
+def _read_critic(keys: KeyReader, engine: str, policy: str | None) -> None:
+    """What launches write of a critic again from the policy's; where it differs today, it is said."""
+    own, of_policy = (f"{role}.{ENGINE[role][engine]}" for role in (CRITIC, ACTOR))
+    alike = {
+        f"{CRITIC}.model.{key}": f"{MODEL}.{key}" for key in ("use_remove_padding", "enable_gradient_checkpointing")
+    } | {f"{CRITIC}.{key}": f"{ACTOR}.{key}" for key in (TOKENS, SEQUENCES, "ulysses_sequence_parallel_size")}
+    inner = ("param_offload", "optimizer_offload", "reshard_after_forward", "fsdp_size", *MEGATRON.values(), "sequence_parallel",
+             "virtual_pipeline_model_parallel_size", "override_transformer_config.apply_rope_fusion",
+             *(f"{RECOMPUTE}{key}" for key in ("granularity", "method", "num_layers", "modules")))  # fmt: skip
+    alike |= {f"{own}.{key}": f"{of_policy}.{key}" for key in inner}
+    alike[f"{CRITIC}.{BEFORE}"] = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
+    for path, other in alike.items():
+        value = keys.find(path)
+        if value is not None and value != keys.find(other):
+            keys.remarks.append(
+                f"{path}={value} is not what the policy has: plans and launches treat the critic as the policy"
+            )
+        keys.drop(path)
+    if keys.find(f"{CRITIC}.model.path") == policy:
+        keys.drop(f"{CRITIC}.model.path")
+    elif keys.find(f"{CRITIC}.model.path"):
+        keys.remarks.append(
+            "the critic has weights of its own: if its shape is not the policy's, describe it as rl.critic"
+        )
 
 
 TRAINER = Verl()
