@@ -16,7 +16,7 @@ Every file counts alike, but at most as `ENOUGH` rows. A number for one file is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,7 @@ class _Cluster:
 
     def negative_log_density(self, values: Mapping[str, float]) -> float:
         own = np.sqrt(values["time"] ** 2 + (values["comm"] * self.moving) ** 2 + self.expert_sigma**2)
-        rows = self.rows.with_own_sigma(np.where(self.pooled, own, self.rows.own_sigma))
+        rows = replace(self.rows, own_sigma=np.where(self.pooled, own, self.rows.own_sigma))
         level = values["level"] if self.shares else 0.0
         like = own_error(values["alone"])
         alone = np.maximum(like.alone(rows), LEAST_SIGMA) ** 2

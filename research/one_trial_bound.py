@@ -55,7 +55,7 @@ def after_one(rows: Judged, known: Mapping[str, Any], chosen: Chosen) -> float:
         "spreads": {n: s * chosen["spreads"] for n, s in known["spreads"].items()},
         "own_error": own,
     }
-    derivatives = rows.derivatives.with_own_sigma(rows.derivatives.own_sigma * chosen["own_sigma"])
+    derivatives = replace(rows.derivatives, own_sigma=rows.derivatives.own_sigma * chosen["own_sigma"])
     return after_trials(replace(rows, sensitivity=derivatives), 1, prior).median
 
 

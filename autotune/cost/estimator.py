@@ -203,10 +203,6 @@ class Sensitivity:
         """The rows selected by `index` (integers, a slice or a mask)."""
         return Sensitivity(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
-    def with_own_sigma(self, own_sigma: Array) -> Sensitivity:
-        """The same rows with other own errors."""
-        return replace(self, own_sigma=own_sigma)
-
     def __len__(self) -> int:
         return len(self.log_step_s)
 

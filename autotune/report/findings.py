@@ -13,7 +13,7 @@ from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial, TrialPurpose, TrialStatus
 from autotune.spec.runs.trial import trial_numbers
-from autotune.spec.texts.as_text import format_speedup
+from autotune.spec.texts.as_text import format_speedup, value_word
 
 
 def time_parts(trial: Trial) -> tuple[dict[str, float], bool]:
@@ -57,7 +57,7 @@ def why(found: Result) -> list[str]:
     sentences += tied
     changes = changed_knobs(baseline, best)
     sentences.append(
-        "It differs by " + ", ".join(f"{n} {knob_word(a)} -> {knob_word(b)}" for n, (a, b) in changes.items()) + "."
+        "It differs by " + ", ".join(f"{n} {value_word(a)} -> {value_word(b)}" for n, (a, b) in changes.items()) + "."
     )
     sentences += _moves(baseline, best)
     memory = _memory(baseline, best)
@@ -113,8 +113,3 @@ def prediction_errors(trials: Sequence[Trial]) -> dict[str, float]:
 def status_counts(trials: Sequence[Trial]) -> dict[str, int]:
     """Trials by status, in the order of a trial's life."""
     return {str(s): n for s in TrialStatus if (n := sum(t.status is s for t in trials))}
-
-
-def knob_word(value: object) -> str:
-    """A knob's value as text."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

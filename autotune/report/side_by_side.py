@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.report.comparison import facts
-from autotune.report.findings import knob_word, time_parts
+from autotune.report.findings import time_parts
 from autotune.report.terminal import PART_NAMES, format_bytes, format_count, format_duration
 from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.spec import ParallelConfig, Trial
+from autotune.spec.texts.as_text import value_word
 
 UNKNOWN = "-"
 
@@ -92,4 +93,4 @@ def trial_facts(trial: Trial) -> dict[str, str]:
 
 def knob_words(config: ParallelConfig) -> dict[str, str]:
     """The value of each knob as text."""
-    return {name: knob_word(value) for name, value in config.values().items()}
+    return {name: value_word(value) for name, value in config.values().items()}

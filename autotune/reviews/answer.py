@@ -17,10 +17,11 @@ from autotune.planning import FITS
 from autotune.reviews.earlier import Earlier
 from autotune.spec import Estimate, ParallelConfig, Study, config_label
 from autotune.spec.failures import CheckpointPolicy, policy_for
+from autotune.spec.plain import Plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineEdit:
+class LineEdit(Plain):
     """A line of somebody's file that changes."""
 
     file: str
@@ -31,10 +32,6 @@ class LineEdit:
     """its text"""
     after: str
     """its new text; empty: the line goes"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"file": self.file, "line": self.line, "before": self.before, "after": self.after}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +137,7 @@ class Danger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
+class Missing(Plain):
     """Something without which nothing can be predicted."""
 
     what: str
@@ -148,13 +145,9 @@ class Missing:
     remedy: str
     """how to say it"""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"what": self.what, "remedy": self.remedy}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observed(Plain):
     """A step time of the launch itself."""
 
     step_time_s: float
@@ -163,10 +156,6 @@ class Observed:
     """who says so, in words"""
     slower: float
     """step time over that which was predicted before it was known"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"step_time_s": self.step_time_s, "source": self.source, "slower": self.slower}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

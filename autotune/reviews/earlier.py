@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.spec import FIELDS, Measurement, ParallelConfig, Study, Workload
+from autotune.spec.plain import Plain
 from autotune.spec.runs.observed import OBSERVED
 from autotune.spec.study import SIMULATED
 from autotune.trainers.base.own_program import program_name
@@ -32,7 +33,7 @@ TRIAL, PUBLISHED = "trial", "published"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
+class Earlier(Plain):
     """A measurement of before."""
 
     kind: str
@@ -52,20 +53,6 @@ class Earlier:
     """of the whole job"""
     differs: Mapping[str, tuple[Any, Any]]
     """knobs in which its config differs: (here, there); empty: the same config"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "kind": self.kind,
-            "where": self.where,
-            "program": self.program,
-            "config": self.config.to_dict(),
-            "cluster": self.cluster,
-            "seq_len": self.seq_len,
-            "step_time_s": self.step_time_s,
-            "tokens_per_s": self.tokens_per_s,
-            "differs": {name: list(values) for name, values in self.differs.items()},
-        }
 
 
 def earlier_of(study: Study, config: ParallelConfig, store: BestKnownStore | None) -> Earlier | None:

@@ -15,7 +15,7 @@ from autotune.reward.parts import STABILITY_PARTS
 from autotune.reward.stability import diverged, spikes, stability_parts
 from autotune.reward.total import first_measured, reference_of, score
 from autotune.spec import Measurement, Objective, Reward, Trial, TrialPurpose, Workload
-from autotune.spec.texts.as_text import format_duration
+from autotune.spec.texts.as_text import format_duration, value_word
 
 WEAK = 0.95
 """a part of stability below this is mentioned"""
@@ -183,11 +183,6 @@ def _compare(
     }
 
 
-def _word(value: object) -> str:
-    """A knob's value as specs write it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _speech(
     trial: Trial, worth: Reward, objective: Objective, against: Mapping[str, Mapping[str, Any]], whose: str
 ) -> list[str]:
@@ -196,7 +191,8 @@ def _speech(
         ratio = other["speed_ratio"]
         speed = f"{ratio:.2f} times as fast as" if ratio >= 1 else f"slower ({ratio:.2f} times the speed) than"
         changed = (
-            ", ".join(f"{n} {_word(a)} -> {_word(b)}" for n, (a, b) in other["config_changes"].items()) or "nothing"
+            ", ".join(f"{n} {value_word(a)} -> {value_word(b)}" for n, (a, b) in other["config_changes"].items())
+            or "nothing"
         )
         text.append(f"trial {trial.number} is {speed} the {name} (trial {other['number']}); it changes {changed}")
         text.append(

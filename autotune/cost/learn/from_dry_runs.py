@@ -127,8 +127,6 @@ class Corrected:
     memory: RankMemory
     sigma: Column
     """standard deviation of the log of the peak"""
-    is_run: NDArray[np.bool_]
-    """whether the row's own config was run"""
 
 
 def corrected_memory(
@@ -142,9 +140,8 @@ def corrected_memory(
     said = formulas(table)
     allocated, spread = _fitted(known, formulas(known), table, said, constants, runs.points)
     states = {name: np.array(getattr(said.parts, name), dtype=float) for name in ("weights", "gradients", "optimizer")}
-    is_run = np.zeros(len(table), dtype=np.bool_)
     for point, rows in zip(runs.points, _places(known, table), strict=True):
-        held, is_run[rows], spread[rows] = point.parts_bytes, True, 0.0
+        held, spread[rows] = point.parts_bytes, 0.0
         more = table.accumulation_steps[rows] / point.config.accumulation_steps - 1.0
         allocated[rows] = point.allocated_bytes + more * held["inputs"]
         states["weights"][rows] = held["parameters"] + held["buffers"]
@@ -159,7 +156,7 @@ def corrected_memory(
         framework=constants.framework_bytes + loose,
     )
     sigma = np.hypot(spread, reserved_sigma(workload.cluster.gpu.name, workload.trainer))
-    return Corrected(memory=RankMemory(parts=parts, spare=loose), sigma=sigma, is_run=is_run)
+    return Corrected(memory=RankMemory(parts=parts, spare=loose), sigma=sigma)
 
 
 def _fitted(

@@ -32,6 +32,7 @@ from autotune.ports.program_facts import NARROW, ProgramFacts
 from autotune.schema import parse_study
 from autotune.spec import FIELDS, KNOBS, ModelSpec
 from autotune.spec.config import knobs_of
+from autotune.spec.texts.as_text import value_word
 
 AGREES, IS_SAME = 0.05, 0.01
 """relative differences of weights: of a shape that was read (padded vocabularies, biases), and of one that is put together from what was seen"""
@@ -356,7 +357,7 @@ def _differences(draft: Draft, run: SeenLaunch, told: Mapping[str, Any]) -> Iter
     ]
     for name, before, after in said:
         if before is not None and before != after:
-            yield f"{name}: read {_plain(before)}, observed {_plain(after)}; the spec has the observed value"
+            yield f"{name}: read {value_word(before)}, observed {value_word(after)}; the spec has the observed value"
 
 
 def _unseen(run: SeenLaunch, read: Mapping[str, Any], fill_in: list[str]) -> Iterator[str]:
@@ -375,7 +376,3 @@ def _unseen(run: SeenLaunch, read: Mapping[str, Any], fill_in: list[str]) -> Ite
     trained, all_of_it = run.seen.facts.get("trainable"), run.facts.parameters
     if trained and all_of_it and trained < all_of_it / 2:
         yield f"{trained:,} of {all_of_it:,} weights are trained: write `peft: {{method: lora, rank: ...}}` under `workload` if these are adapters"
-
-
-def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

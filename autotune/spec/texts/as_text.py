@@ -1,8 +1,14 @@
-"""Figures as text: sizes, counts, durations, and speedups with their interval."""
+"""Values as text: flags, sizes, counts, durations, and speedups with their interval."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
+
+
+def value_word(value: Any) -> str:
+    """A value as text; flags become true and false, as in YAML and JSON."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def format_bytes(value: float | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from autotune.errors import ExportError
 from autotune.spec import KNOBS, ParallelConfig, Workload
+from autotune.spec.texts.as_text import value_word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class Limit:
     @property
     def way_out(self) -> str:
         """What to do instead, in words: the nearest value, the remedy, and of a degree that has neither a single rank. Empty where nothing is known."""
-        nearest = "" if self.nearest is None else f"nearest: {self.knob}={_word(self.nearest)}"
+        nearest = "" if self.nearest is None else f"nearest: {self.knob}={value_word(self.nearest)}"
         if nearest or self.remedy:
             return "; ".join(filter(None, (nearest, self.remedy)))
         is_degree = self.knob in KNOBS and KNOBS[self.knob].kind == "degree"
@@ -36,7 +37,7 @@ class Limit:
 
     def __str__(self) -> str:
         way_out = self.way_out
-        return f"{self.knob}={_word(self.value)}: {self.message}{f'; {way_out}' if way_out else ''}"
+        return f"{self.knob}={value_word(self.value)}: {self.message}{f'; {way_out}' if way_out else ''}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -101,7 +102,3 @@ def moved(workload: Workload, config: ParallelConfig, limits: Iterable[Limit]) -
 def next_multiple(value: int, unit: int) -> int:
     """The least multiple of `unit` that is not below `value`: what a remedy names."""
     return -(-value // unit) * unit
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

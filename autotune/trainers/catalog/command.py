@@ -23,6 +23,7 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.spec import FIELDS, KNOBS, ModelSpec, ParallelConfig, Workload
 from autotune.spec.checks import nearest
+from autotune.spec.texts.as_text import value_word
 from autotune.spec.workload import OPTIMIZERS, PEFT_METHODS
 from autotune.trainers.base.effective import effective
 from autotune.trainers.base.limit import Limit
@@ -42,7 +43,7 @@ from autotune.trainers.base.trainer_option import WORKING_DIR, Reach
 from autotune.trainers.base.workload_limits import launcher_limits
 from autotune.trainers.command.training import check_training, in_training
 from autotune.trainers.documents.output_options import TRIAL_DIR
-from autotune.trainers.documents.placeholders import Values, check_names, null_inside, parse, word
+from autotune.trainers.documents.placeholders import Values, check_names, null_inside, parse
 from autotune.trainers.documents.program_files import check_templates, expressions, render
 from autotune.trainers.launch_files import FOLDER, MASTER_ADDR, MASTER_PORT, NODE_RANK, Launch
 from autotune.trainers.logs.formats import STOCK_LINES, pattern_marks, pattern_reader, stock_reader
@@ -171,7 +172,9 @@ class CommandTrainer(Trainer):
             same = effective(replace(config, **{knob: only})) if knob in fixed else default
             if getattr(asked, knob) == getattr(same, knob):
                 continue
-            message = _UNNAMED.format(knob) + (f": it is started with {knob}={word(only)}" if knob in fixed else "")
+            message = _UNNAMED.format(knob) + (
+                f": it is started with {knob}={value_word(only)}" if knob in fixed else ""
+            )
             nearest_value = only if knob not in ("tp", "pp", "dp", "cp", "ep") else None
             remedy = f"name {{{knob}}} in trainer.argv, env or files, or give its fixed value under `fixed`"
             told = Limit(knob=knob, value=getattr(asked, knob), message=message, nearest=nearest_value, remedy=remedy)
@@ -326,10 +329,10 @@ def _variables(asked: Mapping[Any, Any]) -> dict[str, str]:
 def _text(what: str, field: str, value: Any) -> str:
     """A number is meant as it is written; true, false and null are written in as many ways as there are programs."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return word(value)
+        return value_word(value)
     if not isinstance(value, str):
         raise SpecError(
-            f"{what} must be text or a number, but is {'null' if value is None else word(value)}",
+            f"{what} must be text or a number, but is {'null' if value is None else value_word(value)}",
             remedy="write it in quotes, as the program expects it",
             field=f"trainer.{field}",
         )
@@ -364,10 +367,10 @@ def _written(asked: Mapping[str, Any], known: frozenset[str]) -> dict[str, dict[
         for value, text in texts.items():
             if not isinstance(text, str | int | float | None):
                 raise SpecError(
-                    f"{name}={word(value)} must be written as text, a number, a flag or null, but is {text!r:.80}",
+                    f"{name}={value_word(value)} must be written as text, a number, a flag or null, but is {text!r:.80}",
                     field=where,
                 )
-    return {name: {word(value): text for value, text in texts.items()} for name, texts in asked.items()}
+    return {name: {value_word(value): text for value, text in texts.items()} for name, texts in asked.items()}
 
 
 TRAINER = CommandTrainer()

@@ -21,6 +21,7 @@ from typing import Any, final
 
 from autotune.errors import SpecError
 from autotune.spec.checks import nearest
+from autotune.spec.texts.as_text import value_word
 
 MAX_EXPRESSION = 200
 """characters between the braces of one placeholder"""
@@ -92,7 +93,7 @@ class Values:
         if not expression.name:
             return self._calculate(expression)
         value = self.known[expression.name]
-        return self.written.get(expression.name, {}).get(word(value), value)
+        return self.written.get(expression.name, {}).get(value_word(value), value)
 
     def fill(self, text: str) -> str | None:
         """The text with every placeholder replaced; None when it is one placeholder alone whose value is written as null."""
@@ -102,7 +103,7 @@ class Values:
             return None
         if None in values:
             raise null_inside(text)
-        return "".join(map(word, values))
+        return "".join(map(value_word, values))
 
     def _calculate(self, expression: Expression) -> int:
         try:
@@ -188,11 +189,6 @@ def null_inside(text: str) -> SpecError:
 def braced(text: str) -> str:
     """A text with its braces doubled: they are its own, no placeholders."""
     return text.replace("{", "{{").replace("}", "}}")
-
-
-def word(value: Any) -> str:
-    """A value as text; flags become true and false, as in YAML and JSON."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _expression(source: str, text: str) -> Expression:

@@ -41,7 +41,6 @@ MODEL = Option(
 )
 _TAKEN = ("nearest", "steps", "learning_rate", "seed")
 OPTIONS = (*(option for option in SHARED_OPTIONS if option.name in _TAKEN), PYTHON, MODEL, SETTINGS)
-NO_PLACE = "its launches cannot set it"
 
 
 class PostTrainer(Trainer):
