@@ -6,7 +6,7 @@
     tune, submit_study, run_study, act        studies              cannot_run_here                       what this machine lacks
     result_of, document, best_document, ...   what came out        calibrate                             measures this cluster
 
-The command line, the service and the reports come through here. What a study chooses by name (searcher, runner, trainer, store) is imported when it is asked for.
+The command line, the service and the reports come through here. What a study chooses by name (searcher, runner, trainer, store) is imported on first use.
 """
 
 from __future__ import annotations
@@ -288,12 +288,12 @@ def calibrate(
     on_out_of_line: Callable[[Mapping[str, Any]], None] | None = None,
     trainer: str = "native",
 ) -> Calibration:
-    """Measures this machine in about a minute; kept in `store`, where one is given, for the cost model of later studies. Where RAY_ADDRESS names a Ray cluster the
-    ranks of all its nodes are measured. `on_out_of_line` hears of each GPU, node and link that is slower than its likes; they are kept too, and studies leave their
-    nodes out where they can.
+    """Measure this machine in about a minute; the constants are stored in `store`, if given, for the cost model of later studies. If RAY_ADDRESS
+    names a Ray cluster, the ranks of all its nodes are measured. `on_out_of_line` is called for each GPU, node and link that is slower than others of
+    its kind; these are stored too, and studies leave out their nodes if possible.
 
-    `cluster` is `local`, or the name of another registered calibrator's cluster. Raises `SpecError` for a cluster that is not here and
-    `RunnerError` when ranks cannot be run.
+    `cluster` is `local`, or the name of another registered calibrator's cluster. Raises `SpecError` for a cluster that is not here, and `RunnerError`
+    if ranks cannot run.
     """
     from autotune.detect import local_cluster
     from autotune.registry import calibrator, calibrator_names

@@ -62,5 +62,5 @@ def _folder(name: str, package: Path | None = None) -> Path:
             return place
     raise CatalogError(
         f"the data folder {name!r} is missing: it is neither in {places[0].parent} nor in {places[1].parent}",
-        remedy="install the package again",
+        remedy="reinstall the package",
     )

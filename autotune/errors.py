@@ -1,28 +1,28 @@
 """All errors that autotune raises for its callers.
 
     AutotuneError
-    ├── SpecError (ValueError)            what was asked is wrong: unknown key, bad type, impossible value
-    ├── ConfigError (ValueError)          a configuration breaks a law
+    ├── SpecError (ValueError)            the spec or an argument is wrong: unknown key, bad type, impossible value
+    ├── ConfigError (ValueError)          a configuration breaks a rule
     ├── CatalogError (LookupError)        no such model, GPU, cluster, space, trainer, searcher or runner
-    ├── InfeasibleError (ValueError)      no configuration of the space is legal or fits (a valid answer, exit code 1)
+    ├── InfeasibleError (ValueError)      no configuration of the space is valid and fits (exit code 1)
     ├── ExportError (ValueError)          a trainer cannot express the configuration
-    ├── MissingExtraError (ImportError)   an optional dependency is not installed; the remedy names the extra that brings it
+    ├── MissingExtraError (ImportError)   an optional dependency is not installed; the remedy names its extra
     ├── ProgramError (RuntimeError)       the study's program does not work with any config (exit code 1)
-    ├── DryRunError (RuntimeError)        the model cannot be dry-run: the operator or line is named, and what to do
+    ├── DryRunError (RuntimeError)        the model cannot be dry-run: the message names the operator or line, and the remedy
     ├── RunnerError (RuntimeError)        trials cannot run here: Ray does not start, no ranks, missing data
-    │   ├── ClusterTooSmallError          the cluster has fewer ranks than any config needs; nodes that are away may come back
-    │   └── JobEndedError                 the scheduler ends the job that the trials run in; the study goes on in its next one
+    │   ├── ClusterTooSmallError          the cluster has fewer ranks than any config needs; unavailable nodes may return
+    │   └── JobEndedError                 the scheduler ends the job of the trials; the study continues in the next job
     ├── StoreError (RuntimeError)         the results database failed
     │   ├── StoreUnavailableError         it cannot be reached or written now; a later attempt may succeed (exit code 3)
     │   ├── StoreCorruptError             the file is damaged
     │   └── StoreVersionError             it was written by a newer release
     ├── CallbackError (RuntimeError)      a callback of `autotune.tune` raised; its exception is the cause, the study is paused
     ├── NotFoundError (LookupError)       no such study or trial
-    ├── ConflictError (RuntimeError)      the present state forbids it: already ended, another owner, stale lease
+    ├── ConflictError (RuntimeError)      the current state forbids it: already ended, another owner, stale lease
     └── ServiceError (RuntimeError)       the service answered with an error
         └── ServiceUnavailableError       it cannot be reached; a later attempt may succeed (exit code 3)
 
-A message names the law, the values that break it and the remedy. A failed trial raises no error: failures are data (`autotune.spec.Failure`).
+A message has the rule, the values that break it and the remedy. A failed trial raises no error: failures are data (`autotune.spec.Failure`).
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class SourcePlace:
     """A place in the text that a spec was read from."""
 
     file: str
-    """as the caller named it; empty for a text without a name, e.g. that of a request"""
+    """its name; empty for a text without a name, such as a request"""
     line: int
     """from 1"""
     column: int
     """in characters, from 1"""
     excerpt: str
-    """the line and the one before it with their numbers, and carets under what is meant; empty where the text is not at hand"""
+    """the line and the one before it with their numbers, and carets under the place; empty if the text is not available"""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}" if self.file else f"line {self.line}, column {self.column}"
 
 
 class AutotuneError(Exception):
-    """Root of all errors. `message` names the law and the values, `remedy` says what to do, `field` is the key in the spec.
+    """Root of all errors. `message` has the rule and the values, `remedy` says what to do, `field` is the key in the spec.
 
-    `place` is where the field stands in the text of the spec, and `others` are further mistakes in the same spec, where they are known.
+    `place` is the position of the field in the text of the spec, and `others` are further mistakes in the same spec, if known.
     """
 
     def __init__(self, message: str, *, remedy: str = "", field: str = "", place: SourcePlace | None = None) -> None:
@@ -69,10 +69,10 @@ class AutotuneError(Exception):
         return f"{place}{where}{self.message}" + (f"; {self.remedy}" if self.remedy else "")
 
     def document(self) -> dict[str, Any]:
-        """The error as the public contract has it: {kind, message, field, remedy}, and for a mistake in a text also `problems`.
+        """The error in the format of the public contract: {kind, message, field, remedy}, and for a mistake in a text also `problems`.
 
         `problems` lists every mistake that was found, this one first: {message, field, remedy, file, line, column}. Lines and columns are counted
-        from 1; both are None, and file is empty, where a mistake has no place of its own, such as a missing key.
+        from 1; both are None, and file is empty, if a mistake has no position, such as a missing key.
         """
         body: dict[str, Any] = {
             "kind": self.kind,
@@ -103,11 +103,11 @@ class AutotuneError(Exception):
 
 
 class SpecError(AutotuneError, ValueError):
-    """What was asked is wrong."""
+    """The spec or an argument is wrong."""
 
 
 class ConfigError(AutotuneError, ValueError):
-    """A configuration breaks a law."""
+    """A configuration breaks a rule."""
 
 
 class CatalogError(AutotuneError, LookupError):
@@ -115,7 +115,7 @@ class CatalogError(AutotuneError, LookupError):
 
 
 class InfeasibleError(AutotuneError, ValueError):
-    """Nothing in the space is legal or fits."""
+    """No configuration of the space is valid and fits."""
 
 
 class ExportError(AutotuneError, ValueError):
@@ -127,19 +127,19 @@ class MissingExtraError(AutotuneError, ImportError):
 
 
 class RunnerError(AutotuneError, RuntimeError):
-    """Trials cannot be run here."""
+    """Trials cannot run here."""
 
 
 class ClusterTooSmallError(RunnerError):
-    """The cluster has fewer ranks than any config needs, or no GPU; nodes that are away may come back."""
+    """The cluster has fewer ranks than any config needs, or no GPU; unavailable nodes may return."""
 
 
 class JobEndedError(RunnerError):
-    """The scheduler ends the job that the trials run in; the study goes on in its next one."""
+    """The scheduler ends the job of the trials; the study continues in the next job."""
 
 
 class DryRunError(AutotuneError, RuntimeError):
-    """The model's code cannot be built or run dry."""
+    """The model's code cannot be built or dry-run."""
 
 
 class ProgramError(AutotuneError, RuntimeError):
@@ -171,7 +171,7 @@ class NotFoundError(AutotuneError, LookupError):
 
 
 class ConflictError(AutotuneError, RuntimeError):
-    """The present state forbids the operation."""
+    """The current state forbids the operation."""
 
 
 class ServiceError(AutotuneError, RuntimeError):

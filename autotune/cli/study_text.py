@@ -292,10 +292,10 @@ CAUSES: Mapping[str, str] = {
     "AttemptStarted": "the ranks of trial {number} are placed",
     "StepsReported": "trial {number} reported steps",
     "AttemptEnded": "attempt {attempt} of trial {number} ended",
-    "PauseAsked": "a pause was asked for",
-    "ResumeAsked": "a pause was taken back",
-    "StopAsked": "the study was asked to stop",
-    "CancelAsked": "the study was asked to cancel",
+    "PauseAsked": "pause requested",
+    "ResumeAsked": "pause withdrawn",
+    "StopAsked": "stop requested",
+    "CancelAsked": "cancellation requested",
     "InterruptAsked": "the controller was interrupted ({reason})",
 }
 """what the controller decided upon, by the name of the event (`autotune.study.controller.commands.Event`)"""

@@ -135,7 +135,7 @@ class Operations(ABC, Generic[One, Many]):
         return self.act(study_id, "pause")
 
     def resume(self, study_id: str) -> One:
-        """A paused study goes on: {study}. Raises `ConflictError` when it has ended."""
+        """A paused study continues: {study}. Raises `ConflictError` when it has ended."""
         return self.act(study_id, "resume")
 
     def stop(self, study_id: str) -> One:

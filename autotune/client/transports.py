@@ -40,7 +40,7 @@ class Client(Operations[Document, list[Document]]):
         self.close()
 
     def stream(self, study_id: str, *, after: int = 0) -> Iterator[Document]:
-        """Events as they happen, until the study ends. A broken connection is opened again, and the stream continues."""
+        """Events as they happen, until the study ends. A broken connection is reopened, and the stream continues."""
         stream = EventStream(self.url, study_id, after)
         while True:
             try:

@@ -69,7 +69,7 @@ def bounded(constants: Calibration, gpu: GpuSpec, *, share: float | None = None)
 
 
 UNSURE = 0.3
-"""least relative error of communication on a fabric that the pair of GPU type and trainer was not fitted on: the reached share of a port differs by as much between
+"""least relative error of communication on a fabric that the pair of GPU type and trainer was not fitted on: the achieved share of a port differs by as much between
 clusters (`spreads` of `constants.json`). With 0.1 one trial left 80% of vTrain's runs on 8 to 64 nodes inside, whose pair was fitted on one node"""
 
 

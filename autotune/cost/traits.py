@@ -349,7 +349,7 @@ def _habits(traits: Traits, config: ParallelConfig) -> Mapping[str, Mapping[str,
     }  # fmt: skip
     weights, optimizer = dict[str, str](), dict[str, str]()
     if mixed:
-        gradients["bytes"] = f"keeps gradients in {traits.gradient_bytes:g} bytes a weight"
+        gradients["bytes"] = f"keeps gradients in {traits.gradient_bytes:g} bytes per weight"
         weights["master"] = (
             "keeps 16-bit weights in addition to fp32 ones in the optimizer"
             if traits.master_weights
@@ -359,7 +359,7 @@ def _habits(traits: Traits, config: ParallelConfig) -> Mapping[str, Mapping[str,
             "keeps 16-bit copies of weights until the backward pass" if traits.casts_weights else "keeps no copies of cast weights"
         )  # fmt: skip
         optimizer["step"] = (
-            f"copies gradients to fp32 for the optimizer step ({traits.step_bytes:g} bytes a weight)" if traits.step_bytes else "uses gradients unchanged in the optimizer step"
+            f"copies gradients to fp32 for the optimizer step ({traits.step_bytes:g} bytes per weight)" if traits.step_bytes else "uses gradients unchanged in the optimizer step"
         )  # fmt: skip
     if sharded:
         gradients["reduction"] = _REDUCTION[traits.reduction]

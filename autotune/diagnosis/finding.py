@@ -19,7 +19,7 @@ CLASSES: Mapping[str, str] = {
     "memory": "memory is short",
     "recompilation": "torch recompiles repeatedly",
     "pauses": "checkpoints and evaluation",
-    "clocks": "clocks are held down",
+    "clocks": "GPU clocks are lowered",
     "foreign_process": "other processes use its processors",
     "knob_without_effect": "a requested setting has no effect",
     "prediction": "the prediction is wrong here",

@@ -16,7 +16,7 @@ def lines_of(diagnosis: Diagnosis) -> Iterator[str]:
         yield from (f"   seen: {text}" for text in finding.evidence)
         yield f"   confirm: {finding.confirm}"
         yield f"   change: {finding.change}" + (f" ({finding.line})" if finding.line else "")
-    yield from (f"not seen: {text}" for text in diagnosis.not_seen)
+    yield from (f"not observed: {text}" for text in diagnosis.not_seen)
 
 
 def cost_of(finding: Finding) -> str:

@@ -134,7 +134,7 @@ class SpecTools:
         model: Annotated[
             str | None, Field(description="Catalog name or hub id, if the launch does not have it.")
         ] = None,
-        seq_len: Annotated[int | None, Field(ge=1, description="Tokens of a sequence.")] = None,
+        seq_len: Annotated[int | None, Field(ge=1, description="Tokens per sequence.")] = None,
         batch: Annotated[int | None, Field(ge=1, description="Sequences per optimizer step.")] = None,
         measured_s: Annotated[float | None, Field(gt=0, description="Measured seconds per step.")] = None,
     ) -> ReviewedLaunch:

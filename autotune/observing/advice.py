@@ -67,7 +67,7 @@ def reviewed(training: Training, *, cluster: str | None, store: str | Path | Non
     from autotune.onboarding.launch.seen_draft import seen_model
 
     for name, value, how in (
-        ("the tokens of a sequence", training.seq_len, "seq_len="),
+        ("the tokens per sequence", training.seq_len, "seq_len="),
         ("the sequences per rank in a forward pass", training.micro_batch, "batch="),
     ):
         if value is None:

@@ -14,7 +14,7 @@ from autotune.errors import SpecError
 _PRECISIONS = (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("16", "fp16"), ("32", "fp32"), ("no", "fp32"))
 _ZERO = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "no_shard": 0}
 _LENGTHS = ("max_length", "max_seq_length", "block_size", "seq_len")
-"""names under which arguments and configs of fine-tuning say the tokens of a sequence"""
+"""names under which arguments and configs of fine-tuning say the tokens per sequence"""
 _MESH = {"dp": "dp", "data": "dp", "fsdp": "dp", "replicate": "dp", "shard": "dp", "tp": "tp", "tensor": "tp", "pp": "pp", "pipeline": "pp", "cp": "cp", "context": "cp"}  # fmt: skip
 
 
@@ -33,7 +33,7 @@ class Training:
     accumulation: int
     seq_len: int | None
     is_length_assumed: bool
-    """whether the tokens of a sequence are the most that the model takes"""
+    """whether the tokens per sequence are the most that the model takes"""
     knobs: Mapping[str, Any]
     """others that were found"""
 
@@ -62,7 +62,7 @@ def training_of(thing: Any, *, model: Any = None, batch: int | None = None, seq_
         read = {"trainer": "native", "model": thing, "ranks": _ranks(), "knobs": _precision_of(thing)}
     else:
         raise SpecError(
-            f"a {type(thing).__name__} is not a training that autotune can read",
+            f"a {type(thing).__name__} is not something autotune can read a training from",
             remedy="give transformers' or Lightning's Trainer, accelerate's Accelerator with model=, or a module",
             field="object",
         )

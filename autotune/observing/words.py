@@ -49,7 +49,7 @@ def _ended(run: ObservedRun, kept: str) -> str:
     elif run.outcome is Outcome.INTERRUPTED:
         text = f"interrupted after {lasted}"
     else:
-        text = f"ended well after {lasted}"
+        text = f"completed after {lasted}"
     peak = run.measurement.peak_memory_bytes if run.measurement else None
     if peak:
         text += f"; peak memory {format_bytes(peak)}"

@@ -1,4 +1,4 @@
-"""A file, or a folder that `autotune export` wrote, as the present configuration of a program; and the trainer that it belongs to.
+"""A file, or a folder that `autotune export` wrote, as the current configuration of a program; and the trainer that it belongs to.
 
 A folder's launch.json tells command and environment; a single file is all that is known.
 

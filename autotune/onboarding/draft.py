@@ -144,7 +144,7 @@ class Draft:
 
         def said(entry: Entry, path: str) -> Entry:
             if path in values:
-                return replace(entry, value=values[path], comment="as was said")
+                return replace(entry, value=values[path], comment="as given")
             inside = {key: values[f"{path}.{key}"] for key in _keys(entry.value) if f"{path}.{key}" in values}
             if not inside:
                 return replace(entry, parts=tuple(said(part, f"{path}.{part.key}") for part in entry.parts))

@@ -69,7 +69,7 @@ class PresentLaunch:
 
 
 def launch_of_script(path: Path) -> PresentLaunch:
-    """A shell script as it is started from a terminal. Raises `SpecError` for one that needs more than this machine."""
+    """A shell script as launched from a terminal. Raises `SpecError` for one that needs more than this machine."""
     text = path.read_text(encoding="utf-8-sig")
     started = started_by(text)
     if started is not None:
@@ -92,7 +92,7 @@ def launch_of_python(path: Path, draft: Draft, ranks: int) -> PresentLaunch:
     words = trainer.get("argv", []) if isinstance(trainer, dict) else []
     if path.name not in words:
         raise SpecError(
-            f"nothing says how {path.name} is started",
+            f"it is unclear how {path.name} is started",
             remedy="give the whole command: autotune init --run -- torchrun --nproc-per-node=2 train.py ...",
             field="FILE",
         )

@@ -1,4 +1,4 @@
-"""`autotune import`: the present configuration of a trainer's program as a spec whose baseline it is.
+"""`autotune import`: the current configuration of a trainer's program as a spec whose baseline it is.
 
 The draft's settings are what the file says beyond knobs and options, less what a launch writes anyway: the configuration is launched and read again,
 and what comes back equal needs no mention. So a later export carries every key of the file, and a note names what an export adds or changes.
@@ -96,7 +96,7 @@ def import_draft(
     missing = sorted({"dp", "accumulation_steps"} - reading.knobs.keys())
     unknown = [key.partition(".")[2] for key in fill_in if key.startswith("workload.")]
     follows = f"{' and '.join(missing)} follow{'s' if len(missing) == 1 else ''} from cluster and batch"
-    said = follows if missing else "the present configuration"
+    said = follows if missing else "the current configuration"
     baseline = Entry(key="baseline", value=_baseline(reading.knobs), comment=said)
     entries = [
         Entry(key="name", value=file_name(str(path.resolve()))),
@@ -167,7 +167,7 @@ def _what_model_is() -> str:
 
 
 def _what_cluster_is(ranks: int | None) -> str:
-    size = f", {ranks} GPUs at present" if ranks else ""
+    size = f", currently {ranks} GPUs" if ranks else ""
     return f"fill in: GPU-NODESxGPUS, e.g. h100-sxm-1x8{size}"
 
 
@@ -259,7 +259,7 @@ def _batch(knobs: Mapping[str, Any], ranks: int | None) -> int | None:
 
 
 def _least_batch(knobs: Mapping[str, Any], ranks: int) -> int:
-    """A batch that the ranks can share, those of the present configuration and those of the cluster, where the configuration tells none."""
+    """A batch that the ranks can share, those of the current configuration and those of the cluster, where the configuration tells none."""
     others = math.prod(knobs.get(degree, 1) for degree in ("tp", "pp", "cp"))
     per_replica = knobs.get("micro_batch_size", 1) * knobs.get("accumulation_steps", 1)
     replicas = max(1, ranks // others)
@@ -278,7 +278,7 @@ def _space(cluster: ClusterSpec | None, ranks: int | None, model: ModelSpec | No
 def _present_job(
     subject: Trainer, reading: Reading, model: ModelSpec | None, ranks: int | None, batch: int | None
 ) -> tuple[Workload, ParallelConfig] | None:
-    """What the present configuration trains, on a stand-in for its cluster; None where it does not tell all. Raises `AutotuneError`."""
+    """What the current configuration trains, on a stand-in for its cluster; None where it does not tell all. Raises `AutotuneError`."""
     if not (model and ranks and batch and reading.seq_len):
         return None
     nodes, per_node = (1, ranks) if ranks <= NODE else (-(-ranks // NODE), NODE)
@@ -297,7 +297,7 @@ def _present_job(
 
 
 def _broken_law(job: tuple[Workload, ParallelConfig] | None) -> str:
-    """Why no study can measure the present configuration, whatever its cluster; empty where one can, or where that is not known."""
+    """Why no study can measure the current configuration, whatever its cluster; empty where one can, or where that is not known."""
     return (why_not(*job) or "") if job else ""
 
 

@@ -58,7 +58,7 @@ class StudyRecord(Plain):
     decisions: int = 0
     """how many decisions of its controllers are kept"""
     tags: tuple[str, ...] = ()
-    """words to find it by, in alphabetical order"""
+    """words for finding it, in alphabetical order"""
 
 
 class StudyFields(TypedDict, total=False):

@@ -24,7 +24,7 @@ AttemptId = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest(Plain):
-    """One attempt to be run. Plain values only: it crosses process and machine borders as JSON."""
+    """One attempt to be run. Plain values only: it is sent between processes and machines as JSON."""
 
     study: str
     """id of the study"""
@@ -43,29 +43,29 @@ class TrialRequest(Plain):
     trainer: str = "native"
     """whose training loop"""
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
-    """what else the trainer wants"""
+    """further options of the trainer"""
     data: str | None = None
-    """text or .bin file; None means the text that ships"""
+    """text or .bin file; None means the bundled text"""
     profile: bool = False
-    """also take a breakdown of the step"""
+    """also profile the parts of the step"""
     beat_step_time_s: float | None = None
-    """best step time so far for the same tokens per step; a trial that can no longer come near it ends early as STOPPED"""
+    """best step time so far for the same tokens per step; a trial that can no longer match it ends early as STOPPED"""
     repeat: int = 0
     """how often this config was measured before in this study"""
     with_log: bool = False
-    """also report the lines that a program prints, as `LogRead`, and what the probe saw of it, as `ProgramSeen`"""
+    """also report the lines that a program prints, as `LogRead`, and what the probe observed, as `ProgramSeen`"""
     watched: bool = True
-    """whether the probe looks at what a program does"""
+    """whether the probe observes the program"""
     keeps_outputs: bool = False
-    """whether a program writes where it does without autotune, so that each trial replaces what the last one wrote"""
+    """whether a program writes to its usual place, so that each trial replaces the output of the last one"""
     as_it_is: bool = False
-    """whether a program is started as a person starts it, to see what it does: what it trains is held against no config"""
+    """whether a program is started as its user starts it, to see what it does: what it trains is not compared with a config"""
     ends_itself: bool = False
-    """whether a program that was measured may go on to its own end, so that it is seen what it writes there"""
+    """whether a measured program may run to its own end, to see what it writes there"""
 
     @property
     def id(self) -> AttemptId:
-        """What events of this attempt carry."""
+        """The id in this attempt's events."""
         return (self.study, self.number, self.attempt)
 
 
@@ -156,9 +156,8 @@ class ProgramSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded:
-    """The attempt is over and its resources are free. Exactly one per attempt that was started.
-
-    `failure` None means measured: COMPLETED, or STOPPED when `stopped` says why it ended early. A cancelled attempt has `cancelled`.
+    """The attempt is over and its resources are free. Exactly one for each started attempt. `failure` None means measured: COMPLETED, or STOPPED if
+    `stopped` says why it ended early. A cancelled attempt has `cancelled`.
     """
 
     id: AttemptId
@@ -175,7 +174,7 @@ class TrialRunner(Protocol):
     """Executes attempts. Not thread-safe: one loop owns one runner."""
 
     trainers: Sequence[str]
-    """names of the trainers that it can really run"""
+    """names of the trainers that it can run"""
 
     @property
     def capacity(self) -> int:
@@ -183,9 +182,9 @@ class TrialRunner(Protocol):
         ...
 
     def start(self, request: TrialRequest) -> None:
-        """Begins the attempt and returns at once; whatever goes wrong later comes as `AttemptEnded` with a failure.
+        """Start the attempt and return at once; later errors arrive as `AttemptEnded` with a failure.
 
-        Raises `RunnerError` only when nothing can be run at all (Ray gone, no such trainer).
+        Raises `RunnerError` only if nothing can run at all (Ray has died, no such trainer).
         """
         ...
 
@@ -194,11 +193,11 @@ class TrialRunner(Protocol):
         ...
 
     def cancel(self, attempt: AttemptId) -> None:
-        """Ends the attempt soon: cooperative stop, then kill. Its `AttemptEnded` (cancelled) still comes. Unknown ids are ignored."""
+        """End the attempt soon: cooperative stop, then kill. Its `AttemptEnded` (cancelled) still arrives. Unknown ids are ignored."""
         ...
 
     def close(self) -> None:
-        """Kills what runs and frees everything. Idempotent; bounded in time."""
+        """Kill what runs and free everything. Idempotent; bounded in time."""
         ...
 
 

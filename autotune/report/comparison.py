@@ -81,7 +81,7 @@ def facts(found: Result) -> dict[str, str]:
         "peak memory": format_bytes(measured.peak_memory_bytes if measured else None),
         "stability": f"{stability(measured):.2f}" if measured else "-",
         "per million tokens": _cost(measured, workload) if measured else "-",
-        "speedup over default": _speedup(found),
+        "speedup over the baseline": _speedup(found),
         "median error of predicted step time": f"{errors['step_time']:.0%}" if "step_time" in errors else "-",
     }
 

@@ -148,7 +148,7 @@ def cost_model(fit: Fit) -> Rows:
         heads = ("category", "dry run (allocated)", "formulas (reserved)")
         return Rows(title="Dry run and formulas", heads=heads, rows=(*rows, total))
     trainer = fit.workload.trainer
-    compared = ("category", f"what {trainer} does otherwise", f"{PLAYED}, dry run", f"{trainer}, formulas")
+    compared = ("category", f"what {trainer} does differently", f"{PLAYED}, dry run", f"{trainer}, formulas")
     reasons = [(name, row.why, *sizes) for row, (name, *sizes) in zip(found, rows, strict=True)]
     return Rows(title="Dry run and formulas", heads=compared, rows=(*reasons, (total[0], "", *total[1:])), text=2)
 

@@ -57,7 +57,7 @@ def statement_sentence(target: Mapping[str, Any]) -> str:
         return f"no bound on the distance from the best config: {target['no_statement']}"
     return (
         f"the first config is within {statement['within']:.0%} of the best one with {statement['confidence']:.0%} confidence, "
-        f"by {statement['replays']:,} replays of published sweeps"
+        f"based on {statement['replays']:,} replays of published sweeps"
     )
 
 

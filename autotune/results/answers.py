@@ -105,7 +105,7 @@ def _drawn_lengths(winner: Winner) -> list[str]:
     if not (told := said(False)):
         return [f"{lengths}: {said(True)} of a mean step"]
     return [
-        f"trials ran the trainer's phases alone: {said(True)} of a step were measured, {told} follow from what was given; nothing was generated, so memory is that of the trainer",
+        f"trials ran only the trainer's phases: of a step, {said(True)} were measured, and {told} follow from what the spec gives. Nothing was generated, so memory is that of the trainer",
         lengths,
     ]
 

@@ -82,7 +82,7 @@ class Figure:
     shows: str
     """what it shows, with units, in a sentence or two"""
     how_to_read: str
-    """what the signs mean, and what to look for"""
+    """what the symbols mean, and what to look for"""
     svg: str
     """inline SVG; its colours are classes of `dashboards/web/figures.css`"""
     table: FigureTable
@@ -93,13 +93,13 @@ class Figure:
         return self.table.csv()
 
     def picture(self) -> str:
-        """The drawing as an SVG file that stands alone, in light colours."""
+        """The drawing as a self-contained SVG file, in light colours."""
         return picture_of(self.svg)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the drawing (`.svg`), the figure with its words (`.html`) or its data (`.csv`), by the suffix. Returns the path.
+        """Write the drawing (`.svg`), the figure with its text (`.html`) or its data (`.csv`), by the suffix. Returns the path.
 
-        Raises `SpecError` for another suffix, and `OSError` when the file cannot be written.
+        Raises `SpecError` for another suffix, and `OSError` if the file cannot be written.
         """
         target = Path(path)
         writers: Mapping[str, Callable[[], str]] = {".svg": self.picture, ".html": self._page, ".csv": self.csv}

@@ -78,8 +78,8 @@ def ranking_document(
     if versions := asked_versions(version):
         if pareto or asked != objective:
             raise SpecError(
-                "trials of some versions are ranked by the study's own objective, but another ranking is asked for too",
-                remedy="leave pareto, metric and stability_weight out, or version",
+                "a ranking by version uses the study's own objective, but another ranking is requested too",
+                remedy="leave out pareto, metric and stability_weight, or leave out version",
                 field="version",
             )
         return _measured_with(result, versions, top)

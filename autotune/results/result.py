@@ -23,40 +23,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Result:
-    """What a study came to, as far as it came. A notebook shows it as a card."""
+    """The result of a study, so far or at its end. A notebook shows it as a card."""
 
     record: StudyRecord
     """the study with its status, message, and `record.result`: phase, finals, stop reason, notes"""
     trials: tuple[Trial, ...]
-    """all of them as they were measured, by number"""
+    """all trials as measured, by number"""
     shown: tuple[Trial, ...]
-    """the same with each config's figure (`config_figures`), for everything that people read; without infeasible ones, which older releases listed"""
+    """the same trials with each config's corrected figure (`config_figures`), for everything that people read; without infeasible ones, which older
+    releases listed"""
     best: Trial | None
-    """the named winner, or the best so far, of `shown`; after the finals with the measurement and the reward that they gave"""
+    """the named winner, or the best so far, of `shown`; after the finals with their measurement and reward"""
     baseline: Trial | None
-    """the baseline's trial of `shown`, where it could be measured; after the finals with their measurement"""
+    """the baseline's trial of `shown`, if it could be measured; after the finals with their measurement"""
     speedup: float | None
     """best against baseline in tokens per second"""
     speedup_low: float | None = None
-    """lower end of the 95% interval of the speedup, which holds the noise between runs and the choice among several"""
+    """lower end of the speedup's 95% CI, which includes the noise between runs and the choice among several configs"""
     speedup_high: float | None = None
     """its upper end"""
     below: Mapping[int, str] = field(default_factory=dict)
-    """by trial whose figure is higher than that of `best`, why it does not stand above it (`standing_notes`)"""
+    """for each trial with a higher figure than `best`: why it does not rank above it (`standing_notes`)"""
     tied_with: tuple[int, ...] = ()
-    """numbers of the trials whose configs cannot be told from the best"""
+    """numbers of the trials whose configs are statistically tied with the best"""
     final_rounds: int = 0
     """rounds in which best and baseline were re-measured; 0: they were measured once"""
     confirmed: tuple[Trial, ...] = ()
     """all configs that were re-measured, best first, of `shown`"""
     infeasible: Mapping[str, int] = field(default_factory=dict)
-    """configs that cannot run here, counted by reason: the law, the trainer's limit, or what the runner lacks"""
+    """configs that cannot run here, counted by reason: the rule, the trainer's limit, or what the runner lacks"""
     notes: tuple[str, ...] = ()
-    """what must be said beside the speedup, in words"""
+    """what to know about the speedup, in words"""
     too_noisy: TooNoisy | None = None
-    """why nothing can be claimed: how far apart the runs of the baseline are"""
+    """why no speedup can be claimed: how far apart the baseline's runs are"""
     is_left: bool = False
-    """whether it waits for another controller, because the last one died"""
+    """whether it waits for a new controller, because the last one died"""
 
     @property
     def measured(self) -> tuple[Trial, ...]:
@@ -70,7 +71,7 @@ class Result:
 
     @property
     def plot(self) -> Plots:
-        """Its figures: `result.plot("best_so_far")`, or `result.plot.best_so_far()`. `list(result.plot)` names those that have data."""
+        """The figures: `result.plot("best_so_far")`, or `result.plot.best_so_far()`. `list(result.plot)` names those that have data."""
         return Plots(self)
 
     def to_dataframe(self) -> DataFrame:

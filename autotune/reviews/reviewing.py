@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _HOW = {
     "model": ("the model's shape", "add --model with a catalog name, a hub id or the path of its config.json"),
     "cluster": ("the GPUs it runs on", "give --cluster, e.g. --cluster h100-sxm-1x8"),
-    "workload.seq_len": ("the tokens of a sequence", "give --seq-len"),
+    "workload.seq_len": ("the tokens per sequence", "give --seq-len"),
     "workload.global_batch_size": ("the sequences per optimizer step", "give --batch"),
     "space.precision": ("the number format", "add --precision bf16, fp16 or fp32"),
     "baseline": ("the config it trains with", "add --config micro_batch_size=4,tp=2,..."),
@@ -236,7 +236,7 @@ def _completed(
         if key == "baseline":
             why = next((note for note in found.notes if note.startswith("no baseline")), "")
             said_why = why.partition("; ")[0].removeprefix("no baseline: ")
-            what = f"the present configuration ({said_why})" if said_why else what
+            what = f"the current configuration ({said_why})" if said_why else what
         missing.append(Missing(what=what, remedy=remedy))
     return document, missing
 
@@ -262,7 +262,7 @@ def _measured(study: Study, measured_s: float | None, log: str | None) -> tuple[
     if measured_s is not None:
         if not (math.isfinite(measured_s) and measured_s > 0):
             raise SpecError(f"a step time must be above 0 s, but --measured is {measured_s}", field="--measured")
-        return measured_s, "as you say"
+        return measured_s, "as given"
     if log is None:
         return None, ""
     read = trainer(study.trainer).reader(study.trainer_options)

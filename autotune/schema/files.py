@@ -189,7 +189,7 @@ def config_json(text: str, base: Path | None) -> Path:
     if path.is_dir():
         path = path / "config.json"
     if not path.is_file() or path.stat().st_size > MODEL_BYTES:
-        what = "is no config.json" if path.exists() else "is neither a file nor the hub id of a catalog model"
+        what = "is not a config.json" if path.exists() else "is neither a file nor the hub id of a catalog model"
         remedy = nearest(text.lower(), catalog.hub_models()) or "give the path of its config.json, or its fields inline"
         raise SpecError(f"{text!r} {what}", remedy=remedy, field="model")
     read_config_json(path)

@@ -421,7 +421,7 @@ def _own_knobs(asked: StudyDocument) -> dict[str, tuple[Any, ...]]:
         if name in _NO_KNOBS:
             raise SpecError(
                 f"{name} already has a meaning in a space or a config",
-                remedy="name the knob otherwise",
+                remedy="rename the knob",
                 field=f"knobs.{name}",
             )
         Knob.own(

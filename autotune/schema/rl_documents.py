@@ -63,7 +63,9 @@ class PlacementDocument(Document, defer_build=True):
         default=None, description="[GPUs that train, GPUs that generate], which wait for each other"
     )
     async_: Gpus | None = Field(default=None, alias="async", description="the same, both at once")
-    staleness: NotNegative | None = Field(default=None, description="steps by which the generating policy may be older")
+    staleness: NotNegative | None = Field(
+        default=None, description="how many steps the generating policy may lag behind"
+    )
 
 
 class CriticDocument(Document, defer_build=True):
@@ -100,7 +102,7 @@ class PostTrainingDocument(Document, defer_build=True):
         either("<word>", "<inline>"),
     ] = Field(default="colocated", description="whether generation and training share GPUs")
     staleness: NotNegative | None = Field(
-        default=None, description="steps by which the generating policy may be older, for `async`"
+        default=None, description="how many steps the generating policy may lag behind, for `async`"
     )
     reward_s: NotNegative = Field(default=0.0, description="seconds per step spent only on computing rewards")
     engine: Literal["fsdp", "megatron", "deepspeed"] | None = Field(
@@ -284,18 +286,16 @@ def _of_file(text: str, field: str, base: Path | None) -> Lengths:
     path = locate(text, base, field=field)
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise SpecError(
-                f"a file of lengths may have at most {MAX_BYTES:,} bytes, but {text!r} has more", field=field
-            )
+            raise SpecError(f"a length file may have at most {MAX_BYTES:,} bytes, but {text!r} has more", field=field)
         words = re.split(r"[\s,]+", path.read_text(encoding="utf-8").strip().strip("[]"))
     except (OSError, ValueError) as error:
-        raise SpecError(f"the file of lengths {text!r} cannot be read: {error}", field=field) from None
+        raise SpecError(f"the length file {text!r} cannot be read: {error}", field=field) from None
     try:
         lengths = [float(word) for word in words if word]
     except ValueError:
         wrong = next(word for word in words if word and not re.fullmatch(r"[0-9.eE+]+", word))
         raise SpecError(
-            f"a file of lengths must have one number of tokens per line, but one is {wrong!r:.60}", field=field
+            f"a length file must have one number of tokens per line, but one is {wrong!r:.60}", field=field
         ) from None
     return located(field, lambda: Lengths.of(lengths))
 

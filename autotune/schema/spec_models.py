@@ -142,7 +142,7 @@ class TargetDocument(Document, defer_build=True):
     """The job that is meant, where fewer GPUs are at hand than it will have."""
 
     cluster: AskedCluster = Field(
-        description="catalog name (GPU-NODESxGPUS), or the fields inline; GPUs of the type you have"
+        description="catalog name (GPU-NODESxGPUS), or the fields inline; with the same GPU type as the study's `cluster`"
     )
     global_batch_size: Sizes | None = Field(
         default=None, description="sequences per optimizer step of that job; default: the workload's"

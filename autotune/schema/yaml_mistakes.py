@@ -56,7 +56,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"found undefined alias",
-        "`*` begins the name of an anchor, but none has this name",
+        "`*` begins the name of an anchor, but there is no anchor with this name",
         "put quotes around the text",
     ),
 )

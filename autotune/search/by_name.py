@@ -39,7 +39,7 @@ def make_searcher(
     enqueue: Iterable[ParallelConfig] = (),
     **options: Any,
 ) -> Searcher:
-    """The searcher of that name (or of that class, or that such a function makes) over the candidates of `space`.
+    """The searcher with that name (or class, or made by that function) over the candidates of `space`.
 
     `estimate`: prediction for all candidates (default: the cost model's). `calibration`: constants of the cost model, for the history and for
     configs outside the space. `history`: trials of earlier studies, each with its workload. `enqueue`: configs to try first.

@@ -15,10 +15,10 @@ The evidence of exported trials as Optuna artifacts: files of a trial, which opt
     trial.json    the whole trial: config, estimate, every step time and loss, reward, failure
     failure.log   of a failed trial: kind, message, exception, last log lines
 
-Exported trials have ended, and `optuna.artifacts.upload_artifact` takes only trials that run. So the files are written first, and a trial is made with their descriptions
-in its system attributes, in the form in which `upload_artifact` writes them.
+Exported trials have ended, and `optuna.artifacts.upload_artifact` accepts only running trials. So the files are written first, and the trial is
+created with their descriptions in its system attributes, in the format of `upload_artifact`.
 
-Predicted memory as a constraint of any Optuna sampler, so that it learns to stay clear of configs that would run out of memory.
+Predicted memory as a constraint of any Optuna sampler, so that it learns to avoid configs that would run out of memory.
 
     constraint(config) = Q(P(OOM))          zero or less: the config is expected to fit, as a plan says
 
@@ -26,11 +26,11 @@ Predicted memory as a constraint of any Optuna sampler, so that it learns to sta
     Q        quantile of the standard normal distribution: predicted memory is log-normal, so this is ln(predicted need / usable memory) in standard deviations
 
 It grows steadily with the memory that a config needs, which suits samplers that model the constraint (`GPSampler`) as well as those that compare violations
-(`TPESampler`, `NSGAIISampler`). It ends at plus and minus 5, where the probability is as good as certain.
+(`TPESampler`, `NSGAIISampler`). It is limited to plus and minus 5, where the probability is practically 0 or 1.
 
     limit = MemoryConstraint(workload)
     limit.set(trial, config)                        in the objective, before the config is run
-    TPESampler(constraints_func=constraints)        needed with Optuna 4 only: from 5 on samplers find what was set
+    TPESampler(constraints_func=constraints)        only needed with Optuna 4: from 5 on, samplers find the constraint themselves
 """
 
 from __future__ import annotations
@@ -105,8 +105,7 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The knobs of the next config. Raises `InfeasibleError` when no eligible config is left, `SpecError` when the study does not maximize
-        one value."""
+        """The knobs of the next config. Raises `InfeasibleError` if no eligible config is left, `SpecError` if the study does not maximize one value."""
         if study.directions != [optuna.study.StudyDirection.MAXIMIZE]:
             raise SpecError(
                 f"the study must maximize tokens per second, but its direction is {', '.join(d.name for d in study.directions)}",
@@ -127,7 +126,7 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
     def after_trial(
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """Stops `study.optimize` when no eligible config is left and nothing is enqueued."""
+        """Stop `study.optimize` if no eligible config is left and nothing is enqueued."""
         if study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
             return
         ended = copy(trial)
@@ -145,7 +144,7 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
         return sampler.sample_independent(study, trial, param_name, param_distribution)
 
     def expected_gain(self, study: optuna.Study) -> float | None:
-        """Expected relative gain of further trials of this study; None when the searcher cannot estimate it."""
+        """Expected relative gain of further trials of this study; None if the searcher cannot estimate it."""
         return self._replayed(study).expected_gain()
 
     def _replayed(
@@ -189,7 +188,7 @@ def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
 
 
 def suggest_config(trial: optuna.Trial, space: SearchSpace) -> ParallelConfig:
-    """The config that an Optuna trial stands for."""
+    """The config of an Optuna trial."""
     knobs: Mapping[str, tuple[Any, ...]] = space.knobs
     return ParallelConfig.of_values(
         {
@@ -206,11 +205,11 @@ def export_study(
     *,
     artifact_store: ArtifactStore | None = None,
 ) -> optuna.Study:
-    """Writes trials as an Optuna study of that name into a storage (e.g. `sqlite:///study.db`), which optuna-dashboard opens.
+    """Write trials as an Optuna study of that name into a storage (e.g. `sqlite:///study.db`), which optuna-dashboard opens.
 
     The value is tokens per second; reward, peak memory, failure and the reason are user attributes. `artifact_store` (e.g. an
-    `optuna.artifacts.FileSystemArtifactStore`): also keeps each trial's evidence as artifacts (`autotune.search.optuna_study`). Raises Optuna's
-    `DuplicatedStudyError` when the storage has a study of that name.
+    `optuna.artifacts.FileSystemArtifactStore`): also stores each trial's evidence as artifacts (`autotune.search.optuna_study`). Raises Optuna's
+    `DuplicatedStudyError` if the storage has a study of that name.
     """
     study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
     study.set_user_attr("made_by", "autotune")
@@ -280,7 +279,7 @@ FARTHEST: Final = 5.0
 
 
 class MemoryConstraint:
-    """The predicted memory of a workload's configs against what the GPU has."""
+    """The predicted memory of a workload's configs compared with the GPU's."""
 
     def __init__(self, workload: Workload, *, calibration: Calibration | None = None) -> None:
         """`calibration`: constants measured on the cluster (None: those that ship for its GPU and trainer)."""
@@ -288,12 +287,12 @@ class MemoryConstraint:
         self._constants = calibration_for(workload) if calibration is None else calibration
 
     def excess(self, config: ParallelConfig) -> float:
-        """Predicted need above the usable memory, in standard deviations of the prediction; zero or less where the config is expected to fit."""
+        """Predicted need above the usable memory, in standard deviations of the prediction; zero or less if the config is expected to fit."""
         predicted = estimate(self._workload, config, calibration=self._constants)
         return float(np.clip(ndtri(float(predicted.oom_probability)), -FARTHEST, FARTHEST))
 
     def set(self, trial: optuna.Trial, config: ParallelConfig) -> float:
-        """Sets the constraint of a running trial, before its config is run, and returns the excess. It is kept as a user attribute of the trial too."""
+        """Set the constraint of a running trial, before its config runs, and return the excess. It is also stored as a user attribute of the trial."""
         excess = self.excess(config)
         trial.set_user_attr(NAME, excess)
         if hasattr(trial, "set_constraint"):
@@ -302,5 +301,5 @@ class MemoryConstraint:
 
 
 def constraints(trial: optuna.trial.FrozenTrial) -> tuple[float, ...]:
-    """The `constraints_func` of a sampler of Optuna 4: what was set; infinite for a trial that was pruned before anything was."""
+    """The `constraints_func` of an Optuna 4 sampler: the constraint that was set; infinite for a trial pruned before that."""
     return (float(trial.user_attrs.get(NAME, math.inf)),)

@@ -2,14 +2,14 @@
 
     ask       chooses a free candidate, which becomes pending
     tell      a terminal trial makes its candidate done; CANCELLED makes it free again; a running trial makes it pending
-    correct   trials came to something else than was told, because the machine changed meanwhile
+    correct   what was learnt from trials is replaced, because the machine changed meanwhile
     score     the number that is maximized: reward.total where the trial has a reward, else log(tokens_per_s)
 
 A searcher is a deterministic function of (space, seed, options, trials told so far). It keeps no random state that `ask` would advance, so a
 restarted study tells the same trials again and continues with the same next config. Subclasses implement `propose` (which free candidate
 is next, and why) and, if they learn, `learn`.
 
-Trials of configs outside the space, such as a baseline, may be told too: searchers with a model learn from them.
+Trials of configs outside the space, such as a baseline, may be passed too: searchers with a model learn from them.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Searcher(ABC):
         self._enqueued = [self._index_of_enqueued(config) for config in problem.enqueue]
 
     def ask(self, n: int = 1) -> list[ParallelConfig]:
-        """Up to `n` configs to try next, best first. Fewer, or none, when no eligible candidate is left."""
+        """Up to `n` configs to try next, best first. Fewer, or none, if no eligible candidate is left."""
         configs = []
         for _ in range(n):
             chosen = self._next_enqueued() or self.propose()
@@ -102,7 +102,7 @@ class Searcher(ABC):
         return configs
 
     def tell(self, trials: Iterable[Trial]) -> None:
-        """Takes in the state of these trials, in this order. A trial that was told before is no further evidence."""
+        """Learn the state of these trials, in this order. A trial that was passed before adds no evidence."""
         for trial in trials:
             index = self.space.index_of(trial.config)
             if self._was_told(index, trial):
@@ -121,29 +121,29 @@ class Searcher(ABC):
             self.learn(index, trial)
 
     def leave_out(self, candidates: NDArray[np.intp]) -> None:
-        """Never proposes these: they cannot be run here."""
+        """Never propose these configs: they cannot run here."""
         self.state[candidates] = DONE
         self.left_out[candidates] = True
 
     def correct(self, trials: Iterable[Trial], *, without: Collection[int] = ()) -> None:
-        """Replaces what was told of these trials, by their numbers, and forgets those of the numbers `without`: the machine changed while they were measured. No
-        candidate changes its state."""
+        """Replace what is known about these trials, by number, and forget the trials `without`, because the machine changed while they were measured.
+        No candidate changes its state."""
         by_number = {trial.number: trial for trial in trials}
         self.trials = [(i, by_number.get(t.number, t)) for i, t in self.trials if t.number not in without]
         self.relearn()
 
     @abstractmethod
     def propose(self) -> tuple[int, str] | None:
-        """The index of the next candidate with the reason in words; None when no candidate should be tried. Must not change any state."""
+        """The index of the next candidate, with the reason in words; None if no candidate should be tried. Must not change any state."""
 
     def learn(self, index: int | None, trial: Trial) -> None:  # noqa: B027  most searchers do not learn
-        """Takes in a measured or failed trial of candidate `index` (None: a config outside the space)."""
+        """Learn from a measured or failed trial of candidate `index` (None: a config outside the space)."""
 
     def relearn(self) -> None:  # noqa: B027  most searchers look at `trials` whenever they propose
-        """Takes in that `trials` were corrected. A searcher that keeps what it learnt of them starts again from `trials`."""
+        """Learn that `trials` were corrected. A searcher that stores what it learnt from them starts again from `trials`."""
 
     def expected_gain(self, trials: int = LOOKAHEAD) -> float | None:
-        """Expected relative gain of the best of the next `trials` over the best so far; None when this searcher cannot estimate it."""
+        """Expected relative gain of the best of the next `trials` over the best so far; None if this searcher cannot estimate it."""
         return None
 
     def nothing_left(self) -> str:
@@ -156,7 +156,7 @@ class Searcher(ABC):
         return f"the {free:,} untried configs need at least as much memory as one that ran out of memory"
 
     def reason(self, config: ParallelConfig) -> str:
-        """Why this config was proposed; empty when it was not."""
+        """Why this config was proposed; empty if it was not."""
         index = self.space.index_of(config)
         return self._reasons.get(index, "") if index is not None else ""
 

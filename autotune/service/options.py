@@ -77,7 +77,7 @@ class ServiceOptions:
     data_roots: tuple[Path, ...] = ()
     """folders whose files a spec may name as `data`; empty: none"""
     program_roots: tuple[Path, ...] = ()
-    """folders whose programs callers of scope run may have started as a trainer's; empty: none"""
+    """folders whose programs callers with the scope run may have started as a trainer's; empty: none"""
     program_user: str = ""
     """user as whom trainers' programs run; empty: the user of the service, or of Ray's nodes"""
     program_environment: tuple[str, ...] = ()

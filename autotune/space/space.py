@@ -34,7 +34,7 @@ SAID_LAWS = 2
 
 @final
 class SearchSpace:
-    """All configs of a study as columns, with the count of what the laws cut away."""
+    """All configs of a study as columns, with counts of what the rules exclude."""
 
     __slots__ = ("_knobs", "excluded", "launchable", "spec", "table", "workload")
 
@@ -62,15 +62,15 @@ class SearchSpace:
 
     @classmethod
     def of_study(cls, study: Study) -> SearchSpace:
-        """The space of a study: what is legal and what its trainer can launch. Raises as `build` does."""
+        """The space of a study: configs that are valid and that its trainer can launch. Raises the errors of `build`."""
         return cls.build(study.workload, study.space, launchable=Launchable.of(study))
 
     @classmethod
     def build(cls, workload: Workload, space: SpaceSpec, *, launchable: Launchable | None = None) -> SearchSpace:
-        """Every legal combination of the knobs of `space`, without those that the trainer of `launchable` cannot launch.
+        """Every valid combination of the knobs of `space`, except those that the trainer of `launchable` cannot launch.
 
-        Raises `SpecError` for unknown knobs, impossible values and spaces that are too large to list, `InfeasibleError` (with counts by law and the nearest
-        miss) when no combination is legal.
+        Raises `SpecError` for unknown knobs, impossible values and spaces that are too large to list, `InfeasibleError` (with counts by rule and the
+        nearest miss) if no combination is valid.
         """
         table, excluded = enumerate_configs(workload, space)
         if not len(table):
@@ -84,9 +84,9 @@ class SearchSpace:
 
     @classmethod
     def of(cls, workload: Workload, configs: Iterable[ParallelConfig] | ConfigTable) -> SearchSpace:
-        """Exactly these configs, in their order, each once. No law is applied: what was measured may be replayed.
+        """Exactly these configs, in their order, each once. No rule is applied, so that measured configs can be replayed.
 
-        Raises `InfeasibleError` when there are none, `ConfigError` when a column of a table holds a count below 1.
+        Raises `InfeasibleError` if there are none, `ConfigError` if a column of a table has a count below 1.
         """
         table = configs if isinstance(configs, ConfigTable) else ConfigTable.of(configs)
         if not len(table):
@@ -112,7 +112,7 @@ class SearchSpace:
         return isinstance(config, ParallelConfig) and self.index_of(config) is not None
 
     def index_of(self, config: ParallelConfig) -> int | None:
-        """Where `config` is in the list, or None."""
+        """The index of `config` in the list, or None."""
         rows: NDArray[np.intp] | None = None
         if config.extra.keys() != {knob.name for knob in self.table.own}:
             return None
@@ -127,7 +127,7 @@ class SearchSpace:
         return None if rows is None else int(rows[0])
 
     def why_not(self, config: ParallelConfig) -> str | None:
-        """Why `config` is not in the space, in words; None when it is."""
+        """Why `config` is not in the space, in words; None if it is."""
         if self.index_of(config) is not None:
             return None
         if self.spec is None:
@@ -142,7 +142,7 @@ class SearchSpace:
 
     @property
     def knobs(self) -> Mapping[str, tuple[Any, ...]]:
-        """The values of each knob that occur, in rising order (words in the order of their codes)."""
+        """The values of each knob in the space, in rising order (words in the order of their codes)."""
         if self._knobs is None:
             self._knobs = {
                 name: tuple(knob.decode(code) for code in np.unique(self.table.column(name)))
@@ -158,11 +158,11 @@ class SearchSpace:
         return tuple(int(size) for size in np.unique(self.table.world_size))
 
     def coordinates(self) -> NDArray[np.float64]:
-        """Where each config lies, shape (N, d) (`ConfigTable.coordinates`)."""
+        """The coordinates of each config, shape (N, d) (`ConfigTable.coordinates`)."""
         return self.table.coordinates()
 
     def coordinates_of(self, config: ParallelConfig) -> NDArray[np.float64]:
-        """Where a config lies on the axes of this space, shape (1, d). It need not be in it.
+        """The coordinates of a config on the axes of this space, shape (1, d). It need not be in the space.
 
         A study's own knobs are axes too. A config of another study is at their defaults, and knobs that only that study has are left out.
         """

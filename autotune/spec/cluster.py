@@ -169,7 +169,7 @@ class ClusterSpec:
     gpus_per_domain: int = 0
     """GPUs joined by the intra_node link, if it reaches beyond a node (72 in a GB200 NVL72 rack); 0: those of a node"""
     cores_per_node: int | None = None
-    """cores that the ranks of a node share, for ranks that are CPU processes; None if not known"""
+    """cores that the ranks of a node share, for ranks that are CPU processes; None if unknown"""
 
     def __post_init__(self) -> None:
         positive_int("num_nodes", self.num_nodes, at_most=1 << 20)

@@ -88,7 +88,7 @@ class PhaseParts(_Parts):
     """Seconds of one step of post-training by phase, on the trainer's clock; they add up to the step time."""
 
     generation: Number
-    """responses are generated, as fast as was told, and the trainer does nothing else"""
+    """responses are generated, as fast as given, and the trainer does nothing else"""
     reward: Number
     """rewards, as told"""
     log_prob: Number
@@ -136,13 +136,13 @@ class Estimate(Plain):
     mfu_peak_flops_per_s: Number = 0.0
     """datasheet peak of one GPU that `mfu` is a fraction of: that of the precision of the matmuls; 0 in estimates of earlier versions"""
     level: Number = 1.0
-    """factor on all times that a study's earlier trials showed: measured / predicted step time of this cluster and its software"""
+    """factor on all times, from a study's earlier trials: measured / predicted step time of this cluster and its software"""
     level_sigma: Number = 0.0
     """standard deviation of the log of that factor, which all configs share; the interval of the step time includes it"""
     stall_probability: Number = 0.0
     """probability that sends between pipeline stages on several nodes stall, 0 to 1; the interval of the step time includes it"""
     stalled_step_time_s: Number = 0.0
-    """step time with such stalls, s; `step_time_s` is that without, and both are equal where nothing can stall; 0 in estimates of earlier versions"""
+    """step time with such stalls, s; `step_time_s` excludes them, and both are equal if nothing can stall; 0 in estimates of earlier versions"""
     phases_s: PhaseParts | None = None
     """a step of post-training by phase; None for any other"""
 

@@ -111,7 +111,7 @@ class KnobUse:
         return ",".join(f"{knob.name}={knob.text(getattr(config, knob.name))}" for knob in shown)
 
     def _limited(self) -> tuple[tuple[Knob, bool], ...]:
-        """The knobs of which it refuses some value, each with whether it has forgotten the knob."""
+        """The knobs with values that it refuses, each with whether it has forgotten the knob."""
         forgotten = {knob.name for knob in self.forgotten()}
         limited = forgotten | {name.partition("=")[0] for name in self.cannot}
         return tuple((KNOBS[name], name in forgotten) for name in KNOBS if name in limited)

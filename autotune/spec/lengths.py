@@ -3,7 +3,8 @@
     kept      `POINTS` values of equal probability at most, in rising order
     read      one number, a mean with percentiles, a histogram, or the lengths themselves
 
-Between two percentiles p and q the lengths rise as a + (b - a) * u ** g with one exponent g for all of them, which is chosen so that the mean is the one that was told. Beyond the outermost percentiles they are log-normal. A mean
+Between two percentiles p and q the lengths rise as a + (b - a) * u ** g with one exponent g for all of them, which is chosen so that the mean is the
+one that was given. Beyond the outermost percentiles they are log-normal. A mean
 that stands alone is that of a log-normal distribution whose deviation is `USUAL_SPREAD` of it, which the answers name as assumed.
 """
 
@@ -23,7 +24,7 @@ from autotune.errors import SpecError
 
 POINTS = 1024
 USUAL_SPREAD = 0.75
-"""deviation of lengths as a fraction of their mean where nothing but the mean is told"""
+"""deviation of lengths as a fraction of their mean if only the mean is given"""
 _STEEPEST = 24.0
 """largest exponent between two percentiles, and the inverse of the least"""
 _LOWEST, _HIGHEST = 0.0, 100.0
@@ -84,7 +85,7 @@ class Lengths:
 
     @classmethod
     def of_percentiles(cls, percentiles: Mapping[float, float], mean: float | None = None) -> Lengths:
-        """The distribution with these lengths by percentile (0 the least, 100 the longest), and with that mean where it is told.
+        """The distribution with these lengths by percentile (0 the least, 100 the longest), and with that mean if it is given.
 
         Raises `SpecError` for percentiles that fall, and for a mean that lengths between them cannot have.
         """
@@ -127,7 +128,7 @@ class Lengths:
                 said = ", ".join(f"p{p:g}={length:g}" for p, length in sorted(percentiles.items()))
                 raise SpecError(
                     f"lengths with {said} have a mean from {least:,.0f} to {most:,.0f} tokens, but mean={mean:g}",
-                    remedy="correct the mean or the percentiles, or give a file of lengths",
+                    remedy="correct the mean or the percentiles, or give a length file",
                 )
             above, below = 1.0 / _STEEPEST, _STEEPEST
             for _ in range(60):
@@ -144,7 +145,7 @@ class Lengths:
 
 
 def _of_mean(mean: float, longest: float | None) -> Lengths:
-    """Log-normal lengths of that mean, cut at the longest. The cut takes from the mean, so the scale grows until the mean is the one that was told."""
+    """Log-normal lengths of that mean, cut at the longest. The cut takes from the mean, so the scale grows until the mean is the one that was given."""
     if longest is not None and mean > longest:
         raise SpecError(f"the mean cannot be above the longest, but mean={mean:g} and max={longest:g}")
     sigma = math.sqrt(math.log1p(USUAL_SPREAD**2))
@@ -169,6 +170,6 @@ def _spread(knots: Sequence[tuple[float, float]]) -> float:
 
 
 def _beyond(knot: tuple[float, float], share: float, sigma: float) -> float:
-    """The length at a share beyond the outermost percentile that was told, if lengths are log-normal there."""
+    """The length at a share beyond the outermost given percentile, if lengths are log-normal there."""
     at = min(max(knot[0] / 100.0, 0.5 / POINTS), 1.0 - 0.5 / POINTS)
     return knot[1] * math.exp(sigma * (_NORMAL.inv_cdf(share) - _NORMAL.inv_cdf(at)))

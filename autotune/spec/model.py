@@ -22,7 +22,7 @@ from autotune.spec.model_code import ModelCode
 from autotune.spec.plain import Plain
 
 _ASPECT, _HEAD = 64, 64
-"""width by layers, and width of a head, of the decoder that stands for a model of which the number of weights alone is known"""
+"""width by layers, and width of a head, of the decoder that stands for a model with only its number of weights known"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +282,7 @@ class ModelSpec(Plain):
 
     @classmethod
     def of_parameters(cls, parameters: int, *, name: str) -> ModelSpec:
-        """A model of which only the number of weights is known, such as one for images; predictions use a decoder of about that size."""
+        """A model with only its number of weights known, such as an image model; predictions use a decoder of about that size."""
         positive_int("parameters", parameters, at_most=1 << 50)
         layers = max(1, round((parameters / (12 * _ASPECT**2)) ** (1 / 3)))
         width = max(1, math.isqrt(parameters // (12 * layers)))

@@ -29,7 +29,8 @@ class ModelCode:
     """Builds an `nn.Module`. Plain values: it crosses process and machine borders as JSON, and the code runs where the model is built."""
 
     module: str = ""
-    """`package.module:function` of the user; empty for transformers' own class of `ModelSpec.source`, and without that for a model of which only `num_parameters` is known"""
+    """`package.module:function` of the user; empty for transformers' own class of `ModelSpec.source`, and without that for a model with only
+    `num_parameters` known"""
     args: str = "{}"
     """keyword arguments of the function, as JSON text"""
     folder: str = ""

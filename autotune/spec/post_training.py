@@ -43,7 +43,7 @@ RL_KNOBS: dict[str, tuple[str, tuple[Any, ...]]] = {
     ),
     "log_prob_micro_batch_tokens": ("the same for log-probabilities and values; 0: as for the update", ()),
     "phase_offload": ("what of the trainer is in host memory while the engine generates", PHASE_OFFLOADS),
-    "staleness": ("steps by which the generating policy may be older than the updated one", ()),
+    "staleness": ("how many steps the generating policy may lag behind the updated one", ()),
     "balance": ("how tokens are balanced between data-parallel ranks", BALANCES),
     "group_by_length": ("sequences of similar length share a micro-batch", ()),
 }
@@ -55,10 +55,10 @@ _SEQUENCES = ("micro_batch_tokens", "balance", "group_by_length")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """How fast responses are generated, which is told and never modelled."""
+    """How fast responses are generated, which is given and never modelled."""
 
     tokens_per_s_per_gpu: tuple[tuple[int, float], ...]
-    """tokens of responses per second and GPU, by the engine's tensor-parallel degree"""
+    """tokens of responses per second per GPU, by the engine's tensor-parallel degree"""
     tp: int = 1
     """the engine's tensor-parallel degree today"""
     memory_fraction: float = 0.0
@@ -79,7 +79,7 @@ class Rollout:
             raise SpecError("tokens_per_s_per_response must not be below 0", field="rollout.tokens_per_s_per_response")
 
     def rate(self, tp: int) -> float | None:
-        """Tokens per second and GPU with that degree; None where it was not told."""
+        """Tokens per second per GPU with that degree; None if it was not given."""
         return dict(self.tokens_per_s_per_gpu).get(tp)
 
 
@@ -113,7 +113,7 @@ class PostTraining:
     rollout_gpus: int = 0
     """GPUs that only generate today; 0 if colocated"""
     staleness: float = 0.0
-    """steps by which the generating policy may be older; 0: none"""
+    """how many steps the generating policy may lag behind; 0: none"""
     rollout: Rollout | None = None
     """None if nothing is generated"""
     reward_s: float = 0.0

@@ -47,7 +47,7 @@ class Wanted(StrEnum):
     """running trials are killed"""
 
     def may_become(self, other: Wanted) -> bool:
-        """Whether people may ask for `other` after this: a pause can be taken back, an end cannot."""
+        """Whether people may ask for `other` after this: a pause can be withdrawn, an end cannot."""
         return other in (self, Wanted.CANCEL) or self in (Wanted.RUN, Wanted.PAUSE)
 
 
@@ -177,7 +177,7 @@ class Study(Plain):
     data: str | None = None
     """text or .bin file to train on; None means the bundled text"""
     baseline: ParallelConfig | None = None
-    """the baseline to beat; None means pure data parallelism with micro-batch 1, in the space's first precision"""
+    """the baseline; None means pure data parallelism with micro-batch 1, in the space's first precision"""
     enqueue: tuple[ParallelConfig, ...] = ()
     """configs that the user wants to try first"""
     left_out: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ class Study(Plain):
             _check_no_baseline(self.baseline)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values. A study without a target has no `at_hand`, so its fingerprint is what it was before there were targets."""
+        """Plain JSON values. A study without a target has no `at_hand`, so its fingerprint is the same as before targets existed."""
         values = Plain.to_dict(self)
         return values if self.at_hand is not None else {k: v for k, v in values.items() if k != "at_hand"}
 
@@ -234,7 +234,7 @@ def _check_no_baseline(baseline: ParallelConfig | None) -> None:
 
 
 def _check_target(target: ClusterSpec, at_hand: ClusterSpec, objective: Objective) -> None:
-    """Raises `SpecError` for a target about which no proxy on the cluster at hand can say anything."""
+    """Raises `SpecError` for a target without any proxy on the available cluster."""
     if target.gpu.name != at_hand.gpu.name:
         raise SpecError(
             f"proxies must run on the target's GPU type, but the target {target.name} has {target.gpu.name} and your cluster {at_hand.name} "

@@ -116,7 +116,7 @@ class ConfigTable:
         return mask
 
     def coordinates(self) -> NDArray[np.float64]:
-        """Where each config lies, shape (N, d): log2 of counts, codes of words, 0 or 1 for flags. One step in any column is one step of a knob."""
+        """The coordinates of each config, shape (N, d): log2 of counts, codes of words, 0 or 1 for flags. One step in any column is one step of a knob."""
         return np.stack([knob.coordinate(self.column(name)) for name, knob in self.knobs.items()], axis=1)
 
     def check_counts(self) -> None:

@@ -74,9 +74,9 @@ class Workload(Plain):
     """whether the program's attention stores the score matrix (eager attention of transformers, Megatron-LM before FlashAttention), as FlashAttention (arXiv
     2205.14135) and torch's scaled_dot_product_attention never do"""
     loop: str = ""
-    """for a program of one's own: the trainer whose training loop it runs, one of `LOOPS`; the cost model's constants and what is held in memory depend on it. Empty: not known"""
+    """for your own program: the trainer whose training loop it runs, one of `LOOPS`; the cost model's constants and memory depend on it. Empty: unknown"""
     rl: PostTraining | None = None
-    """what a step of post-training is; None: a plain optimizer step on sequences of one length"""
+    """a step of post-training; None: a plain optimizer step on sequences of equal length"""
 
     def __post_init__(self) -> None:
         for name, kind in (("model", ModelSpec), ("cluster", ClusterSpec)):
@@ -120,6 +120,6 @@ class Workload(Plain):
 
     @property
     def tokens_per_sequence(self) -> float:
-        """Tokens that a step trains on for each sequence of the global batch: all of its length, or of post-training the mean of prompts and responses, times the
-        mini-batches of a step."""
+        """Tokens that a step trains on for each sequence of the global batch: its whole length; for post-training, the mean of prompts and responses
+        times the mini-batches of a step."""
         return float(self.seq_len) if self.rl is None else self.rl.tokens / self.rl.mini_batch

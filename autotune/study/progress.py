@@ -1,12 +1,12 @@
 """Events of a running study for the live view, logs and metrics, in the order in which they happen.
 
-Callbacks of `autotune.tune`: functions of the caller that hear of trials while a study runs.
+Callbacks of `autotune.tune`: your functions, called with trials while a study runs.
 
     on_trial(trial)    a trial has ended: measured, failed or cancelled; the baseline and the final rounds included
     on_best(trial)     this trial is the best so far
 
-They run in the thread of the study, between two steps of its loop, when what they hear of is already stored. An exception of one pauses the study and is raised
-as `CallbackError`, with the exception as its cause: nothing measured is lost, and the same call of `tune` goes on.
+They run in the study's thread, between two steps of its loop, after the event was stored. An exception in a callback pauses the study and is raised
+as `CallbackError`, with the exception as its cause: nothing measured is lost, and the same call of `tune` continues the study.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class TrialRetried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialEnded:
-    """A trial is terminal."""
+    """A trial has ended."""
 
     trial: Trial
 
@@ -84,7 +84,7 @@ class BestChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Something that people should know, e.g. that the database is away."""
+    """Something to know, e.g. that the database is unavailable."""
 
     message: str
 
@@ -115,7 +115,7 @@ OnTrial = Callable[[Trial], None]
 
 
 def with_callbacks(on_event: OnEvent | None, *, on_trial: OnTrial | None, on_best: OnTrial | None) -> OnEvent | None:
-    """A listener that passes every event to `on_event`, and trials to the callbacks; None where nothing is given."""
+    """A listener that passes every event to `on_event`, and trials to the callbacks; None if none is given."""
     if on_trial is None and on_best is None:
         return on_event
 

@@ -119,7 +119,7 @@ class Recheck:
         if overtaken:
             return "the old order does not hold: " + "; ".join(overtaken)
         return (
-            "the old order holds: no config is significantly ahead of a better one"
+            "the old order holds: no config is significantly faster than one ranked above it"
             if len(found) > 1
             else "there is no order to compare"
         )
@@ -208,7 +208,7 @@ def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[s
 def chosen(
     trials: Sequence[Trial], ranked: Sequence[ParallelConfig], default: ParallelConfig | None
 ) -> tuple[Rechecked, ...]:
-    """Winner, runner-up and default config of a study, with what was measured of them; `ranked`: best first. Raises `NotFoundError` for a study that has
+    """Winner, runner-up and baseline of a study, with what was measured of them; `ranked`: best first. Raises `NotFoundError` for a study that has
     measured none."""
     wanted = list(
         dict.fromkeys([*ranked[:1], *[c for c in ranked[1:] if c != default][:1], *([default] if default else [])])
@@ -222,7 +222,7 @@ def chosen(
         if seen:
             found.append(Rechecked(role=role, config=config, before=seen))
     if not found:
-        raise NotFoundError("the study has no measured config to measure again", remedy="tune it first")
+        raise NotFoundError("the study has no measured config to re-measure", remedy="tune it first")
     return tuple(sorted(found, key=lambda c: ROLES.index(c.role)))
 
 

@@ -16,7 +16,7 @@ from autotune.spec.study import SIMULATED
 from autotune.study.assembly import Assembly
 from autotune.study.controller.finals.finalists import whole
 
-SHIPPED = "the text that ships"
+SHIPPED = "the bundled text"
 
 
 def known_losses(assembly: Assembly, store: ReferenceLossStore) -> dict[int, tuple[float, ...]]:

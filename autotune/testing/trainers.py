@@ -78,7 +78,7 @@ class TrainerContract:
             assert all(limit.knob in str(caught.value) for limit in limits)
             assert caught.value.field == limits[0].knob
         assert launched > 0, (
-            f"the trainer {subject.name} refuses every config, also plain data parallelism: the last one because of {limits}"
+            f"the trainer {subject.name} refuses every config, even plain data parallelism: the last one because of {limits}"
         )
 
     def test_a_trainer_that_only_python_starts_refuses_every_launch_with_the_line_that_does(self) -> None:
@@ -225,7 +225,7 @@ class TrainerContract:
             limits = {limit.knob for limit in subject.limits(self.workload, config, given)}
             depends = tuple(config.value(name) for name in sorted(subject.limited_by))
             other, expected = first.setdefault(depends, (config, limits))
-            assert limits == expected, f"{config} and {other} have the same values of limited_by, but other limits"
+            assert limits == expected, f"{config} and {other} have the same values of limited_by, but different limits"
 
     def test_ranks_that_do_not_fit_are_refused(self) -> None:
         config = ParallelConfig(dp=32, micro_batch_size=2, accumulation_steps=1)
@@ -287,7 +287,7 @@ class TrainerContract:
 
     def _skip_without_steps(self) -> None:
         if "steps" not in {option.name for option in self.subject().options}:
-            pytest.skip("whoever starts it says how many steps it runs")
+            pytest.skip("its number of steps is set by whoever starts it")
 
     def _makes_a_difference(self, workload: Workload, knob: Knob, base: ParallelConfig, config: ParallelConfig) -> bool:
         """Whether `config`, which differs from `base` in that knob, has another launch or is refused because of the knob."""

@@ -2,7 +2,7 @@
 
 File names are relative to the folder of the launch, in which its command runs unless `cwd` names another. A launch without files can be started
 from any folder. `FOLDER` in an argument or variable stands for the folder of the launch, which is known once it is written; `NODE_RANK`,
-`MASTER_ADDR` and `MASTER_PORT` stand for what each node of a job is told when it starts: a runner fills them in (`Launch.on_node`), and in
+`MASTER_ADDR` and `MASTER_PORT` stand for what each node of a job receives when it starts: a runner fills them in (`Launch.on_node`), and in
 `launch.sh` they are shell variables of these names. Files hold `FOLDER` alone, and only those of trials (`output_options`). `launch.json` is the manifest: it lists every written file
 with its SHA-256, so that a second export recognizes its own files.
 """
@@ -57,9 +57,9 @@ class Launch:
     cwd: str = ""
     """folder in which the command runs; empty: the folder of the launch if it has files; `.`: the one in which it is started"""
     python: str = ""
-    """interpreter or environment whose programs are started before those of PATH; empty: PATH alone"""
+    """interpreter or environment whose programs come before those in PATH; empty: only PATH"""
     notes: tuple[str, ...] = ()
-    """what a person should know before the start"""
+    """what to know before the start"""
     tuned: Mapping[str, Any] = field(default_factory=dict)
     """how its config was found and measured, from `autotune.results.provenance`; empty: it was not tuned"""
 
@@ -104,12 +104,12 @@ class Launch:
 
     @property
     def shown(self) -> Launch:
-        """The launch without secrets, for those who only look at it."""
+        """The launch without secrets, to be shown."""
         return replace(self, argv=masked(self.argv), env=masked(self.env), files=masked(self.files))
 
     @property
     def is_spread(self) -> bool:
-        """Whether each node has to be told its number or the address of node 0, because there are several."""
+        """Whether each node needs its number or the address of node 0, because there are several."""
         return self._uses(NODE_RANK) or self._uses(MASTER_ADDR)
 
     @property
@@ -129,7 +129,7 @@ class Launch:
 
     @property
     def command(self) -> str:
-        """The command alone as one line of a POSIX shell; what a node is told when it starts is a variable there, e.g. $NODE_RANK."""
+        """The command alone as one line of a POSIX shell; what a node receives at its start is a variable there, e.g. $NODE_RANK."""
         return " ".join(map(_quoted, self.argv))
 
     @property
@@ -147,7 +147,7 @@ class Launch:
 
     @property
     def script(self) -> str:
-        """A POSIX shell script that starts the command, in `cwd`, or in its own folder when there are files. A job over several nodes is started
+        """A POSIX shell script that starts the command, in `cwd`, or in its own folder if there are files. A job over several nodes is started
         by the same script on each node, with the variables that it asks for."""
         lines = [
             "#!/bin/sh",

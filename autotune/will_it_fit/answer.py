@@ -41,28 +41,28 @@ class Fit:
     workload: Workload
     config: ParallelConfig
     runs: tuple[DryRun, ...]
-    """of the first, a middle and the last rank of the pipeline; empty where no dry run could be made"""
+    """of the first, a middle and the last rank of the pipeline; empty if no dry run was possible"""
     estimate: Estimate
-    """what the cost model says of the config, with floats"""
+    """the cost model's estimate for the config, with floats"""
     reserved: Reserved
-    """of the fullest rank: by the dry run where it decides, else by the formulas"""
+    """of the fullest rank: from the dry run if it decides, otherwise from the formulas"""
     problem: str = ""
-    """why no dry run could be made, in words; the cost model answers then"""
+    """why no dry run was possible, in words; the cost model then answers"""
     remedy: str = ""
     """what can be done about the problem"""
     notes: tuple[str, ...] = ()
-    """what the answer leaves out or assumes, in sentences"""
+    """what the answer omits or assumes, in sentences"""
     took_s: float = 0.0
     """wall time of all runs"""
 
     @property
     def is_played(self) -> bool:
-        """Whether a dry run plays the study's own trainer."""
+        """Whether a dry run executes the study's own trainer."""
         return self.workload.trainer == PLAYED
 
     @property
     def basis(self) -> Literal["dry run", "cost model"]:
-        """What the answer rests on."""
+        """What the answer is based on."""
         return "dry run" if self.runs and self.is_played else "cost model"
 
     @property
@@ -82,7 +82,7 @@ class Fit:
 
     @property
     def oom_probability(self) -> float:
-        """That the fullest rank runs out of memory, 0 to 1."""
+        """Probability that the fullest rank runs out of memory, 0 to 1."""
         return self.reserved.oom_probability
 
     @property
@@ -92,27 +92,27 @@ class Fit:
 
     @property
     def cost_model_verdict(self) -> Verdict:
-        """The answer of the formulas, which `plan` and `estimate` give where they have no profile of the model."""
+        """The answer of the formulas, which `plan` and `estimate` give without a profile of the model."""
         return _verdict(float(self.estimate.oom_probability))
 
     @property
     def is_expected(self) -> bool:
-        """Whether the config is expected to fit, by what the answer rests on."""
+        """Whether the config is expected to fit, by the basis of the answer."""
         return self.oom_probability <= planning.FITS
 
     @property
     def fits(self) -> bool | None:
-        """Whether it is expected to fit; None where no dry run could be made."""
+        """Whether it is expected to fit; None if no dry run was possible."""
         return self.is_expected if self.runs else None
 
     @property
     def guesses(self) -> tuple[str, ...]:
-        """What the model decides by its data and the runs had to assume, in words."""
+        """What depends on the model's data and had to be assumed by the runs, in words."""
         return tuple(dict.fromkeys(guess for run in self.runs for guess in run.guesses))
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Of the packages that decided the result."""
+        """Versions of the packages that affect the result."""
         return {name: version for run in self.runs for name, version in run.versions.items()}
 
 

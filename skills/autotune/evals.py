@@ -24,7 +24,7 @@ from autotune.space import complete, why_not_in
 from autotune.spec import Study
 
 Job = tuple[str, str, int, int]
-"""model, cluster, tokens of a sequence, sequences of a step"""
+"""model, cluster, tokens per sequence, sequences per step"""
 JOBS: tuple[Job, ...] = (
     ("qwen3-8b", "h200-sxm-4x8", 8192, 512),
     ("llama-8b", "a100-80gb-2x8", 4096, 256),

@@ -188,7 +188,7 @@ def table(studies: Sequence[Played], speeds: Speeds, default: ParallelConfig, bu
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs what the store does not have yet, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--searchers", default=SEARCHERS, help="names, by commas")
+    parser.add_argument("--searchers", default=SEARCHERS, help="names, separated by commas")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--budget", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)

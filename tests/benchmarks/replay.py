@@ -206,7 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--unfitted", action="store_true", help="invented cells: of trainers that no constant was fitted to"
     )
-    parser.add_argument("--searchers", default="bayesian,cost_ranked,rule_of_thumb,random", help="names, by commas")
+    parser.add_argument(
+        "--searchers", default="bayesian,cost_ranked,rule_of_thumb,random", help="names, separated by commas"
+    )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--model", choices=MODELS, default="held_out")

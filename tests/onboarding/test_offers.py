@@ -41,10 +41,10 @@ def test_micro_batches_divide_the_batch(tmp_path: Path) -> None:
 
 def test_a_program_that_leaves_one_micro_batch_says_so(tmp_path: Path) -> None:
     draft = drafted(tmp_path, "", "python elsewhere.py --batch-size 32 --seq-len 64")
-    said = next(note for note in draft.notes if "is known to accumulate" in note)
+    said = next(note for note in draft.notes if "accumulation option of" in note)
     assert "a batch of 32 allows one micro-batch" in said
     assert "workload.global_batch_size" in said
-    assert not any("is known to accumulate" in note for note in drafted(tmp_path, PROGRAM).notes)
+    assert not any("accumulation option of" in note for note in drafted(tmp_path, PROGRAM).notes)
 
 
 @pytest.mark.parametrize(

@@ -13,52 +13,24 @@ from autotune.cli import application
 from autotune.cli.help_pages import commands_of
 
 ROOT = Path(__file__).resolve().parents[2]
-PRIVATE = {
-    r"\bdefault config\b": "baseline",
-    r"\bcannot (?:surely )?be told (?:from|apart)": "statistically tied",
-    r"\b(?:do|does) not tell \w+ from": "statistically tied",
-    r"\bmeasured again in turn\b": "re-measured side by side",
-    r"\b95%: ": "95% CI",
-    r"\bof the same time\b": "corrected for drift",
-    r"\bturn has come\b": "resuming",
-    r"\btime went on\b": "(leave it out)",
-    r"\bwronged\b": "skewed",
-    r"\bat hand\b": "you have",
-    r"\b(?:is|are) tried again\b": "retrying",
-    r"\bbreaks? (?:a|the) law\b": "breaks a rule",
-    r"\bnot certain enough to name\b": "not confirmed",
-    r"\bthe config to beat\b": "baseline",
-    r"\b[Tt]he tests (?:of these pages )?do not run\b": "a marker in the source",
-    r"\beverything but its steps\b": "overhead",
-    r"\bthe default (?:one\b|ran\b)": "the baseline",
-    r"\bmend(?:s|ed)?\b": "fix",
-    r"\brehearse[ds]?\b": "simulate",
-    r"\bhands? back\b": "return",
-    r"\b(?:is|are) called '?[{\w]+'?; did you mean": "there is no ...",
-    r"\bno \w+ is called\b": "there is no ...",
-    r"\blegal configs?\b": "valid",
-    r"\bcomes along\b": "bundled",
-    r"\bof a folder of its own\b": "its own folder",
-    r"\bof yours\b(?! to)": "your own",
-    r"\bbeyond chance\b": "significantly",
-    r"\b[Ll]ate comers?\b": "late contender",
-    r"\bin turn(?:;|,| before)": "side by side",
-    r"\b(?:of|by) which \d+\b": "N of them",
-    r"\bof which\b": "a second sentence",
-    r"\brun dry\b": "dry-run",
-    r"\bper second and (?:GPU|rank)\b": "per second per GPU",
-    r"\bto be had\b": "the fact, positively",
-    r"\b(?:nodes? (?:are|is)|store is|service is) away\b": "unavailable",
-    r"\bcertain to gain\b": "certain to be faster",
-    r"\bgive or take\b": "within",
-    r"\bmust get (?:shorter|smaller|faster)\b": "should",
-    r"\b[Jj]obs? of (?:a )?(?:Slurm|Kubernetes)\b": "Slurm job",
-    r"\bshall\b": "must",
-    r"\b(?:is|are|was|were|be) told\b": "gets, receives, knows",
-    r"\bstands? beside\b": "is next to",
-    r"\bown number explains\b": "more ranks than cores",
-    r"\bpeculiarit(?:y|ies)\b": "specifics",
-}
+
+
+def as_pattern(phrase: str) -> str:
+    """The pattern of a phrase of the list: `a/b` are forms of one word, `...` is any word, N a number."""
+    forms = {"...": r"'?[{\w]+'?", "N": r"\d+"}
+    words = [forms.get(word) or f"(?:{re.escape(word).replace('/', '|')})" for word in phrase.split()]
+    return r"(?i)(?<!\w)" + " ".join(words) + r"(?!\w)"
+
+
+def listed() -> dict[str, str]:
+    """The list of `docs/style.md`: patterns of what is not written, each with what is written instead."""
+    rows = re.findall(
+        r"^\| (.+?) \| (.+?) \|$", (ROOT / "docs" / "style.md").read_text().partition("## Words")[2], re.MULTILINE
+    )
+    return {as_pattern(phrase): plain for plain, phrases in rows[1:] for phrase in phrases.split(", ")}
+
+
+PRIVATE = listed()
 """private words as patterns, each with what is written instead"""
 TEXTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -70,6 +42,13 @@ TEXTS = [
     *sorted((ROOT / "skills").rglob("*.md")),
 ]
 SOURCES = sorted([*(ROOT / "autotune").rglob("*.py"), *(ROOT / "workers").rglob("*.py")])
+API = [
+    *(ROOT / "autotune" / name for name in ("api.py", "errors.py", "results/result.py", "search/searcher.py")),
+    *(ROOT / "autotune" / "trainers" / name for name in ("trainer.py", "launch_files.py", "step_metrics.py")),
+    *sorted((ROOT / "autotune" / "spec").glob("*.py")),
+    *sorted((ROOT / "autotune" / "client").glob("*.py")),
+]
+"""where the reference of the Python API takes its docstrings from"""
 THIRD_PERSON = re.compile(r"^(?:Adds|Cancels|Checks|Copies|Creates|Deletes|Explains|Finds|Follows|Lists|Makes|Measures|Pauses|Predicts|Prints|Puts|Ranks|Returns|Revokes|Runs|Says|Serves|Shows|Stops|Submits|Tries|Upgrades|Writes)\b")  # fmt: skip
 
 
@@ -81,15 +60,15 @@ def private_words(text: str) -> list[str]:
     ]
 
 
-def said(path: Path) -> Iterator[tuple[int, str]]:
-    """The strings of a module that have words, without docstrings, which only programmers read."""
+def said(path: Path, docstrings: bool = False) -> Iterator[tuple[int, str]]:
+    """The strings of a module that have words; its docstrings alone if `docstrings`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
-            and id(node) not in alone
+            and (id(node) in alone) is docstrings
             and " " in node.value
         ):
             yield node.lineno, node.value
@@ -103,11 +82,12 @@ def test_pages_use_the_fields_words(path: Path) -> None:
     assert private_words(text) == []
 
 
-def test_messages_use_the_fields_words() -> None:
+@pytest.mark.parametrize(("sources", "docstrings"), [(SOURCES, False), (API, True)], ids=["messages", "api"])
+def test_sources_use_the_fields_words(sources: list[Path], docstrings: bool) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {words}"
-        for path in SOURCES
-        for line, text in said(path)
+        for path in sources
+        for line, text in said(path, docstrings)
         if (words := private_words(text))
     ]
     assert found == []
@@ -128,7 +108,7 @@ def test_help_is_imperative() -> None:
         "the default config again",
         "cannot be told from trial 8",
         "1.18x (95%: 1.14 to 1.22)",
-        "a law that breaks the law",
+        "a config that breaks the law",
         "the first measurement of the default\nconfig",
         "no knob is called 'tpp'",
         "hands back the winner",

@@ -602,7 +602,7 @@ def test_a_study_brings_knobs_of_its_own() -> None:
         (
             {"knobs": {"name": [1, 2]}},
             "knobs.name",
-            "already has a meaning in a space or a config; name the knob otherwise",
+            "already has a meaning in a space or a config; rename the knob",
         ),
         ({"knobs": {"extra": [1, 2]}}, "knobs.extra", "already has a meaning in a space or a config"),
         ({"knobs": {f"k{i}": [0, 1] for i in range(17)}}, "knobs", "must have at most 16 entries"),

@@ -136,7 +136,7 @@ def best(
         raise SpecError("--pareto needs a study, but none is given", remedy="run `autotune best ID --pareto`")
     if pareto and top is not None and top > 1:
         raise SpecError(
-            f"--pareto shows all configs of the front, but --top {top} is given too", remedy="leave one of them out"
+            f"--pareto shows the whole Pareto front, but --top {top} is given too", remedy="leave one of them out"
         )
     ranking: dict[str, Any] = {"metric": metric, "stability_weight": stability_weight, "top": top or 1}
     if study:

@@ -154,7 +154,7 @@ def _print_seen(found: ProgramCheck) -> None:
             sign = "differs" if row.agrees is False else "" if row.agrees else "not told"
             print(f"  {row.name:20} {row.said:28} {row.seen or '-':40} {sign}".rstrip())
     if found.seen is not None and not runs and found.step_times_s:
-        print("\nthe probe observed no optimizer step of torch, so the log is used")
+        print("\nthe probe observed no torch optimizer step, so the log is used")
 
 
 def _fix(spec: str, found: ProgramCheck) -> None:

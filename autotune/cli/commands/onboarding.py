@@ -30,7 +30,7 @@ ModelOption = Annotated[
     str | None, typer.Option("--model", help="Catalog name, hub id, or path of the model's config.json.")
 ]
 SequenceOption = Annotated[
-    int | None, typer.Option("--seq-len", metavar="TOKENS", parser=sequence_tokens, help="Tokens of a sequence.")
+    int | None, typer.Option("--seq-len", metavar="TOKENS", parser=sequence_tokens, help="Tokens per sequence.")
 ]
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Sequences per optimizer step.")]
 PrecisionOption = Annotated[str | None, typer.Option("--precision", help="bf16, fp16, tf32 or fp32.")]
@@ -124,7 +124,7 @@ def _watched(
     for remark in shown.notes:
         note(f"  outputs  {remark}")
     note("  files    other output is written as usual; existing files that it changes are restored at the end")
-    note("  else     it does everything it does when you start it: data, downloads, trackers such as wandb")
+    note("  else     as when you start it yourself: data, downloads, trackers such as wandb")
     _ask(yes)
     with interrupts() as interrupted, closing(make_runner("local")) as runner:
         watched = watch_launch(request, runner, on_line=note, on_wait=note, interrupted=lambda: bool(interrupted()))

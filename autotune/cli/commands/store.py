@@ -124,7 +124,7 @@ def migrate(
     if json:
         emit({"before": before, "after": after, "dry_run": dry_run})
     if before == after:
-        note(f"{location} has version {after} already")
+        note(f"{location} already has version {after}")
     elif dry_run:
         note(f"{location} can be upgraded from version {before} to {after}; nothing was changed")
     else:

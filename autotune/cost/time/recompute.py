@@ -50,7 +50,7 @@ class Repeated:
 
 
 def repeated(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, seq_len: float) -> Repeated:
-    """The shares that are computed again; `seq_len`: tokens of a sequence that attend to one another."""
+    """The shares that are computed again; `seq_len`: tokens per sequence that attend to one another."""
     work = dict.fromkeys(("inputs", "output", "up", "down"), 0.0)
     grouped = dict.fromkeys(("up", "down"), 0.0)
     for matmul in layer_matmuls(model):

@@ -140,7 +140,7 @@ class SeenLaunch:
 
     @property
     def seq_len(self) -> int | None:
-        """Tokens of a sequence."""
+        """Tokens per sequence."""
         return round(self.seen.tokens / self.seen.sequences) if self.seen.tokens and self.seen.sequences else None
 
     @cached_property
@@ -331,7 +331,7 @@ def _trainer(entry: Entry, run: SeenLaunch) -> Entry:
 
 
 def _comment(run: SeenLaunch, fill_in: list[str]) -> str:
-    length = f"seq_len: {SEEN}" if run.seq_len else "seq_len: not seen"
+    length = f"seq_len: {SEEN}" if run.seq_len else "seq_len: not observed"
     if not run.seq_len and _LENGTH in fill_in:
         length = "fill in: seq_len, tokens per sequence"
     if not run.batch:

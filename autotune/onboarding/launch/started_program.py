@@ -175,7 +175,7 @@ def where_it_runs(path: Path, started: Started | None, file: str | None = None) 
         if found is not None:
             return WhereItRuns(*found)
     why = f"{path.name} changes to {told}, " + (
-        f"which is no folder here ({bases[0] / folder})" if is_plain(folder) else "which only the shell can compute"
+        f"which is not a folder here ({bases[0] / folder})" if is_plain(folder) else "which only the shell can compute"
     )
     if usual is None:
         return WhereItRuns(

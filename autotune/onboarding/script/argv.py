@@ -54,7 +54,7 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         "python": "",
     }
     if started:
-        reasons |= dict.fromkeys(("torchrun", "accelerate", "deepspeed"), "as it is started")
+        reasons |= dict.fromkeys(("torchrun", "accelerate", "deepspeed"), "as launched")
     if launcher == "accelerate" and place.is_cpu:
         launcher, reasons["torchrun"] = "torchrun", "accelerate launch starts one process only on CPUs"
     kept = [word for option in _of_launcher(started, launcher) for word in written(option, True)] if started else []
@@ -76,7 +76,7 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
             *map(braced, started.carried),
         ]
     first, *more = starts[launcher]
-    yield Item(first, reasons.get(launcher, f"as it is started: one process per rank with {launcher}"))
+    yield Item(first, reasons.get(launcher, f"as launched: one process per rank with {launcher}"))
     yield from (Item(word) for word in more)
     if started and started.is_module:
         yield Item("-m")
@@ -92,9 +92,7 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         word = "{%s}" % (meaning.expression or target)
         yield Item(f"{option.prefix}{word}", _where(option, meaning))
     if found.precision_flags:
-        named = ", ".join(
-            f"{option.shown} ({option.place or 'as it is started'})" for option, _ in found.precision_flags
-        )
+        named = ", ".join(f"{option.shown} ({option.place or 'as launched'})" for option, _ in found.precision_flags)
         yield Item("{precision}", named)
     if script.parser == "HfArgumentParser":
         yield from (
@@ -223,7 +221,7 @@ def _said(option: ScriptOption) -> str:
     """Where the option is declared, and its value."""
     line = option.file or option.place
     default = "" if option.default is None else f"default {option.default}"
-    now = "" if option.given is None else f"{option.given} at present"
+    now = "" if option.given is None else f"currently {option.given}"
     return ", ".join(text for text in (line, default, now) if text)
 
 

@@ -143,7 +143,7 @@ def script_draft(
     if dropped := left_out(found, place):
         named = ", ".join(dropped)
         notes.append(
-            f"left out in trials, whose ranks autotune starts: {named}; what is needed, add to trainer.argv before the program"
+            f"left out in trials, because autotune starts their ranks: {named}; add what is needed to trainer.argv before the program"
         )
     notes += _what_is_off(found, source, ranks)
     heading = (
@@ -276,8 +276,8 @@ def _one_config(found: OptionMatches, ranks: RanksToday) -> str:
     if not _micro(found, ranks) or _accumulates(found) or not isinstance(batch, int):
         return ""
     return (
-        f"no option of {found.script.name} is known to accumulate, so a batch of {batch} allows one micro-batch for each number of ranks: "
-        "write as `workload.global_batch_size` a list of the batches that may be trained with, or its option as {accumulation_steps} into argv"
+        f"no accumulation option of {found.script.name} was recognized, so a batch of {batch} allows one micro-batch for each number of ranks: "
+        "list the batches that may be used as `workload.global_batch_size`, or put its accumulation option into argv as {accumulation_steps}"
     )
 
 
@@ -306,7 +306,7 @@ def _batches(found: OptionMatches, ranks: RanksToday) -> tuple[Any, str, bool]:
         return whole, "fill in: sequences per optimizer step; not found in the script", True
     if _accumulation_unsaid(found):
         return whole, f"fill in: sequences per optimizer step; {_UNSAID_STEPS}", True
-    how = "as it is started" if script.started else "its defaults"
+    how = "as launched" if script.started else "its defaults"
     parts = f"{how}, {micro} x {steps}" + ("" if is_total or ranks.replicas == 1 else f" on {ranks.said}")
     if ranks.is_assumed:
         return (
@@ -349,7 +349,7 @@ def _held_elsewhere(script: Script) -> str:
 def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
     """Why what it is started with is no config of a study; empty where it is one."""
     if formats := _formats_unsaid(found):
-        return f"its code mentions {' and '.join(formats)}, but nothing says whether it trains in that: `space.precision` is a placeholder"
+        return f"its code mentions {' and '.join(formats)}, but it is unclear whether it trains in that format: `space.precision` is a placeholder"
     if held := _held_elsewhere(found.script):
         return f"the script does not set {held}, which may hold options of the program"
     if found.unclear:
@@ -359,7 +359,7 @@ def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
         return f"the default of {named} depends on the machine: give the value in the launch, or name the cluster (--cluster)"
     if "precision" in found.used and found.used["precision"][1].default is None:
         option = found.used["precision"][0]
-        return f"the number format is not said: {option.shown} ({option.place}) is not given and has no default"
+        return f"the number format is unknown: {option.shown} ({option.place}) is not given and has no default"
     if ranks.problem:
         return ranks.problem
     micro = _micro(found, ranks)
@@ -394,7 +394,7 @@ def _baseline(found: OptionMatches, ranks: RanksToday) -> Iterator[Entry]:
     values |= {knob: value for knob, value in found.fixed.items() if knob not in values}
     shown = {k: v for k, v in values.items() if KNOBS[k].always_shown or v != KNOBS[k].default}
     text = ",".join(f"{name}={KNOBS[name].text(value)}" for name, value in shown.items())
-    comment = "as it is started" if found.script.started else "the script's defaults"
+    comment = "as launched" if found.script.started else "the script's defaults"
     if ranks.is_elsewhere:
         comment += f", on {ranks.of_trials} ranks for {ranks.today}"
     yield Entry(key="baseline", value=text, comment=comment)
@@ -482,7 +482,7 @@ def _what_is_not_printed(script: Script, metrics: Mapping[str, str]) -> str:
     if not missing:
         return ""
     where = f"the print statements of {script.name}" if script.is_read else f"{script.name}, which was not read"
-    follows = "a loss that diverges is not seen" if has_time else "only the probe times the steps, and only in Python"
+    follows = "a diverging loss goes unnoticed" if has_time else "only the probe times the steps, and only in Python"
     return (
         f"no line with a {' or '.join(missing)} was recognized in {where}: {follows}; "
         "write patterns of its log as `metrics`, or let `autotune init --run` start it and see"

@@ -128,7 +128,7 @@ class OptionMatches:
     def where(self, target: str) -> str:
         """The line that says the value."""
         option = self.used[target][0] if target in self.used else next(self._constants(target))
-        return option.file or ("as it is started" if option.given is not None else option.place)
+        return option.file or ("as launched" if option.given is not None else option.place)
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
@@ -205,7 +205,7 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
         else:
             found.precision_flags.clear()
     if any(meaning.default in ("bf16", "fp16") for _, meaning in found.precision_flags):
-        # beside one of these tf32 is about what is left in fp32: it stays as it is started
+        # beside one of these tf32 is about what is left in fp32: it stays as launched
         found.precision_flags = [pair for pair in found.precision_flags if pair[1].values != ("tf32",)]
     launched = bool(script.started and script.started.launcher == "accelerate")
     if launched and decided.get("precision") and not any(meaning.default for _, meaning in found.precision_flags):

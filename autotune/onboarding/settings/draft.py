@@ -47,7 +47,7 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
     program, document = told.program, told.document
     if other := sorted(program.others & {key for key, value in document.items() if value}):
         raise SpecError(
-            f"{told.source.name} holds settings of {program.name} that do not train: it has {', '.join(other)}",
+            f"{told.source.name} holds settings of {program.name}, but not for training: it has {', '.join(other)}",
             remedy="give the file that you train with",
             field="FILE",
         )
@@ -125,7 +125,7 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
         Entry(
             key="baseline",
             value=",".join(f"{k}={v}" for k, v in {"micro_batch_size": micro, **fixed, "recompute": recompute}.items()),
-            comment="the present settings",
+            comment="the current settings",
         ),
         Entry(key="trainer", parts=trainer),
         runner,
@@ -152,7 +152,7 @@ def _notes(told: Settings) -> Iterator[str]:
     held = told.file or told.source.name
     yield f"{held} holds settings of {told.program.name}: it is not changed, and each trial overrides some on the command line"
     if isinstance(named := told.document.get("deepspeed"), str) and named:
-        yield f"the ZeRO stage is that of deepspeed={named}; correct it under `fixed` if it is another"
+        yield f"the ZeRO stage is that of deepspeed={named}; correct it under `fixed` if yours differs"
     program, document = told.program, told.document
     if (said := _said_optimizer(program, document)) and optimizer_named(said) is None:
         yield f"the optimizer {said} is counted as AdamW; its own memory and time are unknown"

@@ -89,7 +89,7 @@ def _step_times(source: TrialSource) -> Figure | None:
         name="step_times",
         title="Step times",
         shows="Seconds of each optimizer step on the slowest rank.",
-        how_to_read=f"Each dot is a step; pale dots (the first {source.warmup_steps}) are warm-up and do not count. A triangle is a step above the figure, with its time. Dots on one level mean a reliable measurement; a drift or two levels mean that the machine was also doing something else.",
+        how_to_read=f"Each dot is a step; pale dots (the first {source.warmup_steps}) are warm-up and do not count. A triangle marks a step beyond the top of the figure, with its time. Dots on one level mean a reliable measurement; a drift or two levels mean that the machine was also doing something else.",
         svg=plot(
             points,
             lines,

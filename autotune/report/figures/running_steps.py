@@ -67,7 +67,11 @@ def running_steps(source: FigureSource) -> Figure | None:
     last = max(max(steps["step"]) for steps in series.values())
     shown = list(series.items())[: len(KINDS)]
     configs = {t.number: config_label(t.config) for t in _running(source)}
-    cut = f" The first {len(shown)} of {len(series)} are drawn; the data has all." if len(shown) < len(series) else ""
+    cut = (
+        f" The first {len(shown)} of {len(series)} are drawn; the data table has all of them."
+        if len(shown) < len(series)
+        else ""
+    )
     return Figure(
         name="running_steps",
         title="Steps of the running trials",

@@ -107,6 +107,6 @@ def _levels(source: FigureSource, end: float) -> list[Line]:
         found.append(Line(points=[(0.0, speed), (end, speed)], kind="dashed", label="baseline"))
     optimum = source.space.optimum_tokens_per_s if source.space is not None else None
     if optimum is not None:
-        label = f"most predicted: {format_count(optimum)}"
+        label = f"highest prediction: {format_count(optimum)}"
         found.append(Line(points=[(0.0, optimum), (end, optimum)], kind="dotted", label=label))
     return found

@@ -30,7 +30,9 @@ def trial_timeline(source: FigureSource) -> Figure | None:
     count = max([(study.at_hand or study.workload.cluster).num_gpus, *(t.config.world_size for t in shown)])
     spans = _placed(source, shown, now, count)
     cut = (
-        f" The newest {SHOWN} of {len(began):,} trials are drawn; the data has all." if len(began) > len(shown) else ""
+        f" The newest {SHOWN} of {len(began):,} trials are drawn; the data table has all of them."
+        if len(began) > len(shown)
+        else ""
     )
     return Figure(
         name="timeline",

@@ -89,7 +89,7 @@ class Caller:
                 403,
                 "forbidden",
                 f"only its owner or an admin may act on study {record.id}, which belongs to {record.owner or 'nobody'}",
-                remedy="ask its owner, or use a token of scope admin",
+                remedy="ask its owner, or use a token with the scope admin",
             )
 
 
@@ -124,7 +124,7 @@ class Gate:
             raise RefusalError(
                 403,
                 "forbidden",
-                f"this needs a token of scope {scope}, but yours has scope {caller.scope}",
+                f"this needs a token with the scope {scope}, but yours has {caller.scope}",
                 remedy=f"ask whoever runs the service for one: `autotune token create --owner NAME --scope {scope}`",
             )
         return caller

@@ -227,7 +227,7 @@ def _check_may_run(option: Option, options: ServiceOptions, may_run: bool) -> No
         raise RefusalError(
             403,
             "forbidden",
-            f"{why}, which needs a token of scope run",
+            f"{why}, which needs a token with the scope run",
             remedy="ask whoever runs the service for one (`autotune token create --owner NAME --scope run`), or leave the option out",
             field=field,
         )

@@ -68,8 +68,8 @@ def document_of(asked: dict[str, str]) -> dict[str, Any]:
         "model": asked["model"],
         "cluster": asked["cluster"],
         "workload": {
-            "seq_len": count_of(asked["seq_len"], "tokens of a sequence"),
-            "global_batch_size": count_of(asked["batch"], "sequences of a step"),
+            "seq_len": count_of(asked["seq_len"], "tokens per sequence"),
+            "global_batch_size": count_of(asked["batch"], "sequences per step"),
         },
         "runner": "simulated",
         **({"trainer": asked["trainer"]} if asked["trainer"] else {}),

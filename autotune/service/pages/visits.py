@@ -84,7 +84,7 @@ def trial_number(text: str) -> int:
 
 MESSAGES: Mapping[str, str] = {
     "pause": "Pausing: running trials finish, and no new ones start.",
-    "resume": "The study goes on.",
+    "resume": "The study continues.",
     "stop": "Stopping: running trials finish, then the best config is named.",
     "cancel": "Cancelling: running trials are killed.",
     "submit": "The study is submitted.",

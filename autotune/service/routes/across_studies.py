@@ -77,7 +77,9 @@ async def plan(
     service: TheService,
     caller: Planner,
     top: Limit = 10,
-    clusters: Annotated[Word, Query(description="also compare these, by commas: h100-sxm-8x8, or h200-sxm")] = "",
+    clusters: Annotated[
+        Word, Query(description="also compare these, separated by commas: h100-sxm-8x8, or h200-sxm")
+    ] = "",
     tokens: Annotated[
         Annotated[Tokens, IN_QUERY] | None,
         Query(description="with clusters: the cost for this many tokens, as a number or as 300B or 15T"),
@@ -152,7 +154,7 @@ class ReviewRequest(Document):
     model: Annotated[str, Field(max_length=200)] | None = Field(default=None, description="catalog name or hub id")
     cluster: Annotated[str, Field(max_length=200)] | None = Field(default=None, description="h100-sxm-1x8, or h100-sxm")
     seq_len: int | None = Field(default=None, ge=1, le=1 << 27)
-    batch: int | None = Field(default=None, ge=1, le=1 << 27, description="sequences of an optimizer step")
+    batch: int | None = Field(default=None, ge=1, le=1 << 27, description="sequences per optimizer step")
     precision: Annotated[str, Field(max_length=20)] | None = None
     config: Annotated[str, Field(max_length=1000)] | None = Field(
         default=None, description="its config, KNOB=VALUE,..."

@@ -99,8 +99,8 @@ class StudySummary(Answer):
     too_noisy: Plain | None = Field(
         default=None, description="spread of the baseline if the study is too noisy to tell; otherwise null"
     )
-    tags: list[str] = Field(default=[], description="words to find it by")
-    ray: Plain | None = Field(default=None, description="the Ray job that runs it: job, url; null: none does")
+    tags: list[str] = Field(default=[], description="words for finding it")
+    ray: Plain | None = Field(default=None, description="the Ray job that runs it: job, url; null: none")
     placed: list[Plain] = Field(
         default=[],
         description="placement of the ranks of running trials, or of the last ones: trial, node, ranks, gpus",

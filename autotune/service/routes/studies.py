@@ -256,7 +256,7 @@ async def export(
     option: Annotated[
         list[str], Query(max_length=50, description="an option of the trainer or of the scheduler, KEY=VALUE")
     ] = [],  # noqa: B006
-    on: Annotated[Word, Query(description="scheduler whose job starts it: shell, slurm, ray or kubernetes")] = "",
+    on: Annotated[Word, Query(description="what starts it on the nodes: shell, slurm, ray or kubernetes")] = "",
     trial: Annotated[
         int | None, Query(ge=0, le=MAX_TRIAL, description="export this trial's config; default: the best one")
     ] = None,

@@ -113,10 +113,10 @@ class CollectiveCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun(Plain):
-    """One rank of a job, run dry."""
+    """One rank of a job, dry-run."""
 
     rank: int
-    """global rank that was played"""
+    """global rank that was dry-run"""
     pp_rank: int
     """its place in the pipeline"""
     world_size: int
@@ -134,16 +134,16 @@ class DryRun(Plain):
     modules: tuple[ModuleCost, ...]
     """in the order of the model"""
     flops: int
-    """of one micro-batch, forward and backward, with what is recomputed"""
+    """of one micro-batch, forward and backward, including recomputation"""
     products: tuple[MatrixProduct, ...]
     """the matmuls of one micro-batch"""
     collectives: tuple[CollectiveCall, ...]
     """of the second step"""
     guesses: tuple[str, ...] = ()
-    """what the model decides by its data and the run had to assume (balanced routing, values), in words"""
+    """what depends on the model's data and had to be assumed by the run (balanced routing, values), in words"""
     took_s: float = 0.0
     """wall time of the run"""
     process_peak_bytes: int = 0
-    """resident memory of the process that ran it"""
+    """resident memory of the process of the dry run"""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """of torch, transformers and what else decided the result"""
+    """versions of torch, transformers and other packages that affect the result"""

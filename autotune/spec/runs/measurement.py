@@ -57,8 +57,8 @@ class Measurement(Plain):
     breakdown_s: Mapping[str, float] = field(default_factory=dict)
     """profiled seconds of a step by cause, if a profile was requested"""
     phases_s: Mapping[str, float] = field(default_factory=dict)
-    """seconds of a step of post-training by phase, of a trial that runs the trainer's phases alone: `log_prob`, `reference` and `update` are measured, all
-    others told, or predicted from what was told; empty for other trials"""
+    """seconds of a step of post-training by phase, of a trial that runs only the trainer's phases: `log_prob`, `reference` and `update` are measured, all
+    others given, or predicted from what was given; empty for other trials"""
     utilization: Mapping[str, float] = field(default_factory=dict)
     """other readings by name: power_watts, sm, memory_bandwidth, reserved_memory_bytes, alloc_retries, temperature_c, throttled, ..."""
     reference_losses: tuple[float, ...] = ()
@@ -131,12 +131,12 @@ class Measurement(Plain):
 
     @property
     def median_tokens_per_s(self) -> float:
-        """Tokens per second of the whole job at the median step, skipped or not: what an undisturbed step reaches."""
+        """Tokens per second of the whole job at the median step, skipped or not: the rate of an undisturbed step."""
         return self.tokens_per_step / self.step_time_s if self.step_time_s > 0 else math.nan
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
-        """Tokens per second and rank in use, counting steps that were not skipped."""
+        """Tokens per second per rank in use, counting steps that were not skipped."""
         return self.tokens_per_s / self.num_ranks
 
     @property
@@ -153,7 +153,7 @@ class Measurement(Plain):
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B): tokens/s * FLOPs per token / peak; None where unknown."""
+        """Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B): tokens/s * FLOPs per token / peak; None if unknown."""
         if self.flops_per_token is None or not self.peak_flops_per_s:
             return None
         return self.tokens_per_s_per_gpu * self.flops_per_token / self.peak_flops_per_s

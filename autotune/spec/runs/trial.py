@@ -172,12 +172,12 @@ class Trial(Plain):
 
     @property
     def measured(self) -> Measurement | None:
-        """Its measurement, where it ended with a valid step time."""
+        """Its measurement, if it ended with a valid step time."""
         return self.measurement if self.is_measured else None
 
     @property
     def peak_memory_bytes(self) -> float | None:
-        """Measured peak of the fullest rank, also of a trial that failed; None where it is not known."""
+        """Measured peak of the fullest rank, also of a failed trial; None if unknown."""
         return self.measurement.peak_memory_bytes if self.measurement else None
 
 

@@ -64,7 +64,7 @@ def format_speedup(
 ) -> str:
     """`1.18x (95% CI 1.14-1.22)`; without the ends of an interval `1.18x`; `DEFAULT_IS_BEST` where it is the baseline's own.
 
-    `times`: what stands behind the number. `over`: what stands behind it all. `is_open`: the study goes on, so that the baseline is the best so far only.
+    `times`: what stands behind the number. `over`: what stands behind it all. `is_open`: the study is running, so that the baseline is only the best so far.
     """
     if speedup == low == high == 1.0:
         return DEFAULT_IS_BEST + (" so far" if is_open else "")

@@ -104,7 +104,7 @@ TIME = Quantity(
         **dict.fromkeys(("w", "week", "weeks"), 7 * _DAY),
     },
     example="90s, 15min, 1h30m or 2d",
-    refused={"M": ("has the unit of millions or months", "{number}min for minutes")},
+    refused={"M": ("has a unit that may mean millions or months", "{number}min for minutes")},
     compound=True,
 )
 _COUNTS = {"k": 3, "M": 6, "B": 9, "T": 12}

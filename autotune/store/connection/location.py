@@ -64,7 +64,7 @@ def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLoc
             raise SpecError("an SQLite address must have no host and no options", remedy=REMEDY, field="store")
         if url.database in (None, "", ":memory:"):
             raise SpecError(
-                "a store in memory would be lost when the process ends",
+                "an in-memory store would be lost when the process ends",
                 remedy=f"{REMEDY}; tests use autotune.store.MemoryStore",
                 field="store",
             )

@@ -41,7 +41,7 @@ def backup(store: SqlStore, target: str | os.PathLike[str]) -> Path:
         if location.path is not None:
             schema.back_up(location.path, target)
         elif location.is_sqlite:
-            raise SpecError("a store in memory cannot be backed up", remedy="use a store in a file", field="store")
+            raise SpecError("an in-memory store cannot be backed up", remedy="use a store in a file", field="store")
         else:
             _dump(store, target)
     return target

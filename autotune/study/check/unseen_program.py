@@ -78,7 +78,7 @@ def check_unseen(
         )
     if uncounted(found):
         raise ProgramError(
-            "the study has not started, because it is not known what a line of the program's log counts",
+            "the study has not started, because it is unclear what a line of the program's log counts",
             remedy=verdict.remedy,
         )
     if found.is_programs_fault:

@@ -167,7 +167,7 @@ class StudyContract(StoreFixture):
         paused = store.want(lease.study, Wanted.PAUSE, message="by ada")
         assert (paused.status, paused.wanted, paused.message) == (StudyStatus.RUNNING, Wanted.PAUSE, "by ada")
         assert paused.wanted_at is not None
-        assert store.want(lease.study, Wanted.PAUSE, message="by bob").message == "by ada", "nothing new was asked for"
+        assert store.want(lease.study, Wanted.PAUSE, message="by bob").message == "by ada", "nothing new was requested"
         moved = store.set_status(
             lease.study, StudyStatus.RUNNING, expect=[StudyStatus.RUNNING], message=None, lease=lease
         )

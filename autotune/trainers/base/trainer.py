@@ -39,7 +39,7 @@ from autotune.trainers.present_configuration import (
 )
 
 MAX_MOVES = 3
-"""rounds of replacing values by the nearest ones, each of which may violate another limit"""
+"""rounds of replacing values by the nearest ones; each may violate another limit"""
 
 
 class Trainer(ABC):
@@ -52,36 +52,37 @@ class Trainer(ABC):
     checked_against: ClassVar[str] = ""
     """the releases whose names and rules its launches were checked against; empty: no other package is involved"""
     in_python: ClassVar[str] = ""
-    """for a trainer that only a Python program can start: the line there that starts the best config. Its `build` raises `ExportError`. Empty: a
+    """for a trainer that only a Python program can start: the line of code that starts the best config; its `build` raises `ExportError`. Empty: a
     launch starts it"""
     options: ClassVar[tuple[Option, ...]] = SHARED_OPTIONS
-    """its arguments beside the config"""
+    """its options in addition to the config"""
     reads: ClassVar[frozenset[str]] = frozenset()
-    """names of the knobs that it handles: each value changes the launch or is refused by a limit. List every name, so that no later knob slips in"""
+    """names of the knobs that it handles: each value changes the launch or is refused by a limit. List every name, so that a later knob is not
+    included by mistake"""
     limited_by: ClassVar[frozenset[str]] = frozenset(KNOBS) - {"micro_batch_size", "accumulation_steps"}
-    """knobs on whose values its limits depend: configs that differ in others only have the same limits"""
+    """knobs whose values its limits depend on: configs that differ only in other knobs have the same limits"""
     same_data: ClassVar[bool] = False
-    """whether every config sees the same batches in the same order; where it is False, the option `same_data` may say so for a program that does"""
+    """whether every config sees the same batches in the same order; if False, the option `same_data` can state it for a program that does"""
     neutral: ClassVar[Mapping[str, str]] = {}
     """knobs that do not change its launches, each with the reason"""
     cannot: ClassVar[Mapping[str, str]] = {}
-    """knobs, and single values such as `recompute=norm`, that it has nothing for, each with the reason"""
+    """knobs, and single values such as `recompute=norm`, that it does not support, each with the reason"""
     optimizers: ClassVar[frozenset[str]] = frozenset({"adamw", "sgd"})
-    """values of `Workload.optimizer` that it can be told"""
+    """supported values of `Workload.optimizer`"""
     packs_documents: ClassVar[bool] = False
-    """whether it can be told that sequences are packed of documents that do not attend to each other (`Workload.document_len`)"""
+    """whether it supports sequences packed from documents that do not attend to each other (`Workload.document_len`)"""
     peft_methods: ClassVar[frozenset[str]] = frozenset()
-    """methods of `Workload.peft` that it can be told"""
+    """supported methods of `Workload.peft`"""
     trains_pure_bf16: ClassVar[bool] = False
-    """whether it can be told to keep weights, gradients and moments all in bf16 (`Workload.pure_bf16`)"""
+    """whether it supports weights, gradients and moments all in bf16 (`Workload.pure_bf16`)"""
     runs_own_program: ClassVar[bool] = False
     """whether the training loop is the user's own (`Workload.loop`)"""
     has_unfused_attention: ClassVar[bool] = False
-    """whether it can be told to store the scores of attention (`Workload.unfused_attention`)"""
+    """whether it can store the attention scores (`Workload.unfused_attention`)"""
     trains_rl: ClassVar[bool] = False
-    """whether it can be told a step of post-training or sequences of unequal length (`Workload.rl`)"""
+    """whether it supports a step of post-training or sequences of unequal length (`Workload.rl`)"""
     no_adapters: ClassVar[str] = "its launches do not set it up"
-    """why it cannot be told others"""
+    """why it does not support others"""
 
     shapes: ClassVar[frozenset[str]] = frozenset()
     """fields of `ModelSpec` among `UNCOMMON_SHAPES` that it can train"""
@@ -89,22 +90,22 @@ class Trainer(ABC):
     trains_modules: ClassVar[bool] = False
     """whether it trains the module that a user's builder returns (`model: {module: ...}`)"""
     reads_config_json: ClassVar[bool] = False
-    """whether it builds the model from the user's config.json, where there is one"""
+    """whether it builds the model from the user's config.json, if there is one"""
     families: ClassVar[frozenset[str] | None] = None
-    """values of `model_type` that it trains as a config.json means them; None: any, by the shape"""
+    """values of `model_type` that it trains exactly as the config.json describes; None: any, by the shape"""
 
     rotary_scalings: ClassVar[frozenset[str]] = frozenset()
-    """kinds of rotary scaling in a config.json that it is told, where it does not read the file itself"""
+    """kinds of rotary scaling in a config.json that launches pass on, if it does not read the file itself"""
     rotary_remedy: ClassVar[str] = "set it in the trainer"
-    """what to do about another kind"""
+    """the remedy for other kinds"""
 
     @abstractmethod
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
-        """The values of the knobs that it reads that it cannot express; empty when there are none. `options` are checked and complete."""
+        """The values of the knobs it reads that it cannot express; empty if there are none. `options` are checked and complete."""
 
     @abstractmethod
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
-        """The launch of a config that has no limits; `options` are checked and complete."""
+        """The launch of a config without limits; `options` are checked and complete."""
 
     @abstractmethod
     def parse_line(self, line: str) -> StepMetrics | None:
@@ -113,14 +114,14 @@ class Trainer(ABC):
     can_import: ClassVar[bool] = False
     """whether `read_config` reads what `build` writes"""
     recognized_by: ClassVar[tuple[str, ...]] = ()
-    """what its configuration has and others do not, by which `autotune init` tells the trainer: paths of keys from the top of a document
+    """what only its configuration has, so that `autotune init` recognizes the trainer: paths of keys from the top of a document
     (`parallelism.tp_mode`), whole words of a command or of a Python file (`--num-layers`)"""
     settings_file: ClassVar[str] = ""
-    """name of the file of a launch into which the option `settings` is written"""
+    """name of the launch's file that the option `settings` is written to"""
 
     def read_config(self, present: PresentConfiguration) -> Reading:
-        """The present configuration of a program of this trainer. Override it, and set `can_import`, where the trainer's own files can be read:
-        what it reads of a launch is the config that was launched. Raises `SpecError` for files that are not this trainer's."""
+        """The current configuration of a program of this trainer. Override it, and set `can_import`, if the trainer's own files can be read: reading
+        a launch must give the launched config. Raises `SpecError` for files that are not this trainer's."""
         raise SpecError(
             f"the trainer {self.name} has no configuration format to read",
             remedy="`autotune init FILE` makes a first spec from a script",
@@ -128,7 +129,7 @@ class Trainer(ABC):
         )
 
     watching: ClassVar[tuple[str, ...]] = ()
-    """patterns of settings that only watch a run, such as `profiling.*`: an export has them, a trial, whose steps they would slow, has not"""
+    """patterns of settings that only monitor a run, such as `profiling.*`: exports have them, but trials do not, because they would slow the steps"""
 
     @final
     def in_trial(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,13 +140,13 @@ class Trainer(ABC):
         return {**options, SETTINGS.name: split_by_path(settings, self.watching)[0]}
 
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
-        """The launch with further settings of the trainer's own."""
+        """The launch with further settings of the trainer."""
         name = self.settings_file
         text = document_text(name, merged(parse_document(name, launch.files[name]), settings))
         return replace(launch, files={**launch.files, name: text})
 
     def present_of(self, settings: Mapping[str, Any]) -> PresentConfiguration:
-        """A present configuration that says nothing but these settings."""
+        """A current configuration with only these settings."""
         return PresentConfiguration(files={self.settings_file: document_text(self.settings_file, settings)})
 
     def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
@@ -153,24 +154,24 @@ class Trainer(ABC):
         return self.parse_line
 
     step_marks: ClassVar[tuple[str, ...]] = ()
-    """texts of which each line that `parse_line` reads has one, as far as is known"""
+    """texts; each line that `parse_line` reads has at least one of them, if known"""
 
     def step_line_test(self, options: Mapping[str, Any] | None = None) -> LineTest:
-        """Which lines may say something of a step: of a log that is too long the others are left out. Override it where what `reader` says of a line
-        depends on the lines before."""
+        """Which lines may describe a step: if a log is too long, the others are left out. Override it if what `reader` reads from a line depends on
+        earlier lines."""
         read = self.reader(options)
         return LineTest(may_tell=lambda line: read(line) is not None, marks=self.step_marks)
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
-        """Why a launch with these options cannot pass on the study's own knob `name`, in words; empty if it can."""
+        """Why a launch with these options cannot pass the study's own knob `name` on, in words; empty if it can."""
         return f"its launches cannot set a study's own knob; {own_knob_remedy(name)}"
 
     def check_options(self, options: Mapping[str, Any], own_knobs: Iterable[str]) -> None:  # noqa: B027  # nothing to check is the rule
-        """Raises `SpecError` for options that fit no launch, whatever the config; `own_knobs`: names of the study's own knobs. Override it
-        where options are more than plain values."""
+        """Raise `SpecError` for options that are wrong for any config; `own_knobs`: names of the study's own knobs. Override it if options are more
+        than plain values."""
 
     def for_space(self, options: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a study, as given, completed with what its space says; `fixed`: the knobs with one value in all its configs."""
+        """The options of a study, completed with what its space says; `fixed`: the knobs with one value in all its configs."""
         return dict(options)
 
     @final
@@ -183,7 +184,7 @@ class Trainer(ABC):
     def limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
     ) -> tuple[Limit, ...]:
-        """The values of this config that it cannot express; empty when there are none. `options`: as given to `launch`.
+        """The values of this config that it cannot express; empty if there are none. `options`: as passed to `launch`.
 
         Values that it declares impossible, and non-default values of knobs that it has not declared at all, are refused here, and so are a
         study's own knobs that its launch cannot pass on.
@@ -218,7 +219,7 @@ class Trainer(ABC):
 
     @final
     def check_own_knobs(self, names: Iterable[str], options: Mapping[str, Any] | None = None) -> None:
-        """Raises `SpecError` for the first of a study's own knobs that this trainer cannot pass on, and for options that fit no launch."""
+        """Raise `SpecError` for the first of a study's own knobs that this trainer cannot pass on, and for options that are wrong for any config."""
         values, names = self.checked(options), tuple(names)
         for name in names:
             if message := self.own_knob_refusal(name, values):
@@ -257,15 +258,15 @@ class Trainer(ABC):
         return {name: given.get(name, option.default) for name, option in known.items()}
 
     def in_training(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a study as its exported launch has them: without what only trials are told."""
+        """The options of a study for its exported launch: without those only for trials."""
         return dict(options)
 
     @final
     def launch(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None) -> Launch:
         """The config as a launch of this trainer.
 
-        Raises `SpecError` for wrong options, and `ExportError` when the ranks do not fit the cluster or the trainer cannot express the
-        config. With the option `nearest` it uses the nearest values that it can express instead, and a note names them.
+        Raises `SpecError` for wrong options, and `ExportError` if the ranks do not fit the cluster or the trainer cannot express the config. With the
+        option `nearest` it uses the nearest values that it can express instead, and a note names them.
         """
         values = self.checked(options)
         limits = self.limits(workload, config, values)
@@ -299,20 +300,20 @@ class Trainer(ABC):
 
     @property
     def has_own_model(self) -> bool:
-        """Whether its program builds a model of its own: any shape of any family."""
+        """Whether its program builds its own model: any shape of any family."""
         return self.families is None and UNCOMMON_SHAPES.keys() <= self.shapes
 
     def knows(self, family: str) -> bool:
-        """Whether it trains this `model_type` as a config.json means it."""
+        """Whether it trains this `model_type` exactly as a config.json describes it."""
         return self.families is None or family in self.families
 
     @property
     def known_families(self) -> str:
-        """Those that it trains so, as people read them."""
+        """The families that it trains exactly, as text."""
         return ", ".join(sorted(self.families or ()))
 
     def _figure_notes(self, workload: Workload) -> Iterator[str]:
-        """What the launch could not be told of the model, in words."""
+        """What the launch could not carry over from the model, in words."""
         if self.same_data or self.has_own_model:  # the former tries the same decoder in every trial
             return
         figures = figures_of(workload.model)

@@ -46,7 +46,7 @@ def unequal_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
     rl = workload.rl
     if rl is None:
         named = [name for name in c.extra if name in RL_KNOBS]
-        message = "it is a knob of sequences of unequal length, but all sequences have seq_len tokens"
+        message = "it is a knob for sequences of unequal length, but all sequences have seq_len tokens"
         remedy = "describe them under `rl` or workload.lengths"
         return broken(workload, c, *(Rule(True, name, message, remedy=remedy, value=c.extra[name]) for name in named))
     reason = "its micro-batches have unequal lengths"

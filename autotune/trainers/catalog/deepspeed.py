@@ -100,7 +100,7 @@ class DeepspeedTrainer(Trainer):
                 Rule(
                     c.cp > 1,
                     "cp",
-                    "sequence parallelism of DeepSpeed (Ulysses) needs a model that calls it",
+                    "DeepSpeed's sequence parallelism (Ulysses) needs a model that calls it",
                     remedy="name your own program with the option script, or use cp=1",
                 ),
                 Rule(c.ep > 1, "ep", "expert parallelism needs a model built from deepspeed.moe layers", 1),

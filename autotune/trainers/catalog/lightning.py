@@ -86,7 +86,7 @@ class LightningTrainer(Trainer):
         ),
         Option(
             name="layer_class",
-            meaning="import path of your layer class that FSDP wraps",
+            meaning="import path of the layer class that FSDP wraps",
             default="",
             reach=Reach.ARGUMENT,
         ),

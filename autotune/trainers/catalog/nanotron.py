@@ -107,7 +107,7 @@ class NanotronTrainer(Trainer):
                 Rule(
                     model.head_dim * model.num_attention_heads != model.hidden_size,
                     "model.attention_head_dim",
-                    f"the width of its heads is hidden_size / num_attention_heads = {model.hidden_size / model.num_attention_heads:g}",
+                    f"its head width is hidden_size / num_attention_heads = {model.hidden_size / model.num_attention_heads:g}",
                     remedy="use megatron or torchtitan",
                     value=model.head_dim,
                 ),

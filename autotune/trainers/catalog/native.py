@@ -35,7 +35,7 @@ class NativeTrainer(Trainer):
     name = "native"
     same_data = True
     summary = "autotune's own training loop"
-    no_adapters = "it has no weights in 4 bits"
+    no_adapters = "it has no 4-bit weights"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
@@ -49,8 +49,8 @@ class NativeTrainer(Trainer):
         "loss=full": "the loop computes all logits at once by default: that is loss=own",
         "loss=fused": "the loop has no fused kernel for output projection and cross entropy",
         "dispatcher=flex": "the loop does not call DeepEP or HybridEP",
-        "precision=mxfp8": "the loop has matrix products in fp8 with one scale per tensor, not per block",
-        "precision=nvfp4": "the loop has no matrix products in 4 bits",
+        "precision=mxfp8": "the loop's fp8 matrix products have one scale per tensor, not per block",
+        "precision=nvfp4": "the loop has no 4-bit matrix products",
     }
     optimizers = frozenset({"adamw", "sgd", "muon", "adafactor"})
     packs_documents = True
@@ -178,7 +178,7 @@ class NativeTrainer(Trainer):
         start = torchrun(
             place(workload.cluster, config), master_addr=options["master_addr"], master_port=options["master_port"]
         )
-        synthetic = "it runs the trainer's phases on drawn lengths to measure them, and post-trains nothing: export to verl, nemo_rl, openrlhf or trl for that"
+        synthetic = "it only measures the trainer's phases on sampled lengths and does not post-train: export to verl, nemo_rl, openrlhf or trl for that"
         return Launch(
             notes=(synthetic,) if workload.rl is not None else (),
             argv=(*start, "-m", "autotune_workers.launch", "request.json"),

@@ -232,13 +232,13 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> list[Limit]:
             Rule(
                 c.zero_stage == 0 and replicas > 1 and not alone,
                 "zero_stage",
-                "DDP of torchtitan 0.2 works only without tensor, pipeline and context parallelism",
+                "torchtitan 0.2's DDP works only without tensor, pipeline and context parallelism",
                 2,
             ),
             Rule(
                 c.zero_stage < 2 and not alone and replicas == 1 and is_mixed,
                 "precision",
-                "mixed precision of torchtitan 0.2 with tp or pp needs FSDP, but with dp * cp = 1 there is nothing to shard",
+                "torchtitan 0.2's mixed precision with tp or pp needs FSDP, but with dp * cp = 1 there is nothing to shard",
                 "fp32",
             ),
             Rule(
@@ -250,19 +250,19 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> list[Limit]:
             Rule(
                 c.tp > 1 and not c.sequence_parallel,
                 "sequence_parallel",
-                "tensor parallelism of torchtitan 0.2 always shards the sequence",
+                "torchtitan 0.2's tensor parallelism always shards the sequence",
                 True,
             ),
             Rule(
                 model.tied_embeddings,
                 "model.tied_embeddings",
-                "the Llama model of torchtitan 0.2 has a separate output projection",
+                "torchtitan 0.2's Llama model has a separate output projection",
                 False,
             ),
             Rule(
                 model.head_dim * model.num_attention_heads != model.hidden_size,
                 "model.attention_head_dim",
-                "the width of the heads of torchtitan 0.2 is hidden_size / num_attention_heads",
+                "torchtitan 0.2's head width is hidden_size / num_attention_heads",
                 0 if model.hidden_size % model.num_attention_heads == 0 else None,
                 "version=0.3 supports heads of any width",
                 model.head_dim,
@@ -287,7 +287,7 @@ def _limits_of_0_3(workload: Workload, c: ParallelConfig) -> list[Limit]:
             Rule(
                 c.zero_stage == 0 and c.cp > 1,
                 "zero_stage",
-                "context parallelism of torchtitan 0.3 shards the weights over its ranks",
+                "torchtitan 0.3's context parallelism shards the weights over its ranks",
                 2,
             ),
             Rule(

@@ -13,18 +13,18 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """What one log line says about one optimizer step; None for what it does not say."""
+    """What one log line says about one optimizer step; None for what is missing."""
 
     step: int | None = None
     """the step, as the trainer counts"""
     step_time_s: float | None = None
-    """seconds of the step (mean since the last line, where the trainer logs every few steps)"""
+    """seconds of the step (mean since the last line, if the trainer logs every few steps)"""
     steps_per_s: float | None = None
     """steps per second, for trainers that log it instead of a time"""
     tokens_per_s: float | None = None
     """tokens per second of the whole job, for trainers that log it instead of a time"""
     tokens_per_s_per_gpu: float | None = None
-    """tokens per second and rank, for trainers that log it instead of a time"""
+    """tokens per second per rank, for trainers that log it instead of a time"""
     samples_per_s: float | None = None
     """sequences per second of the whole job, for trainers that log it instead of a time"""
     loss: float | None = None
@@ -36,14 +36,14 @@ class StepMetrics:
     skipped: bool = False
     """whether loss scaling skipped the step"""
     ends_step: bool = False
-    """whether it ends a step though it says no time: the time of its arrival is all there is"""
+    """whether it ends a step without giving a time: only its time of arrival is known"""
     resolution_s: float = 0.0
-    """what the last printed digit of the time stands for; 0 where it is not known"""
+    """unit of the last printed digit of the time; 0 if unknown"""
     counts: str = field(default="", compare=False)
-    """what its line, bar or number counts where its form tells: steps, or micro-batches; empty: not known"""
+    """what its line, bar or number counts, if its format shows it: steps or micro-batches; empty: unknown"""
 
     def time_of(self, *, tokens_per_step: int, sequences_per_step: int, num_ranks: int) -> float | None:
-        """Seconds of the step, from the time itself or a rate; None without any of them."""
+        """Seconds of the step, from the time itself or a rate; None without either."""
         if self.step_time_s is not None:
             return self.step_time_s
         if self.steps_per_s:
@@ -67,7 +67,7 @@ class LineTest:
     may_tell: Callable[[str], bool]
     """told by the line alone"""
     marks: tuple[str, ...] = ()
-    """each line that may tell has one of these, so that floods without are told at once; empty: not known"""
+    """each line that may tell has one of these, so that floods without any are recognized at once; empty: not known"""
 
 
 def clean(line: str) -> str:

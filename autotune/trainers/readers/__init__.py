@@ -1,4 +1,4 @@
-"""Readers of the present configuration of training programs, one per format. Each is the counterpart of what a trainer of the catalog writes.
+"""Readers of the current configuration of training programs, one per format. Each is the counterpart of what a trainer of the catalog writes.
 
 deepspeed_json.py        ds_config.json
 torchtitan_toml.py       torchtitan's job file (0.2)

@@ -61,7 +61,7 @@ def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         Rule(
             kinds and list(kinds) != known,
             "model.family",
-            "its gpt-oss attends to a window in every other layer, the first of them, but the file's layer_types have another order",
+            "its gpt-oss attends to a window in every other layer, starting with the first, but the file's layer_types are in a different order",
             remedy=f"use {who_trains('gpt_oss', but='torchtitan')}",
             value="gpt_oss",
         ),

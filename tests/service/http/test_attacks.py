@@ -280,7 +280,7 @@ ONE_OF_EACH_REACH = {
 
 @pytest.fixture(scope="module")
 def running_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Lets callers of scope run name programs of plain file names; everybody needs a token."""
+    """Lets callers with the scope run name programs of plain file names; everybody needs a token."""
     folder = tmp_path_factory.mktemp("programs")
     (folder / "train.py").write_text("print('trains')")
     (folder / "data").mkdir()

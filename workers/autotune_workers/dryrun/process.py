@@ -125,7 +125,7 @@ def _peculiar_to_dry_runs(error: BaseException, where: str) -> DryRunError | Non
 
 def _without_kernel(operator: str, where: str) -> DryRunError:
     return DryRunError(
-        f"the operator {operator} has no fake kernel(shapes without computation){where}",
+        f"the operator {operator} has no fake kernel (shapes without computation){where}",
         remedy=f'register one with `@torch.library.register_fake("{operator}")`, {ELSEWHERE}',
     )
 

@@ -158,7 +158,7 @@ def _do(fault: Fault) -> None:
         with contextlib.closing(open("/dev/full", "wb", buffering=0)) as device:
             device.write(b"checkpoint")
     elif fault.kind == "error":
-        raise ValueError("a fault was asked for")
+        raise ValueError("a fault was requested")
     elif fault.kind == "exit":
         os._exit(3)
     elif fault.kind == "leak":

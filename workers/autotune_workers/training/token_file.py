@@ -1,7 +1,7 @@
 """The file that trials take their tokens from, and what is wrong with it. Without torch, so that a study is refused before anything is started.
 
 A `.bin` file holds token ids as little-endian uint16, or uint32 where the vocabulary needs it; any other file is read as bytes (256 tokens).
-Without a file, the text that ships is used: Alice's Adventures in Wonderland (Lewis Carroll, 1865; public domain).
+Without a file, the bundled text is used: Alice's Adventures in Wonderland (Lewis Carroll, 1865; public domain).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def beyond_vocabulary(data: str | None, largest: int, vocab_size: int) -> Runner
 
 
 def _name(data: str | None) -> str:
-    return data or "the text that ships"
+    return data or "the bundled text"
 
 
 def _largest(tokens: NDArray[Any]) -> int:

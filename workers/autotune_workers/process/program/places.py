@@ -31,7 +31,7 @@ from autotune_workers.gang.attempt_runner import Source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOrder:
-    """What one node shall start. Plain values only: it crosses process and machine borders as JSON."""
+    """What one node shall start. Plain values only: it is sent between processes and machines as JSON."""
 
     argv: tuple[str, ...]
     """the command"""
