@@ -45,8 +45,8 @@ SOURCES = sorted([*(ROOT / "autotune").rglob("*.py"), *(ROOT / "workers").rglob(
 API = [
     *(ROOT / "autotune" / name for name in ("api.py", "errors.py", "results/result.py", "search/searcher.py")),
     *(ROOT / "autotune" / "trainers" / name for name in ("trainer.py", "launch_files.py", "step_metrics.py")),
-    *sorted((ROOT / "autotune" / "spec").glob("*.py")),
-    *sorted((ROOT / "autotune" / "client").glob("*.py")),
+    *sorted((ROOT / "autotune" / "spec").rglob("*.py")),
+    *sorted((ROOT / "autotune" / "client").rglob("*.py")),
 ]
 """where the reference of the Python API takes its docstrings from"""
 THIRD_PERSON = re.compile(r"^(?:Adds|Cancels|Checks|Copies|Creates|Deletes|Explains|Finds|Follows|Lists|Makes|Measures|Pauses|Predicts|Prints|Puts|Ranks|Returns|Revokes|Runs|Says|Serves|Shows|Stops|Submits|Tries|Upgrades|Writes)\b")  # fmt: skip
