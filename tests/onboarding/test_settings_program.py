@@ -203,5 +203,5 @@ def test_settings_of_the_next_version_are_read_by_its_names(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("task", ["do_predict", "export_dir", "infer_backend"])
 def test_settings_that_train_nothing_are_refused(task: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=f"do not train: it has {task}"):
+    with pytest.raises(SpecError, match=f"but not for training: it has {task}"):
         drafted({**FACTORY, task: "x"}, tmp_path)
