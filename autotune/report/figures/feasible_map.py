@@ -56,7 +56,7 @@ def feasible_map(source: FigureSource) -> Figure | None:
         name="feasible_map",
         title="Map of the feasible set",
         shows=f"The {total:,} valid {'config' if total == 1 else 'configs'} by {down} and {across}: tokens per second of the best config in each cell, over all other knobs.",
-        how_to_read="Darker cells are faster. Solid frame: measured. Dashed frame: only predicted. Hatched: every config runs out of memory. "
+        how_to_read="Cells that contrast more with the page are faster. Solid frame: measured. Dashed frame: only predicted. Hatched: every config runs out of memory. "
         "Empty places have no valid config. A fast dashed cell has not been tried yet.",
         svg=tiles(
             drawn,
