@@ -43,8 +43,15 @@ TEXTS = [
 ]
 SOURCES = sorted([*(ROOT / "autotune").rglob("*.py"), *(ROOT / "workers").rglob("*.py")])
 API = [
-    *(ROOT / "autotune" / name for name in ("api.py", "errors.py", "results/result.py", "search/searcher.py")),
-    *(ROOT / "autotune" / "trainers" / name for name in ("trainer.py", "launch_files.py", "step_metrics.py")),
+    *(ROOT / "autotune" / name for name in ("api.py", "errors.py")),
+    *(
+        next((ROOT / "autotune").rglob(f"{room}/**/{name}.py"))
+        for room, name in (("results", "result"), ("search", "searcher"))
+    ),
+    *(
+        next((ROOT / "autotune" / "trainers").rglob(f"{name}.py"))
+        for name in ("trainer", "launch_files", "step_metrics")
+    ),
     *sorted((ROOT / "autotune" / "spec").rglob("*.py")),
     *sorted((ROOT / "autotune" / "client").rglob("*.py")),
 ]
