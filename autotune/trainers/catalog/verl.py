@@ -142,7 +142,7 @@ class Verl(PostTrainer):
         if rl.critic is not None:
             if rl.critic != workload.model and f"{CRITIC}.model.path" not in dotted(options[SETTINGS.name]):
                 raise ExportError(
-                    "the critic is another model than the policy, but nothing says where its weights are",
+                    "the critic is another model than the policy, but it is unclear where its weights are",
                     remedy="name them in the trainer's settings: {critic: {model: {path: ...}}}",
                     field="settings",
                 )
