@@ -57,6 +57,7 @@ def check_alone(seen: Visit, url: str) -> None:
 def check_job_and_back(page: Any, study: str) -> None:
     """The link on the study's page opens its job in the Ray dashboard, which asks for the cluster's token; the job's metadata has the page's address."""
     go(page, study)
+    page.get_by_text("Where the ranks ran").click()
     assert f"on {socket.gethostname()} (CPU)" in page.inner_text("main")
     link = page.get_by_text("Ray job").get_by_role("link")
     job = link.inner_text()
