@@ -543,6 +543,12 @@ def test_whose_loop_it_is_tells_what_only_one_of_them_has(
     assert draft.document["workload"]["global_batch_size"] == 8 * 2 * 8
 
 
+@pytest.mark.parametrize("program", ["run_clm_no_trainer.py", "sft.py"])
+def test_the_accumulation_that_both_families_take_by_default_needs_no_word(program: str, tmp_path: Path) -> None:
+    launch = f"accelerate launch --num_processes 8 {program} --per_device_train_batch_size 4\n"
+    assert drafted(tmp_path, {"run.sh": launch}).document["workload"]["global_batch_size"] == 4 * 8
+
+
 def test_a_file_of_deepspeed_under_a_dotted_name_shards(tmp_path: Path) -> None:
     flags = "--training_arguments.fp16 true --training_arguments.per_device_train_batch_size 8"
     launch = f"deepspeed --num_gpus 8 train.py {flags} --training_arguments.deepspeed conf/z2-small.json\n"

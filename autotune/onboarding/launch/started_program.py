@@ -20,7 +20,13 @@ from autotune.onboarding.launch.command_words import TASKS
 from autotune.onboarding.launch.given_options import named, with_given
 from autotune.onboarding.launch.launch_script import Argument, Started, arguments_of, is_plain
 from autotune.onboarding.script.draft import script_draft
-from autotune.onboarding.script.library_options import OF_TRAINER, OWN_LOOP, TRAINING_ARGUMENTS
+from autotune.onboarding.script.library_options import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    OF_TRAINER,
+    OWN_LOOP,
+    TRAINING_ARGUMENTS,
+)
 from autotune.onboarding.script.options import ScriptOption, option_of, overridden_by_file
 from autotune.onboarding.script.reading import Script, read_script
 from autotune.onboarding.settings.draft import Settings, settings_draft
@@ -117,19 +123,21 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
         script = read_script(Path(file).name, text, file=cwd / file, base=cwd)
     if script.parser == "configurator":
         script = replace(script, options=tuple(_with_files(script.options, started.words, cwd)))
-    if not script.parser and _is_trainers(started):
-        known = tuple(option_of(name, kind, default) for name, kind, default in TRAINING_ARGUMENTS)
-        script = replace(script, parser="HfArgumentParser", options=known)
+    if not script.parser and MICRO_BATCH in {argument.name for argument in started.arguments}:
+        is_trainers = _is_trainers(started)
+        known = (each for each in TRAINING_ARGUMENTS if is_trainers or each[0] == ACCUMULATION)
+        options = tuple(option_of(*each) for each in known)
+        script = replace(script, parser="HfArgumentParser" if is_trainers else "", options=options)
     started = replace(started, arguments=tuple(named(started.arguments, script.options)))
     script = replace(script, started=started, options=tuple(with_given(script.options, started.arguments)))
     return script_draft(script, place, cwd=cwd, source=path, model=model, folder=folder)
 
 
 def _is_trainers(started: Started) -> bool:
-    """Whether the options of a program whose parser was not found are those of transformers' Trainer."""
+    """Whether the options of a program whose parser was not found, one of them `MICRO_BATCH`, are those of transformers' Trainer."""
     names = {argument.name for argument in started.arguments}
     is_own_loop = "no_trainer" in started.file or names & OWN_LOOP
-    return "per_device_train_batch_size" in names and not is_own_loop and bool(names & OF_TRAINER)
+    return not is_own_loop and bool(names & OF_TRAINER)
 
 
 def _with_files(options: tuple[ScriptOption, ...], words: tuple[str, ...], cwd: Path) -> tuple[ScriptOption, ...]:

@@ -20,6 +20,8 @@ TRAINING_ARGUMENTS: tuple[tuple[str, str, Any], ...] = (
     ("dataloader_num_workers", "int", 0),
 )
 """of `TrainingArguments`; they print a loss dictionary every `logging_steps`"""
+MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
+"""of `TrainingArguments` and of the examples of transformers and accelerate whose loop is their own; both accumulate nothing unless told"""
 OWN_LOOP = frozenset({"num_warmup_steps", "max_train_steps", "checkpointing_steps", "with_tracking"})
 """of the examples `*_no_trainer.py` of transformers and accelerate, whose loop is their own and whose other options are called as `TrainingArguments`' are"""
 OF_TRAINER = frozenset({
