@@ -11,6 +11,7 @@ Modules, from the parts to the whole:
         reading.py            Script: a Python program's options, constants and imports, read without running it
         syntax.py, options.py, library_options.py, machine_defaults.py   used by it
         unconditional.py      what a program does whatever its options say
+        written_arguments.py  what its own text gives transformers' Trainer
         option_names.py       which knob an option stands for, by its name
         option_matches.py     all options of a script, matched to knobs; how many ranks it is started on
         print_statements.py   what a program prints and how often, and patterns from that

@@ -125,6 +125,8 @@ class Draft:
     """keys whose value is only a stand-in"""
     notes: tuple[str, ...] = ()
     """what was kept and what was not understood, in words"""
+    as_options: Draft | None = None
+    """the same launch as if options said what the program's text does, which no trial can change but a person can"""
 
     @property
     def document(self) -> dict[str, Any]:

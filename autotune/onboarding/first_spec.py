@@ -181,6 +181,12 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
         if name is not None and not script.options:  # torchtitan's configuration is Python, too
             with suppress(SpecError):
                 return _imported(present, name, path, model=model, cluster=cluster, folder=folder)
+        if script.written is not None:  # as its library is started, on the ranks that are known
+            place = Place(cluster)
+            ranks = "" if cluster is None or place.is_spread else f" --nproc-per-node {place.ranks}"
+            started = started_by(f"torchrun{ranks} {shlex.quote(path.name)}")
+            assert started is not None
+            return started_draft(started, path, place, model=model, folder=folder)
         return script_draft(script, Place(cluster), cwd=path.parent, source=path, model=model, folder=folder)
     if path.suffix in SHELL_SCRIPTS or _has_shebang(present.files.get(path.name, "")):
         found = _launch_draft(present, path, model=model, cluster=cluster, folder=folder)

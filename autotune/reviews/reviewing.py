@@ -288,7 +288,12 @@ def _lines(
     """(the lines that change, what else must be set). In a spec that is its baseline."""
     if found.is_spec:
         return baseline_line(found.name, found.texts[found.name], after)
-    return changed_lines(found.texts, study, before, after)
+    texts = dict(found.texts)
+    is_held = found.draft is not None and found.draft.as_options is not None
+    if is_held:  # its command line changes nothing
+        texts = {name: text for name, text in texts.items() if name.endswith(".py")}
+    lines, unplaced = changed_lines(texts, study, before, after)
+    return lines, tuple(each.lstrip("-") for each in unplaced) if is_held else unplaced
 
 
 def _refuse_beyond_the_peak(predicted: Estimate, measured_s: float) -> None:

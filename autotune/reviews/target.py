@@ -230,14 +230,15 @@ def _read(
 ) -> Target:
     program = started.file if started else ""
     more = {program: _text(base / program)} if program and (base / program).is_file() else {}
+    said = draft.as_options or draft
     return Target(
         name=name,
         texts={**texts, **more},
-        document=draft.document,
+        document=said.document,
         base=base,
-        fill_in=draft.fill_in,
-        notes=draft.notes,
-        comments=tuple(_comments(draft)),
+        fill_in=said.fill_in,
+        notes=said.notes,
+        comments=tuple(_comments(said)),
         started=started,
         asked=asked,
         draft=draft,

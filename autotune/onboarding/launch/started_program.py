@@ -29,6 +29,7 @@ from autotune.onboarding.script.library_options import (
 )
 from autotune.onboarding.script.options import ScriptOption, option_of, overridden_by_file
 from autotune.onboarding.script.reading import Script, read_script
+from autotune.onboarding.script.written_arguments import Written
 from autotune.onboarding.settings.draft import Settings, settings_draft
 from autotune.onboarding.settings.file import typed
 from autotune.onboarding.settings.program import COMMANDS, settings_program
@@ -128,9 +129,44 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
         known = (each for each in TRAINING_ARGUMENTS if is_trainers or each[0] == ACCUMULATION)
         options = tuple(option_of(*each) for each in known)
         script = replace(script, parser="HfArgumentParser" if is_trainers else "", options=options)
-    started = replace(started, arguments=tuple(named(started.arguments, script.options)))
-    script = replace(script, started=started, options=tuple(with_given(script.options, started.arguments)))
-    return script_draft(script, place, cwd=cwd, source=path, model=model, folder=folder)
+
+    def drafted(script: Script, started: Started) -> Draft:
+        started = replace(started, arguments=tuple(named(started.arguments, script.options)))
+        script = replace(script, started=started, options=tuple(with_given(script.options, started.arguments)))
+        return script_draft(script, place, cwd=cwd, source=path, model=model, folder=folder)
+
+    draft, written = drafted(script, started), script.written
+    if written is None:
+        return draft
+    with_options = replace(script, parser="HfArgumentParser", options=written.options)
+    given = (*started.arguments, *written.arguments)
+    return held_in_text(draft, drafted(with_options, replace(started, arguments=given)), script.name, written)
+
+
+def held_in_text(draft: Draft, told: Draft, name: str, written: Written) -> Draft:
+    """The draft of a program whose text holds its settings: what they are is known, and that no trial can change them. `told`: as if options said them."""
+    known = {entry.key: entry for entry in told.entries}
+    if written.is_pure_bf16:
+        workload = known["workload"]
+        known["workload"] = replace(workload, value={**workload.value, "pure_bf16": True})
+        told = replace(told, entries=tuple(known[entry.key] for entry in told.entries))
+    baseline = known.get("baseline")
+    space = {knob: values[:1] if isinstance(values, list) else values for knob, values in known["space"].value.items()}
+    if baseline is not None:
+        said = [pair.partition("=") for pair in str(baseline.value).split(",")]
+        space |= {knob: [typed(value)] for knob, _, value in said if knob in space}
+    known["space"] = Entry(key="space", value=space)
+    known["trainer"] = next(entry for entry in draft.entries if entry.key == "trainer")
+    lines = ", ".join(f"{option} (line {line})" for option, line in written.lines.items())
+    note = (
+        f"nothing can be tuned yet: {name} sets {lines or 'its settings'} in its own text. `autotune review` names the lines to change; "
+        "to tune, let it read them from its command line (HfArgumentParser), and name them in argv"
+    )
+    notes = (*(each for each in told.notes if not each.startswith(f"{name} reads ")), note)
+    fill_in = tuple(dict.fromkeys((*told.fill_in, "trainer.argv")))
+    return replace(
+        told, entries=tuple(known[entry.key] for entry in told.entries), notes=notes, fill_in=fill_in, as_options=told
+    )
 
 
 def _is_trainers(started: Started) -> bool:

@@ -32,6 +32,7 @@ from autotune.onboarding.script.print_statements import (
 )
 from autotune.onboarding.script.syntax import called_name, keywords_of, literal_or_none
 from autotune.onboarding.script.unconditional import unconditional
+from autotune.onboarding.script.written_arguments import Written, written_arguments
 from autotune.spec.texts.usual_names import WORDS
 
 MAX_MODULES = 40
@@ -132,6 +133,8 @@ class Script:
     """its print statements"""
     loops: tuple[CountedLoop, ...] = ()
     """its loops over a range within other loops"""
+    written: Written | None = None
+    """what its text gives transformers' Trainer, where it has no options"""
 
     @property
     def launcher(self) -> str:
@@ -190,6 +193,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         overridden=overridden,
         printed=printed if patterns_of(printed) or is_known(printed) else tuple(print_statements(whole)),
         loops=tuple(counted_loops(tree)),
+        written=None if options or overridden else written_arguments(tree),
     )
 
 

@@ -1,0 +1,104 @@
+"""What a program's own text gives transformers' Trainer is its current config: reviewed line by line, and tuned by nobody."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from autotune.onboarding.script.written_arguments import written_arguments
+from autotune.reviews import lines_of, review
+from tests.onboarding.test_public_launches import drafted
+
+PROGRAM = """
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+MODEL = "meta-llama/Llama-3.1-8B"
+model = AutoModelForCausalLM.from_pretrained(MODEL)
+args = TrainingArguments(
+    output_dir="out",
+    per_device_train_batch_size=2,
+    gradient_accumulation_steps=8,
+    gradient_checkpointing=True,
+    bf16=True,
+    fsdp="full_shard auto_wrap",
+)
+Trainer(model=model, args=args).train()
+"""
+LAUNCH = "torchrun --nproc-per-node 8 sft.py\n"
+
+
+def written(tmp_path: Path, program: str = PROGRAM) -> Path:
+    (tmp_path / "sft.py").write_text(program)
+    (tmp_path / "run.sh").write_text(LAUNCH)
+    return tmp_path / "run.sh"
+
+
+def test_a_review_predicts_what_the_text_says_and_edits_its_lines(tmp_path: Path) -> None:
+    found = review(written(tmp_path), cluster="h200-sxm", seq_len=2048)
+    assert found.config is not None
+    assert found.study is not None
+    assert found.study.workload.global_batch_size == 2 * 8 * 8
+    assert found.study.workload.model.name == "llama-8b"
+    assert found.study.workload.loop == "hf_trainer"
+    config = found.config
+    assert (config.micro_batch_size, config.precision, config.recompute, config.zero_stage) == (2, "bf16", "full", 3)
+    changed = {(line.file, line.after.strip()) for edit in found.edits for line in edit.lines}
+    assert ("sft.py", "gradient_checkpointing=False,") in changed
+    assert "torch_compile=True" in {each for edit in found.edits for each in edit.unplaced}
+    assert not any("sft.py --" in line for line in lines_of(found)), "its command line changes nothing"
+
+
+def test_a_program_alone_is_asked_for_the_ranks_that_nothing_says(tmp_path: Path) -> None:
+    path = written(tmp_path).with_name("sft.py")
+    assert any("--batch" in each.remedy for each in review(path, seq_len=2048).missing)
+    known = review(path, cluster="h100-sxm-1x4", seq_len=2048)
+    assert known.study is not None
+    assert known.study.workload.global_batch_size == 2 * 8 * 4
+
+
+def test_a_spec_has_the_config_as_its_baseline_and_no_knob_that_nothing_can_set(tmp_path: Path) -> None:
+    draft = drafted(tmp_path, {"sft.py": PROGRAM, "run.sh": LAUNCH})
+    document = draft.document
+    assert document["baseline"] == "micro_batch_size=2,precision=bf16,recompute=full,zero_stage=3"
+    assert all(len(values) == 1 for values in document["space"].values())
+    assert document["trainer"]["argv"][-1] == "sft.py"
+    assert "trainer.argv" in draft.fill_in
+    (note,) = [note for note in draft.notes if note.startswith("nothing can be tuned yet")]
+    assert "per_device_train_batch_size (line 8)" in note
+
+
+def test_weights_that_are_loaded_in_bf16_are_said(tmp_path: Path) -> None:
+    program = PROGRAM.replace("from_pretrained(MODEL)", "from_pretrained(MODEL, torch_dtype=torch.bfloat16)")
+    draft = drafted(tmp_path, {"sft.py": program, "run.sh": LAUNCH})
+    assert draft.document["workload"]["pure_bf16"] is True
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("from transformers", "from peft import LoraConfig\nfrom transformers"),
+        ("from_pretrained(MODEL)", "from_pretrained(MODEL, quantization_config=BitsAndBytesConfig(load_in_4bit=True))"),
+        ("Trainer(model=model, args=args)", "TrainingArguments(output_dir='other')\nTrainer(model=model, args=args)"),
+        ("bf16=True,", "**more,"),
+    ],
+    ids=["adapters", "quantized", "two calls", "others behind **"],
+)
+def test_what_these_arguments_do_not_say_is_not_guessed(change: tuple[str, str]) -> None:
+    assert written_arguments(ast.parse(PROGRAM)) is not None
+    assert written_arguments(ast.parse(PROGRAM.replace(*change))) is None
+
+
+def test_a_value_that_the_text_computes_is_not_known(tmp_path: Path) -> None:
+    program = PROGRAM.replace("per_device_train_batch_size=2", "per_device_train_batch_size=batch_of(model)")
+    found = review(written(tmp_path, program), cluster="h100-sxm", seq_len=2048)
+    assert found.config is None
+    assert any("micro-batch" in each.what for each in found.missing)
+    computed = PROGRAM.replace("bf16=True", "bf16=settings.bf16")
+    missing = review(written(tmp_path, computed), cluster="h100-sxm", seq_len=2048).missing
+    assert any("--bf16 (line 11)" in each.what for each in missing)
+    asked = PROGRAM.replace("bf16=True", "bf16=torch.cuda.is_bf16_supported()")
+    known = review(written(tmp_path, asked), cluster="h100-sxm", seq_len=2048).config
+    assert known is not None
+    assert known.precision == "bf16"
