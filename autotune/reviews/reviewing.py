@@ -325,8 +325,9 @@ def _batch_words(workload: Workload, config: ParallelConfig) -> str:
 def _whole(study: Study, config: ParallelConfig) -> str:
     workload = study.workload
     tokens = config.global_batch_size * workload.tokens_per_sequence
+    lora = f" with {workload.peft.method} r{workload.peft.rank} ({workload.peft.targets})" if workload.peft else ""
     return (
-        f"{'a model' if workload.model.name == 'imported' else workload.model.name} ({format_count(workload.model.num_parameters)}) on {workload.cluster.num_gpus} x {workload.cluster.gpu.name}, "
+        f"{'a model' if workload.model.name == 'imported' else workload.model.name} ({format_count(workload.model.num_parameters)}){lora} on {workload.cluster.num_gpus} x {workload.cluster.gpu.name}, "
         f"{_batch_words(workload, config)} = {format_count(tokens)} tokens a step, {config_label(config)}, trainer {study.trainer}"
         f"{f' with the loop of {workload.loop}' if workload.loop else ''}"
     )

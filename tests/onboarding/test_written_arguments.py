@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,14 +77,45 @@ def test_weights_that_are_loaded_in_bf16_are_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lora", "load", "expected"),
+    [
+        ("LoraConfig()", "", {"method": "lora", "rank": 8, "targets": "attention", "library": "peft"}),
+        (
+            "LoraConfig(r=RANK, lora_alpha=32, target_modules='all-linear')",
+            ", quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
+            {"method": "qlora", "rank": 32, "targets": "all", "library": "peft"},
+        ),
+        (
+            "LoraConfig(r=4, target_modules=['q_proj', 'down_proj'])",
+            "",
+            {"method": "lora", "rank": 4, "targets": "all", "library": "peft"},
+        ),
+    ],
+)
+def test_adapters_that_the_text_says_plainly_are_those_of_the_plan(
+    tmp_path: Path, lora: str, load: str, expected: dict[str, Any]
+) -> None:
+    program = PROGRAM.replace("args =", f"RANK = 32\nmodel = get_peft_model(model, {lora})\nargs =")
+    program = program.replace("from_pretrained(MODEL", f"from_pretrained(MODEL{load}").replace("fsdp=", "# fsdp=")
+    path = written(tmp_path, program)
+    assert drafted(tmp_path, {"sft.py": program, "run.sh": LAUNCH}).document["workload"]["peft"] == expected
+    found = review(path, cluster="h100-sxm", seq_len=2048)
+    assert found.estimate is not None
+    assert f"with {expected['method']} r{expected['rank']} ({expected['targets']})" in found.understood
+    assert float(found.estimate.peak_memory_bytes) < 60e9, "not the optimizer states of all weights"
+
+
+@pytest.mark.parametrize(
     "change",
     [
         ("from transformers", "from peft import LoraConfig\nfrom transformers"),
+        ("from transformers", "lora = LoraConfig(r=rank_of(model))\nfrom transformers"),
+        ("from transformers", "lora = LoraConfig(target_modules='.*layers.*')\nfrom transformers"),
         ("from_pretrained(MODEL)", "from_pretrained(MODEL, quantization_config=BitsAndBytesConfig(load_in_4bit=True))"),
         ("Trainer(model=model, args=args)", "TrainingArguments(output_dir='other')\nTrainer(model=model, args=args)"),
         ("bf16=True,", "**more,"),
     ],
-    ids=["adapters", "quantized", "two calls", "others behind **"],
+    ids=["adapters", "computed rank", "unknown modules", "quantized", "two calls", "others behind **"],
 )
 def test_what_these_arguments_do_not_say_is_not_guessed(change: tuple[str, str]) -> None:
     assert written_arguments(ast.parse(PROGRAM)) is not None

@@ -146,9 +146,9 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
 def held_in_text(draft: Draft, told: Draft, name: str, written: Written) -> Draft:
     """The draft of a program whose text holds its settings: what they are is known, and that no trial can change them. `told`: as if options said them."""
     known = {entry.key: entry for entry in told.entries}
-    if written.is_pure_bf16:
+    if written.workload:
         workload = known["workload"]
-        known["workload"] = replace(workload, value={**workload.value, "pure_bf16": True})
+        known["workload"] = replace(workload, value={**workload.value, **written.workload})
         told = replace(told, entries=tuple(known[entry.key] for entry in told.entries))
     baseline = known.get("baseline")
     space = {knob: values[:1] if isinstance(values, list) else values for knob, values in known["space"].value.items()}

@@ -4,7 +4,7 @@
     model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")
 
 They are read as the options of the same names that a launch gives to a program with a parser. A value that the text computes is not known, and nothing is
-read where the text trains adapters or quantized weights, which these arguments do not say.
+read where the text trains in another way than with all weights or with LoRA's adapters (`LoraConfig`, `load_in_4bit`), which these arguments do not say.
 """
 
 from __future__ import annotations
@@ -23,8 +23,14 @@ MODEL = "model_name_or_path"
 CLASSES = ("TrainingArguments", "SFTConfig")
 """how the names of those classes end whose step is that of plain training"""
 _OTHER_TRAININGS = frozenset({
-    "peft", "get_peft_model", "LoraConfig", "PeftModel", "peft_config", "BitsAndBytesConfig", "quantization_config", "load_in_4bit", "load_in_8bit", "FastLanguageModel",
+    "FastLanguageModel", "PeftModel", "AdaLoraConfig", "IA3Config", "LoHaConfig", "LoKrConfig", "PrefixTuningConfig", "PromptTuningConfig", "VeraConfig", "use_dora", "load_in_8bit",
 })  # fmt: skip
+"""names of what these arguments do not say and plans do not know"""
+_ADAPTERS = frozenset(
+    {"peft", "get_peft_model", "LoraConfig", "peft_config", "BitsAndBytesConfig", "quantization_config", "load_in_4bit"}
+)
+_OF_ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query_key_value"})
+_OF_FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "c_fc"})
 _SAID = frozenset({
     "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "gradient_checkpointing", "torch_compile", "fsdp", "deepspeed", "max_length",
 })  # fmt: skip
@@ -40,13 +46,14 @@ class Written:
     """what the text gives them, as a launch would"""
     lines: dict[str, int]
     """the line of each that concerns a knob"""
-    is_pure_bf16: bool = False
-    """whether it loads the weights themselves in bf16"""
+    workload: dict[str, Any]
+    """what it says of the workload: `pure_bf16`, `peft`"""
 
 
 def written_arguments(tree: ast.Module) -> Written | None:
     """Those of a program; None where it calls no such class, or several times."""
-    if not _OTHER_TRAININGS.isdisjoint(_names(tree)):
+    names = set(_names(tree))
+    if names & _OTHER_TRAININGS:
         return None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     found = [(call, known) for call in calls if (known := _known(call)) is not None]
@@ -57,6 +64,13 @@ def written_arguments(tree: ast.Module) -> Written | None:
     if len(given) < len(call.keywords):
         return None  # `**arguments`
     constants = dict(_constants(tree))
+    workload: dict[str, Any] = {}
+    if names & _ADAPTERS:
+        if (peft := _peft(calls, constants, names)) is None:
+            return None
+        workload["peft"] = peft
+    elif any(_is_bf16(call) for call in calls if _loads_a_model(call)):
+        workload["pure_bf16"] = True
     values = {name: _value(node, constants) for name, node in given.items()}
     values = {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
     computed = {name for name, node in given.items() if name not in values and not _is_none(node)}
@@ -68,7 +82,7 @@ def written_arguments(tree: ast.Module) -> Written | None:
         options=tuple(options),
         arguments=tuple(Argument(name, (str(value),), (f"--{name}={value}",)) for name, value in values.items()),
         lines={name: node.lineno for name, node in given.items() if name in _SAID},
-        is_pure_bf16=any(_is_bf16(call) for call in calls if _loads_a_model(call)),
+        workload=workload,
     )
 
 
@@ -127,6 +141,27 @@ def _model(calls: list[ast.Call], constants: dict[str, Any]) -> str | None:
             named.add(None if first is None else _value(first, constants))
     texts = {each for each in named if isinstance(each, str)}
     return texts.pop() if len(texts) == 1 else None
+
+
+def _peft(calls: list[ast.Call], constants: dict[str, Any], names: set[str]) -> dict[str, Any] | None:
+    """LoRA as a workload has it, with PEFT's defaults; None where the text does not say it plainly."""
+    configs = [call for call in calls if called_name(call) == "LoraConfig"]
+    if len(configs) != 1 or configs[0].args or any(word.arg is None for word in configs[0].keywords):
+        return None
+    given = keywords_of(configs[0])
+    rank = _value(given["r"], constants) if "r" in given else 8
+    wanted = _value(given["target_modules"], constants) if "target_modules" in given else ["q_proj", "v_proj"]
+    modules = {wanted} if isinstance(wanted, str) else set(wanted or ())
+    is_all = modules == {"all-linear"} or bool(modules & _OF_FEED_FORWARD)
+    is_known = modules <= _OF_ATTENTION | _OF_FEED_FORWARD or modules == {"all-linear"}
+    if not isinstance(rank, int) or not modules or not is_known:
+        return None
+    quantized = [keywords_of(call)["load_in_4bit"] for call in calls if "load_in_4bit" in keywords_of(call)]
+    is_quantized = bool(quantized) and all(literal_or_none(node) is True for node in quantized)
+    if is_quantized != bool(names & {"BitsAndBytesConfig", "quantization_config", "load_in_4bit"}):
+        return None
+    method = "qlora" if is_quantized else "lora"
+    return {"method": method, "rank": rank, "targets": "all" if is_all else "attention", "library": "peft"}
 
 
 def _loads_a_model(call: ast.Call) -> bool:
