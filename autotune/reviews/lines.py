@@ -41,9 +41,10 @@ class Change:
 
 
 def changed_lines(
-    texts: Mapping[str, str], study: Study, before: ParallelConfig, after: ParallelConfig
+    texts: Mapping[str, str], study: Study, before: ParallelConfig, after: ParallelConfig, *, beside: str = ""
 ) -> tuple[tuple[LineEdit, ...], tuple[str, ...]]:
-    """(the lines that change from one config to the other, settings for which the texts have no line, as they are written)"""
+    """(the lines that change from one config to the other, settings for which the texts have no line, as they are written). `beside`: the keyword argument of
+    Python code behind which new ones are written."""
     lines = {name: text.splitlines() for name, text in texts.items()}
     touched: list[tuple[str, int]] = []
     unplaced: list[str] = []
@@ -53,7 +54,7 @@ def changed_lines(
     for change in changes:
         place = next((p for name in lines if (p := _apply(lines[name], name, change)) is not None), None)
         left = place is None and not _follows(lines, change)
-        if left and (place := _added(lines, change)) is not None:
+        if left and (place := _written(lines, change, beside) if beside else _added(lines, change)) is not None:
             left = False
         if place is not None:
             touched.append(place)
@@ -201,6 +202,22 @@ def _added(lines: Mapping[str, list[str]], change: Change) -> tuple[str, int] | 
     return None
 
 
+def _written(lines: Mapping[str, list[str]], change: Change, beside: str) -> tuple[str, int] | None:
+    """Gives a call a keyword argument that no text mentions, because its default held so far."""
+    key = change.name.lstrip("-").rpartition(".")[2].replace("-", "_")
+    if change.new is None or any(re.search(rf"\b{key}\b", line) for text in lines.values() for line in text):
+        return None
+    place = re.compile(rf"(?:^|[(,])\s*{beside}\s*=(?!=)\s*[^\s,#()]+")
+    is_plain = re.fullmatch(r"True|False|None|[\d.]+", change.new) is not None
+    for name, text in lines.items():
+        for at, line in enumerate(text):
+            if not _is_comment(line) and (found := place.search(line)):
+                value = change.new if is_plain else repr(change.new)
+                text[at] = f"{line[: found.end()]}, {key}={value}{line[found.end() :]}"
+                return name, at
+    return None
+
+
 def _follows(lines: Mapping[str, list[str]], change: Change) -> bool:
     """Whether the texts leave the value to the program, by -1 or `auto`."""
     key = re.escape(change.name.lstrip("-").rpartition(".")[2])
@@ -253,11 +270,11 @@ def _of_variable(lines: list[str], name: str, change: Change) -> int | None:
 
 
 def _of_default(lines: list[str], spelled: str, change: Change) -> int | None:
-    """A default in Python: of the option that declares it, of a field, or of a constant."""
+    """A default in Python: of the option that declares it, of a field, of a constant, or of a keyword argument."""
     if not change.old or not change.new:
         return None
     declares = re.compile(rf"""["']--?(?:[\w.]+\.)?{spelled}["']""")
-    assigns = re.compile(rf"^\s*{spelled}\s*(?::[^=]+)?=\s*")
+    assigns = re.compile(rf"(?:^|[(,])\s*{spelled}\s*(?::[^=,()]+)?=(?!=)\s*")
     default = re.compile(r"default\s*=\s*(?P<value>[^,)\s]+)")
     for at, line in enumerate(lines):
         is_declared = declares.search(line)
@@ -267,8 +284,8 @@ def _of_default(lines: list[str], spelled: str, change: Change) -> int | None:
                 value = found["value"].replace(found["value"].strip("\"'"), change.new)
                 lines[behind] = lines[behind][: found.start("value")] + value + lines[behind][found.end("value") :]
                 return behind
-        begin = assigns.match(line)
-        found = re.match(r"[^\s,#]+", line[begin.end() :]) if begin else None
+        begin = None if _is_comment(line) else assigns.search(line)
+        found = re.match(r"[^\s,#()]+", line[begin.end() :]) if begin else None
         if begin and found and _same(found[0].strip("\"'"), change.old):
             value = found[0].replace(found[0].strip("\"'"), change.new)
             lines[at] = line[: begin.end()] + value + line[begin.end() + found.end() :]

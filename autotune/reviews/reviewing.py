@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cost import calibration_for, estimate
 from autotune.errors import SpecError
+from autotune.onboarding.script.library_options import MICRO_BATCH
 from autotune.results.calibrations import program_of, stored_calibration
 from autotune.reviews.answer import Edit, LineEdit, Missing, Observed, Review
 from autotune.reviews.dangers import code_lines, dangers_of
@@ -288,12 +289,11 @@ def _lines(
     """(the lines that change, what else must be set). In a spec that is its baseline."""
     if found.is_spec:
         return baseline_line(found.name, found.texts[found.name], after)
-    texts = dict(found.texts)
-    is_held = found.draft is not None and found.draft.as_options is not None
-    if is_held:  # its command line changes nothing
-        texts = {name: text for name, text in texts.items() if name.endswith(".py")}
-    lines, unplaced = changed_lines(texts, study, before, after)
-    return lines, tuple(each.lstrip("-") for each in unplaced) if is_held else unplaced
+    if found.draft is None or found.draft.as_options is None:
+        return changed_lines(found.texts, study, before, after)
+    texts = {name: text for name, text in found.texts.items() if name.endswith(".py")}  # no command changes them
+    lines, unplaced = changed_lines(texts, study, before, after, beside=MICRO_BATCH)
+    return lines, tuple(each.lstrip("-") for each in unplaced)
 
 
 def _refuse_beyond_the_peak(predicted: Estimate, measured_s: float) -> None:

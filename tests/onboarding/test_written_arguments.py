@@ -10,6 +10,7 @@ import pytest
 
 from autotune.onboarding.script.written_arguments import written_arguments
 from autotune.reviews import lines_of, review
+from autotune.reviews.lines import edited
 from tests.onboarding.test_public_launches import drafted
 
 PROGRAM = """
@@ -47,7 +48,12 @@ def test_a_review_predicts_what_the_text_says_and_edits_its_lines(tmp_path: Path
     assert (config.micro_batch_size, config.precision, config.recompute, config.zero_stage) == (2, "bf16", "full", 3)
     changed = {(line.file, line.after.strip()) for edit in found.edits for line in edit.lines}
     assert ("sft.py", "gradient_checkpointing=False,") in changed
-    assert "torch_compile=True" in {each for edit in found.edits for each in edit.unplaced}
+    assert ("sft.py", "per_device_train_batch_size=4, torch_compile=True,") in {
+        (line.file, line.after.strip()) for line in found.lines
+    }
+    assert not any(edit.unplaced for edit in found.edits)
+    changed_text = edited(found.texts, found.lines)["sft.py"]
+    assert written_arguments(ast.parse(changed_text)) is not None, "it is Python still"
     assert not any("sft.py --" in line for line in lines_of(found)), "its command line changes nothing"
 
 
