@@ -120,8 +120,21 @@ def test_adapters_that_the_text_says_plainly_are_those_of_the_plan(
         ("from_pretrained(MODEL)", "from_pretrained(MODEL, quantization_config=BitsAndBytesConfig(load_in_4bit=True))"),
         ("Trainer(model=model, args=args)", "TrainingArguments(output_dir='other')\nTrainer(model=model, args=args)"),
         ("bf16=True,", "**more,"),
+        ("bf16=True,", "deepspeed=settings,"),
+        ("bf16=True,", "deepspeed={'zero_optimization': {'stage': 3}},"),
+        ("bf16=True,", "optim='an_optimizer_of_ours',"),
     ],
-    ids=["adapters", "computed rank", "unknown modules", "quantized", "two calls", "others behind **"],
+    ids=[
+        "adapters",
+        "computed rank",
+        "unknown modules",
+        "quantized",
+        "two calls",
+        "others behind **",
+        "sharding by a variable",
+        "sharding by a mapping",
+        "optimizer",
+    ],
 )
 def test_what_these_arguments_do_not_say_is_not_guessed(change: tuple[str, str]) -> None:
     assert written_arguments(ast.parse(PROGRAM)) is not None

@@ -18,6 +18,7 @@ from autotune.onboarding.launch.launch_script import Argument
 from autotune.onboarding.script.library_options import TRAINER_ARGUMENTS
 from autotune.onboarding.script.options import ScriptOption, option_of
 from autotune.onboarding.script.syntax import called_name, condition_of, keywords_of, literal_or_none
+from autotune.spec.texts.usual_names import optimizer_named
 
 MODEL = "model_name_or_path"
 CLASSES = ("TrainingArguments", "SFTConfig")
@@ -31,6 +32,8 @@ _ADAPTERS = frozenset(
 )
 _OF_ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query_key_value"})
 _OF_FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "c_fc"})
+_SHARDING = frozenset({"fsdp", "deepspeed", "optim"})
+"""what changes the memory too much for a value that is not known"""
 _SAID = frozenset({
     "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "gradient_checkpointing", "torch_compile", "fsdp", "deepspeed", "max_length",
 })  # fmt: skip
@@ -72,8 +75,16 @@ def written_arguments(tree: ast.Module) -> Written | None:
     elif any(_is_bf16(call) for call in calls if _loads_a_model(call)):
         workload["pure_bf16"] = True
     values = {name: _value(node, constants) for name, node in given.items()}
+    if isinstance(parts := values.get("fsdp"), list):  # as its own word does
+        values["fsdp"] = " ".join(map(str, parts))
     values = {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
     computed = {name for name, node in given.items() if name not in values and not _is_none(node)}
+    if computed & _SHARDING:
+        return None
+    if (optimizer := values.get("optim")) is not None:
+        if (named := optimizer_named(str(optimizer))) is None:
+            return None
+        workload |= {} if named == "adamw" else {"optimizer": named}
     options = [option_of(*each) for each in known]
     options = [_computed(o, given[o.name]) if o.name in computed else o for o in options]
     if (model := _model(calls, constants)) is not None:
