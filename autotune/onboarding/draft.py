@@ -127,6 +127,8 @@ class Draft:
     """what was kept and what was not understood, in words"""
     as_options: Draft | None = None
     """the same launch as if options said what the program's text does, which no trial can change but a person can"""
+    beside: str = ""
+    """the keyword argument of that text behind which others may be written"""
 
     @property
     def document(self) -> dict[str, Any]:

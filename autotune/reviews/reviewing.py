@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cost import calibration_for, estimate
 from autotune.errors import SpecError
-from autotune.onboarding.script.library_options import MICRO_BATCH
 from autotune.results.calibrations import program_of, stored_calibration
 from autotune.reviews.answer import Edit, LineEdit, Missing, Observed, Review
 from autotune.reviews.dangers import code_lines, dangers_of
@@ -292,7 +291,7 @@ def _lines(
     if found.draft is None or found.draft.as_options is None:
         return changed_lines(found.texts, study, before, after)
     texts = {name: text for name, text in found.texts.items() if name.endswith(".py")}  # no command changes them
-    lines, unplaced = changed_lines(texts, study, before, after, beside=MICRO_BATCH)
+    lines, unplaced = changed_lines(texts, study, before, after, beside=found.draft.beside)
     return lines, tuple(each.lstrip("-") for each in unplaced)
 
 

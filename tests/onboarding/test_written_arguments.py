@@ -82,6 +82,46 @@ def test_weights_that_are_loaded_in_bf16_are_said(tmp_path: Path) -> None:
     assert draft.document["workload"]["pure_bf16"] is True
 
 
+LIGHTNING = """
+import lightning as L
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
+
+model = Lit(AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B"))
+loader = DataLoader(texts, batch_size=4, shuffle=True)
+held_out = DataLoader(others, batch_size=16)
+trainer = L.Trainer(devices=8, precision="bf16-mixed", accumulate_grad_batches=2, strategy="fsdp")
+trainer.fit(model, loader, held_out)
+"""
+
+
+def test_lightnings_trainer_and_loader_say_ranks_batch_precision_and_sharding(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LIGHTNING)
+    (tmp_path / "run.sh").write_text("python train.py\n")
+    found = review(tmp_path / "run.sh", cluster="h100-sxm-1x8", seq_len=2048)
+    assert found.config is not None
+    assert found.study is not None
+    assert found.study.workload.loop == "lightning"
+    assert found.study.workload.global_batch_size == 4 * 2 * 8
+    config = found.config
+    assert (config.dp, config.micro_batch_size, config.accumulation_steps) == (8, 4, 2)
+    assert (config.precision, config.zero_stage) == ("bf16", 3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('strategy="fsdp"', 'strategy=FSDPStrategy(sharding_strategy="SHARD_GRAD_OP")'),
+        ("batch_size=4", "batch_size=batch_of(model)"),
+        ('precision="bf16-mixed"', "precision=settings.precision"),
+        ("devices=8,", "devices=8, **more,"),
+    ],
+)
+def test_what_lightnings_trainer_is_given_by_code_is_not_guessed(change: tuple[str, str]) -> None:
+    assert written_arguments(ast.parse(LIGHTNING)) is not None
+    assert written_arguments(ast.parse(LIGHTNING.replace(*change))) is None
+
+
 @pytest.mark.parametrize(
     ("lora", "load", "expected"),
     [

@@ -138,9 +138,13 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     draft, written = drafted(script, started), script.written
     if written is None:
         return draft
-    with_options = replace(script, parser="HfArgumentParser", options=written.options)
-    given = (*started.arguments, *written.arguments)
-    return held_in_text(draft, drafted(with_options, replace(started, arguments=given)), script.name, written)
+    with_options = replace(script, parser=written.parser, options=written.options)
+    given = replace(started, arguments=(*started.arguments, *written.arguments))
+    if started.launcher == "python" and written.parser == "Lightning" and written.ranks != (1, 1):
+        given = replace(given, launcher="torchrun")  # it starts its ranks itself
+        if written.ranks is not None:
+            place = replace(place, nodes=written.ranks[0], gpus_per_node=written.ranks[1])
+    return held_in_text(draft, drafted(with_options, given), script.name, written)
 
 
 def held_in_text(draft: Draft, told: Draft, name: str, written: Written) -> Draft:
@@ -160,12 +164,17 @@ def held_in_text(draft: Draft, told: Draft, name: str, written: Written) -> Draf
     lines = ", ".join(f"{option} (line {line})" for option, line in written.lines.items())
     note = (
         f"nothing can be tuned yet: {name} sets {lines or 'its settings'} in its own text. `autotune review` names the lines to change; "
-        "to tune, let it read them from its command line (HfArgumentParser), and name them in argv"
+        "to tune, let it read them from its command line, and name them in argv"
     )
     notes = (*(each for each in told.notes if not each.startswith(f"{name} reads ")), note)
     fill_in = tuple(dict.fromkeys((*told.fill_in, "trainer.argv")))
     return replace(
-        told, entries=tuple(known[entry.key] for entry in told.entries), notes=notes, fill_in=fill_in, as_options=told
+        told,
+        entries=tuple(known[entry.key] for entry in told.entries),
+        notes=notes,
+        fill_in=fill_in,
+        as_options=told,
+        beside=written.beside,
     )
 
 

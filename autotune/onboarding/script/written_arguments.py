@@ -1,7 +1,10 @@
-"""What a program's own text gives transformers' Trainer or one of trl's, where no option does.
+"""What a program's own text gives transformers' Trainer, trl's SFTTrainer or Lightning's Trainer, where no option does.
 
     args = SFTConfig(per_device_train_batch_size=2, bf16=True, fsdp="full_shard")
     model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")
+
+    loader = DataLoader(dataset, batch_size=4, shuffle=True)
+    trainer = L.Trainer(devices=8, precision="bf16-mixed", accumulate_grad_batches=4, strategy="fsdp")
 
 They are read as the options of the same names that a launch gives to a program with a parser. A value that the text computes is not known, and nothing is
 read where the text trains in another way than with all weights or with LoRA's adapters (`LoraConfig`, `load_in_4bit`), which these arguments do not say.
@@ -15,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.onboarding.launch.launch_script import Argument
-from autotune.onboarding.script.library_options import TRAINER_ARGUMENTS
+from autotune.onboarding.script.library_options import LIGHTNING_TRAINER, MICRO_BATCH, TRAINER_ARGUMENTS
 from autotune.onboarding.script.options import ScriptOption, option_of
 from autotune.onboarding.script.syntax import called_name, condition_of, keywords_of, literal_or_none
 from autotune.spec.texts.usual_names import optimizer_named
@@ -34,6 +37,8 @@ _OF_ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "
 _OF_FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "c_fc"})
 _SHARDING = frozenset({"fsdp", "deepspeed", "optim"})
 """what changes the memory too much for a value that is not known"""
+_LIGHTNING = frozenset({"lightning", "pytorch_lightning"})
+_OF_LIGHTNING = ("precision", "accumulate_grad_batches", "max_steps")
 _SAID = frozenset({
     "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "gradient_checkpointing", "torch_compile", "fsdp", "deepspeed", "max_length",
 })  # fmt: skip
@@ -50,7 +55,13 @@ class Written:
     lines: dict[str, int]
     """the line of each that concerns a knob"""
     workload: dict[str, Any]
-    """what it says of the workload: `pure_bf16`, `peft`"""
+    """what it says of the workload: `pure_bf16`, `peft`, `optimizer`"""
+    parser: str = "HfArgumentParser"
+    """what would read such options"""
+    beside: str = MICRO_BATCH
+    """the keyword argument behind which others may be written"""
+    ranks: tuple[int, int] | None = None
+    """(nodes, ranks of a node) that it starts by itself; None where a launcher starts them, or nobody says how many"""
 
 
 def written_arguments(tree: ast.Module) -> Written | None:
@@ -59,6 +70,8 @@ def written_arguments(tree: ast.Module) -> Written | None:
     if names & _OTHER_TRAININGS:
         return None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    if names & _LIGHTNING:
+        return None if names & _ADAPTERS else _of_lightning(tree, calls)
     found = [(call, known) for call in calls if (known := _known(call)) is not None]
     if len(found) != 1:
         return None
@@ -94,6 +107,43 @@ def written_arguments(tree: ast.Module) -> Written | None:
         arguments=tuple(Argument(name, (str(value),), (f"--{name}={value}",)) for name, value in values.items()),
         lines={name: node.lineno for name, node in given.items() if name in _SAID},
         workload=workload,
+        beside=MICRO_BATCH if MICRO_BATCH in given else next(iter(given), ""),
+    )
+
+
+def _of_lightning(tree: ast.Module, calls: list[ast.Call]) -> Written | None:
+    """What it gives Lightning's Trainer and its loader of training data; None where one of them is not plain."""
+    trainers = [call for call in calls if called_name(call) == "Trainer"]
+    if len(trainers) != 1 or trainers[0].args or any(word.arg is None for word in trainers[0].keywords):
+        return None
+    constants, given = dict(_constants(tree)), keywords_of(trainers[0])
+    values = {name: value for name, node in given.items() if (value := _value(node, constants)) is not None}
+    strategy = values.get("strategy", "auto" if "strategy" not in given else None)
+    if strategy not in ("auto", "fsdp") and not str(strategy).startswith("ddp"):
+        return None
+    if any(name in given and name not in values for name in ("precision", "accumulate_grad_batches")):
+        return None
+    loaders = [keywords_of(call) for call in calls if called_name(call) == "DataLoader"]
+    training = [each for each in loaders if literal_or_none(each.get("shuffle")) is True] or loaders
+    batches = {_value(each["batch_size"], constants) if "batch_size" in each else 1 for each in training}
+    if len(batches) != 1 or not isinstance(batch := batches.pop(), int):
+        return None
+    said: dict[str, Any] = {"batch_size": batch, **{name: values[name] for name in _OF_LIGHTNING if name in values}}
+    said |= {"fsdp": "full_shard"} if strategy == "fsdp" else {}
+    said |= {MODEL: model} if (model := _model(calls, constants)) is not None else {}
+    devices, nodes = values.get("devices"), values.get("num_nodes", 1)
+    ranks = (nodes, devices) if type(nodes) is int and type(devices) is int and devices > 0 else None
+    known = (*((name, kind, default) for name, kind, default in LIGHTNING_TRAINER if name in _OF_LIGHTNING),)
+    told = {**next((each for each in training if "batch_size" in each), {}), **given}
+    lines = {name: node.lineno for name, node in told.items() if name in (*_OF_LIGHTNING, "batch_size", "strategy")}
+    return Written(
+        options=tuple(option_of(*each) for each in (*known, ("batch_size", "int", None))),
+        arguments=tuple(Argument(name, (str(value),), (f"--{name}={value}",)) for name, value in said.items()),
+        lines=lines,
+        workload={},
+        parser="Lightning",
+        beside=next(iter(given), ""),
+        ranks=ranks,
     )
 
 
