@@ -129,6 +129,8 @@ class Draft:
     """the same launch as if options said what the program's text does, which no trial can change but a person can"""
     beside: str = ""
     """the keyword argument of that text behind which others may be written"""
+    held: frozenset[str] = frozenset()
+    """names of options that only that text has"""
 
     @property
     def document(self) -> dict[str, Any]:

@@ -41,10 +41,16 @@ class Change:
 
 
 def changed_lines(
-    texts: Mapping[str, str], study: Study, before: ParallelConfig, after: ParallelConfig, *, beside: str = ""
+    texts: Mapping[str, str],
+    study: Study,
+    before: ParallelConfig,
+    after: ParallelConfig,
+    *,
+    beside: str = "",
+    held: frozenset[str] = frozenset(),
 ) -> tuple[tuple[LineEdit, ...], tuple[str, ...]]:
-    """(the lines that change from one config to the other, settings for which the texts have no line, as they are written). `beside`: the keyword argument of
-    Python code behind which new ones are written."""
+    """(the lines that change from one config to the other, settings for which the texts have no line, as they are written). `held`: options that
+    Python code alone sets, and no command; `beside`: its keyword argument behind which new ones are written."""
     lines = {name: text.splitlines() for name, text in texts.items()}
     touched: list[tuple[str, int]] = []
     unplaced: list[str] = []
@@ -52,12 +58,16 @@ def changed_lines(
     if before.accumulation_steps != after.accumulation_steps:
         changes += _batch_unsaid(texts, study, after)
     for change in changes:
-        place = next((p for name in lines if (p := _apply(lines[name], name, change)) is not None), None)
+        is_held = change.name.lstrip("-") in held
+        among = {name: text for name, text in lines.items() if name.endswith(".py") or not is_held}
+        place = next((p for name in among if (p := _apply(lines[name], name, change)) is not None), None)
         left = place is None and not _follows(lines, change)
-        if left and (place := _written(lines, change, beside) if beside else _added(lines, change)) is not None:
+        if left and (place := _written(among, change, beside) if is_held else _added(lines, change)) is not None:
             left = False
         if place is not None:
             touched.append(place)
+        elif left and is_held:
+            unplaced.append(f"{change.name.lstrip('-')}={change.new}")
         elif left:
             unplaced.append(change.name if change.new is None else f"{change.name}={change.new}")
     found = []

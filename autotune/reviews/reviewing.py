@@ -288,11 +288,8 @@ def _lines(
     """(the lines that change, what else must be set). In a spec that is its baseline."""
     if found.is_spec:
         return baseline_line(found.name, found.texts[found.name], after)
-    if found.draft is None or found.draft.as_options is None:
-        return changed_lines(found.texts, study, before, after)
-    texts = {name: text for name, text in found.texts.items() if name.endswith(".py")}  # no command changes them
-    lines, unplaced = changed_lines(texts, study, before, after, beside=found.draft.beside)
-    return lines, tuple(each.lstrip("-") for each in unplaced)
+    beside, held = (found.draft.beside, found.draft.held) if found.draft else ("", frozenset[str]())
+    return changed_lines(found.texts, study, before, after, beside=beside, held=held)
 
 
 def _refuse_beyond_the_peak(predicted: Estimate, measured_s: float) -> None:

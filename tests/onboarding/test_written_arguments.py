@@ -82,6 +82,68 @@ def test_weights_that_are_loaded_in_bf16_are_said(tmp_path: Path) -> None:
     assert draft.document["workload"]["pure_bf16"] is True
 
 
+PARTLY = """
+import argparse
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--model", default="meta-llama/Llama-3.1-8B")
+parser.add_argument("--batch_size", type=int, default=4)
+parser.add_argument("--max_length", type=int, default=2048)
+args = parser.parse_args()
+model = AutoModelForCausalLM.from_pretrained(args.model)
+training_args = TrainingArguments(
+    output_dir="out",
+    per_device_train_batch_size=args.batch_size,
+    gradient_accumulation_steps=4,
+    gradient_checkpointing=True,
+    bf16=True,
+    fsdp="full_shard",
+)
+Trainer(model=model, args=training_args).train()
+"""
+
+
+def test_options_and_text_together_are_the_launch(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PARTLY)
+    (tmp_path / "run.sh").write_text("torchrun --nproc-per-node 8 train.py --batch_size 2\n")
+    found = review(tmp_path / "run.sh", cluster="h200-sxm")
+    assert found.config is not None
+    assert found.study is not None
+    config = found.config
+    assert (config.micro_batch_size, config.accumulation_steps, config.precision) == (2, 4, "bf16")
+    assert (config.recompute, config.zero_stage, found.study.workload.seq_len) == ("full", 3, 2048)
+    changed = {(line.file, line.after.strip()) for line in found.lines}
+    assert any(file == "run.sh" and "--batch_size" in after for file, after in changed)
+    assert ("train.py", "gradient_checkpointing=False,") in changed
+    assert not any("torch_compile" in after for file, after in changed if file == "run.sh")
+
+
+def test_a_spec_asks_for_what_the_text_holds_beside_the_options(tmp_path: Path) -> None:
+    launch = "torchrun --nproc-per-node 8 train.py --batch_size 2\n"
+    draft = drafted(tmp_path, {"train.py": PARTLY, "run.sh": launch})
+    assert "baseline" not in draft.document, "fp32 without accumulation would be another training"
+    assert {"baseline", "space.precision", "workload.global_batch_size"} <= set(draft.fill_in)
+    (note,) = [note for note in draft.notes if note.startswith("no baseline")]
+    assert "bf16 (line 16)" in note
+    assert "per_device_train_batch_size" not in note, "an option sets it"
+
+
+def test_arguments_that_options_give_whole_need_no_word(tmp_path: Path) -> None:
+    program = PARTLY.replace("    gradient_accumulation_steps=4,\n    gradient_checkpointing=True,\n", "")
+    program = program.replace('    bf16=True,\n    fsdp="full_shard",\n', "")
+    launch = "torchrun --nproc-per-node 8 train.py --batch_size 2\n"
+    assert "baseline" in drafted(tmp_path, {"train.py": program, "run.sh": launch}).document
+
+
+def test_arguments_that_are_not_understood_beside_options_leave_no_baseline(tmp_path: Path) -> None:
+    program = PARTLY.replace("bf16=True,", "**more,")
+    launch = "torchrun --nproc-per-node 8 train.py --batch_size 2\n"
+    draft = drafted(tmp_path, {"train.py": program, "run.sh": launch})
+    assert "baseline" not in draft.document
+    assert any("does not understand TrainingArguments(...) in line 11" in note for note in draft.notes)
+
+
 LIGHTNING = """
 import lightning as L
 from torch.utils.data import DataLoader

@@ -33,6 +33,7 @@ from autotune.onboarding.script.written_arguments import Written
 from autotune.onboarding.settings.draft import Settings, settings_draft
 from autotune.onboarding.settings.file import typed
 from autotune.onboarding.settings.program import COMMANDS, settings_program
+from autotune.spec.texts.usual_names import target_of
 from autotune.trainers.present_configuration import parse_document
 from autotune.trainers.readers.shell_folders import OF_SCRIPT
 
@@ -138,22 +139,67 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     draft, written = drafted(script, started), script.written
     if written is None:
         return draft
-    with_options = replace(script, parser=written.parser, options=written.options)
+    literal = frozenset(argument.name for argument in written.arguments)
+    if script.options and not literal & written.lines.keys():
+        return draft  # its options say all
+    options = (*_own(script, literal), *_others(script, written))
+    with_options = replace(script, parser=written.parser, options=options)
     given = replace(started, arguments=(*started.arguments, *written.arguments))
     if started.launcher == "python" and written.parser == "Lightning" and written.ranks != (1, 1):
         given = replace(given, launcher="torchrun")  # it starts its ranks itself
         if written.ranks is not None:
             place = replace(place, nodes=written.ranks[0], gpus_per_node=written.ranks[1])
-    return held_in_text(draft, drafted(with_options, given), script.name, written)
+    as_options = drafted(with_options, given)
+    held = _partly_held if script.options else held_in_text
+    return held(draft, as_options, script.name, written)
+
+
+def _own(script: Script, literal: frozenset[str]) -> list[ScriptOption]:
+    """The script's options, but for those about which its text says something else."""
+    said = {target_of(name) for name in literal} - {None}
+    return [option for option in script.options if target_of(option.name) not in said]
+
+
+def _others(script: Script, written: Written) -> list[ScriptOption]:
+    """What the text has beside the script's options; what is computed is that of an option about the same."""
+    own = {target_of(option.name) for option in script.options}
+    return [o for o in written.options if o.name not in written.computed or target_of(o.name) not in own]
+
+
+def _with_workload(told: Draft, written: Written) -> Draft:
+    return replace(
+        told,
+        entries=tuple(
+            replace(entry, value={**entry.value, **written.workload}) if entry.key == "workload" else entry
+            for entry in told.entries
+        ),
+    )
+
+
+def _partly_held(draft: Draft, told: Draft, name: str, written: Written) -> Draft:
+    """The draft of a program of whose settings its text holds some: which they are is said, and what they make of the spec is asked for."""
+    lines = ", ".join(f"{option} (line {line})" for option, line in written.lines.items())
+    note = (
+        f"no baseline: {name} sets {lines} in its own text, where no trial can change them; write what they mean into the spec "
+        "(baseline, space, workload), or let its command line set them. `autotune review` predicts the launch and edits those lines"
+    )
+    entries = tuple(entry for entry in draft.entries if entry.key != "baseline")
+    fill_in = dict.fromkeys((*draft.fill_in, "workload.global_batch_size", "space.precision", "baseline"))
+    return replace(
+        draft,
+        entries=entries,
+        notes=(*draft.notes, note),
+        fill_in=tuple(fill_in),
+        as_options=_with_workload(told, written),
+        beside=written.beside,
+        held=frozenset(option.name for option in written.options),
+    )
 
 
 def held_in_text(draft: Draft, told: Draft, name: str, written: Written) -> Draft:
     """The draft of a program whose text holds its settings: what they are is known, and that no trial can change them. `told`: as if options said them."""
+    told = _with_workload(told, written)
     known = {entry.key: entry for entry in told.entries}
-    if written.workload:
-        workload = known["workload"]
-        known["workload"] = replace(workload, value={**workload.value, **written.workload})
-        told = replace(told, entries=tuple(known[entry.key] for entry in told.entries))
     baseline = known.get("baseline")
     space = {knob: values[:1] if isinstance(values, list) else values for knob, values in known["space"].value.items()}
     if baseline is not None:
@@ -175,6 +221,7 @@ def held_in_text(draft: Draft, told: Draft, name: str, written: Written) -> Draf
         fill_in=fill_in,
         as_options=told,
         beside=written.beside,
+        held=frozenset(option.name for option in written.options),
     )
 
 

@@ -32,7 +32,7 @@ from autotune.onboarding.script.print_statements import (
 )
 from autotune.onboarding.script.syntax import called_name, keywords_of, literal_or_none
 from autotune.onboarding.script.unconditional import unconditional
-from autotune.onboarding.script.written_arguments import Written, written_arguments
+from autotune.onboarding.script.written_arguments import Written, unread_arguments, written_arguments
 from autotune.spec.texts.usual_names import WORDS
 
 MAX_MODULES = 40
@@ -134,7 +134,9 @@ class Script:
     loops: tuple[CountedLoop, ...] = ()
     """its loops over a range within other loops"""
     written: Written | None = None
-    """what its text gives transformers' Trainer, where it has no options"""
+    """what its text gives transformers' or Lightning's Trainer"""
+    unread: str = ""
+    """arguments of transformers' Trainer in its text that are not understood, and their line"""
 
     @property
     def launcher(self) -> str:
@@ -178,6 +180,9 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
     whole = ast.Module(body=[*tree.body, *(node for _, module in modules for node in module.body)], type_ignores=[])
     body = whole if imports_parser else tree
     printed = tuple(print_statements(tree))
+    written = None if overridden or parser == "HfArgumentParser" else written_arguments(tree)
+    if written is not None and written.parser != "HfArgumentParser" and options:
+        written = None
     return Script(
         name=name,
         options=options,
@@ -193,7 +198,8 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         overridden=overridden,
         printed=printed if patterns_of(printed) or is_known(printed) else tuple(print_statements(whole)),
         loops=tuple(counted_loops(tree)),
-        written=None if options or overridden else written_arguments(tree),
+        written=written,
+        unread="" if written or overridden or parser == "HfArgumentParser" else unread_arguments(tree),
     )
 
 

@@ -53,9 +53,11 @@ class Written:
     arguments: tuple[Argument, ...]
     """what the text gives them, as a launch would"""
     lines: dict[str, int]
-    """the line of each that concerns a knob"""
+    """the line of each that concerns a knob and is not computed"""
     workload: dict[str, Any]
     """what it says of the workload: `pure_bf16`, `peft`, `optimizer`"""
+    computed: frozenset[str] = frozenset()
+    """names whose value is computed, as `args.batch_size` is"""
     parser: str = "HfArgumentParser"
     """what would read such options"""
     beside: str = MICRO_BATCH
@@ -105,10 +107,17 @@ def written_arguments(tree: ast.Module) -> Written | None:
     return Written(
         options=tuple(options),
         arguments=tuple(Argument(name, (str(value),), (f"--{name}={value}",)) for name, value in values.items()),
-        lines={name: node.lineno for name, node in given.items() if name in _SAID},
+        lines={name: node.lineno for name, node in given.items() if name in _SAID and name not in computed},
         workload=workload,
+        computed=frozenset(computed),
         beside=MICRO_BATCH if MICRO_BATCH in given else next(iter(given), ""),
     )
+
+
+def unread_arguments(tree: ast.Module) -> str:
+    """A call of such a class of transformers or trl, and its line; empty where there is none."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _known(node) is not None)
+    return next((f"{called_name(call)}(...) in line {call.lineno}" for call in calls), "")
 
 
 def _of_lightning(tree: ast.Module, calls: list[ast.Call]) -> Written | None:
