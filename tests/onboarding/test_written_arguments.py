@@ -11,6 +11,7 @@ import pytest
 from autotune.onboarding.script.written_arguments import written_arguments
 from autotune.reviews import lines_of, review
 from autotune.reviews.lines import edited
+from autotune.spec import config_label
 from tests.onboarding.test_public_launches import drafted
 
 PROGRAM = """
@@ -134,6 +135,60 @@ def test_arguments_that_options_give_whole_need_no_word(tmp_path: Path) -> None:
     program = program.replace('    bf16=True,\n    fsdp="full_shard",\n', "")
     launch = "torchrun --nproc-per-node 8 train.py --batch_size 2\n"
     assert "baseline" in drafted(tmp_path, {"train.py": program, "run.sh": launch}).document
+
+
+WHOLE = PARTLY[: PARTLY.index("training_args =")]
+OF_OPTIONS = "per_device_train_batch_size=args.batch_size"
+
+
+@pytest.mark.parametrize(
+    ("trained", "label", "understood"),
+    [
+        (f"SFTTrainer(model=model, args=SFTConfig({OF_OPTIONS}))", "mb2 acc1 bf16 full-recompute", ""),
+        (
+            f"lora = LoraConfig(r=16)\nTrainer(model=get_peft_model(model, lora), args=TrainingArguments('out', {OF_OPTIONS}))",
+            "mb2 acc1 fp32",
+            "with lora r16",
+        ),
+        (f"TrainingArguments('out', {OF_OPTIONS}, bf16=True, fsdp=False, deepspeed=None)", "mb2 acc1 bf16", ""),
+        (f"TrainingArguments('out', {OF_OPTIONS}, optim='adafactor')", "mb2 acc1 fp32", ""),
+    ],
+    ids=["defaults of trl", "adapters", "switches that are off", "an optimizer"],
+)
+def test_what_the_text_adds_to_options_by_any_word_counts(
+    tmp_path: Path, trained: str, label: str, understood: str
+) -> None:
+    (tmp_path / "train.py").write_text(f"{WHOLE}{trained}\n")
+    (tmp_path / "run.sh").write_text("torchrun --nproc-per-node 8 train.py --batch_size 2\n")
+    found = review(tmp_path / "run.sh", cluster="h200-sxm")
+    assert found.config is not None
+    assert found.study is not None
+    assert config_label(found.config).endswith(label)
+    assert understood in found.understood
+    assert found.study.workload.loop == "hf_trainer"
+    assert found.study.workload.optimizer == ("adafactor" if "optim=" in trained else "adamw")
+
+
+@pytest.mark.parametrize(
+    "trained",
+    [
+        f"GRPOTrainer(model=model, args=GRPOConfig({OF_OPTIONS}, gradient_accumulation_steps=8))",
+        "import lightning as L\nL.Trainer(devices=8, accumulate_grad_batches=4)",
+        "import lightning as L\nL.Trainer(devices=8, strategy='fsdp')",
+    ],
+)
+def test_a_trainer_that_is_not_read_beside_options_leaves_no_baseline(tmp_path: Path, trained: str) -> None:
+    launch = "torchrun --nproc-per-node 8 train.py --batch_size 2\n"
+    draft = drafted(tmp_path, {"train.py": f"{WHOLE}{trained}\n", "run.sh": launch})
+    assert "baseline" not in draft.document
+    assert any("autotune does not understand" in note for note in draft.notes)
+
+
+def test_a_program_whose_options_say_all_keeps_its_own_draft(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"{WHOLE}TrainingArguments('out', {OF_OPTIONS})\n")
+    draft = drafted(tmp_path, {"train.py": (tmp_path / "train.py").read_text()}, first="train.py")
+    assert "baseline" in draft.document
+    assert draft.as_options is None
 
 
 def test_arguments_that_are_not_understood_beside_options_leave_no_baseline(tmp_path: Path) -> None:

@@ -29,11 +29,9 @@ from autotune.onboarding.script.library_options import (
 )
 from autotune.onboarding.script.options import ScriptOption, option_of, overridden_by_file
 from autotune.onboarding.script.reading import Script, read_script
-from autotune.onboarding.script.written_arguments import Written
 from autotune.onboarding.settings.draft import Settings, settings_draft
 from autotune.onboarding.settings.file import typed
 from autotune.onboarding.settings.program import COMMANDS, settings_program
-from autotune.spec.texts.usual_names import target_of
 from autotune.trainers.present_configuration import parse_document
 from autotune.trainers.readers.shell_folders import OF_SCRIPT
 
@@ -139,66 +137,36 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     draft, written = drafted(script, started), script.written
     if written is None:
         return draft
-    literal = frozenset(argument.name for argument in written.arguments)
-    if script.options and not literal & written.lines.keys():
-        return draft  # its options say all
-    options = (*_own(script, literal), *_others(script, written))
-    with_options = replace(script, parser=written.parser, options=options)
+    with_options = replace(script, parser=written.parser, options=written.merged(script.options))
     given = replace(started, arguments=(*started.arguments, *written.arguments))
     if started.launcher == "python" and written.parser == "Lightning" and written.ranks != (1, 1):
         given = replace(given, launcher="torchrun")  # it starts its ranks itself
         if written.ranks is not None:
             place = replace(place, nodes=written.ranks[0], gpus_per_node=written.ranks[1])
     as_options = drafted(with_options, given)
-    held = _partly_held if script.options else held_in_text
-    return held(draft, as_options, script.name, written)
-
-
-def _own(script: Script, literal: frozenset[str]) -> list[ScriptOption]:
-    """The script's options, but for those about which its text says something else."""
-    said = {target_of(name) for name in literal} - {None}
-    return [option for option in script.options if target_of(option.name) not in said]
-
-
-def _others(script: Script, written: Written) -> list[ScriptOption]:
-    """What the text has beside the script's options; what is computed is that of an option about the same."""
-    own = {target_of(option.name) for option in script.options}
-    return [o for o in written.options if o.name not in written.computed or target_of(o.name) not in own]
-
-
-def _with_workload(told: Draft, written: Written) -> Draft:
-    return replace(
-        told,
-        entries=tuple(
-            replace(entry, value={**entry.value, **written.workload}) if entry.key == "workload" else entry
-            for entry in told.entries
-        ),
-    )
-
-
-def _partly_held(draft: Draft, told: Draft, name: str, written: Written) -> Draft:
-    """The draft of a program of whose settings its text holds some: which they are is said, and what they make of the spec is asked for."""
+    entries = {entry.key: entry for entry in as_options.entries}
+    workload = entries["workload"]
+    entries["workload"] = replace(workload, value={**workload.value, **written.workload})
+    as_options = replace(as_options, entries=tuple(entries.values()))
     lines = ", ".join(f"{option} (line {line})" for option, line in written.lines.items())
+    held = _partly_held(draft, script.name, lines) if script.options else _held(draft, as_options, script.name, lines)
+    names = frozenset(option.name for option in written.options)
+    return replace(held, as_options=as_options, beside=written.beside, held=names)
+
+
+def _partly_held(draft: Draft, name: str, lines: str) -> Draft:
+    """The draft of a program of whose settings its text holds some: which they are is said, and what they make of the spec is asked for."""
     note = (
         f"no baseline: {name} sets {lines} in its own text, where no trial can change them; write what they mean into the spec "
         "(baseline, space, workload), or let its command line set them. `autotune review` predicts the launch and edits those lines"
     )
     entries = tuple(entry for entry in draft.entries if entry.key != "baseline")
     fill_in = dict.fromkeys((*draft.fill_in, "workload.global_batch_size", "space.precision", "baseline"))
-    return replace(
-        draft,
-        entries=entries,
-        notes=(*draft.notes, note),
-        fill_in=tuple(fill_in),
-        as_options=_with_workload(told, written),
-        beside=written.beside,
-        held=frozenset(option.name for option in written.options),
-    )
+    return replace(draft, entries=entries, notes=(*draft.notes, note), fill_in=tuple(fill_in))
 
 
-def held_in_text(draft: Draft, told: Draft, name: str, written: Written) -> Draft:
+def _held(draft: Draft, told: Draft, name: str, lines: str) -> Draft:
     """The draft of a program whose text holds its settings: what they are is known, and that no trial can change them. `told`: as if options said them."""
-    told = _with_workload(told, written)
     known = {entry.key: entry for entry in told.entries}
     baseline = known.get("baseline")
     space = {knob: values[:1] if isinstance(values, list) else values for knob, values in known["space"].value.items()}
@@ -207,22 +175,13 @@ def held_in_text(draft: Draft, told: Draft, name: str, written: Written) -> Draf
         space |= {knob: [typed(value)] for knob, _, value in said if knob in space}
     known["space"] = Entry(key="space", value=space)
     known["trainer"] = next(entry for entry in draft.entries if entry.key == "trainer")
-    lines = ", ".join(f"{option} (line {line})" for option, line in written.lines.items())
     note = (
-        f"nothing can be tuned yet: {name} sets {lines or 'its settings'} in its own text. `autotune review` names the lines to change; "
+        f"nothing can be tuned yet: {name} sets {lines} in its own text. `autotune review` names the lines to change; "
         "to tune, let it read them from its command line, and name them in argv"
     )
     notes = (*(each for each in told.notes if not each.startswith(f"{name} reads ")), note)
     fill_in = tuple(dict.fromkeys((*told.fill_in, "trainer.argv")))
-    return replace(
-        told,
-        entries=tuple(known[entry.key] for entry in told.entries),
-        notes=notes,
-        fill_in=fill_in,
-        as_options=told,
-        beside=written.beside,
-        held=frozenset(option.name for option in written.options),
-    )
+    return replace(told, entries=tuple(known.values()), notes=notes, fill_in=fill_in)
 
 
 def _is_trainers(started: Started) -> bool:

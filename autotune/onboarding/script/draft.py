@@ -200,12 +200,12 @@ def _formats_unsaid(found: OptionMatches) -> tuple[str, ...]:
 
 
 def _is_format_unknown(found: OptionMatches) -> bool:
-    """Whether nothing says the number format, of a program whose code was not found, or whose options are declared where nobody looked."""
+    """Whether nothing says the number format, of a program whose code was not found or not understood, or whose options are declared where nobody looked."""
     script = found.script
     is_elsewhere = (
         not script.parser and any(argument.name for argument in script.started.arguments) if script.started else False
     )
-    return (not script.is_read or is_elsewhere) and not _is_format_said(found)
+    return (not script.is_read or is_elsewhere or bool(script.unread)) and not _is_format_said(found)
 
 
 def _is_format_said(found: OptionMatches) -> bool:

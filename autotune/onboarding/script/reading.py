@@ -134,9 +134,9 @@ class Script:
     loops: tuple[CountedLoop, ...] = ()
     """its loops over a range within other loops"""
     written: Written | None = None
-    """what its text gives transformers' or Lightning's Trainer"""
+    """what its text gives transformers' or Lightning's Trainer beside its options"""
     unread: str = ""
-    """arguments of transformers' Trainer in its text that are not understood, and their line"""
+    """arguments of a trainer in its text that are not understood beside its options, and their line"""
 
     @property
     def launcher(self) -> str:
@@ -180,8 +180,12 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
     whole = ast.Module(body=[*tree.body, *(node for _, module in modules for node in module.body)], type_ignores=[])
     body = whole if imports_parser else tree
     printed = tuple(print_statements(tree))
-    written = None if overridden or parser == "HfArgumentParser" else written_arguments(tree)
-    if written is not None and written.parser != "HfArgumentParser" and options:
+    is_own = not overridden and parser not in _OF_LIBRARIES
+    written = written_arguments(tree) if is_own else None
+    if options and written is not None and written.parser == "Lightning":
+        written = None
+    unread = unread_arguments(tree) if is_own and options and written is None else ""
+    if options and written is not None and not written.adds_to(options):
         written = None
     return Script(
         name=name,
@@ -199,7 +203,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         printed=printed if patterns_of(printed) or is_known(printed) else tuple(print_statements(whole)),
         loops=tuple(counted_loops(tree)),
         written=written,
-        unread="" if written or overridden or parser == "HfArgumentParser" else unread_arguments(tree),
+        unread=unread,
     )
 
 
@@ -237,6 +241,8 @@ def _overridden(tree: ast.Module) -> str:
     return next((path for path in loaded if isinstance(path, str) and path.endswith((".yaml", ".yml"))), "")
 
 
+_OF_LIBRARIES = ("HfArgumentParser", "LightningCLI")
+"""parsers that read a trainer's arguments themselves"""
 _TRAINERS = ("Trainer", "Fabric", "Accelerator")
 """classes that are told a number format as `precision` or `mixed_precision`"""
 

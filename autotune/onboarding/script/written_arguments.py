@@ -13,7 +13,7 @@ read where the text trains in another way than with all weights or with LoRA's a
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from autotune.onboarding.launch.launch_script import Argument
 from autotune.onboarding.script.library_options import LIGHTNING_TRAINER, MICRO_BATCH, TRAINER_ARGUMENTS
 from autotune.onboarding.script.options import ScriptOption, option_of
 from autotune.onboarding.script.syntax import called_name, condition_of, keywords_of, literal_or_none
-from autotune.spec.texts.usual_names import optimizer_named
+from autotune.spec.texts.usual_names import optimizer_named, target_of
 
 MODEL = "model_name_or_path"
 CLASSES = ("TrainingArguments", "SFTConfig")
@@ -50,8 +50,8 @@ class Written:
 
     options: tuple[ScriptOption, ...]
     """those that the class has; one whose value is computed has no default"""
-    arguments: tuple[Argument, ...]
-    """what the text gives them, as a launch would"""
+    values: dict[str, Any]
+    """what the text gives them"""
     lines: dict[str, int]
     """the line of each that concerns a knob and is not computed"""
     workload: dict[str, Any]
@@ -64,6 +64,28 @@ class Written:
     """the keyword argument behind which others may be written"""
     ranks: tuple[int, int] | None = None
     """(nodes, ranks of a node) that it starts by itself; None where a launcher starts them, or nobody says how many"""
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The values as a launch would give them."""
+        return tuple(Argument(name, (str(value),), (f"--{name}={value}",)) for name, value in self.values.items())
+
+    def merged(self, options: Sequence[ScriptOption]) -> tuple[ScriptOption, ...]:
+        """The program's options with these; the text comes before an option of the same meaning, and an option before what the text computes."""
+        said = {target_of(name) for name in self.values} - {None}
+        return (*(option for option in options if target_of(option.name) not in said), *self._beside(options))
+
+    def adds_to(self, options: Sequence[ScriptOption]) -> bool:
+        """Whether the text says something of a config or workload that the program's options do not."""
+        own = {target_of(option.name) for option in options}
+        unsaid = (o for o in self._beside(options) if o.name not in self.values and target_of(o.name) not in own)
+        values = {**{o.name: o.default for o in unsaid}, **self.values}
+        is_open = any(o.name in _SAID and o.name in self.computed for o in self._beside(options))
+        return bool(self.workload) or is_open or any(_asks(values[name]) for name in values if name in _SAID)
+
+    def _beside(self, options: Sequence[ScriptOption]) -> list[ScriptOption]:
+        own = {target_of(option.name) for option in options}
+        return [o for o in self.options if o.name not in self.computed or target_of(o.name) not in own]
 
 
 def written_arguments(tree: ast.Module) -> Written | None:
@@ -94,6 +116,7 @@ def written_arguments(tree: ast.Module) -> Written | None:
         values["fsdp"] = " ".join(map(str, parts))
     values = {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
     computed = {name for name, node in given.items() if name not in values and not _is_none(node)}
+    values = {name: value for name, value in values.items() if value or name not in _SHARDING}
     if computed & _SHARDING:
         return None
     if (optimizer := values.get("optim")) is not None:
@@ -104,10 +127,12 @@ def written_arguments(tree: ast.Module) -> Written | None:
     options = [_computed(o, given[o.name]) if o.name in computed else o for o in options]
     if (model := _model(calls, constants)) is not None:
         values[MODEL] = model
+    lines = {name: node.lineno for name, node in given.items() if name in _SAID and name in values}
+    lines |= {name: each.lineno for each in calls if (name := called_name(each)) == "LoraConfig"}
     return Written(
         options=tuple(options),
-        arguments=tuple(Argument(name, (str(value),), (f"--{name}={value}",)) for name, value in values.items()),
-        lines={name: node.lineno for name, node in given.items() if name in _SAID and name not in computed},
+        values=values,
+        lines=lines or {called_name(call): call.lineno},
         workload=workload,
         computed=frozenset(computed),
         beside=MICRO_BATCH if MICRO_BATCH in given else next(iter(given), ""),
@@ -115,9 +140,18 @@ def written_arguments(tree: ast.Module) -> Written | None:
 
 
 def unread_arguments(tree: ast.Module) -> str:
-    """A call of such a class of transformers or trl, and its line; empty where there is none."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _known(node) is not None)
-    return next((f"{called_name(call)}(...) in line {call.lineno}" for call in calls), "")
+    """A call that gives a trainer of transformers, trl or Lightning what no option says, and its line; empty where there is none."""
+    is_lightning = not _LIGHTNING.isdisjoint(_names(tree))
+    endings = tuple(ending for ending, _ in TRAINER_ARGUMENTS)
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name, given = called_name(call), keywords_of(call)
+        told = (literal_or_none(given[each]) for each in ("accumulate_grad_batches", "strategy") if each in given)
+        says = (
+            is_lightning and name == "Trainer" and any(_asks(value) and value not in ("auto", "ddp") for value in told)
+        )
+        if says or name.endswith(endings):
+            return f"{name}(...) in line {call.lineno}"
+    return ""
 
 
 def _of_lightning(tree: ast.Module, calls: list[ast.Call]) -> Written | None:
@@ -142,18 +176,23 @@ def _of_lightning(tree: ast.Module, calls: list[ast.Call]) -> Written | None:
     said |= {MODEL: model} if (model := _model(calls, constants)) is not None else {}
     devices, nodes = values.get("devices"), values.get("num_nodes", 1)
     ranks = (nodes, devices) if type(nodes) is int and type(devices) is int and devices > 0 else None
-    known = (*((name, kind, default) for name, kind, default in LIGHTNING_TRAINER if name in _OF_LIGHTNING),)
+    known = [each for each in LIGHTNING_TRAINER if each[0] in _OF_LIGHTNING]
     told = {**next((each for each in training if "batch_size" in each), {}), **given}
     lines = {name: node.lineno for name, node in told.items() if name in (*_OF_LIGHTNING, "batch_size", "strategy")}
     return Written(
         options=tuple(option_of(*each) for each in (*known, ("batch_size", "int", None))),
-        arguments=tuple(Argument(name, (str(value),), (f"--{name}={value}",)) for name, value in said.items()),
-        lines=lines,
+        values=said,
+        lines=lines or {"Trainer": trainers[0].lineno},
         workload={},
         parser="Lightning",
         beside=next(iter(given), ""),
         ranks=ranks,
     )
+
+
+def _asks(value: Any) -> bool:
+    """Whether a value changes anything: no switch that is off, and no count of one."""
+    return value is True or value not in (None, False, 1, "")
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
