@@ -81,6 +81,7 @@ class Reports:
             allocated_bytes=float(last.get("allocated_bytes", 0)),
             cores=int(last.get("cores", 0)),
             threads=int(last.get("threads", 0)),
+            looks=int(last.get("looks", 0)),
             places=tuple(
                 Place(phase=phase, kind=kind, line=line, text=text, function=function, share=count / looks)
                 for phase, kind, line, text, function, count in last.get("lines", ())

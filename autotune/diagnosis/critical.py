@@ -50,6 +50,10 @@ class Steps:
             )
             for name in PHASES
         }
+        for at, rank in enumerate(ranks):
+            queued = _queued_for_others(rank, spent, at)
+            for values in spent.values():
+                values[at, :, 2] *= queued
         self.delay: Series = np.sum([values[:, :, 2] for values in spent.values()], axis=0)
         self.free = {name: np.maximum(0.0, values[:, :, 0] - values[:, :, 2]) for name, values in spent.items()}
         """of a phase without the time on the run queue"""
@@ -131,12 +135,22 @@ class Steps:
 
 
 def share_of(rank: Rank, phase: str, *kinds: str) -> float:
-    """Share of the looks at a rank's phase that found it at these kinds of work; 0 where it was hardly looked at."""
+    """Share of the looks at a rank's phase that found it at these kinds of work; 0 where it was looked at less than `LOOKS` times."""
     places = [place for place in rank.places if place.phase == phase]
     all_of_it = sum(place.share for place in places)
-    if all_of_it <= 0:
+    if all_of_it <= 0 or (rank.looks and all_of_it * rank.looks < LOOKS):
         return 0.0
     return float(sum(place.share for place in places if place.kind in kinds)) / all_of_it
+
+
+def _queued_for_others(rank: Rank, spent: dict[str, Series], at: int) -> float:
+    """Share of a rank's time on the run queue in which others had the processor. From Linux 6.18 on, a process that a quota holds is on the queue too: that is
+    time of its own."""
+    held_s = max(0.0, rank.throttled_s - rank.stopped_s)
+    wall_s, queued_s = (float(sum(values[at, :, part].sum() for values in spent.values())) for part in (0, 2))
+    if held_s <= 0 or queued_s <= 0 or rank.elapsed_s <= 0:
+        return 1.0
+    return max(0.0, 1.0 - held_s / rank.elapsed_s * wall_s / queued_s)
 
 
 def _array(rows: Any, count: int) -> Series:

@@ -97,6 +97,8 @@ class Rank:
     threads: int = 0
     """of torch's operators"""
     places: tuple[Place, ...] = ()
+    looks: int = 0
+    """by which the places were found; 0: not told"""
     links: tuple[Link, ...] = ()
     gpu: Mapping[str, float] = field(default_factory=dict)
     """sm_clock_mhz, max_clock_mhz, power_watts, power_limit_watts, temperature_c, sm, pcie_bytes_per_s, nvlink_bytes_per_s, and the shares of time `held by` each reason"""

@@ -17,7 +17,7 @@ have their own threshold, or the share that was predicted where the prediction r
     clocks           heat, power cap or brake hold the clocks of a GPU down
     foreign process  ranks wait for processors that others use, longer than their own number explains
     knob             what was asked for differs from what was seen
-    prediction       nothing of this explains why the step is outside of its predicted interval
+    prediction       all of this does not explain why the step is outside of its predicted interval
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from autotune.diagnosis.log_words import WARNED_OF, named_rank
 from autotune.spec.texts.as_text import format_bytes, format_duration
 
 CLAIMED, SURE = 0.05, 0.02
-COMMUNICATION, OPTIMIZER = 0.25, 0.35
-"""shares of a healthy step, where nothing better is known"""
+COMMUNICATION, OPTIMIZER, UNNAMED = 0.25, 0.35, 0.12
+"""shares of a healthy step, where nothing better is known: the program's own work between phases, of no kind that is known, is a trainer's usual care, too"""
 MOSTLY = 0.7
 SLOWER = 0.1
 """share by which a slow rank computes longer than the others"""
@@ -67,9 +67,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     short = max((f.share or 0.0 for f in found if f.cause == "memory"), default=0.0)
     # clearing pages is the kernel's work, wherever in the program it happens
     found = [f for f in found if f.cause != "host" or not short or (f.share or 0.0) > 2 * short]
-    if not found:
-        found += _prediction(evidence, steps)
-    found.sort(key=lambda f: -1.0 if f.share is None else f.share, reverse=True)
+    found += _prediction(evidence, steps, 1.0 - float(np.prod([1.0 - (f.share or 0.0) for f in found])))
+    # what is faster than predicted costs nothing, but whatever else was said of it rests on a wrong prediction
+    found.sort(key=lambda f: (f.cause == "prediction" and f.share is None, f.share or -1.0), reverse=True)
     return Diagnosis(
         findings=tuple(found), verdict=_verdict(evidence, steps, found), not_seen=tuple(_not_seen(evidence)), table=tuple(_table(steps))
     )  # fmt: skip
@@ -77,6 +77,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 def _input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     part = steps.wall["data"] + steps.within("rest", "data", wall=True) + _unnamed(steps, blocked=True)
+    part = part + steps.within("optimizer", "data", wall=True)
     pausing = steps.free["evaluation"] + steps.free["checkpoint"] > 0
     part = np.where(pausing, np.minimum(part, np.median(part, axis=1, keepdims=True)), part)
     share, low, high = steps.share_of_phase(part)
@@ -105,10 +106,14 @@ def _input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def _host(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    part = steps.within("rest", "log", wall=True) + _unnamed(steps, blocked=False)
+    # Lightning's step of the optimizer has the whole step in it
+    named = steps.within("rest", "log", wall=True) + steps.within("optimizer", "log", wall=True)
+    part = named + _unnamed(steps, blocked=False)
     share, low, high = steps.share_of_phase(part)
+    if share < UNNAMED and steps.share_of_phase(named)[0] < CLAIMED:
+        return
     rank = _only(steps, part)
-    place = _place(steps.ranks, lambda p: p.phase == "rest" and p.kind in ("log", ""), rank)
+    place = _place(steps.ranks, lambda p: p.kind == "log" or (p.phase == "rest" and not p.kind), rank)
     prints = place is not None and place.kind == "log"
     yield Finding(
         cause="host",
@@ -299,7 +304,7 @@ def _communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 
 def _optimizer(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    part = steps.wall["optimizer"] - steps.within("optimizer", "collective", wall=True)
+    part = steps.wall["optimizer"] - steps.within("optimizer", "collective", "log", "data", wall=True)
     share, low, high = steps.share_of_phase(part)
     due = OPTIMIZER
     if evidence.is_measured_here and evidence.predicted_s:
@@ -584,7 +589,7 @@ def _knobs(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _prediction(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
+def _prediction(evidence: Evidence, steps: Steps, explained: float) -> Iterator[Finding]:
     if evidence.predicted_s is None or len(evidence.step_times_s) < 4:
         return
     expected, low, high = evidence.predicted_s
@@ -592,7 +597,7 @@ def _prediction(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     undisturbed = seen
     if steps.is_enough:  # what others took is not the prediction's fault
         undisturbed = seen * (1.0 - float((steps.delay / np.maximum(steps.time, 1e-12)).mean(axis=1).max()))
-    if undisturbed <= high and seen >= low:
+    if min(undisturbed, seen * (1.0 - explained)) <= high and seen >= low:
         return
     share = max(0.0, 1 - expected / seen) if seen > high else None
     yield Finding(
@@ -601,7 +606,7 @@ def _prediction(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         low=max(0.0, 1 - high / seen) if share else None,
         high=max(0.0, 1 - low / seen) if share else None,
         what=f"a step takes {format_duration(seen)}, but {format_duration(expected)} was predicted ({format_duration(low)} to {format_duration(high)}); the run shows no cause",
-        evidence=(f"the median of {len(evidence.step_times_s)} steps is outside the predicted interval", "no other cause was found"),
+        evidence=(f"the median of {len(evidence.step_times_s)} steps is outside the predicted interval", f"other findings explain {explained:.0%} of it" if explained else "no other cause was found"),
         confirm="`autotune calibrate` on this machine, then the same review or plan: the prediction should improve",
         change="correct the inputs of the prediction: model, sequence length, batch, cluster, precision; or calibrate",
     )  # fmt: skip

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,7 +104,8 @@ class Seen:
         found = self.causes(fault)
         said = [(f["class"], f["share"] and round(f["share"], 2), f["rank"], f["node"]) for f in found]
         if not fault.cause:
-            return f"a healthy run, but {said}" if found else ""
+            verdict = self.document["verdict"]
+            return f"a healthy run, but {said}" if found else "" if verdict.startswith("Nothing found") else verdict
         if not found or found[0]["class"] not in (fault.cause, *fault.also):
             return f"{fault.cause} was not first: {said}"
         if fault.rank is not None and found[0]["rank"] != fault.rank:
@@ -172,13 +174,14 @@ def hogs(count: int) -> Injector:
     @contextlib.contextmanager
     def inject(run: Started) -> Iterator[None]:
         run.wait_for(0)
-        others = [subprocess.Popen([sys.executable, "-c", "while True: sum(range(10000))"]) for _ in range(count)]
+        # of nobody here: what this process starts counts as the training's own
+        start = f"for _ in $(seq {count}); do {sys.executable} -c 'while True: sum(range(10000))' >/dev/null 2>&1 & echo $!; done"
+        others = subprocess.run(["sh", "-c", start], capture_output=True, text=True, check=True).stdout.split()
         try:
             yield
         finally:
             for other in others:
-                other.kill()
-                other.wait()
+                os.kill(int(other), signal.SIGKILL)
 
     return inject
 
@@ -295,6 +298,8 @@ def _be_a_rank(fault: Fault, rank: int, folder: Path, reports: Path) -> None:
             runpy.run_path(sys.argv[0], run_name="__main__")
         except SystemExit as end:
             code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
     finally:
         atexit._run_exitfuncs()
         os._exit(code)

@@ -126,7 +126,7 @@ for step in range(args.steps):
     if args.evaluate_every and step % args.evaluate_every == args.evaluate_every - 1:
         evaluate(model)
     if args.save_every and step % args.save_every == args.save_every - 1:
-        torch.save([p.detach().repeat(8) for p in model.parameters()], f"checkpoint-{rank}.pt")
+        torch.save([p.detach().flatten().repeat(8) for p in model.parameters()], f"checkpoint-{rank}.pt")
     if rank == 0:
         print(f"step {step} loss {loss.item():.4f}", flush=True)
 if ranks > 1:

@@ -42,6 +42,6 @@ class Module(lightning.LightningModule):
 
 torch.set_num_threads(1)
 trainer = lightning.Trainer(
-    accelerator="cpu", devices=1, max_steps=20, max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False
+    accelerator="cpu", devices=1, max_steps=60, max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False
 )  # fmt: skip
 trainer.fit(Module(), DataLoader(Tokens(), batch_size=8))

@@ -304,12 +304,10 @@ def _degrees(model: Any) -> dict[str, int]:
 def _inner(model: Any) -> Any:
     """Below the wrappers."""
     for _ in range(6):
-        below = (
-            getattr(model, "module", None)
-            or getattr(model, "_orig_mod", None)
-            or getattr(model, "_forward_module", None)
-        )
-        if below is None or not hasattr(below, "parameters"):
+        inside = (getattr(model, name, None) for name in ("module", "_orig_mod", "_forward_module"))
+        # by `is None`: whether a module is true is its length, which a compiled one refuses to tell
+        below = next((each for each in inside if each is not None and hasattr(each, "parameters")), None)
+        if below is None:
             return model
         model = below
     return model

@@ -246,6 +246,13 @@ def watch(torch: Any, reports: Channel) -> None:
         seen.off = True
         reports.send("trouble", error=repr(error)[:500])
 
+    def tell_facts() -> None:
+        """Steps are timed whether or not the model can be described."""
+        try:
+            reports.send("facts", **model_facts.facts(torch, seen, steps.optimizers))
+        except Exception as error:
+            reports.send("trouble", error="facts: " + repr(error)[:500])
+
     def steps_now() -> None:
         if not (compiling() or seen.off):
             seen.phases.enter(OPTIMIZER)
@@ -263,7 +270,7 @@ def watch(torch: Any, reports: Channel) -> None:
                 root.calls = root.sequences = root.tokens = 0
             seen.backwards, seen.loaded, seen.wait_s = 0, 0, 0.0
             if steps.count in FACTS_AT:
-                reports.send("facts", **model_facts.facts(torch, seen, steps.optimizers))
+                tell_facts()
             seen.exploring = steps.count < max(FACTS_AT)
         except Exception as error:
             trouble(error)

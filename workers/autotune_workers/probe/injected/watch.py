@@ -19,18 +19,21 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Set
 from typing import Any
 
 from .machine import NodeLoad, links
 from .mirror import Mirror
 from .phases import NAMES, Phases
 
-LOOKS = 5.0
+LOOKS = 20.0
 LATE_S = 0.015
 """a look that comes so much later than it was to come tells that the process did not run"""
 TELL_S, NODE_S = 2.0, 8.0
 MOST_LINES = 400
 """places that are counted"""
+MOST_BELOW = 2
+"""functions of libraries below a line of the program's own, from which on its text does not tell what is done"""
 _KINDS = (
     ("collective", ("distributed/distributed_c10d.py", "_functional_collectives.py")),
     ("compile", ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py", "torch/_dynamo/guards.py")),
@@ -64,6 +67,8 @@ class Watch:
         """`root`: the process whose descendants are of this training; 0: the one that AUTOTUNE_PROBE_ROOT names."""
         self._phases, self._reports, self._torch = phases, reports, torch
         self._lines: dict[tuple[str, ...], int] = {}
+        self._around: set[str] = set()
+        """the program's own functions that the passes run in: their names tell nothing of what else they do"""
         self.looks = 0
         self.stopped_s = 0.0
         self._began_s = 0.0
@@ -120,7 +125,10 @@ class Watch:
             return
         self.looks += 1
         phase = NAMES[self._phases.stack[-1]]
-        key = (phase, *_place(frame))
+        names, *place = _place(frame, self._around)
+        if phase in ("forward", "backward", "optimizer"):
+            self._around |= names
+        key = (phase, *place)
         if key in self._lines or len(self._lines) < MOST_LINES:
             self._lines[key] = self._lines.get(key, 0) + 1
 
@@ -188,30 +196,42 @@ def _threads(torch: Any) -> int:
         return 0
 
 
-def _place(frame: Any) -> tuple[str, str, str, str]:
-    """Kind of what is done, the program's own innermost line (place and text), and the innermost function of a library below it. The kind is told by the
-    files of libraries, else by the text of the line, else by the names of the program's functions."""
+def _place(frame: Any, around: Set[str]) -> tuple[frozenset[str], str, str, str, str]:
+    """(the program's own functions; kind of what is done; the program's own innermost line, its place and text; the innermost function of a library below it). The
+    kind is told by the files of libraries, else by the text of the line, else by the names of the program's functions that are not `around` its passes."""
     kind, own, text, below = "", "", "", ""
     names = []
-    depth = 0
+    depth = between = 0
     while frame is not None and depth < 60:
         code = frame.f_code
-        path = code.co_filename
-        is_library = path.startswith("<") or any(part in path for part in _LIBRARIES)
-        if not kind:
-            kind = next((kind for kind, parts in _KINDS if any(part in path for part in parts)), "")
+        of_file, is_library = _file(code.co_filename)
+        kind = kind or of_file
         if is_library:
             below = below or code.co_name
+            between += not own
         else:
             if not own:
+                path = code.co_filename
                 own, text = f"{path}:{frame.f_lineno}", linecache.getline(path, frame.f_lineno).strip()[:100]
             names.append(code.co_name.lower())
         frame, depth = frame.f_back, depth + 1
-    if not kind:
+    if not kind and between <= MOST_BELOW:
         kind = next((kind for kind, words in _CALLS if any(word in text for word in words)), "")
     if not kind:
-        kind = next((kind for kind, words in _WORDS if any(w in name for name in names for w in words)), "")
-    return kind, own, text, below
+        told = [name for name in names if name not in around]
+        kind = next((kind for kind, words in _WORDS if any(w in name for name in told for w in words)), "")
+    return frozenset(names), kind, own, text, below
+
+
+def _file(path: str) -> tuple[str, bool]:
+    """(kind of what is done in this file, whether it is a library's)"""
+    if path not in _FILES:
+        kind = next((kind for kind, parts in _KINDS if any(part in path for part in parts)), "")
+        _FILES[path] = kind, path.startswith("<") or any(part in path for part in _LIBRARIES)
+    return _FILES[path]
+
+
+_FILES: dict[str, tuple[str, bool]] = {}
 
 
 def _delay_s() -> float:
