@@ -34,6 +34,7 @@ from autotune.onboarding.launch.launch_script import Started, started_by
 from autotune.onboarding.launch.started_program import started_draft, where_it_runs
 from autotune.onboarding.script.draft import script_draft
 from autotune.onboarding.script.reading import read_script
+from autotune.onboarding.script.written_constants import PARSER
 from autotune.onboarding.settings.draft import Settings, settings_draft
 from autotune.onboarding.settings.program import settings_program
 from autotune.schema import parse_study
@@ -184,7 +185,9 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
         if script.written is not None:  # as its library is started, on the ranks that are known
             place = Place(cluster)
             ranks = "" if cluster is None or place.is_spread else f" --nproc-per-node {place.ranks}"
-            started = started_by(f"torchrun{ranks} {shlex.quote(path.name)}")
+            starts = {"torchrun": f"torchrun{ranks}", "accelerate": "accelerate launch"}
+            launcher = script.launcher if script.written.parser == PARSER else "torchrun"
+            started = started_by(f"{starts.get(launcher, launcher)} {shlex.quote(path.name)}")
             assert started is not None
             return started_draft(started, path, place, model=model, folder=folder)
         return script_draft(script, Place(cluster), cwd=path.parent, source=path, model=model, folder=folder)

@@ -37,6 +37,7 @@ from autotune.spec.plain import canonical, fingerprint
 from autotune.trainers import trainer, trainer_names
 from autotune.trainers.base.own_program import CWD, PROGRAM_OPTIONS
 from autotune.trainers.base.trainer_option import Option
+from autotune.trainers.command.overrides import check_places
 
 MODEL_BYTES = 1 << 18
 """A `config.json` larger than this is none."""
@@ -110,6 +111,8 @@ def with_program_files(asked: dict[str, Any], base: Path, *, has_image: bool = F
                 field="trainer.cwd",
             )
         changes["cwd"] = str(folder)
+        if isinstance(asked.get("overrides"), dict):
+            check_places(asked["overrides"], folder)
     if isinstance(files, dict):
         changes["files"] = {
             name: read_template(template, base, field=f"trainer.files.{name}")

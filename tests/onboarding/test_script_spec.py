@@ -183,12 +183,24 @@ def test_performance_options_are_suggested_with_their_lines(drafted: Drafted, tm
     assert "local_rank" not in text
 
 
-def test_a_script_without_options_is_told_what_to_do(drafted: Drafted, tmp_path: Path) -> None:
+def test_a_script_without_options_is_set_otherwise_by_each_trial(drafted: Drafted, tmp_path: Path) -> None:
     draft = drafted("mingpt")
-    assert "trainer.argv" in draft.fill_in
-    assert any("it sets seed=3407 (line 11), batch_size=64 (line 16)" in note for note in draft.notes)
+    (places,) = draft.document["trainer"]["overrides"].values()
+    assert places == {
+        "C.system.seed": "{seed}",
+        "C.trainer.batch_size": "{micro_batch_size}",
+        "C.trainer.block_size": "{seq_len}",
+    }
+    assert any("seed (line 11), batch_size (line 16)" in note for note in draft.notes)
     study = loaded(draft, tmp_path)
-    assert len(api.plan_of(study, top=10).rows) == 1
+    assert len(api.plan_of(study, top=10).rows) > 1
+
+
+def test_a_script_without_options_and_batch_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\nseed = 7\nsizes = [4, 8]\n")
+    draft = first_draft(tmp_path / "train.py", cluster="cpu-1x1", folder=tmp_path)
+    assert "trainer.argv" in draft.fill_in
+    assert any(note.startswith("nothing can be tuned yet: it sets seed=7 (line 2)") for note in draft.notes)
 
 
 @pytest.mark.parametrize(

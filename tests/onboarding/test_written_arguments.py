@@ -1,4 +1,4 @@
-"""What a program's own text gives transformers' Trainer is its current config: reviewed line by line, and tuned by nobody."""
+"""What a program's own text gives transformers' Trainer is its current config: reviewed line by line, and set otherwise by each trial."""
 
 from __future__ import annotations
 
@@ -66,14 +66,22 @@ def test_a_program_alone_is_asked_for_the_ranks_that_nothing_says(tmp_path: Path
     assert known.study.workload.global_batch_size == 2 * 8 * 4
 
 
-def test_a_spec_has_the_config_as_its_baseline_and_no_knob_that_nothing_can_set(tmp_path: Path) -> None:
+def test_a_spec_has_the_config_as_its_baseline_and_each_trial_sets_the_text_otherwise(tmp_path: Path) -> None:
     draft = drafted(tmp_path, {"sft.py": PROGRAM, "run.sh": LAUNCH})
     document = draft.document
     assert document["baseline"] == "micro_batch_size=2,precision=bf16,recompute=full,zero_stage=3"
-    assert all(len(values) == 1 for values in document["space"].values())
+    assert document["space"]["micro_batch_size"] == [1, 2, 4, 8]
     assert document["trainer"]["argv"][-1] == "sft.py"
-    assert "trainer.argv" in draft.fill_in
-    (note,) = [note for note in draft.notes if note.startswith("nothing can be tuned yet")]
+    assert draft.fill_in == ("workload.seq_len",)
+    (places,) = document["trainer"]["overrides"].values()
+    assert places["TrainingArguments.per_device_train_batch_size"] == "{micro_batch_size}"
+    assert places["TrainingArguments.gradient_checkpointing"] == {"recompute": {"full": True, "none": False}}
+    assert places["TrainingArguments.bf16"] == {"precision": {"bf16": True, "fp16": False, "fp32": False}}
+    assert places["TrainingArguments.save_strategy"] == "no"
+    assert places["TrainingArguments.output_dir"] == "{trial_dir}"
+    assert not any("fsdp" in place for place in places), "the text keeps it"
+    assert "line 8, currently 2" in draft.text
+    (note,) = [note for note in draft.notes if "`overrides`" in note]
     assert "per_device_train_batch_size (line 8)" in note
 
 
@@ -120,14 +128,16 @@ def test_options_and_text_together_are_the_launch(tmp_path: Path) -> None:
     assert not any("torch_compile" in after for file, after in changed if file == "run.sh")
 
 
-def test_a_spec_asks_for_what_the_text_holds_beside_the_options(tmp_path: Path) -> None:
+def test_a_spec_tells_by_options_and_by_overrides(tmp_path: Path) -> None:
     launch = "torchrun --nproc-per-node 8 train.py --batch_size 2\n"
-    draft = drafted(tmp_path, {"train.py": PARTLY, "run.sh": launch})
-    assert "baseline" not in draft.document, "fp32 without accumulation would be another training"
-    assert {"baseline", "space.precision", "workload.global_batch_size"} <= set(draft.fill_in)
-    (note,) = [note for note in draft.notes if note.startswith("no baseline")]
-    assert "bf16 (line 16)" in note
-    assert "per_device_train_batch_size" not in note, "an option sets it"
+    document = drafted(tmp_path, {"train.py": PARTLY, "run.sh": launch}).document
+    assert document["baseline"] == "micro_batch_size=2,precision=bf16,recompute=full,zero_stage=3"
+    assert document["workload"]["global_batch_size"] == 64
+    trainer = document["trainer"]
+    assert "--batch_size={micro_batch_size}" in trainer["argv"]
+    places = trainer["overrides"]["train.py"]
+    assert places["TrainingArguments.gradient_accumulation_steps"] == "{accumulation_steps}"
+    assert "TrainingArguments.per_device_train_batch_size" not in places, "an option sets it"
 
 
 def test_arguments_that_options_give_whole_need_no_word(tmp_path: Path) -> None:

@@ -106,7 +106,9 @@ class TestCommand(TrainerContract):
 
     def test_a_knob_that_no_placeholder_carries_is_refused(self) -> None:
         config = ParallelConfig(tp=2, dp=4, micro_batch_size=4, accumulation_steps=4, recompute="full")
-        with pytest.raises(ExportError, match=r"recompute=full: argv, env and files have no placeholder \{recompute\}"):
+        with pytest.raises(
+            ExportError, match=r"recompute=full: argv, env, files and overrides have no placeholder \{recompute\}"
+        ):
             self.launch(["x", "{tp}", "{world_size}", "{micro_batch_size}", "{global_batch_size}"], config)
 
     def test_its_remedy_is_no_option_that_it_lacks(self) -> None:

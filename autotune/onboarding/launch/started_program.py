@@ -28,10 +28,12 @@ from autotune.onboarding.script.library_options import (
     TRAINING_ARGUMENTS,
 )
 from autotune.onboarding.script.options import ScriptOption, option_of, overridden_by_file
+from autotune.onboarding.script.overridden import overriding
 from autotune.onboarding.script.reading import Script, read_script
 from autotune.onboarding.settings.draft import Settings, settings_draft
 from autotune.onboarding.settings.file import typed
 from autotune.onboarding.settings.program import COMMANDS, settings_program
+from autotune.trainers.documents.placeholders import braced
 from autotune.trainers.present_configuration import parse_document
 from autotune.trainers.readers.shell_folders import OF_SCRIPT
 
@@ -134,9 +136,9 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
         script = replace(script, started=started, options=tuple(with_given(script.options, started.arguments)))
         return script_draft(script, place, cwd=cwd, source=path, model=model, folder=folder)
 
-    draft, written = drafted(script, started), script.written
+    written = script.written
     if written is None:
-        return draft
+        return drafted(script, started)
     with_options = replace(script, parser=written.parser, options=written.merged(script.options))
     given = replace(started, arguments=(*started.arguments, *written.arguments))
     if started.launcher == "python" and written.parser == "Lightning" and written.ranks != (1, 1):
@@ -148,40 +150,10 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     workload = entries["workload"]
     entries["workload"] = replace(workload, value={**workload.value, **written.workload})
     as_options = replace(as_options, entries=tuple(entries.values()))
-    lines = ", ".join(f"{option} (line {line})" for option, line in written.lines.items())
-    held = _partly_held(draft, script.name, lines) if script.options else _held(draft, as_options, script.name, lines)
+    own = {option.name for option in script.options} | {argument.name for argument in started.arguments}
+    tuned = overriding(as_options, written, braced(started.program), frozenset(own))
     names = frozenset(option.name for option in written.options)
-    return replace(held, as_options=as_options, beside=written.beside, held=names)
-
-
-def _partly_held(draft: Draft, name: str, lines: str) -> Draft:
-    """The draft of a program of whose settings its text holds some: which they are is said, and what they make of the spec is asked for."""
-    note = (
-        f"no baseline: {name} sets {lines} in its own text, where no trial can change them; write what they mean into the spec "
-        "(baseline, space, workload), or let its command line set them. `autotune review` predicts the launch and edits those lines"
-    )
-    entries = tuple(entry for entry in draft.entries if entry.key != "baseline")
-    fill_in = dict.fromkeys((*draft.fill_in, "workload.global_batch_size", "space.precision", "baseline"))
-    return replace(draft, entries=entries, notes=(*draft.notes, note), fill_in=tuple(fill_in))
-
-
-def _held(draft: Draft, told: Draft, name: str, lines: str) -> Draft:
-    """The draft of a program whose text holds its settings: what they are is known, and that no trial can change them. `told`: as if options said them."""
-    known = {entry.key: entry for entry in told.entries}
-    baseline = known.get("baseline")
-    space = {knob: values[:1] if isinstance(values, list) else values for knob, values in known["space"].value.items()}
-    if baseline is not None:
-        said = [pair.partition("=") for pair in str(baseline.value).split(",")]
-        space |= {knob: [typed(value)] for knob, _, value in said if knob in space}
-    known["space"] = Entry(key="space", value=space)
-    known["trainer"] = next(entry for entry in draft.entries if entry.key == "trainer")
-    note = (
-        f"nothing can be tuned yet: {name} sets {lines} in its own text. `autotune review` names the lines to change; "
-        "to tune, let it read them from its command line, and name them in argv"
-    )
-    notes = (*(each for each in told.notes if not each.startswith(f"{name} reads ")), note)
-    fill_in = tuple(dict.fromkeys((*told.fill_in, "trainer.argv")))
-    return replace(told, entries=tuple(known.values()), notes=notes, fill_in=fill_in)
+    return replace(tuned, as_options=as_options, beside=written.beside, held=names)
 
 
 def _is_trainers(started: Started) -> bool:

@@ -436,7 +436,7 @@ def _uses_accelerate(script: Script) -> bool:
 
 def _what_starts(script: Script, source: Path) -> Iterator[str]:
     """How a launch script starts it."""
-    if (started := script.started) is None:
+    if (started := script.started) is None or started.program == source.name:
         return
     yield f"{source.name} starts {started.program} by {started.launcher}; its arguments without a knob are kept"
 

@@ -66,7 +66,10 @@ def counted_loops(tree: ast.AST, around: int = 0) -> Iterator[CountedLoop]:
             and isinstance(node.iter, ast.Call)
             and called_name(node.iter) == "range"
         ):
-            parts = list(ast.walk(node.iter))
+            divisions = (part for part in ast.walk(node.iter) if isinstance(part, ast.BinOp))
+            divisors = (part.right for part in divisions if isinstance(part.op, ast.FloorDiv | ast.Div | ast.Mod))
+            skipped = {id(part) for divisor in divisors for part in ast.walk(divisor)}
+            parts = [part for part in ast.walk(node.iter) if id(part) not in skipped]  # `len(data) // steps` are steps
             names = {part.id for part in parts if isinstance(part, ast.Name)}
             names |= {part.attr for part in parts if isinstance(part, ast.Attribute)}
             yield CountedLoop(node.lineno, frozenset(names), around)

@@ -33,6 +33,7 @@ from autotune.onboarding.script.print_statements import (
 from autotune.onboarding.script.syntax import called_name, keywords_of, literal_or_none
 from autotune.onboarding.script.unconditional import unconditional
 from autotune.onboarding.script.written_arguments import Written, unread_arguments, written_arguments
+from autotune.onboarding.script.written_constants import written_constants
 from autotune.spec.texts.usual_names import WORDS
 
 MAX_MODULES = 40
@@ -182,6 +183,8 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
     printed = tuple(print_statements(tree))
     is_own = not overridden and parser not in _OF_LIBRARIES
     written = written_arguments(tree) if is_own else None
+    if written is None and not options and not overridden:
+        written = written_constants(tree)
     if options and written is not None and written.parser == "Lightning":
         written = None
     unread = unread_arguments(tree) if is_own and options and written is None else ""

@@ -13,8 +13,8 @@ read where the text trains in another way than with all weights or with LoRA's a
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.onboarding.launch.launch_script import Argument
@@ -62,6 +62,12 @@ class Written:
     """what would read such options"""
     beside: str = MICRO_BATCH
     """the keyword argument behind which others may be written"""
+    of: str = ""
+    """the call that has them as keyword arguments; empty where they are names that the text sets"""
+    elsewhere: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """places of those that other calls have"""
+    also: Mapping[str, str] = field(default_factory=dict)
+    """what a trial sets besides, by place"""
     ranks: tuple[int, int] | None = None
     """(nodes, ranks of a node) that it starts by itself; None where a launcher starts them, or nobody says how many"""
 
@@ -69,6 +75,10 @@ class Written:
     def arguments(self) -> tuple[Argument, ...]:
         """The values as a launch would give them."""
         return tuple(Argument(name, (str(value),), (f"--{name}={value}",)) for name, value in self.values.items())
+
+    def places(self, name: str) -> tuple[str, ...]:
+        """Where the text sets it, as `overrides` name it."""
+        return self.elsewhere.get(name) or (f"{self.of}.{name}" if self.of else name,)
 
     def merged(self, options: Sequence[ScriptOption]) -> tuple[ScriptOption, ...]:
         """The program's options with these; the text comes before an option of the same meaning, and an option before what the text computes."""
@@ -136,6 +146,8 @@ def written_arguments(tree: ast.Module) -> Written | None:
         workload=workload,
         computed=frozenset(computed),
         beside=MICRO_BATCH if MICRO_BATCH in given else next(iter(given), ""),
+        of=called_name(call),
+        also={f"{called_name(call)}.output_dir": "{trial_dir}"},
     )
 
 
@@ -166,9 +178,10 @@ def _of_lightning(tree: ast.Module, calls: list[ast.Call]) -> Written | None:
         return None
     if any(name in given and name not in values for name in ("precision", "accumulate_grad_batches")):
         return None
-    loaders = [keywords_of(call) for call in calls if called_name(call) == "DataLoader"]
-    training = [each for each in loaders if literal_or_none(each.get("shuffle")) is True] or loaders
-    batches = {_value(each["batch_size"], constants) if "batch_size" in each else 1 for each in training}
+    loaders = [call for call in calls if called_name(call) == "DataLoader"]
+    training = [call for call in loaders if literal_or_none(keywords_of(call).get("shuffle")) is True] or loaders
+    sizes = [keywords_of(call).get("batch_size") for call in training]
+    batches = {1 if size is None else _value(size, constants) for size in sizes}
     if len(batches) != 1 or not isinstance(batch := batches.pop(), int):
         return None
     said: dict[str, Any] = {"batch_size": batch, **{name: values[name] for name in _OF_LIGHTNING if name in values}}
@@ -177,7 +190,7 @@ def _of_lightning(tree: ast.Module, calls: list[ast.Call]) -> Written | None:
     devices, nodes = values.get("devices"), values.get("num_nodes", 1)
     ranks = (nodes, devices) if type(nodes) is int and type(devices) is int and devices > 0 else None
     known = [each for each in LIGHTNING_TRAINER if each[0] in _OF_LIGHTNING]
-    told = {**next((each for each in training if "batch_size" in each), {}), **given}
+    told = {**next((each for each in map(keywords_of, training) if "batch_size" in each), {}), **given}
     lines = {name: node.lineno for name, node in told.items() if name in (*_OF_LIGHTNING, "batch_size", "strategy")}
     return Written(
         options=tuple(option_of(*each) for each in (*known, ("batch_size", "int", None))),
@@ -186,8 +199,20 @@ def _of_lightning(tree: ast.Module, calls: list[ast.Call]) -> Written | None:
         workload={},
         parser="Lightning",
         beside=next(iter(given), ""),
+        of="Trainer",
+        elsewhere={"batch_size": tuple(_loader(call, loaders) for call in training)},
+        also={
+            "Trainer.devices": "{nproc_per_node}",
+            "Trainer.num_nodes": "{nnodes}",
+            "Trainer.default_root_dir": "{trial_dir}",
+        },
         ranks=ranks,
     )
+
+
+def _loader(call: ast.Call, loaders: list[ast.Call]) -> str:
+    """The batch of a loader, as `overrides` name it."""
+    return "DataLoader.batch_size" if len(loaders) == 1 else f"DataLoader:{call.lineno}.batch_size"
 
 
 def _asks(value: Any) -> bool:

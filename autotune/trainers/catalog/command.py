@@ -7,7 +7,8 @@
 
 Placeholders are the knobs of the config, including a study's own, the sizes of the model, `{seq_len} {global_batch_size} {world_size} {nnodes}
 {nproc_per_node} {model} {seed} {steps}`, in arguments and variables also `{node_rank} {master_addr} {master_port}` of the node that is started, `{trial_dir}` into which a trial writes, and arithmetic over them (see `placeholders.py`); `values` says what their values are written as. `files`
-are rendered for each trial (see `documents/program_files.py`) into a folder of its own, `{files}`. No shell is involved. Without `metrics`, JSON objects, loss dictionaries and progress bars are read (see `logs/formats.py`).
+are rendered for each trial (see `documents/program_files.py`) into a folder of its own, `{files}`; `overrides` are values that the program's own text sets
+(see `command/overrides.py`). No shell is involved. Without `metrics`, JSON objects, loss dictionaries and progress bars are read (see `logs/formats.py`).
 
 A knob that no placeholder mentions must have one value in all configs, its default or the one in `fixed`, else the program would train something
 else than the config says. A study's `fixed` holds the knobs with one value in its space: such a program is started with that value anyway.
@@ -41,6 +42,8 @@ from autotune.trainers.base.trainer import (
 )
 from autotune.trainers.base.trainer_option import WORKING_DIR, Reach
 from autotune.trainers.base.workload_limits import launcher_limits
+from autotune.trainers.command.overrides import check_overrides, in_argv, of_training, started_with, unsaid
+from autotune.trainers.command.overrides import expressions as overridden
 from autotune.trainers.command.training import check_training, in_training
 from autotune.trainers.documents.output_options import TRIAL_DIR
 from autotune.trainers.documents.placeholders import Values, check_names, null_inside, parse
@@ -80,7 +83,7 @@ _TRIAL = "trial_dir"
 """placeholder of the folder of a trial's own into which it writes; in an export, one beside its `launch.sh`"""
 _IN_FILES = "{files}"
 """`cwd` of a program that runs in the folder of its rendered files"""
-_UNNAMED = "argv, env and files have no placeholder {{{}}}, so the program would not receive it"
+_UNNAMED = "argv, env, files and overrides have no placeholder {{{}}}, so the program would not receive it"
 
 
 class CommandTrainer(Trainer):
@@ -124,6 +127,12 @@ class CommandTrainer(Trainer):
         Option(
             name="files",
             meaning="files to render, by name, each from a template or its path",
+            default={},
+            reach=Reach.ARGUMENT,
+        ),
+        Option(
+            name="overrides",
+            meaning="values that the program's own text sets and a trial sets otherwise: by file, CALL.KEYWORD or NAME",
             default={},
             reach=Reach.ARGUMENT,
         ),
@@ -176,9 +185,12 @@ class CommandTrainer(Trainer):
                 f": it is started with {knob}={value_word(only)}" if knob in fixed else ""
             )
             nearest_value = only if knob not in ("tp", "pp", "dp", "cp", "ep") else None
-            remedy = f"name {{{knob}}} in trainer.argv, env or files, or give its fixed value under `fixed`"
+            remedy = f"name {{{knob}}} in trainer.argv, env, files or overrides, or give its fixed value under `fixed`"
             told = Limit(knob=knob, value=getattr(asked, knob), message=message, nearest=nearest_value, remedy=remedy)
             limits.append(told)
+        for knob, where in unsaid(options["overrides"], config.values()):
+            message = f"trainer.overrides gives {where} no value for this {knob}"
+            limits.append(Limit(knob=knob, value=getattr(asked, knob), message=message, remedy="add it there"))
         return tuple(limits)
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
@@ -210,6 +222,7 @@ class CommandTrainer(Trainer):
                 raise SpecError(f"there is no knob {name!r}", remedy=remedy, field=f"trainer.fixed.{name}")
         check_templates(options["files"], known)
         check_training(options["training"], _arguments(options["argv"]))
+        check_overrides(options["overrides"], _arguments(options["argv"]), known | {_TRIAL})
         self._check_folders(options)
         for text in self._texts(options):
             template = parse(text)
@@ -222,7 +235,8 @@ class CommandTrainer(Trainer):
 
     def in_training(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """See `command.training`."""
-        return in_training(options, _arguments(options.get("argv", ())))
+        found = in_training(options, _arguments(options.get("argv", ())))
+        return {**found, "overrides": of_training(found["overrides"])} if found.get("overrides") else found
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """The command with its placeholders filled in. Arguments and variables whose value is written as null are left out."""
@@ -231,10 +245,11 @@ class CommandTrainer(Trainer):
         placement = place(workload.cluster, config)
         node = _node(placement.nnodes)
         files = {"files": FOLDER} if options["files"] else {}
+        has_files = bool(options["files"] or options["overrides"])
         values = Values(
             known={**known, **node, **files, _TRIAL: TRIAL_DIR}, written=_written(options["values"], frozenset(known))
         )
-        filled = [values.fill(argument) for argument in _arguments(options["argv"])]
+        filled = [values.fill(argument) for argument in in_argv(_arguments(options["argv"]), options["overrides"])]
         variables = {name: values.fill(text) for name, text in _variables(options["env"]).items()}
         return Launch(
             argv=tuple(argument for argument in filled if argument is not None),
@@ -242,8 +257,11 @@ class CommandTrainer(Trainer):
                 **meeting_variables(placement),
                 **{name: text for name, text in variables.items() if text is not None},
             },
-            files=render(options["files"], replace(values, known=known)),
-            cwd="" if options["cwd"] == _IN_FILES else options["cwd"] or ("." if options["files"] else ""),
+            files={
+                **render(options["files"], replace(values, known=known)),
+                **started_with(options["overrides"], replace(values, known={**known, _TRIAL: TRIAL_DIR})),
+            },
+            cwd="" if options["cwd"] == _IN_FILES else options["cwd"] or ("." if has_files else ""),
         )
 
     def parse_line(self, line: str) -> StepMetrics | None:
@@ -287,7 +305,8 @@ class CommandTrainer(Trainer):
 
     def _named(self, options: Mapping[str, Any]) -> set[str]:
         parts = [part for text in self._texts(options) for part in parse(text).expressions]
-        return {name for part in (*parts, *expressions(options["files"])) for name in part.names}
+        elsewhere = (*expressions(options["files"]), *overridden(options["overrides"]))
+        return {name for part in (*parts, *elsewhere) for name in part.names}
 
     @staticmethod
     def _texts(options: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,117 @@
+"""The draft of a program whose text holds its settings: what options would say, `overrides` set in the text for each trial."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autotune.onboarding.draft import Draft, Entry, Item
+from autotune.onboarding.script.written_arguments import Written
+from autotune.trainers.documents.placeholders import parse
+
+_WORD = re.compile(r"--([\w-]+)(?:=(.*))?", re.DOTALL)
+_IDEA = re.compile(r'here "--(\w+)=(\{\w+\})"')
+
+
+def overriding(draft: Draft, written: Written, program: str, own: frozenset[str]) -> Draft:
+    """The draft with `overrides` in the place of options that the program does not have. `draft`: as if it had them; `program`: its word in argv; `own`:
+    names of what its command is given."""
+    (trainer,) = (entry for entry in draft.entries if entry.key == "trainer")
+    parts = {part.key: part for part in trainer.parts}
+    text = _Text(written, own, parts["values"].value if "values" in parts else {})
+    items, below = parts["argv"].items, parts["argv"].below
+    begin = [item.value for item in items].index(program) + 1
+    moved = [item for item in items[begin:] if text.holds(item.value)]
+    kept = (*items[:begin], *(item for item in items[begin:] if item not in moved))
+    overrides = [each for item in moved for each in text.overrides(item)]
+    overrides += [Entry(key=place, value=value) for place, value in written.also.items()]
+    ideas = tuple(_IDEA.sub(lambda idea: f'here "{written.places(idea[1])[0]}": "{idea[2]}"', line) for line in below)
+    in_words = {name for item in kept for part in parse(item.value).expressions for name in part.names}
+    still = {"values": in_words, "training": {*in_words, *(item.value for item in kept)}}
+    parts["argv"] = replace(parts["argv"], items=kept, below=())
+    for key in still.keys() & parts.keys():
+        parts[key] = replace(parts[key], value={k: v for k, v in parts[key].value.items() if k in still[key]})
+    file = Entry(key=program, parts=tuple(overrides), below=ideas)
+    first = (parts.pop("kind"), parts.pop("cwd"), parts.pop("argv"))
+    rest = (part for key, part in parts.items() if part.value or key not in still)
+    changed = replace(trainer, parts=(*first, Entry(key="overrides", parts=(file,), comment=_WHY), *rest))
+    lines = ", ".join(f"{option} (line {line})" for option, line in written.lines.items())
+    note = f"{program} sets {lines} in its own text: each trial, and launch.sh, start it with other values (`overrides`); the file is not changed"
+    return replace(
+        draft,
+        entries=tuple(changed if entry is trainer else entry for entry in draft.entries),
+        notes=(*(each for each in draft.notes if " options with " not in each), note),
+    )
+
+
+_WHY = "values that its own text sets, as each trial has them"
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """What the program's text holds, of the words of a command."""
+
+    written: Written
+    own: frozenset[str]
+    values: Mapping[str, Mapping[Any, Any]]
+    """what a knob's values are written as in the command"""
+
+    def holds(self, word: str) -> bool:
+        """Whether the text says what the word says."""
+        if word == "{precision}":
+            return any(self._has(name) for name in self._flags())
+        found = _WORD.fullmatch(word)
+        return found is not None and self._has(_plain(found[1]))
+
+    def overrides(self, item: Item) -> Iterator[Entry]:
+        """What a trial sets in the text in the place of the word; nothing where the word is what the text says."""
+        if item.value == "{precision}":
+            for name in self._flags():
+                yield from self._entries(name, {"precision": dict(self._switch(name))}, "")
+            return
+        found = _WORD.fullmatch(item.value)
+        assert found is not None
+        name, value = _plain(found[1]), found[2] or "True"
+        only = parse(value).only
+        if only is not None and only.name in self.values:
+            said = {key: _literal(word) for key, word in self.values[only.name].items()}
+            yield from self._entries(name, {only.name: said}, item.comment)
+        elif parse(value).expressions:
+            yield from self._entries(name, value, item.comment)
+        elif str(self.written.values.get(name)) != value:
+            yield from self._entries(name, _literal(value), item.comment.partition(";")[0])
+
+    def _has(self, name: str) -> bool:
+        return name in self.written.values or name not in self.own
+
+    def _flags(self) -> list[str]:
+        found = (_WORD.fullmatch(str(word)) for word in self.values.get("precision", {}).values())
+        return list(dict.fromkeys(_plain(each[1]) for each in found if each))
+
+    def _switch(self, name: str) -> Iterator[tuple[Any, bool]]:
+        """(number format, whether the flag is on)"""
+        found = {value: _WORD.fullmatch(str(word)) for value, word in self.values["precision"].items()}
+        said = {value: each[2] != "False" for value, each in found.items() if each and _plain(each[1]) == name}
+        yield from ((value, said.get(value, not any(said.values()))) for value in found)
+
+    def _entries(self, name: str, value: Any, comment: str) -> Iterator[Entry]:
+        at = self.written.lines.get(name)
+        line = f"line {at}" if at and f"line {at}," not in comment else ""
+        words = ", ".join(filter(None, (line, re.sub(r"^default [^,]+, (?=currently)", "", comment))))
+        yield from (Entry(key=place, value=value, comment=words) for place in self.written.places(name))
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _literal(word: Any) -> Any:
+    """A number or a switch as such: `True`, `8`; all else as text."""
+    with suppress(ValueError, SyntaxError):
+        value = ast.literal_eval(str(word))
+        return value if isinstance(value, int | float) else word
+    return word
