@@ -49,7 +49,7 @@ test-lowest test-newest:
 	$(PYTHON) .ci/version_job $(@:test-%=%)
 
 chaos: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "chaos or slow" -s tests/chaos
+	$(BIN)/pytest -m "chaos or slow" -s tests/chaos tests/benchmarks/test_dry_run_truth.py
 
 test-gpu: $(VENV)/.installed-dev
 	$(BIN)/pytest -m gpu

@@ -21,7 +21,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from autotune.errors import SpecError
-from autotune.spec.checks import nearest
 from autotune.spec.texts.as_text import value_word
 from autotune.trainers.command.overriding import UnclearPlaceError, find
 from autotune.trainers.documents.placeholders import Expression, Values, check_names, parse

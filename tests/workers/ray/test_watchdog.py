@@ -10,7 +10,7 @@ import pytest
 
 from autotune_workers.ray.cluster.watchdog import holders
 
-SLEEP = "import time; time.sleep(600)"
+SLEEP = "import time; print(flush=True); time.sleep(600)"
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,11 @@ SLEEP = "import time; time.sleep(600)"
     ids=["option", "below", "argument of a starter", "another folder"],
 )
 def test_holders(tmp_path: Path, arguments: str, is_rays: bool) -> None:
-    with subprocess.Popen([sys.executable, "-c", SLEEP, arguments.format(tmp_path)]) as process:
+    command = [sys.executable, "-c", SLEEP, arguments.format(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
+            assert process.stdout is not None
+            process.stdout.readline()  # before, its arguments may not be there yet
             assert (process.pid in holders(str(tmp_path))) == is_rays
         finally:
             process.kill()
