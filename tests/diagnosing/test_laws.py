@@ -71,6 +71,31 @@ def test_one_rank_computes_longer(ranks: int, seed: int, of: int, slower: float,
     assert (found.cause, found.rank) == ("slow_rank", of)
 
 
+@given(ranks=RANKS, seed=SEED, of=st.integers(0, 7), held=st.floats(0.4, 0.85))
+@settings(max_examples=30, deadline=None)
+def test_a_quota_holds_one_rank_whose_time_the_kernel_counts_on_the_run_queue(
+    ranks: int, seed: int, of: int, held: float
+) -> None:
+    of %= ranks
+    evidence = run(ranks=ranks, seed=seed, slower={of: 1 / (1 - held)})
+    queued = replace(
+        evidence.ranks[of],
+        phases={
+            name: tuple((w, c, w - c) for w, c, _ in spent)
+            if name != "backward"
+            else tuple((w, c, max(0.0, 0.06 / (1 - held) - c)) for w, c, _ in spent)
+            for name, spent in evidence.ranks[of].phases.items()
+        },
+    )
+    waited = sum(q for spent in queued.phases.values() for _, _, q in spent)
+    quota = replace(queued, throttled_s=waited)
+    others = tuple(rank for rank in evidence.ranks if rank.rank != of)
+    told = replace(evidence, ranks=tuple(sorted((*others, quota), key=lambda rank: rank.rank)), nodes=())
+    found = first(diagnose(told))
+    assert (found.cause, found.rank) == ("slow_rank", of)
+    assert any("a cgroup quota stopped it" in line for line in found.evidence)
+
+
 @given(seed=SEED, node=st.integers(0, 2))
 @settings(max_examples=20, deadline=None)
 def test_all_ranks_of_one_node_compute_longer(seed: int, node: int) -> None:
@@ -153,6 +178,18 @@ def test_the_programs_own_computing_between_phases_is_the_hosts() -> None:
     assert (found.cause, found.line) == ("host", "train.py:7")
 
 
+def test_little_work_between_phases_of_no_known_kind_is_a_trainers_usual_care() -> None:
+    assert not diagnose(run(ranks=2, rest=0.1)).findings
+
+
+def test_a_phase_that_was_looked_at_twice_tells_nothing_of_its_kind() -> None:
+    evidence = run(ranks=2, more={(-1, "rest"): 0.5 * STEP_S}, kind="log")
+    few = replace(evidence, ranks=tuple(replace(rank, looks=20) for rank in evidence.ranks))
+    assert first(diagnose(few)).cause == "input", "blocked, nobody knows by what: 2 looks of 20"
+    many = replace(evidence, ranks=tuple(replace(rank, looks=200) for rank in evidence.ranks))
+    assert first(diagnose(many)).cause == "host"
+
+
 def test_an_optimizer_that_takes_most_of_the_step() -> None:
     assert first(diagnose(run(ranks=2, optimizer=1.5))).cause == "optimizer"
 
@@ -213,6 +250,10 @@ def test_a_knob_without_effect_and_a_wrong_prediction() -> None:
     wrong = replace(plain, predicted_s=(0.02, 0.01, 0.04))
     found = first(diagnose(wrong))
     assert (found.cause, round(found.share, 1)) == ("prediction", 0.8)
+    loading = replace(run(ranks=2, more={(-1, "data"): 0.02}), predicted_s=(0.02, 0.01, 0.04))
+    assert [f.cause for f in diagnose(loading).findings] == ["prediction", "input"], "loading explains a part of it"
+    faster = replace(run(ranks=2, more={(-1, "data"): 0.02}), predicted_s=(9.0, 8.0, 10.0))
+    assert [f.cause for f in diagnose(faster).findings] == ["prediction", "input"]
     assert diagnose(replace(plain, predicted_s=(0.11, 0.09, 0.13))).verdict.startswith(
         "Nothing found: it runs as predicted"
     )

@@ -71,6 +71,15 @@ def test_steps_of_compiled_programs_are_seen(tmp_path: Path, how: str) -> None:
         assert {tuple(step["sequences"]) for step in seen.steps()} == {(8,)}
 
 
+def test_a_compiled_module_within_ddp_refuses_its_length_and_is_seen_nevertheless(tmp_path: Path) -> None:
+    seen = watched(torchrun("decoder.py", "--wrap=ddp", "--compile=eager"), cwd=tmp_path)
+    assert seen.code == 0, seen.text
+    assert not seen.of("trouble")
+    for rank in (0, 1):
+        assert len(seen.steps(rank)) == 6
+        assert (seen.facts(rank)["wrappers"], seen.facts(rank)["parameters"]) == (["DDP"], PARAMETERS)
+
+
 @pytest.mark.parametrize(
     ("how", "keywords"),
     [

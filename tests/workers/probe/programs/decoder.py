@@ -60,6 +60,8 @@ class Decoder(nn.Module):
 model = Decoder()
 if args.wrap:
     torch.distributed.init_process_group("gloo")
+if args.compile and args.wrap == "ddp":
+    model = torch.compile(model, backend=args.compile)
 if args.wrap == "ddp":
     model = nn.parallel.DistributedDataParallel(model)
 elif args.wrap == "fsdp2":
@@ -76,7 +78,7 @@ elif args.wrap == "fsdp1":
     model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
 if args.compile == "in place":
     model.compile(backend="aot_eager")
-elif args.compile:
+elif args.compile and args.wrap != "ddp":
     model = torch.compile(model, backend=args.compile)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 if args.begin_file:
