@@ -182,7 +182,7 @@ def test_what_the_text_adds_to_options_by_any_word_counts(
 @pytest.mark.parametrize(
     "trained",
     [
-        f"GRPOTrainer(model=model, args=GRPOConfig({OF_OPTIONS}, gradient_accumulation_steps=8))",
+        f"GRPOTrainer(model=model, args=GRPOConfig({OF_OPTIONS}, gradient_accumulation_steps=8, **more))",
         "import lightning as L\nL.Trainer(devices=8, accumulate_grad_batches=4)",
         "import lightning as L\nL.Trainer(devices=8, strategy='fsdp')",
     ],
@@ -306,6 +306,25 @@ def test_adapters_that_the_text_says_plainly_are_those_of_the_plan(
 def test_what_these_arguments_do_not_say_is_not_guessed(change: tuple[str, str]) -> None:
     assert written_arguments(ast.parse(PROGRAM)) is not None
     assert written_arguments(ast.parse(PROGRAM.replace(*change))) is None
+
+
+GRPO = """
+from trl import GRPOConfig, GRPOTrainer
+
+args = GRPOConfig(output_dir="out", per_device_train_batch_size=8, gradient_accumulation_steps=4, num_generations=8, max_completion_length=256, bf16=True)
+GRPOTrainer(model="Qwen/Qwen2-0.5B-Instruct", reward_funcs=reward, args=args, train_dataset=data).train()
+"""
+
+
+def test_a_loop_of_grpo_is_tuned_by_its_text_and_said_to_do_more_than_is_predicted(tmp_path: Path) -> None:
+    draft = drafted(tmp_path, {"grpo.py": GRPO, "run.sh": "accelerate launch --num_processes 8 grpo.py\n"})
+    (places,) = draft.document["trainer"]["overrides"].values()
+    assert places["GRPOConfig.per_device_train_batch_size"] == "{micro_batch_size}"
+    assert draft.document["baseline"].startswith("micro_batch_size=8,precision=bf16")
+    beyond = "a step is predicted without generation, rewards and a reference model (GRPOConfig)"
+    assert any(note.startswith(beyond) for note in draft.notes)
+    found = review(tmp_path / "run.sh", cluster="h100-sxm", seq_len=768)
+    assert any(each.startswith(beyond) for each in found.assumed)
 
 
 def test_a_value_that_the_text_computes_is_not_known(tmp_path: Path) -> None:

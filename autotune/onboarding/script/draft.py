@@ -28,6 +28,7 @@ from autotune.onboarding.script.argv import (
     values_of,
     written,
 )
+from autotune.onboarding.script.library_options import BEYOND
 from autotune.onboarding.script.machine_defaults import settled
 from autotune.onboarding.script.option_matches import DEGREES, OptionMatches, RanksToday, match_options, ranks_today
 from autotune.onboarding.script.option_names import SHAPE, meaning_of
@@ -121,7 +122,7 @@ def script_draft(
         trainer += _counts(found)
     if found.required:
         fill_in.append("trainer.argv")
-    notes = [_what_reads(found), *_what_starts(script, source)]
+    notes = [_what_reads(found), *_what_starts(script, source), *_what_is_beyond(script)]
     if not found.used and not found.precision_flags:
         fill_in.append("trainer.argv")
         notes.append(_how_to_be_told(found))
@@ -439,6 +440,15 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
     if (started := script.started) is None or started.program == source.name:
         return
     yield f"{source.name} starts {started.program} by {started.launcher}; its arguments without a knob are kept"
+
+
+NOT_PREDICTED = "a step is predicted without "
+
+
+def _what_is_beyond(script: Script) -> Iterator[str]:
+    """What a step does that its plan does not have."""
+    if script.beyond:
+        yield f"{NOT_PREDICTED}{BEYOND[script.beyond]} ({script.beyond}); trials measure whole steps, and `rl:` and `rollout:` in a spec describe the phases of one"
 
 
 def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Iterator[str]:

@@ -40,6 +40,11 @@ TRAINER_ARGUMENTS: tuple[tuple[str, tuple[tuple[str, str, Any], ...]], ...] = (
     ("TrainingArguments", TRAINING_ARGUMENTS),
 )
 """(how the class's name ends, its options); trl's classes derive from `TrainingArguments` with other defaults"""
+BEYOND = {
+    "GRPOConfig": "generation, rewards and a reference model",
+    "DPOConfig": "the reference model, and that each pair is two sequences",
+}
+"""what else a step of these classes does, which plans of a plain training do not have"""
 LIGHTNING_TRAINER: tuple[tuple[str, str, Any], ...] = (
     ("devices", "int", None),
     ("num_nodes", "int", 1),

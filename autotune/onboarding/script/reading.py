@@ -21,6 +21,7 @@ from pathlib import Path
 
 from autotune.errors import SpecError
 from autotune.onboarding.launch.launch_script import Started
+from autotune.onboarding.script.library_options import BEYOND
 from autotune.onboarding.script.options import ScriptOption, constants_of, options_of
 from autotune.onboarding.script.print_statements import (
     CountedLoop,
@@ -136,6 +137,8 @@ class Script:
     """its loops over a range within other loops"""
     written: Written | None = None
     """what its text gives transformers' or Lightning's Trainer beside its options"""
+    beyond: str = ""
+    """the class of a trainer's arguments whose step does more than train (`BEYOND`); empty: none"""
     unread: str = ""
     """arguments of a trainer in its text that are not understood beside its options, and their line"""
 
@@ -206,6 +209,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         printed=printed if patterns_of(printed) or is_known(printed) else tuple(print_statements(whole)),
         loops=tuple(counted_loops(tree)),
         written=written,
+        beyond=next((name for name in BEYOND if re.search(rf"\b{name}\b", text)), ""),
         unread=unread,
     )
 

@@ -24,8 +24,6 @@ from autotune.onboarding.script.syntax import called_name, condition_of, keyword
 from autotune.spec.texts.usual_names import optimizer_named, target_of
 
 MODEL = "model_name_or_path"
-CLASSES = ("TrainingArguments", "SFTConfig")
-"""how the names of those classes end whose step is that of plain training"""
 _OTHER_TRAININGS = frozenset({
     "FastLanguageModel", "PeftModel", "AdaLoraConfig", "IA3Config", "LoHaConfig", "LoKrConfig", "PrefixTuningConfig", "PromptTuningConfig", "VeraConfig", "use_dora", "load_in_8bit",
 })  # fmt: skip
@@ -241,8 +239,7 @@ def _computed(option: ScriptOption, node: ast.expr) -> ScriptOption:
 
 def _known(call: ast.Call) -> tuple[tuple[str, str, Any], ...] | None:
     name = called_name(call)
-    known = (options for ending, options in TRAINER_ARGUMENTS if ending in CLASSES and name.endswith(ending))
-    return next(known, None)
+    return next((options for ending, options in TRAINER_ARGUMENTS if name.endswith(ending)), None)
 
 
 def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
