@@ -238,7 +238,7 @@ def _read(
         base=base,
         fill_in=said.fill_in,
         notes=said.notes,
-        comments=tuple(_comments(said)),
+        comments=tuple(_comments(said, draft.held)),
         started=started,
         asked=asked,
         draft=draft,
@@ -252,8 +252,8 @@ def sized(cluster: str | None, asked: tuple[int, int] | None) -> str | None:
     return f"{cluster}-{asked[0]}x{asked[1]}" if asked is not None else None
 
 
-def _comments(draft: Draft) -> Iterator[str]:
-    """What is said of each value, behind its key or the option that holds it."""
+def _comments(draft: Draft, held: frozenset[str]) -> Iterator[str]:
+    """What is said of each value, behind its key or the option that holds it. `held`: options that are names in the program's text."""
     for entry in draft.entries:
         for part in (entry, *entry.parts):
             if part.comment:
@@ -261,7 +261,8 @@ def _comments(draft: Draft) -> Iterator[str]:
             for item in part.items:
                 if item.comment:
                     option = re.split(r"[={ ]", item.value, maxsplit=1)[0]
-                    yield f"{option}: {item.comment}"
+                    name = option.lstrip("-")
+                    yield f"{name if name in held else option}: {item.comment}"
 
 
 def _renamed(target: Target, name: str, text: str) -> Target:

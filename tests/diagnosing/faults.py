@@ -414,6 +414,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="Hugging Face: evaluates each 5 steps", cause="pauses", ranks=1, program="train_hf.py", options="--evaluate=5"),
     Fault(name="Lightning: samples sleep", cause="input", ranks=1, program="train_lightning.py", options="--sleep=0.03"),
     Fault(name="Lightning: prints in each batch", cause="host", ranks=1, program="train_lightning.py", options="--lines=1500"),
+    Fault(name="memory is given back and asked for again", cause="memory", options="--steps=24 --churn-mb=800"),
+    Fault(name="memory is asked for again on rank 1", cause="memory", rank=1, options="--steps=24 --churn-mb=800 --of-rank=1", also=("slow_rank",)),
     Fault(
         name="a prediction of another model",
         cause="prediction",

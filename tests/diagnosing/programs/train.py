@@ -113,7 +113,7 @@ for step in range(args.steps):
         if args.shapes:
             shapes += 1
             tokens = tokens[:, : args.seq_len - shapes % 40]
-        held = [torch.ones(1 << 20) for _ in range(args.churn_mb // 4)] if args.churn_mb and hit else []
+        held = [torch.ones(1 << 24) for _ in range(args.churn_mb // 64)] if args.churn_mb and hit else []
         loss = loss_of(model, tokens)
         loss.backward()
         del held
