@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autotune.onboarding.script.reading import read_script
 from autotune.onboarding.script.written_arguments import written_arguments
 from autotune.reviews import lines_of, review
 from autotune.reviews.lines import edited
@@ -183,8 +184,8 @@ def test_what_the_text_adds_to_options_by_any_word_counts(
     "trained",
     [
         f"GRPOTrainer(model=model, args=GRPOConfig({OF_OPTIONS}, gradient_accumulation_steps=8, **more))",
-        "import lightning as L\nL.Trainer(devices=8, accumulate_grad_batches=4)",
-        "import lightning as L\nL.Trainer(devices=8, strategy='fsdp')",
+        "import lightning as L\nL.Trainer(devices=8, accumulate_grad_batches=4, **more)",
+        "import lightning as L\nL.Trainer(8, strategy='fsdp')",
     ],
 )
 def test_a_trainer_that_is_not_read_beside_options_leaves_no_baseline(tmp_path: Path, trained: str) -> None:
@@ -236,17 +237,35 @@ def test_lightnings_trainer_and_loader_say_ranks_batch_precision_and_sharding(tm
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "computed"),
     [
-        ('strategy="fsdp"', 'strategy=FSDPStrategy(sharding_strategy="SHARD_GRAD_OP")'),
-        ("batch_size=4", "batch_size=batch_of(model)"),
-        ('precision="bf16-mixed"', "precision=settings.precision"),
-        ("devices=8,", "devices=8, **more,"),
+        (('strategy="fsdp"', 'strategy=FSDPStrategy(sharding_strategy="SHARD_GRAD_OP")'), None),
+        (("devices=8,", "devices=8, **more,"), None),
+        (("batch_size=4", "batch_size=batch_of(model)"), "batch_size"),
+        (('precision="bf16-mixed"', "precision=settings.precision"), "precision"),
     ],
 )
-def test_what_lightnings_trainer_is_given_by_code_is_not_guessed(change: tuple[str, str]) -> None:
-    assert written_arguments(ast.parse(LIGHTNING)) is not None
-    assert written_arguments(ast.parse(LIGHTNING.replace(*change))) is None
+def test_what_lightnings_trainer_is_given_by_code_is_not_guessed(change: tuple[str, str], computed: str | None) -> None:
+    text = LIGHTNING.replace(*change)
+    found = written_arguments(ast.parse(text))
+    assert found is None if computed is None else found is not None and found.computed == {computed}
+    assert read_script("train.py", text).written is None, "without an option that says it"
+
+
+def test_lightnings_trainer_and_options_together_are_the_launch(tmp_path: Path) -> None:
+    options = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--batch_size', type=int, default=2)\nargs = parser.parse_args()\n"
+    program = options + LIGHTNING.replace("batch_size=4", "batch_size=args.batch_size")
+    draft = drafted(
+        tmp_path, {"train.py": program, "run.sh": "python train.py --batch_size 4\n"}, cluster="h100-sxm-1x8"
+    )
+    document = draft.document
+    assert document["workload"]["global_batch_size"] == 4 * 2 * 8
+    assert document["baseline"] == "micro_batch_size=4,precision=bf16,zero_stage=3"
+    assert "--batch_size={micro_batch_size}" in document["trainer"]["argv"]
+    (places,) = document["trainer"]["overrides"].values()
+    assert places["Trainer.accumulate_grad_batches"] == "{accumulation_steps}"
+    assert places["Trainer.devices"] == "{nproc_per_node}"
+    assert not any("batch_size" in place for place in places), "an option sets it"
 
 
 @pytest.mark.parametrize(

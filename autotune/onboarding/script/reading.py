@@ -188,7 +188,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
     written = written_arguments(tree) if is_own else None
     if written is None and not options and not overridden:
         written = written_constants(tree)
-    if options and written is not None and written.parser == "Lightning":
+    if not options and written is not None and written.parser == "Lightning" and written.computed:
         written = None
     unread = unread_arguments(tree) if is_own and options and written is None else ""
     if options and written is not None and not written.adds_to(options):

@@ -39,6 +39,7 @@ _LIGHTNING = frozenset({"lightning", "pytorch_lightning"})
 _OF_LIGHTNING = ("precision", "accumulate_grad_batches", "max_steps")
 _SAID = frozenset({
     "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "gradient_checkpointing", "torch_compile", "fsdp", "deepspeed", "max_length",
+    "batch_size", "accumulate_grad_batches", "precision",
 })  # fmt: skip
 
 
@@ -174,27 +175,36 @@ def _of_lightning(tree: ast.Module, calls: list[ast.Call]) -> Written | None:
     strategy = values.get("strategy", "auto" if "strategy" not in given else None)
     if strategy not in ("auto", "fsdp") and not str(strategy).startswith("ddp"):
         return None
-    if any(name in given and name not in values for name in ("precision", "accumulate_grad_batches")):
-        return None
+    computed = {name: given[name] for name in _OF_LIGHTNING if name in given and name not in values}
     loaders = [call for call in calls if called_name(call) == "DataLoader"]
     training = [call for call in loaders if literal_or_none(keywords_of(call).get("shuffle")) is True] or loaders
     sizes = [keywords_of(call).get("batch_size") for call in training]
     batches = {1 if size is None else _value(size, constants) for size in sizes}
-    if len(batches) != 1 or not isinstance(batch := batches.pop(), int):
+    if len(batches) != 1:
         return None
-    said: dict[str, Any] = {"batch_size": batch, **{name: values[name] for name in _OF_LIGHTNING if name in values}}
+    said: dict[str, Any] = {name: values[name] for name in _OF_LIGHTNING if name in values}
+    if isinstance(batch := batches.pop(), int):
+        said["batch_size"] = batch
+    else:
+        computed["batch_size"] = next(size for size in sizes if size is not None)
     said |= {"fsdp": "full_shard"} if strategy == "fsdp" else {}
     said |= {MODEL: model} if (model := _model(calls, constants)) is not None else {}
     devices, nodes = values.get("devices"), values.get("num_nodes", 1)
     ranks = (nodes, devices) if type(nodes) is int and type(devices) is int and devices > 0 else None
-    known = [each for each in LIGHTNING_TRAINER if each[0] in _OF_LIGHTNING]
+    known = [*(each for each in LIGHTNING_TRAINER if each[0] in _OF_LIGHTNING), ("batch_size", "int", None)]
+    options = [option_of(*each) for each in known]
     told = {**next((each for each in map(keywords_of, training) if "batch_size" in each), {}), **given}
-    lines = {name: node.lineno for name, node in told.items() if name in (*_OF_LIGHTNING, "batch_size", "strategy")}
+    lines = {
+        name: told[name].lineno
+        for name in ("batch_size", *_OF_LIGHTNING, "strategy")
+        if name in told and name not in computed
+    }
     return Written(
-        options=tuple(option_of(*each) for each in (*known, ("batch_size", "int", None))),
+        options=tuple(_computed(o, computed[o.name]) if o.name in computed else o for o in options),
         values=said,
         lines=lines or {"Trainer": trainers[0].lineno},
         workload={},
+        computed=frozenset(computed),
         parser="Lightning",
         beside=next(iter(given), ""),
         of="Trainer",
