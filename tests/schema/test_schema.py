@@ -618,7 +618,7 @@ def test_a_study_brings_knobs_of_its_own() -> None:
         (
             {"knobs": {"mine": [1, 2]}, "trainer": {"kind": "command", "argv": ["train", "{tp}"]}},
             "knobs.mine",
-            r"argv, env and files have no placeholder \{mine\}",
+            r"argv, env, files and overrides have no placeholder \{mine\}",
         ),
     ],
 )

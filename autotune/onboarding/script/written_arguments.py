@@ -178,6 +178,8 @@ def _of_lightning(tree: ast.Module, calls: list[ast.Call]) -> Written | None:
     computed = {name: given[name] for name in _OF_LIGHTNING if name in given and name not in values}
     loaders = [call for call in calls if called_name(call) == "DataLoader"]
     training = [call for call in loaders if literal_or_none(keywords_of(call).get("shuffle")) is True] or loaders
+    if any([call.lineno for call in loaders].count(each.lineno) > 1 for each in training):
+        return None  # no place that `overrides` can name
     sizes = [keywords_of(call).get("batch_size") for call in training]
     batches = {1 if size is None else _value(size, constants) for size in sizes}
     if len(batches) != 1:
