@@ -126,7 +126,7 @@ class Draft:
     notes: tuple[str, ...] = ()
     """what was kept and what was not understood, in words"""
     as_options: Draft | None = None
-    """the same launch as if options said what the program's text does, which no trial can change but a person can"""
+    """the same launch as if options said what the program's text does, for a review, which edits that text"""
     beside: str = ""
     """the keyword argument of that text behind which others may be written"""
     held: frozenset[str] = frozenset()

@@ -59,6 +59,7 @@ def check_overrides(overrides: Mapping[str, Any], argv: Sequence[str], known: fr
             try:
                 for expression in _expressions(value):
                     check_names(expression, known)
+                _check_literals(value)
             except SpecError as error:
                 raise SpecError(error.message, remedy=error.remedy, field=f"{where}.{place}") from None
 
@@ -83,7 +84,7 @@ def check_places(overrides: Mapping[str, Any], folder: Path) -> None:
 def unsaid(overrides: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(knob, place) of the values for each value of a knob that lack that of the config."""
     for places in overrides.values():
-        for place, value in places.items():
+        for place, value in places.items() if isinstance(places, Mapping) else ():
             if isinstance(value, Mapping):
                 ((knob, written),) = value.items()
                 if knob in config and value_word(config[knob]) not in map(value_word, written):
@@ -95,7 +96,7 @@ def started_with(overrides: Mapping[str, Any], values: Values) -> dict[str, str]
     text = resources.files(__package__).joinpath("overriding.py").read_text(encoding="utf-8")
     found = {}
     for name, places in overrides.items():
-        told = {place: _value(value, values) for place, value in places.items()}
+        told = {str(place): _value(value, values) for place, value in places.items()}
         own = text.replace('PROGRAM = ""', f"PROGRAM = {name!r}", 1)
         found[_file(name)] = own.replace("] = {}", f"] = {told!r}", 1)
     return found
@@ -136,6 +137,14 @@ def _expressions(value: Any) -> Iterator[Expression]:
                 remedy="write {precision: {bf16: true, fp32: false}}",
             )
         yield from parse(f"{{{next(iter(value))}}}").expressions
+
+
+def _check_literals(value: Any) -> None:
+    try:
+        ast.literal_eval(repr(value))
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        message = f"a value must be a number, text, true, false, null, or a list of these, but here is {value!r:.80}"
+        raise SpecError(message, remedy="write it in quotes") from None
 
 
 def _value(value: Any, values: Values) -> Any:

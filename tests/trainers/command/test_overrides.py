@@ -177,6 +177,7 @@ def test_an_error_names_the_lines_of_the_program_and_a_file_that_changed_meanwhi
         ({"train.py": {"BATCH": 1}}, ["torchrun", "-m", "train"], "train.py", "file or module"),
         ({"train.py": ["BATCH"]}, ["python", "train.py"], "train.py", "CALL.KEYWORD"),
         ({"train.py": {"BATCH": "{micro_batch}"}}, ["python", "train.py"], "train.py.BATCH", "micro_batch_size"),
+        ({"train.py": {"BATCH": float("nan")}}, ["python", "train.py"], "train.py.BATCH", "in quotes"),
         ({"train.py": {"BATCH": {"a": 1, "b": 2}}}, ["python", "train.py"], "train.py.BATCH", "precision: {bf16: true"),
     ],
 )
