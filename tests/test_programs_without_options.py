@@ -86,6 +86,7 @@ def _said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return captured.out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("text", "cluster", "places"),
     [
@@ -95,14 +96,14 @@ def _said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             "cpu-1x2",
             {"TrainingArguments.per_device_train_batch_size", "TrainingArguments.gradient_accumulation_steps"},
             id="transformers",
-            marks=[pytest.mark.slow, pytest.mark.thorough],
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             LIGHTNING,
             "cpu-1x2",
             {"DataLoader:23.batch_size", "Trainer.accumulate_grad_batches", "Trainer.devices"},
             id="Lightning",
-            marks=[pytest.mark.slow, pytest.mark.thorough],
+            marks=pytest.mark.slow,
         ),
     ],
 )
