@@ -20,11 +20,12 @@ from autotune.schema.spec_models import KubernetesDocument, SlurmDocument
 from autotune.slurm import submission
 from autotune.slurm.allocation import allocation, ask
 from autotune.slurm.submission import SUBMITTED
-from autotune.spec import StudyStatus
+from autotune.spec import Study, StudyStatus
 from autotune.spec.checks import nearest
 from autotune.store.connection.location import find_location
 from autotune.store.upkeep.study_folder import StudyFolder
 from autotune.study.controller import JOB_ENDS, PAUSED_ON_REQUEST, TIME_IS_OVER
+from autotune.trainers.base.own_program import COMMAND
 
 SLURM, KUBERNETES = "slurm", "kubernetes"
 SCHEDULERS = (SLURM, KUBERNETES)
@@ -51,7 +52,7 @@ def write_job(
             field="--on",
         )
     asked = api.read_document(
-        document, overrides={**overrides, **{f"{on}.{key}": value for key, value in _pairs(options)}}
+        document, overrides={**overrides, **{f"{on}.{key}": value for key, value in _said(options, on).items()}}
     )
     if on == KUBERNETES:
         if submits:
@@ -72,6 +73,8 @@ def write_job(
         study = api.load_study(asked, base=base, slurm_cluster=submission.stand_in)
         job = SlurmDocument.model_validate(asked.get("slurm") or {})
         api.check_study(study, same_files=not (job.setup or job.container))
+        if not job.container:
+            _check_program_file(study, base)
     server = _server(store)
     made = submission.submission(study, asked, job, base=base, folder=Path.cwd(), keeps_store=not server)
     written = write(made)
@@ -80,10 +83,12 @@ def write_job(
         note("note: the nodes' GPUs are detected when the job starts; until then an H100 node is assumed")
     if server:
         note(f"note: the job keeps its results in {server}; set AUTOTUNE_STORE to it in the job's environment too")
-    _tell(made, written, json=json, when=when, number=submission.submit(made) if submits else "")
+    _tell(made, written, json=json, when=when, number=submission.submit(made) if submits else "", server=server)
 
 
-def _tell(made: Submission, written: Sequence[Path], *, json: bool, when: str = "", number: str = "") -> None:
+def _tell(
+    made: Submission, written: Sequence[Path], *, json: bool, when: str = "", number: str = "", server: str = ""
+) -> None:
     """What was written, and how the job is started, or that it was."""
     if json:
         emit(
@@ -104,22 +109,52 @@ def _tell(made: Submission, written: Sequence[Path], *, json: bool, when: str = 
         note(f"Slurm: {when}")
     if number:
         note(f"submitted as job {number}")
-        note(f"next: autotune status --in {made.folder.name}")
+        note(
+            f"next: autotune status {made.folder.name}" if server else f"next: autotune status --in {made.folder.name}"
+        )
     else:
         print(made.start)
 
 
-def _pairs(options: Sequence[str]) -> Iterator[tuple[str, Any]]:
+_LISTS = ("files", "env_from", "container.mounts")
+
+
+def _said(options: Sequence[str], on: str) -> dict[str, Any]:
+    """The options by key: lines of `setup` one by one, lists at their commas, numbers and switches where the key wants them, else text."""
+    fields = (KubernetesDocument if on == KUBERNETES else SlurmDocument).model_fields
+    found: dict[str, Any] = {}
     for pair in options:
         key, sign, text = pair.partition("=")
         if not sign or not key:
             raise SpecError(
                 f"--option must be KEY=VALUE, but is {pair!r}", remedy="e.g. --option time=4h", field="--option"
             )
-        value: Any = {"true": True, "false": False}.get(
-            text.lower(), int(text) if text.isdigit() and key != "time" else text
+        wanted = str(fields[key].annotation) if key in fields else ""
+        if key == "setup":
+            found[key] = [*found.get(key, ()), text]
+        elif key in _LISTS:
+            found[key] = [*found.get(key, ()), *text.split(",")]
+        elif text.isdigit() and "int" in wanted:
+            found[key] = int(text)
+        elif text.lower() in ("true", "false") and ("bool" in wanted or key not in fields):
+            found[key] = text.lower() == "true"
+        else:
+            found[key] = text
+    return found
+
+
+def _check_program_file(study: Study, base: Path) -> None:
+    """Raises `SpecError` for a Python file that a command starts and that is not in its folder."""
+    options = study.trainer_options
+    words = [word for word in options.get("argv") or () if isinstance(word, str) and word.endswith(".py")]
+    program = next((word for word in words if not word.startswith("-") and "{" not in word), "")
+    folder = Path(options.get("cwd") or base)
+    if study.trainer == COMMAND and program and folder.is_dir() and not (folder / program).is_file():
+        raise SpecError(
+            f"the job would start {program}, but there is no such file in {folder}",
+            remedy="correct its path in argv, or trainer.cwd",
+            field="trainer.argv",
         )
-        yield key, [text] if key == "setup" else text.split(",") if key in ("files", "env_from") else value
 
 
 def _server(store: str | None) -> str:

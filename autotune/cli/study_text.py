@@ -6,9 +6,11 @@ ended yesterday or runs on a service.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from autotune.cli.output import bare_table, consoles, print_table
@@ -57,9 +59,15 @@ def noisy_line(noisy: Mapping[str, Any]) -> str:
 
 
 def print_study(
-    document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], *, why: Sequence[str] = (), verbose: bool = False
+    document: Mapping[str, Any],
+    trials: Sequence[Mapping[str, Any]],
+    *,
+    why: Sequence[str] = (),
+    verbose: bool = False,
+    folder: Path | None = None,
 ) -> None:
-    """Prints a study: one row per config, then the answer in at most ten lines. `verbose`: with what was excluded, where ranks ran, and why it won (`why`)."""
+    """Prints a study: one row per config, then the answer in at most ten lines. `verbose`: with what was excluded, where ranks ran, and why it won (`why`);
+    `folder`: of its results, where no store has them."""
     out, err = consoles()
     palette = Palette.of(sys.stdout)
     study, best = document["study"], document["best"]
@@ -70,10 +78,10 @@ def print_study(
     target = document.get("target")
     if target:
         print_target(target)
-    for name, text in answer_lines(document, rows):
+    for name, text in answer_lines(document, rows, folder):
         out.print(f"{name:10} {text}", soft_wrap=True)
     if best or (target and target["proxies"]):
-        err.print(f"export     {next_step(document)}", soft_wrap=True)
+        err.print(f"export     {next_step(document, folder)}", soft_wrap=True)
     if not verbose:
         return
     if (job := study.get("ray")) is not None:
@@ -84,7 +92,9 @@ def print_study(
         out.print(f"  {sentence}")
 
 
-def answer_lines(document: Mapping[str, Any], trials: Sequence[Trial]) -> list[tuple[str, str]]:
+def answer_lines(
+    document: Mapping[str, Any], trials: Sequence[Trial], folder: Path | None = None
+) -> list[tuple[str, str]]:
     """The end of a study, answer first: what to change against the baseline, by how much that is faster, how sure that is, and what it costs."""
     study, best, baseline = document["study"], document["best"], document.get("baseline")
     lines: list[tuple[str, str]] = []
@@ -115,7 +125,10 @@ def answer_lines(document: Mapping[str, Any], trials: Sequence[Trial]) -> list[t
     lines.append(("study", f"{study['id']} ({study['name']}): {study['status']}{message}{behind}"))
     runs = runs_line(trials) if trials else f"{sum(study['trials'].values()) or 'none'}"
     lines.append(
-        ("runs", f"{runs} in {format_duration(study.get('elapsed_s'))}; details: autotune explain {study['id']}")
+        (
+            "runs",
+            f"{runs} in {format_duration(study.get('elapsed_s'))}; details: autotune explain {_named(study, folder)}",
+        )
     )
     return lines
 
@@ -177,14 +190,19 @@ def next_best(document: Mapping[str, Any], trials: Sequence[Trial]) -> str:
     return f"; the next best, trial {number}, reached {ratio:.0%} of its tokens/s"
 
 
-def next_step(document: Mapping[str, Any]) -> str:
+def _named(study: Mapping[str, Any], folder: Path | None) -> str:
+    """How a command names the study."""
+    return str(study["id"]) if folder is None else f"--in {shlex.quote(str(folder))}"
+
+
+def next_step(document: Mapping[str, Any], folder: Path | None = None) -> str:
     """The command that exports the best config of a study's document, by its `next_export` or else by the study's own trainer, or the line of Python that starts it."""
-    study_id = document["study"]["id"]
+    named = _named(document["study"], folder)
     target = document.get("next_export") or {"trainer": document["study"]["trainer"], "options": {}}
     if line := target.get("python"):
         return f"in Python: {line}"
     options = "".join(f" --option {name}={value}" for name, value in target["options"].items())
-    return f"autotune export {study_id} --to {target['trainer']}{options} -o launch/"
+    return f"autotune export {named} --to {target['trainer']}{options} -o launch/"
 
 
 _PURPOSES: Mapping[TrialPurpose, tuple[str, str]] = {

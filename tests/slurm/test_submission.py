@@ -215,3 +215,55 @@ def test_the_answer_for_programs(without_slurm: Path) -> None:
     assert job["folder"] == f"{without_slurm}/two-nodes"
     assert job["id"] is None
     assert [Path(file).name for file in job["files"]] == ["study.yaml", "job.sbatch"]
+
+
+def test_options_are_lines_lists_and_texts_as_their_keys_want_them() -> None:
+    words = ("setup=module load cuda", "setup=source env.sh", "account=1234", "spare_nodes=1", "constraint=80")
+    done = tune(*(part for word in words for part in ("--option", word)))
+    assert done.code == 0, done.err
+    lines = script()
+    assert lines.index("module load cuda") < lines.index("source env.sh")
+    assert {"#SBATCH --account=1234", "#SBATCH --nodes=3", "#SBATCH --constraint=80"} <= set(lines)
+
+
+def test_a_program_that_is_not_there_is_refused_before_the_job(
+    without_slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.chdir(without_slurm)
+    programs = {"argv": ["python", "tran.py", "--mb={micro_batch_size}", "--acc={accumulation_steps}"], "cwd": "."}
+    asked = {
+        "space": {"micro_batch_size": [1, 2], "world_sizes": [1], "precision": ["fp32"]},
+        "runner": "slurm",
+        "cluster": "h100-sxm-1x1",
+    }
+    done = tune(**asked, trainer={"kind": "command", **programs})
+    assert (done.code, "tran.py, but there is no such file in" in done.err) == (2, True), done.err
+    Path("tran.py").write_text("")
+    assert tune(**asked, trainer={"kind": "command", **programs}).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--submit", "--option", "time=4h"], "--submit and --option have no effect without --on"),
+        (["--on", "slurm", "--new", "--in", "there"], "--new and --in have no effect with --on"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(words: list[str], told: str) -> None:
+    Path("spec.yaml").write_text(yaml.safe_dump(SPEC))
+    OUTPUT[-1].readouterr()
+    assert cli.run(["tune", "spec.yaml", *words]) == 2
+    assert told in OUTPUT[-1].readouterr().err
+
+
+def test_commands_that_are_proposed_name_the_folder_of_the_results() -> None:
+    Path("spec.yaml").write_text(yaml.safe_dump({**SPEC, "budget": {"max_trials": 1}}))
+    Path("res").mkdir()
+    OUTPUT[-1].readouterr()
+    assert cli.run(["tune", "spec.yaml", "--in", "res"]) == 0
+    said = OUTPUT[-1].readouterr()
+    assert "autotune explain --in res" in said.out
+    assert "autotune export --in res" in said.err
+    assert cli.run(["explain", "--in", "res"]) == 0
+    assert cli.run(["export", "--in", "res"]) == 0

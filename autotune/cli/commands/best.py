@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from autotune.cli.output import (
     InOption,
     JsonOption,
     StoreOption,
-    StudyArgument,
+    StudyOfFolder,
     UrlOption,
     VersionOption,
     consoles,
@@ -160,14 +161,14 @@ def best(
         from autotune.cli.study_text import next_step, print_target
 
         print_target(target, top=top)
-        note(f"next: {next_step(document)}")
+        note(f"next: {next_step(document, folder)}")
     else:
-        _print_best(document, pareto=pareto)
+        _print_best(document, pareto=pareto, folder=folder)
     if not found:
         raise typer.Exit(1)
 
 
-def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
+def _print_best(document: dict[str, Any], *, pareto: bool, folder: Path | None) -> None:
     from autotune.cli.study_text import configs_table, next_step, speedup_line
 
     out, _ = consoles()
@@ -187,7 +188,7 @@ def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
         if line := speedup_line(document):
             out.print(line)
     if document["study"] and (not asked or asked == document["study"]["objective"]):  # export knows the study's own
-        note(f"next: {next_step(document)}")
+        note(f"next: {next_step(document, folder)}")
 
 
 def _print_predicted(document: dict[str, Any]) -> None:
@@ -249,12 +250,13 @@ def _print_evidence(document: dict[str, Any]) -> None:
 
 
 def explain(
-    study: StudyArgument,
+    study: StudyOfFolder = "",
     trial: Annotated[
-        int | None, typer.Argument(metavar="[TRIAL]", help="Number of a trial. Default: the winner.")
+        int | None, typer.Argument(metavar="TRIAL", help="Number of a trial. Default: the winner.")
     ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
+    folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
     """Explain why a trial won or lost.
@@ -262,9 +264,11 @@ def explain(
     It shows the parts of the trial's reward, compared with the baseline and the runner-up.
     """
     from autotune.cli.named_study import source_of
+    from autotune.cli.source import in_folder
     from autotune.report.reward_tables import formula_rows, reward_rows
     from autotune.reward import STABILITY_RULE
 
+    study, store = in_folder(study, store, url, folder)
     with source_of(study, store, url) as source:
         document = source.explain(study, trial)
     if json:

@@ -174,7 +174,7 @@ def status(
         return
     from autotune.cli.study_text import job_line, print_study
 
-    print_study(document, trials, verbose=verbose)
+    print_study(document, trials, verbose=verbose, folder=folder)
     if job := document.get("job"):
         note(job_line(job))
 
@@ -192,10 +192,10 @@ def watch(
 
     study, store = in_folder(study, store, url, folder)
     with source_of(study, store, url) as source:
-        _watch(source, source.status(study)["study"]["id"], json)
+        _watch(source, source.status(study)["study"]["id"], json, folder)
 
 
-def _watch(source: Any, study: str, as_json: bool) -> None:
+def _watch(source: Any, study: str, as_json: bool, folder: Path | None = None) -> None:
     """Follows the study until it ends or is paused, in a terminal with the live view. Exits with 1 when the study failed."""
     from contextlib import nullcontext
 
@@ -227,7 +227,7 @@ def _watch(source: Any, study: str, as_json: bool) -> None:
     if as_json:
         emit(document)
     else:
-        print_study(document, shown_trials(source, document["study"]["id"]))
+        print_study(document, shown_trials(source, document["study"]["id"]), folder=folder)
     if state is StudyStatus.PAUSED:
         note(f"next: autotune resume {document['study']['id']}")
     if state is StudyStatus.FAILED:

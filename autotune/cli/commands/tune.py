@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -94,6 +96,7 @@ def tune(
     from autotune.cli.job_files import study_place, write_job
     from autotune.cli.live import LiveView
     from autotune.cli.study_text import print_study
+    from autotune.errors import SpecError
     from autotune.schema import places_in, read_spec
     from autotune.slurm.allocation import allocation, move_to_nodes
     from autotune.spec import StudyStatus
@@ -109,6 +112,18 @@ def tune(
         "check": False if no_check else None,
     }
     overrides: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
+    # between here and the study's loop the time limit's signal says nothing that the job's clock does not
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    unused = (
+        {"--new": new, "--no-profile": no_profile, "--in": folder} if on else {"--submit": submit, "--option": option}
+    )
+    if named := [name for name, given in unused.items() if given]:
+        raise SpecError(
+            f"{' and '.join(named)} {'has' if len(named) == 1 else 'have'} no effect {'with' if on else 'without'} --on",
+            remedy="leave it out; the job keeps its results in NAME/" if on else "add --on slurm or --on kubernetes",
+            field=named[0],
+        )
     place = base or (Path.cwd() if spec == "-" else Path(spec).absolute().parent)
     if on is not None:
         write_job(document, on, overrides, option or (), base=place.absolute(), submits=submit, store=store, json=json)
@@ -141,7 +156,7 @@ def tune(
             emit(answer)
         else:
             why = api.explain(database, result.record.id)["text"] if result.best and verbose else ()
-            print_study(answer, [trial.to_dict() for trial in result.shown], why=why, verbose=verbose)
+            print_study(answer, [trial.to_dict() for trial in result.shown], why=why, verbose=verbose, folder=folder)
             note(f"stored in {home.shown}")
     is_well = home.rests_as_asked(result.record, document)
     if result.record.status is StudyStatus.PAUSED:

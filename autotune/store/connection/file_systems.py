@@ -14,7 +14,7 @@ from pathlib import Path
 
 SHARED = frozenset({
     "nfs", "nfs3", "nfs4", "lustre", "gpfs", "mmfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "afs", "ocfs2", "gfs2", "glusterfs", "orangefs", "pvfs2",
-    "panfs", "wekafs", "vastfs", "quobyte", "daos", "davfs",
+    "panfs", "wekafs", "vastfs", "quobyte", "daos", "davfs", "dvs",
 })  # fmt: skip
 """types of mounts (proc(5), `mountinfo`) behind which other machines may stand"""
 OF_ONE_MACHINE = frozenset({
