@@ -105,7 +105,8 @@ class Seen:
         said = [(f["class"], f["share"] and round(f["share"], 2), f["rank"], f["node"]) for f in found]
         if not fault.cause:
             verdict = self.document["verdict"]
-            return f"a healthy run, but {said}" if found else "" if verdict.startswith("Nothing found") else verdict
+            unseen = verdict if verdict.startswith(("no optimizer step", "too few steps")) else ""
+            return f"a healthy run, but {said}" if found else unseen
         if not found or found[0]["class"] not in (fault.cause, *fault.also):
             return f"{fault.cause} was not first: {said}"
         if fault.rank is not None and found[0]["rank"] != fault.rank:
