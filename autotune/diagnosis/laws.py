@@ -6,7 +6,7 @@ have their own threshold, or the share that was predicted where the prediction r
     input            data: the time in data loaders, and time between phases in which the program loads, or is blocked without a reason that can be named
     host             time between phases in which the program prints or computes itself; on GPUs a busy thread while the GPU is idle
     communication    shared waits beyond what is due; between nodes where the ranks are on several
-    slow rank, node  one rank (all ranks of a node) computes longer than the others in `MOSTLY` of the steps, with as many tokens; or of three or more nodes the
+    slow rank, node  one rank (all ranks of a node) computes longer than the others in `MOSTLY` of the steps, with as many tokens, by more where others use its machine; or of three or more nodes the
                      links of one get far less through than those of the others, and communication is beyond what is due
     unequal lengths  which rank is slowest changes, and its time follows its tokens; or one rank has more tokens than the others
     bubble           a profile shows more of it than was predicted
@@ -38,8 +38,8 @@ CLAIMED, SURE = 0.05, 0.02
 COMMUNICATION, OPTIMIZER, UNNAMED = 0.25, 0.35, 0.12
 """shares of a healthy step, where nothing better is known: the program's own work between phases, of no kind that is known, is a trainer's usual care, too"""
 MOSTLY = 0.7
-SLOWER = 0.1
-"""share by which a slow rank computes longer than the others"""
+SLOWER, SLOWER_BESIDE = 0.1, 0.25
+"""share by which a slow rank computes longer than the others; and where other processes use its machine, which slow a rank down that they share a core with"""
 FOLLOWS = 0.6
 """correlation of time and tokens"""
 PAGE_S = 0.7e-6
@@ -192,7 +192,8 @@ def _slow(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         is_mostly = float(np.mean(mine > others)) >= MOSTLY or float(np.mean(mine)) > 1.3 * float(
             compute[~inside].mean(axis=1).max()
         )
-        if not is_mostly or usual <= 0 or float(excess[inside].mean()) < SLOWER * usual:
+        least = SLOWER_BESIDE if _others_use(evidence, steps.ranks[group[0]].node) else SLOWER
+        if not is_mostly or usual <= 0 or float(excess[inside].mean()) < least * usual:
             continue
         if _tokens_explain(steps, group):
             yield _more_tokens(steps, group, excess)
@@ -438,6 +439,16 @@ def _foreign(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             confirm="look at the machine with `top` while it trains",
             change="stop them, or reserve processors for the ranks (taskset, cgroups, an exclusive allocation)",
         )  # fmt: skip
+
+
+def _others_use(evidence: Evidence, name: str) -> bool:
+    """Whether other processes, or a hypervisor, use the processors of a node's machine."""
+    machine = next((node.machine for node in evidence.nodes if node.name == name), None)
+    nodes = [node for node in evidence.nodes if node.machine == machine]
+    if not nodes:
+        return False
+    foreign = max(node.busy for node in nodes) - sum(node.ours for node in nodes) + max(node.stolen for node in nodes)
+    return foreign >= max(FOREIGN_CORES, 0.03 * nodes[0].cores)
 
 
 def _bubble(evidence: Evidence) -> Iterator[Finding]:

@@ -209,6 +209,12 @@ def test_ranks_that_are_more_than_the_cores_blame_nobody_else() -> None:
     assert diagnose(crowded).findings == ()
 
 
+def test_a_rank_that_shares_its_core_with_others_is_not_called_slow_for_a_little() -> None:
+    alone, beside = (diagnose(run(ranks=2, busier={0: 1.18}, load=load)) for load in (0.0, 0.2))
+    assert [f.cause for f in alone.findings] == ["slow_rank"]
+    assert [f.cause for f in beside.findings] == ["foreign_process"]
+
+
 def test_nodes_that_share_a_machine_are_not_strangers_to_each_other() -> None:
     shared = run(ranks=2, nodes=2, load=0.4)
     nodes = tuple(replace(node, machine="one", cores=2, busy=1.2, ours=0.6, others={}) for node in shared.nodes)
