@@ -66,9 +66,15 @@ def _free_port(address: str) -> int:
         return int(free.getsockname()[1])
 
 
+_OF_A_JOB = ("SLURM_", "PMI_", "PMI2_", "PMIX_", "OMPI_")
+"""beginnings of the names by which Slurm and MPI tell a process its place in a job"""
+
+
 def _run(argv: list[str], folder: Path, head: str) -> int:
     """Ray's exit status; as the head it writes its address once it listens."""
-    with subprocess.Popen(argv) as ray:
+    # what runs in Ray is no task of this step: Lightning, for one, would take it for one
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(_OF_A_JOB)}
+    with subprocess.Popen(argv, env=environment) as ray:
         try:
             if head:
                 _wait_until_it_listens(ray, head)
