@@ -39,7 +39,8 @@ COMMUNICATION, OPTIMIZER, UNNAMED = 0.25, 0.35, 0.12
 """shares of a healthy step, where nothing better is known: the program's own work between phases, of no kind that is known, is a trainer's usual care, too"""
 MOSTLY = 0.7
 SLOWER, SLOWER_BESIDE = 0.1, 0.25
-"""share by which a slow rank computes longer than the others; and where other processes use its machine, which slow a rank down that they share a core with"""
+"""share by which a slow rank computes longer than the others; and on processors, or where other processes use its machine: two ranks' cores differ by less
+than that by themselves, as threads of a core whose other thread works, here or in another virtual machine of the host"""
 FOLLOWS = 0.6
 """correlation of time and tokens"""
 PAGE_S = 0.7e-6
@@ -192,7 +193,8 @@ def _slow(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         is_mostly = float(np.mean(mine > others)) >= MOSTLY or float(np.mean(mine)) > 1.3 * float(
             compute[~inside].mean(axis=1).max()
         )
-        least = SLOWER_BESIDE if _others_use(evidence, steps.ranks[group[0]].node) else SLOWER
+        on_gpu = evidence.facts.get("device") not in (None, "", "cpu") or bool(steps.ranks[group[0]].gpu)
+        least = SLOWER if on_gpu and not _others_use(evidence, steps.ranks[group[0]].node) else SLOWER_BESIDE
         if not is_mostly or usual <= 0 or float(excess[inside].mean()) < least * usual:
             continue
         if _tokens_explain(steps, group):

@@ -209,10 +209,12 @@ def test_ranks_that_are_more_than_the_cores_blame_nobody_else() -> None:
     assert diagnose(crowded).findings == ()
 
 
-def test_a_rank_that_shares_its_core_with_others_is_not_called_slow_for_a_little() -> None:
-    alone, beside = (diagnose(run(ranks=2, busier={0: 1.18}, load=load)) for load in (0.0, 0.2))
-    assert [f.cause for f in alone.findings] == ["slow_rank"]
-    assert [f.cause for f in beside.findings] == ["foreign_process"]
+def test_a_rank_whose_core_is_shared_is_not_called_slow_for_a_little() -> None:
+    on_gpus, on_cpus, beside = (run(ranks=2, busier={0: 1.18}, load=load) for load in (0.0, 0.0, 0.2))
+    on_gpus, beside = (replace(each, facts={**each.facts, "device": "cuda"}) for each in (on_gpus, beside))
+    assert [f.cause for f in diagnose(on_gpus).findings] == ["slow_rank"]
+    assert [f.cause for f in diagnose(beside).findings] == ["foreign_process"]
+    assert not diagnose(on_cpus).findings
 
 
 def test_nodes_that_share_a_machine_are_not_strangers_to_each_other() -> None:

@@ -371,7 +371,7 @@ def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str, fr
             failure = ended(events_until_ended(runner, [asked.id], deadline_s=900.0)).failure
             assert failure is not None
             assert failure.kind is FailureKind.WORKER_LOST
-            assert "on node 127.0.0.2" in failure.message
+            assert "node 127.0.0.2" in failure.message
             after = request(1, dp=2)
             runner.start(after)
             assert ended(events_until_ended(runner, [after.id])).failure is None
