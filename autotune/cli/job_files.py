@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -83,13 +84,15 @@ def write_job(
         note("note: the nodes' GPUs are detected when the job starts; until then an H100 node is assumed")
     if server:
         note(f"note: the job keeps its results in {server}; set AUTOTUNE_STORE to it in the job's environment too")
-    _tell(made, written, json=json, when=when, number=submission.submit(made) if submits else "", server=server)
+    number = submission.submit(made) if submits else ""
+    named = shlex.quote(study.name) if server else f"--in {made.folder.name}"
+    _tell(made, written, json=json, when=when, number=number, named=named)
 
 
 def _tell(
-    made: Submission, written: Sequence[Path], *, json: bool, when: str = "", number: str = "", server: str = ""
+    made: Submission, written: Sequence[Path], *, json: bool, when: str = "", number: str = "", named: str = ""
 ) -> None:
-    """What was written, and how the job is started, or that it was."""
+    """What was written, and how the job is started, or that it was; `named`: how a command names its study."""
     if json:
         emit(
             {
@@ -109,9 +112,7 @@ def _tell(
         note(f"Slurm: {when}")
     if number:
         note(f"submitted as job {number}")
-        note(
-            f"next: autotune status {made.folder.name}" if server else f"next: autotune status --in {made.folder.name}"
-        )
+        note(f"next: autotune status {named}")
     else:
         print(made.start)
 

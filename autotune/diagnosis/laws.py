@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from autotune.diagnosis.critical import LEAST_STEPS, Series, Steps, share_of
-from autotune.diagnosis.evidence import Evidence, Link, Place, Rank
+from autotune.diagnosis.evidence import Evidence, Link, Node, Place, Rank
 from autotune.diagnosis.finding import Diagnosis, Finding
 from autotune.diagnosis.log_words import WARNED_OF, named_rank
 from autotune.spec.texts.as_text import format_bytes, format_duration
@@ -391,8 +391,7 @@ def _foreign(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         if not here:
             continue
         cores = nodes[0].cores
-        foreign = max(node.busy for node in nodes) - sum(node.ours for node in nodes)
-        stolen = max(node.stolen for node in nodes)
+        foreign, stolen = _taken(nodes)
         usable = min(cores, max((steps.ranks[at].cores for at in here), default=cores) * len(names))
         wanted = sum(
             float((sum(busy[at] for busy in steps.busy.values()) + steps.delay[at]).sum() / steps.time[at].sum())
@@ -401,7 +400,7 @@ def _foreign(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         due = max(0.0, 1.0 - usable / wanted) if wanted > 0 else 0.0
         at = max(here, key=lambda i: delays[i])
         excess = (float(delays[at]) - due) / (1.0 - due)
-        if foreign + stolen < max(FOREIGN_CORES, 0.03 * cores) or excess <= 0:
+        if foreign + stolen < _noticed(cores) or excess <= 0:
             continue
         cost = min(
             excess, (foreign + stolen) / max(foreign + stolen + float(np.mean([1 - delays[i] for i in here])), 1e-9)
@@ -447,10 +446,17 @@ def _others_use(evidence: Evidence, name: str) -> bool:
     """Whether other processes, or a hypervisor, use the processors of a node's machine."""
     machine = next((node.machine for node in evidence.nodes if node.name == name), None)
     nodes = [node for node in evidence.nodes if node.machine == machine]
-    if not nodes:
-        return False
-    foreign = max(node.busy for node in nodes) - sum(node.ours for node in nodes) + max(node.stolen for node in nodes)
-    return foreign >= max(FOREIGN_CORES, 0.03 * nodes[0].cores)
+    return bool(nodes) and sum(_taken(nodes)) >= _noticed(nodes[0].cores)
+
+
+def _taken(nodes: Sequence[Node]) -> tuple[float, float]:
+    """Processors of one machine that others use, and that a hypervisor took."""
+    return max(node.busy for node in nodes) - sum(node.ours for node in nodes), max(node.stolen for node in nodes)
+
+
+def _noticed(cores: int) -> float:
+    """Processors from which on their use by others counts."""
+    return max(FOREIGN_CORES, 0.03 * cores)
 
 
 def _bubble(evidence: Evidence) -> Iterator[Finding]:

@@ -121,7 +121,9 @@ def tune(
     if named := [name for name, given in unused.items() if given]:
         raise SpecError(
             f"{' and '.join(named)} {'has' if len(named) == 1 else 'have'} no effect {'with' if on else 'without'} --on",
-            remedy="leave it out; the job keeps its results in NAME/" if on else "add --on slurm or --on kubernetes",
+            remedy=f"leave {'it' if len(named) == 1 else 'them'} out; the job keeps its results in NAME/"
+            if on
+            else "add --on slurm or --on kubernetes",
             field=named[0],
         )
     place = base or (Path.cwd() if spec == "-" else Path(spec).absolute().parent)

@@ -50,8 +50,10 @@ def _set_by(node: ast.AST) -> list[tuple[str, ScriptOption]]:
     target = (
         node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
     )
+    if not isinstance(target, ast.Name | ast.Attribute):
+        return []
     value = literal_or_none(getattr(node, "value", None))
-    if not isinstance(target, ast.Name | ast.Attribute) or not isinstance(value, bool | int | str):
+    if not isinstance(value, bool | int | str):
         return []
     name = target.id if isinstance(target, ast.Name) else target.attr
     option = replace(option_of(name, kind_of(value), value), line=target.lineno)

@@ -17,17 +17,22 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from autotune.errors import SpecError
 from autotune.spec.texts.as_text import value_word
 from autotune.trainers.command.overriding import UnclearPlaceError, find
+from autotune.trainers.command.training import NUMBERS
 from autotune.trainers.documents.placeholders import Expression, Values, check_names, parse
 from autotune.trainers.launch_files import FOLDER, check_file_name
 
-OF_TRIALS = frozenset({"steps", "seed", "trial_dir"})
-"""placeholders that a training has values of its own for"""
+OF_TRIALS = frozenset({*NUMBERS, "trial_dir"})
+"""placeholders that are a trial's alone"""
+
+_MODULE = ("-m", "--module")
+"""before the name of a module"""
 
 
 def expressions(overrides: Mapping[str, Any]) -> Iterator[Expression]:
@@ -48,7 +53,15 @@ def check_overrides(overrides: Mapping[str, Any], argv: Sequence[str], known: fr
                 remedy=f"write it as in argv: {programs}" if programs else "write the file or module as in argv",
                 field=where,
             )
+        if not name.endswith(".py") and not any(pair == (flag, name) for pair in pairwise(argv) for flag in _MODULE):
+            raise SpecError(
+                f"overrides are for a program in Python, but {name!r} is neither a file .py nor a module behind -m",
+                remedy="write the file or module that trains as in argv",
+                field=where,
+            )
         check_file_name(_file(name))
+        if [_file(other) for other in overrides if isinstance(other, str)].count(_file(name)) > 1:
+            raise SpecError(f"two programs with overrides are called {_file(name)}: name one of them", field=where)
         if not isinstance(places, Mapping):
             raise SpecError(
                 f"overrides map places of {name} to values, but here is {places!r:.80}",
@@ -67,6 +80,8 @@ def check_overrides(overrides: Mapping[str, Any], argv: Sequence[str], known: fr
 def check_places(overrides: Mapping[str, Any], folder: Path) -> None:
     """Raises `SpecError` for a place that its file does not have, or has several times. A file that is not below `folder` is looked at when it starts."""
     for name, places in overrides.items():
+        if not isinstance(name, str):
+            continue  # refused with the other options
         file = folder / (name if name.endswith(".py") else f"{name.replace('.', '/')}.py")
         if not isinstance(places, Mapping) or not file.is_file():
             continue
@@ -106,7 +121,7 @@ def in_argv(argv: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
     """The command with these files in the place of the programs; they start a module, too."""
     words: list[str] = []
     for word in argv:
-        if word in overrides and words and words[-1] in ("-m", "--module"):
+        if word in overrides and words and words[-1] in _MODULE:
             del words[-1]
         words.append(f"{FOLDER}/{_file(word)}" if word in overrides else word)
     return words

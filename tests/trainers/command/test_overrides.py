@@ -177,6 +177,8 @@ def test_an_error_names_the_lines_of_the_program_and_a_file_that_changed_meanwhi
         ({"train.py": {"BATCH": 1}}, ["torchrun", "-m", "train"], "train.py", "file or module"),
         ({"train.py": ["BATCH"]}, ["python", "train.py"], "train.py", "CALL.KEYWORD"),
         ({"train.py": {"BATCH": "{micro_batch}"}}, ["python", "train.py"], "train.py.BATCH", "micro_batch_size"),
+        ({"python": {"BATCH": 1}}, ["python", "train.py"], "python", "file or module that trains"),
+        ({1: {"BATCH": 1}}, ["python", "train.py"], "1", "as in argv: train.py"),
         ({"train.py": {"BATCH": float("nan")}}, ["python", "train.py"], "train.py.BATCH", "in quotes"),
         ({"train.py": {"BATCH": {"a": 1, "b": 2}}}, ["python", "train.py"], "train.py.BATCH", "precision: {bf16: true"),
     ],
@@ -188,11 +190,20 @@ def test_a_wrong_override_is_refused_with_its_remedy(overrides: Any, argv: list[
     assert remedy in told.value.remedy
 
 
+def test_two_programs_of_one_name_are_refused() -> None:
+    options = {"argv": ["a", "x/train.py", "y/train.py"], "overrides": {"x/train.py": {"A": 1}, "y/train.py": {"A": 2}}}
+    with pytest.raises(SpecError, match=r"two programs with overrides are called train\.py"):
+        trainer("command").check_options(trainer("command").checked(options), ())
+
+
 def test_a_spec_names_a_place_that_the_file_has(tmp_path: Path) -> None:
     asked = {"kind": "command", "argv": ["python", "train.py"], "overrides": {"train.py": {"BATCHES": 1}}}
     _program(tmp_path)
     with pytest.raises(SpecError, match=r"train.py: nothing sets BATCHES"):
         with_program_files(asked, tmp_path)
+    assert with_program_files({**asked, "overrides": {1: {"BATCH": 1}}}, tmp_path)["overrides"], (
+        "refused later, in words"
+    )
     (tmp_path / "train.py").write_text("if:")
     with pytest.raises(SpecError, match=r"train.py cannot be read as Python"):
         with_program_files(asked, tmp_path)

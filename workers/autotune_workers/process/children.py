@@ -30,7 +30,7 @@ _PRIVATE = ("AUTOTUNE_", "PGPASS", "RAY_AUTH_", "TORCHELASTIC_")
 """beginnings of names"""
 _LAUNCHERS = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
 """what a launcher tells its ranks: of the one that started this process it would be wrong for a trial's"""
-_OF_A_JOB = ("SLURM_", "PMI_", "PMI2_", "PMIX_", "OMPI_")
+OF_A_JOB = ("SLURM_", "PMI_", "PMI2_", "PMIX_", "OMPI_")
 """beginnings of the names by which a scheduler or MPI tells a process its place in a job. Trainers take them for their own: Lightning refuses ranks that differ
 from the job's tasks, and lets Slurm start the job anew"""
 ANSWER_S = 60.0
@@ -64,7 +64,7 @@ class Child(Protocol):
 def inherited_environment(*, with_job: bool = False, of: Mapping[str, str] | None = None) -> dict[str, str]:
     """Our environment without secrets of ours (settings, passwords of the database, Ray's token) and other launchers' variables; `with_job`: with those of the
     job that this process belongs to, by which `srun` starts a step of it. `of`: another process's in the place of ours."""
-    kept_back = _PRIVATE if with_job else (*_PRIVATE, *_OF_A_JOB)
+    kept_back = _PRIVATE if with_job else (*_PRIVATE, *OF_A_JOB)
     told = os.environ if of is None else of
     return {name: value for name, value in told.items() if not (name.startswith(kept_back) or name in _LAUNCHERS)}
 

@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from autotune_workers.process.children import OF_A_JOB
 from autotune_workers.ray.cluster import watchdog
 
 HEAD = "head"
@@ -66,14 +67,10 @@ def _free_port(address: str) -> int:
         return int(free.getsockname()[1])
 
 
-_OF_A_JOB = ("SLURM_", "PMI_", "PMI2_", "PMIX_", "OMPI_")
-"""beginnings of the names by which Slurm and MPI tell a process its place in a job"""
-
-
 def _run(argv: list[str], folder: Path, head: str) -> int:
     """Ray's exit status; as the head it writes its address once it listens."""
     # what runs in Ray is no task of this step: Lightning, for one, would take it for one
-    environment = {name: text for name, text in os.environ.items() if not name.startswith(_OF_A_JOB)}
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(OF_A_JOB)}
     with subprocess.Popen(argv, env=environment) as ray:
         try:
             if head:
