@@ -6,8 +6,10 @@ python node_program.py --node N --micro-batch M [--step-s S] [--fault KIND@NODE]
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
+import socket
 import time
 
 STEPS = 12
@@ -22,6 +24,20 @@ def fall(kind: str) -> None:
     time.sleep(3600)
 
 
+def meet(node: int) -> None:
+    """Returns once both nodes are there, as ranks do that make a process group."""
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if node == 0:
+        with socket.create_server(place) as server:
+            server.accept()[0].close()
+        return
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(place).close()
+            return
+        time.sleep(0.02)
+
+
 def main() -> None:
     """Prints one step after the other; a peer of a node that failed sees a broken connection."""
     parser = argparse.ArgumentParser()
@@ -32,9 +48,9 @@ def main() -> None:
     arguments = parser.parse_args()
     kind, _, where = arguments.fault.partition("@")
     is_mine = bool(kind) and arguments.node == int(where)
-    print(
-        f"told {sorted(f'{k}={v}' for k, v in os.environ.items() if k.startswith(('PET_', 'MASTER_', 'NODE_', 'GLOO_')))}"
-    )
+    told = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(("PET_", "MASTER_", "NODE_", "GLOO_")))
+    print(f"told {told}", flush=True)
+    meet(arguments.node)
     for step in range(STEPS):
         if is_mine and step == 3:
             fall(kind)
