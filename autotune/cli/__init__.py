@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int:
     """Runs one command line and returns its exit code."""
     if argv[:1] == ["run"] and "--" in argv:
         at = argv.index("--")
-        _be_silent(argv[at + 1 :], is_watched="--diagnose" in argv[:at])
+        _be_silent(argv[at + 1 :], argv[1:at])
     import typer
 
     from autotune.cli.exit_codes import DONE, INTERRUPTED
@@ -104,7 +104,7 @@ def run(argv: list[str]) -> int:
     return code if isinstance(code, int) else DONE
 
 
-def _be_silent(command: list[str], *, is_watched: bool) -> None:
+def _be_silent(command: list[str], options: list[str]) -> None:
     """Becomes the command at once, where another process of its job speaks: there may be thousands."""
     from autotune.observing.in_place import exec_in_place
     from autotune.observing.rank import is_first
@@ -112,7 +112,9 @@ def _be_silent(command: list[str], *, is_watched: bool) -> None:
     if command and not is_first(os.environ, command):
         from autotune.observing.watched import NOWHERE, variables_of
 
-        exec_in_place(command, variables_of(os.environ, NOWHERE) if is_watched else None)
+        profile = "--profile" in options
+        is_watched = profile or "--diagnose" in options
+        exec_in_place(command, variables_of(os.environ, NOWHERE, profile=profile) if is_watched else None)
 
 
 def application(word: str = "") -> typer.Typer:

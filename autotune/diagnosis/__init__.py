@@ -2,7 +2,7 @@
 
 evidence.py    what was seen of ranks, nodes and links         laws.py       each class of cause, and when it may be claimed
 collect.py     evidence of the probe's reports                 log_words.py   lines of a log that speak of a cause
-critical.py    what a step would take without a part of it
+critical.py    what a step would take without a part of it     profiled.py   what torch's profiler says of a step
 finding.py     a finding, and all of them as an answer         words.py      an answer as lines of text
 """
 

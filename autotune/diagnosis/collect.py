@@ -29,6 +29,7 @@ class Reports:
         self._steps: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
         self._counts: dict[int, int] = defaultdict(int)
         self._watch: dict[int, list[Mapping[str, Any]]] = {}
+        self._profiles: dict[int, Mapping[str, Any]] = {}
         self.facts: dict[str, Any] = {}
         self._facts_rank: int | None = None
 
@@ -39,13 +40,16 @@ class Reports:
             match report.get("kind"):
                 case "step" if rank in self._steps or len(self._steps) < MOST_RANKS:
                     steps = self._steps[rank]
-                    steps += [step for step in report["steps"] if "phases" in step]
-                    self._counts[rank] += len(report["steps"])
+                    counted = [step for step in report["steps"] if "phases" in step and not step.get("profiled")]
+                    steps += counted
+                    self._counts[rank] += len(counted)
                     if len(steps) > MOST_STEPS + WARMUP:
                         del steps[: len(steps) - MOST_STEPS]
                 case "watch":
                     known = self._watch.setdefault(rank, [])
                     known[:] = [*known[:1], report]
+                case "profile" if len(self._profiles) < MOST_RANKS:
+                    self._profiles[rank] = report
                 case "facts" if self._facts_rank is None or rank <= self._facts_rank:
                     self._facts_rank = rank
                     self.facts = {name: value for name, value in report.items() if name not in ("kind", "pid")}
@@ -58,8 +62,21 @@ class Reports:
         count = min(len(rank.step_times_s) for rank in ranks)
         slowest = tuple(max(rank.step_times_s[-count:][at] for rank in ranks) for at in range(count))
         world = max(int(self.facts.get("world") or 1), len(ranks))
-        found = {"step_times_s": slowest, **known}
+        found = {"step_times_s": slowest, **self._profile(), **known}
         return Evidence(ranks=ranks, nodes=self._nodes(), facts=self.facts, world=world, **found)
+
+    def _profile(self) -> dict[str, Any]:
+        """Means over ranks of what a profile saw."""
+        seen = [report for _, report in sorted(self._profiles.items()) if "parts_s" in report]
+        if not seen:
+            return {"profile_failed": next((str(r["failed"]) for r in self._profiles.values() if "failed" in r), "")}
+        delays = [float(report["launch_delay_s"]) for report in seen if report.get("launch_delay_s") is not None]
+        names = seen[0]["parts_s"]
+        return {
+            "parts_s": {name: sum(float(r["parts_s"].get(name, 0.0)) for r in seen) / len(seen) for name in names},
+            "longest_s": dict(seen[0].get("longest_s") or {}),
+            "launch_delay_s": sum(delays) / len(delays) if delays else None,
+        }
 
     def _rank(self, rank: int) -> Rank:
         steps = self._steps[rank]

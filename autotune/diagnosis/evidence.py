@@ -147,7 +147,13 @@ class Evidence:
     step_times_s: tuple[float, ...] = ()
     """of the slowest rank, or of the log"""
     parts_s: Mapping[str, float] = field(default_factory=dict)
-    """a step by cause as a profile measured it: compute, communication, bubble, optimizer, host"""
+    """a step by cause as a profile measured it: compute, communication, bubble, optimizer, input, host"""
+    longest_s: Mapping[str, float] = field(default_factory=dict)
+    """kernels that take longest in it, of the first rank"""
+    launch_delay_s: float | None = None
+    """median time from a kernel's launch to its start in it"""
+    profile_failed: str = ""
+    """why there is no profile though one was asked for"""
     predicted_s: tuple[float, float, float] | None = None
     """step time: expected, and the ends of its 90% interval"""
     predicted_parts_s: Mapping[str, float] = field(default_factory=dict)

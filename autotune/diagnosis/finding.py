@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+CLAIMED = 0.05
+"""share of the step from which on a cause is claimed"""
 CLASSES: Mapping[str, str] = {
     "input": "the ranks wait for data",
     "host": "the program's own work outside training slows it down",
@@ -71,6 +73,8 @@ class Diagnosis:
     """in a sentence, also where nothing was found"""
     not_seen: tuple[str, ...] = ()
     """evidence that there was none of, and how to get it"""
+    profile: tuple[str, ...] = ()
+    """a profiled step in words, where there is one"""
     table: tuple[Mapping[str, Any], ...] = ()
     """seconds of a median step by rank and part"""
 
@@ -80,5 +84,6 @@ class Diagnosis:
             "verdict": self.verdict,
             "findings": [finding.to_dict() for finding in self.findings],
             "not_seen": list(self.not_seen),
+            "profile": list(self.profile),
             "ranks": [dict(row) for row in self.table],
         }

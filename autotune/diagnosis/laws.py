@@ -30,11 +30,12 @@ import numpy as np
 
 from autotune.diagnosis.critical import LEAST_STEPS, Series, Steps, share_of
 from autotune.diagnosis.evidence import Evidence, Link, Node, Place, Rank
-from autotune.diagnosis.finding import Diagnosis, Finding
+from autotune.diagnosis.finding import CLAIMED, Diagnosis, Finding
 from autotune.diagnosis.log_words import WARNED_OF, named_rank
+from autotune.diagnosis.profiled import profile_lines, shares_of, with_profile
 from autotune.spec.texts.as_text import format_bytes, format_duration
 
-CLAIMED, SURE = 0.05, 0.02
+SURE = 0.02
 COMMUNICATION, OPTIMIZER, UNNAMED = 0.25, 0.35, 0.12
 """shares of a healthy step, where nothing better is known: the program's own work between phases, of no kind that is known, is a trainer's usual care, too"""
 MOSTLY = 0.7
@@ -63,6 +64,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
             found += law(evidence, steps)
     for rule in _OF_READINGS:
         found += rule(evidence)
+    found = with_profile(evidence, found, _due(evidence))
     found = _with_log(evidence, found)
     found = [f for f in found if f.share is None or (f.share >= CLAIMED and (f.low is None or f.low >= SURE))]
     short = max((f.share or 0.0 for f in found if f.cause == "memory"), default=0.0)
@@ -72,7 +74,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     # what is faster than predicted costs nothing, but whatever else was said of it rests on a wrong prediction
     found.sort(key=lambda f: (f.cause == "prediction" and f.share is None, f.share or -1.0), reverse=True)
     return Diagnosis(
-        findings=tuple(found), verdict=_verdict(evidence, steps, found), not_seen=tuple(_not_seen(evidence)), table=tuple(_table(steps))
+        findings=tuple(found), verdict=_verdict(evidence, steps, found), not_seen=tuple(_not_seen(evidence)), profile=tuple(profile_lines(evidence)), table=tuple(_table(steps))
     )  # fmt: skip
 
 
@@ -264,12 +266,7 @@ def _communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         return
     waits = steps.shared_wait
     share, low, high = steps.share(waits)
-    predicted = evidence.predicted_parts_s
-    due = COMMUNICATION
-    if evidence.is_measured_here and predicted and evidence.predicted_s:
-        expected = sum(value for name, value in predicted.items() if name.endswith("_comm"))
-        due = 1.5 * expected / evidence.predicted_s[0] + CLAIMED
-    if share < due or low < SURE:
+    if share < _due(evidence) or low < SURE:
         return
     several = len({rank.node for rank in steps.ranks}) > 1 or evidence.world > len(steps.ranks)
     axis, collective = _axis(evidence, steps)
@@ -304,6 +301,15 @@ def _communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         ),
         knob="accumulation_steps",
     )  # fmt: skip
+
+
+def _due(evidence: Evidence) -> float:
+    """Share of the step that communication may take."""
+    predicted = evidence.predicted_parts_s
+    if not (evidence.is_measured_here and predicted and evidence.predicted_s):
+        return COMMUNICATION
+    expected = sum(value for name, value in predicted.items() if name.endswith("_comm"))
+    return 1.5 * expected / evidence.predicted_s[0] + CLAIMED
 
 
 def _optimizer(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
@@ -461,11 +467,11 @@ def _noticed(cores: int) -> float:
 
 def _bubble(evidence: Evidence) -> Iterator[Finding]:
     parts, predicted = evidence.parts_s, evidence.predicted_parts_s
-    whole = sum(value for name, value in parts.items() if name != "communication_overlapped")
-    if whole <= 0 or not predicted or evidence.predicted_s is None:
+    shares = shares_of(parts)
+    if not shares or not predicted or evidence.predicted_s is None:
         return
     seen, due = (
-        parts.get("bubble", 0.0) / whole,
+        shares.get("bubble", 0.0),
         (predicted.get("bubble", 0.0) + predicted.get("pp_comm", 0.0)) / evidence.predicted_s[0],
     )
     extra = seen - 1.25 * due
@@ -475,7 +481,7 @@ def _bubble(evidence: Evidence) -> Iterator[Finding]:
         low=max(0.0, extra / 2),
         high=seen,
         what=f"pipeline stages wait for each other for {seen:.0%} of the step; {due:.0%} is expected",
-        evidence=(f"one profiled step: {format_duration(parts.get('bubble', 0.0))} of {format_duration(whole)} in sends and receives while nothing is computed",),
+        evidence=(f"one profiled step: {format_duration(parts.get('bubble', 0.0))} of a step in sends and receives while nothing is computed",),
         confirm="profile a step of each stage: the stage that never waits is the slow one",
         change="split the layers so that stages take equal time (the last one has the head and the loss), or use more micro-batches or an interleaved schedule",
         knob="pp_schedule",
@@ -900,6 +906,8 @@ def _not_seen(evidence: Evidence) -> Iterator[str]:
         yield f"{evidence.world - len(evidence.ranks)} of {evidence.world} ranks were not observed: start every node's command with `autotune run --diagnose`"
     if evidence.ranks and not evidence.nodes:
         yield "the run was too short to see what else was running on the machine"
+    if evidence.profile_failed:
+        yield f"no profile: {evidence.profile_failed}"
     if evidence.predicted_s is None:
         yield "no prediction to compare with: the run's model or batch is unknown"
 

@@ -16,6 +16,7 @@ def lines_of(diagnosis: Diagnosis) -> Iterator[str]:
         yield from (f"   seen: {text}" for text in finding.evidence)
         yield f"   confirm: {finding.confirm}"
         yield f"   change: {finding.change}" + (f" ({finding.line})" if finding.line else "")
+    yield from diagnosis.profile
     yield from (f"not observed: {text}" for text in diagnosis.not_seen)
 
 

@@ -65,6 +65,8 @@ class Asked:
     as_json: bool = False
     reports: str = ""
     """folder of the probe's reports; empty: the ranks are not watched"""
+    profiles: bool = False
+    """torch's profiler watches some steps"""
 
 
 def adviser_of(asked: Asked) -> Any:
@@ -196,6 +198,8 @@ class _Adviser:
             return seen, diagnose(
                 Evidence(step_times_s=seen.step_times_s if seen else (), hints=program.hints, **predicted)
             )
+        if self._asked.profiles and not evidence.parts_s and not evidence.profile_failed:
+            evidence = replace(evidence, profile_failed="the training ended before the tenth step")
         if found is not None:
             evidence = with_asked(evidence, found.config, said_by="launch")
             evidence = replace(evidence, asked_at=_asked_at(found, evidence))

@@ -18,8 +18,11 @@ from pathlib import Path
 NOWHERE = "-"
 
 
-def variables_of(environment: Mapping[str, str], reports: str) -> dict[str, str]:
-    """What the environment of the command gets; `reports`: the folder, or `NOWHERE`. Empty where the probe is not installed or was switched off."""
+PROFILED_STEPS = 2
+
+
+def variables_of(environment: Mapping[str, str], reports: str, *, profile: bool = False) -> dict[str, str]:
+    """What the environment of the command gets; `reports`: the folder, or `NOWHERE`; `profile`: torch's profiler watches some steps. Empty where the probe is not installed or was switched off."""
     found = find_spec("autotune_workers")
     if (
         found is None
@@ -29,7 +32,11 @@ def variables_of(environment: Mapping[str, str], reports: str) -> dict[str, str]
         return {}
     code = str(Path(found.origin).parent / "probe" / "injected")
     path = environment.get("PYTHONPATH", "")
+    profiling = {"AUTOTUNE_PROBE_PROFILE": str(PROFILED_STEPS)} if profile else {}
+    if profile and "KINETO_LOG_LEVEL" not in environment:  # else the profiler prints two lines among the command's own
+        profiling["KINETO_LOG_LEVEL"] = "99"
     return {
+        **profiling,
         "PYTHONPATH": f"{code}{os.pathsep}{path}" if path else code,
         "AUTOTUNE_PROBE_REPORTS": reports,
         "AUTOTUNE_PROBE_MIRROR": "1",

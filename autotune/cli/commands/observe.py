@@ -42,6 +42,13 @@ def run(
             help="Observe every rank from inside and report at the end what slows the run down. On several nodes, start every node's command this way.",
         ),
     ] = False,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="Like --diagnose, and run torch's profiler on every rank for two steps after the eighth: what the GPU does, the longest kernels. Those steps are slower.",
+        ),
+    ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -53,8 +60,9 @@ def run(
     from autotune.observing.rank import is_first
     from autotune.observing.watched import NOWHERE, folder, variables_of
 
+    diagnose = diagnose or profile
     if not is_first(os.environ, command):
-        exec_in_place(command, variables_of(os.environ, NOWHERE) if diagnose else None)
+        exec_in_place(command, variables_of(os.environ, NOWHERE, profile=profile) if diagnose else None)
     reports = folder() if diagnose else ""
 
     def advise(channel: object) -> None:
@@ -68,9 +76,12 @@ def run(
             "precision": precision,
             "config": config,
         }
-        adviser_of(Asked(command=tuple(command), said=said, store=store, as_json=json, reports=reports))(channel)
+        adviser_of(
+            Asked(command=tuple(command), said=said, store=store, as_json=json, reports=reports, profiles=profile)
+        )(channel)
 
-    run_in_place(command, advise, to_stderr=json, variables=variables_of(os.environ, reports) if diagnose else None)
+    variables = variables_of(os.environ, reports, profile=profile) if diagnose else None
+    run_in_place(command, advise, to_stderr=json, variables=variables)
 
 
 def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from autotune_workers.dryrun import torch_patches, torch_private
 from autotune_workers.dryrun.memory_ledger import MemoryLedger
 from autotune_workers.dryrun.position import Position
 from autotune_workers.dryrun.work_log import FORMULAS, CollectiveLog, WorkLog, operation_of, tensors_in
-from autotune_workers.training.measuring.profile import OPTIMIZER
+from autotune_workers.probe.injected.profile import OPTIMIZER
 
 GRADIENT_AXES = ("dp_cp", "expert_data")
 """mesh axes over which gradients are summed, and how the names of their parts begin"""

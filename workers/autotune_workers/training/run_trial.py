@@ -25,11 +25,11 @@ from autotune.reward import NoiseScale, noise_scale, spikes
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.stopping import trial_decision
 from autotune_workers.gang.failure_kind import divergence
+from autotune_workers.probe.injected.profile import Profile
 from autotune_workers.probe.injected.versions import versions
 from autotune_workers.training.measuring.gpu_allocator import allocator_settings
 from autotune_workers.training.measuring.gpu_state import GpuState, worst_of
 from autotune_workers.training.measuring.measure import MeanPower, PeakMemory, device_readings, release, synchronize
-from autotune_workers.training.measuring.profile import profile_step
 from autotune_workers.training.measuring.rank_evidence import RankEvidence
 from autotune_workers.training.parallel.mesh import RankContext, destroy_groups, line_up, living_groups
 from autotune_workers.training.post_training import PostTraining
@@ -260,14 +260,14 @@ class _Attempt:
         device = self._context.device
         tokens, targets = training.batch(len(self._steps))
 
-        def step() -> None:
-            training.step(tokens, targets)
-            synchronize(device)
-
         line_up(self._context)
-        mine = profile_step(step, device, pipelined=self._request.config.pp > 1)
+        profile = Profile(torch, on_gpu=device.type == "cuda")
+        profile.begin()
+        training.step(tokens, targets)
+        mine = profile.end(pipelined=self._request.config.pp > 1)
         told = {**mine.parts_s, "communication_overlapped": mine.overlapped_s}
-        seconds = torch.tensor([*told.values(), mine.launch_delay_s], dtype=torch.float64, device=device)
+        delay_s = math.nan if mine.launch_delay_s is None else mine.launch_delay_s
+        seconds = torch.tensor([*told.values(), delay_s], dtype=torch.float64, device=device)
         dist.all_reduce(seconds)
         *parts, delay = (seconds / self._context.world_size).tolist()
         readings = dict(measured.utilization) | ({} if math.isnan(delay) else {"kernel_launch_delay_s": delay})

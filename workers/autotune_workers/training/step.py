@@ -31,8 +31,8 @@ from autotune.trainers.base.workload_limits import own_model_limits, unequal_lim
 from autotune.trainers.catalog.native import NativeTrainer
 from autotune_workers.probe.injected.phases import BACKWARD, COLLECTIVE, FORWARD, Phase, Phases
 from autotune_workers.probe.injected.phases import OPTIMIZER as STEPPING
+from autotune_workers.probe.injected.profile import OPTIMIZER
 from autotune_workers.training.data import SequenceSource, rows_of
-from autotune_workers.training.measuring.profile import OPTIMIZER
 from autotune_workers.training.model.low_rank_adapters import check_adapters
 from autotune_workers.training.model.own_stage import OwnStage
 from autotune_workers.training.optimizer import build_optimizer, check_optimizer, clip, learning_rate

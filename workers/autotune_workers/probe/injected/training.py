@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from . import model_facts
+from . import model_facts, profile
 from .channel import Channel
 from .phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, FORWARD, OPTIMIZER, Phases, wrapped
 from .watch import Watch
@@ -84,6 +84,8 @@ class Seen:
         self.compiled = 0
         """frames that torch has compiled"""
         self.watch: Watch | None = None
+        self.profile: profile.AskedProfile | None = None
+        self.pipelined = False
 
 
 class Steps:
@@ -141,6 +143,8 @@ class Steps:
             "cpu": round(time.process_time() - seen.cpu_s, 5),
             "compile_s": compiled(seen),
         }
+        if seen.profile is not None and seen.profile.disturbs():
+            step["profiled"] = True
         seen.cpu_s = time.process_time()
         self._last_s = now_s
         self.count += 1
@@ -237,6 +241,7 @@ def watch(torch: Any, reports: Channel) -> None:
     seen, steps = Seen(), Steps(torch, reports)
     compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None) or (lambda: False)
     seen.watch = Watch(seen.phases, reports, torch)
+    seen.profile = profiler = profile.AskedProfile(torch)
     _hook_modules(torch, seen, compiling)
     _wrap_backward(torch, seen, compiling)
     _wrap_loaders(torch, seen)
@@ -249,17 +254,21 @@ def watch(torch: Any, reports: Channel) -> None:
     def tell_facts() -> None:
         """Steps are timed whether or not the model can be described."""
         try:
-            reports.send("facts", **model_facts.facts(torch, seen, steps.optimizers))
+            facts = model_facts.facts(torch, seen, steps.optimizers)
+            seen.pipelined = (facts.get("degrees") or {}).get("pp", 1) > 1
+            reports.send("facts", **facts)
         except Exception as error:
             reports.send("trouble", error="facts: " + repr(error)[:500])
 
     def steps_now() -> None:
         if not (compiling() or seen.off):
             seen.phases.enter(OPTIMIZER)
+            profiler.enter(profile.OPTIMIZER)
 
     def stepped(optimizer: Any, skipped: bool = False) -> None:
         if not skipped:
             seen.phases.leave(OPTIMIZER)
+            profiler.leave()
         if compiling() or seen.off or os.getpid() != seen.pid:
             return
         try:
@@ -272,6 +281,8 @@ def watch(torch: Any, reports: Channel) -> None:
             if steps.count in FACTS_AT:
                 tell_facts()
             seen.exploring = steps.count < max(FACTS_AT)
+            if (seen_of_step := profiler.step(steps.count, pipelined=seen.pipelined)) is not None:
+                reports.send("profile", rank=model_facts.rank_of(torch), **seen_of_step)
         except Exception as error:
             trouble(error)
 
@@ -347,6 +358,8 @@ def _outermost(torch: Any, seen: Seen, module: Any, args: Any) -> None:
             return
         root = seen.roots[id(module)] = Root(module)
     root.calls += 1
+    if seen.profile is not None:
+        seen.profile.pass_begins()
     seen.worked = seen.ever_worked = True
     if seen.began_s is None:
         seen.began_s = time.monotonic()
@@ -396,10 +409,14 @@ def _wrap_backward(torch: Any, seen: Seen, compiling: Callable[[], bool]) -> Non
                     seen.graph = ["unknown"]
         seen.inside_backward += 1
         seen.phases.enter(BACKWARD)
+        if seen.profile is not None:
+            seen.profile.pass_begins()
         try:
             return run(*args, **kwargs)
         finally:
             seen.phases.leave(BACKWARD)
+            if seen.profile is not None:
+                seen.profile.pass_ends()
             seen.inside_backward -= 1
 
     torch.autograd.backward = backward
@@ -431,10 +448,14 @@ def _wrap_loaders(torch: Any, seen: Seen) -> None:
     def drawn(self: Any) -> Any:
         begin_s = time.monotonic()
         seen.phases.enter(DATA)
+        if seen.profile is not None:
+            seen.profile.enter(profile.INPUT)
         try:
             batch = draw(self)
         finally:
             seen.phases.leave(DATA)
+            if seen.profile is not None:
+                seen.profile.leave()
         if not seen.off and os.getpid() == seen.pid:
             seen.wait_s += time.monotonic() - begin_s
             try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,15 +12,20 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from autotune_workers.training.measuring.profile import (
+from autotune_workers.probe.injected.profile import (
+    ASKED,
+    INPUT,
     OPTIMIZER,
     STEP,
     Breakdown,
+    Profile,
     breakdown,
     launch_delay,
     partition,
-    profile_step,
 )
+from tests.workers.probe.watching import python, torchrun, watched
+
+LOOPS = Path(__file__).parents[2] / "diagnosing" / "programs"
 
 
 def event(name: str, start: float, end: float, *, gpu: bool = False, mark: bool = False, number: int = 0) -> object:
@@ -56,7 +62,7 @@ def micros(seen: Breakdown) -> dict[str, Any]:
 
 def test_a_gpu_is_judged_by_its_kernels_and_not_by_marks_of_regions() -> None:
     seen = breakdown(GPU_STEP, on_gpu=True, pipelined=True)
-    assert micros(seen) == {"optimizer": 15, "compute": 30, "bubble": 10, "communication": 20, "host": 25}
+    assert micros(seen) == {"optimizer": 15, "compute": 30, "bubble": 10, "communication": 20, "input": 0, "host": 25}
     assert seen.overlapped_s == pytest.approx(10e-6)
     assert sum(seen.parts_s.values()) == pytest.approx(100e-6)
 
@@ -68,7 +74,13 @@ def test_without_a_pipeline_a_send_is_part_of_a_collective() -> None:
 
 def test_kernels_start_some_time_after_their_launch() -> None:
     assert breakdown(GPU_STEP, on_gpu=True, pipelined=True).launch_delay_s == pytest.approx(16e-6)
-    assert math.isnan(launch_delay({1: 0.0}, {2: 1.0}))
+    assert launch_delay({1: 0.0}, {2: 1.0}) is None
+
+
+def test_of_a_gpu_only_the_time_in_which_it_has_nothing_to_do_is_input() -> None:
+    seen = breakdown([*GPU_STEP, event(INPUT, 40, 75, mark=True)], on_gpu=True, pipelined=True)
+    assert micros(seen) == {"optimizer": 15, "compute": 30, "bubble": 10, "communication": 20, "input": 5, "host": 20}
+    assert list(seen.longest_s or {})[:2] == ["ncclDevKernel_AllReduce_Sum_f32", "sm90_gemm"]
 
 
 def test_a_cpu_is_judged_by_operators_and_gloos_threads() -> None:
@@ -83,8 +95,8 @@ def test_a_cpu_is_judged_by_operators_and_gloos_threads() -> None:
         on_gpu=False,
         pipelined=True,
     )
-    assert micros(seen) == {"optimizer": 10, "compute": 30, "bubble": 5, "communication": 20, "host": 35}
-    assert math.isnan(seen.launch_delay_s)
+    assert micros(seen) == {"optimizer": 10, "compute": 30, "bubble": 5, "communication": 20, "input": 0, "host": 35}
+    assert seen.launch_delay_s is None
 
 
 def test_the_parts_add_up_to_the_time_that_the_step_took() -> None:
@@ -100,7 +112,10 @@ def test_the_parts_add_up_to_the_time_that_the_step_took() -> None:
 
     ratios = []
     for _ in range(20):  # a busy machine may stop the process on the edge of a step
-        seen = profile_step(step, torch.device("cpu"), pipelined=False)
+        profile = Profile(torch, on_gpu=False)
+        profile.begin()
+        step()
+        seen = profile.end(pipelined=False)
         ratios.append(sum(seen.parts_s.values()) / took[-1])
         assert ratios[-1] > 0.99
         if ratios[-1] < 1.05:
@@ -117,3 +132,54 @@ def test_rounding_makes_no_time_below_zero() -> None:
         found = partition((0.0, 6.1), {"compute": busy[:n], "communication": talk[:n]})
         assert found.overlapped_s >= 0.0
         assert min(found.parts_s.values()) >= 0.0
+
+
+def test_a_program_that_asks_for_nothing_is_profiled_where_the_probe_is_asked_to(tmp_path: Path) -> None:
+    """On both ranks, in the same two steps; the steps that it slows are marked."""
+    seen = watched(torchrun("decoder.py", "--wrap=ddp", "--steps=14"), cwd=tmp_path, env={ASKED: "2"})
+    assert seen.code == 0, seen.text
+    assert not seen.of("trouble")
+    assert sorted(report["rank"] for report in seen.of("profile")) == [0, 1]
+    for report in seen.of("profile"):
+        parts = report["parts_s"]
+        assert parts["compute"] > 0
+        assert parts["communication"] + parts["communication_overlapped"] > 0
+        assert parts["optimizer"] > 0
+        assert report["longest_s"]
+        steps = seen.steps(report["rank"])
+        assert [at for at, step in enumerate(steps, 1) if step.get("profiled")] == [9, 10, 11, 12]
+        profiled_s = sum(s for name, s in parts.items() if name != "communication_overlapped")
+        assert profiled_s <= steps[8]["s"] + steps[9]["s"]
+    assert not watched(python("decoder.py", "--steps=14"), cwd=tmp_path).of("profile")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "sleep"), [("train_hf.py", "0.005"), ("train_lightning.py", "0.005")])
+def test_regions_of_other_loops(tmp_path: Path, name: str, sleep: str) -> None:
+    """A loader that is waited for is input; Lightning's passes within the optimizer's step are no part of it."""
+    seen = watched([sys.executable, str(LOOPS / name), f"--sleep={sleep}"], cwd=tmp_path, env={ASKED: "1"})
+    (report,) = seen.of("profile")
+    parts = report["parts_s"]
+    assert parts["input"] >= 8 * 0.005
+    assert parts["compute"] > parts["optimizer"] > 0
+
+
+def test_the_programs_own_profiler_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    argv = [*python("decoder.py")[:1], str(tmp_path / "own.py")]
+    seen = watched(argv, cwd=tmp_path, env={ASKED: "2"})
+    assert [report["failed"] for report in seen.of("profile")] == ["the program's own profiler was running"]
+    assert "20 of 20 steps in its profile" in seen.text
+
+
+OWN = """
+import torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with torch.profiler.profile() as own:
+    for _ in range(20):
+        model(torch.randn(8, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+print(sum(event.name == "aten::addmm" for event in own.events()), "of 20 steps in its profile")
+"""

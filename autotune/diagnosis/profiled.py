@@ -1,0 +1,106 @@
+"""What torch's profiler saw of a step, and what may be claimed from it. On a GPU the host runs ahead of the device, so the phases of the probe say little of what the device
+does; a profile says it. On a CPU the phases count, and are exact.
+
+    host             the GPU has nothing to do in `IDLE` of the step or more, and no loader is waited for: launches do not keep up
+    input            it has nothing to do while a data loader is drawn from
+    communication    collectives run and nothing is computed, beyond what is due
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from autotune.diagnosis.evidence import Evidence
+from autotune.diagnosis.finding import CLAIMED, Finding
+from autotune.spec.texts.as_text import format_duration
+
+IDLE = 0.15
+"""of a healthy step's kernels some wait for their launch, too"""
+WAITED_FOR_S = 50e-6
+"""a kernel that begins sooner after its launch was waited for by the GPU"""
+HIDDEN = "communication_overlapped"
+
+
+def shares_of(parts_s: Mapping[str, float]) -> dict[str, float]:
+    """The parts of a step as shares of it; empty where nothing was profiled."""
+    parts = {name: s for name, s in parts_s.items() if name != HIDDEN}
+    whole = sum(parts.values())
+    return {name: s / whole for name, s in parts.items()} if whole > 0 else {}
+
+
+def profile_lines(evidence: Evidence) -> Iterator[str]:
+    """A profile in words: shares of the step, and the kernels that take longest."""
+    shares = shares_of(evidence.parts_s)
+    if not shares:
+        return
+    whole_s = sum(s for name, s in evidence.parts_s.items() if name != HIDDEN)
+    told = [f"{name} {share:.0%}" for name, share in sorted(shares.items(), key=lambda e: -e[1]) if share >= 0.005]
+    hidden = evidence.parts_s.get(HIDDEN, 0.0) / whole_s
+    more = f"; {hidden:.0%} more communication is hidden behind computation" if hidden >= 0.005 else ""
+    yield f"a profiled step of {format_duration(whole_s)}: {', '.join(told)}{more}"
+    if evidence.longest_s:
+        longest = (f"{name[:60]} {s / whole_s:.0%}" for name, s in evidence.longest_s.items())
+        yield f"longest on rank 0: {', '.join(longest)}"
+
+
+def with_profile(evidence: Evidence, found: Sequence[Finding], due: float) -> list[Finding]:
+    """The findings, with what the profile of a GPU's step says: as evidence of those that it speaks of, else as findings of their own. `due`: share of the step that
+    communication may take."""
+    claims = {finding.cause: finding for finding in _claims(evidence, due)}
+    known = []
+    for finding in found:
+        claim = claims.pop(finding.cause, None)
+        if claim is not None and finding.share is not None and finding.share < CLAIMED:
+            known.append(claim)
+        else:
+            known.append(replace(finding, evidence=(*finding.evidence, *claim.evidence)) if claim else finding)
+    return [*known, *claims.values()]
+
+
+def _claims(evidence: Evidence, due: float) -> Iterator[Finding]:
+    shares = shares_of(evidence.parts_s)
+    on_gpu = evidence.facts.get("device") not in (None, "", "cpu") or any(rank.gpu for rank in evidence.ranks)
+    if not shares or not on_gpu:
+        return
+    if (waits := shares.get("input", 0.0)) >= IDLE / 3:
+        yield _claim(
+            "input",
+            waits,
+            what="the GPUs wait for data",
+            seen=f"profile: the GPU is idle for {waits:.0%} of the step while a data loader is drawn from",
+            confirm="train some steps on a single batch kept in memory: the step should get shorter by this share",
+            change="raise num_workers of the DataLoader, pin its memory and prefetch, or move slow work out of the dataset",
+            knob="num_workers",
+        )
+    delay_s = evidence.launch_delay_s
+    if (idle := shares.get("host", 0.0)) >= IDLE and (delay_s is None or delay_s < WAITED_FOR_S):
+        after = f"; a kernel begins {format_duration(delay_s)} after its launch" if delay_s is not None else ""
+        yield _claim(
+            "host",
+            idle,
+            what="the GPUs wait for the host: launches do not keep up",
+            seen=f"profile: the GPU has nothing to do for {idle:.0%} of the step{after}",
+            confirm="train some steps with a larger micro-batch: the time per sequence should drop",
+            change="torch.compile (mode='reduce-overhead' uses CUDA graphs), a larger micro-batch, or fewer small operators",
+            knob="compile",
+        )
+    if (talks := shares.get("communication", 0.0)) >= due:
+        several = len({rank.node for rank in evidence.ranks}) > 1
+        where = "between nodes" if several else "inside the node"
+        yield _claim(
+            "communication_between_nodes" if several else "communication_inside_node",
+            talks,
+            what=f"collectives {where} run while nothing is computed",
+            seen=f"profile: collectives that nothing hides take {talks:.0%} of the step",
+            confirm="measure the collective alone (`autotune calibrate`, nccl-tests): it should reach the link's bandwidth",
+            change="reduce gradients less often (more accumulation steps) or in bf16, or let them overlap with the backward pass (bucket size, prefetch)",
+            knob="accumulation_steps",
+        )
+
+
+def _claim(cause: str, share: float, *, what: str, seen: str, confirm: str, change: str, knob: str) -> Finding:
+    # few steps, slowed by the profiler itself: the interval is wide
+    return Finding(
+        cause=cause, share=share, low=share / 2, high=min(1.0, 1.5 * share), what=what, evidence=(seen,), confirm=confirm, change=change, knob=knob
+    )  # fmt: skip
