@@ -52,9 +52,11 @@ def write_job(
             remedy=nearest(on, SCHEDULERS),
             field="--on",
         )
-    asked = api.read_document(
-        document, overrides={**overrides, **{f"{on}.{key}": value for key, value in _said(options, on).items()}}
-    )
+    overrides = {**overrides, **{f"{on}.{key}": value for key, value in _said(options, on).items()}}
+    with places_in(document, but=overrides):
+        asked = dict(
+            api.read_document(document, overrides=overrides)
+        )  # its mistakes are placed here, where the options are known
     if on == KUBERNETES:
         if submits:
             raise SpecError(
@@ -80,6 +82,8 @@ def write_job(
     made = submission.submission(study, asked, job, base=base, folder=Path.cwd(), keeps_store=not server)
     written = write(made)
     when = submission.check(made)
+    for remark in submission.doubtful_options(job):
+        note(f"note: {remark}")
     if asked["cluster"] == SLURM:
         note("note: the nodes' GPUs are detected when the job starts; until then an H100 node is assumed")
     if server:

@@ -108,6 +108,14 @@ def allocation(environment: Mapping[str, str] | None = None) -> Allocation | Non
     )
 
 
+def unused_nodes() -> str:
+    """Where this process is in a job of several nodes: what `cluster: local` leaves out, in words; else empty."""
+    job = allocation()
+    if job is None or job.num_nodes < 2:
+        return ""
+    return f"job {job.job} has {job.num_nodes} nodes, but `cluster: local` is only this one; use `cluster: slurm` for all of them"
+
+
 def in_container() -> bool:
     """Whether the steps of the job run in a container, whose files are not those of this process."""
     return any(word.startswith(_CONTAINER) for word in _further_options())

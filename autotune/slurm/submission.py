@@ -12,7 +12,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,113 @@ from autotune.trainers.schedulers.slurm import JOB, directive_lines
 
 SUBMITTED = "job.json"
 """file of a study's folder with the number of the job that was submitted last"""
+SBATCH_OPTIONS = frozenset(
+    [
+        "account",
+        "acctg-freq",
+        "array",
+        "batch",
+        "bb",
+        "bbf",
+        "begin",
+        "chdir",
+        "cluster-constraint",
+        "clusters",
+        "comment",
+        "constraint",
+        "container",
+        "container-id",
+        "contiguous",
+        "core-spec",
+        "cores-per-socket",
+        "cpu-freq",
+        "cpus-per-gpu",
+        "cpus-per-task",
+        "deadline",
+        "delay-boot",
+        "dependency",
+        "distribution",
+        "error",
+        "exclude",
+        "exclusive",
+        "export",
+        "export-file",
+        "extra",
+        "extra-node-info",
+        "get-user-env",
+        "gid",
+        "gpu-bind",
+        "gpu-freq",
+        "gpus",
+        "gpus-per-node",
+        "gpus-per-socket",
+        "gpus-per-task",
+        "gres",
+        "gres-flags",
+        "hint",
+        "hold",
+        "input",
+        "job-name",
+        "kill-on-invalid-dep",
+        "licenses",
+        "mail-type",
+        "mail-user",
+        "mcs-label",
+        "mem",
+        "mem-bind",
+        "mem-per-cpu",
+        "mem-per-gpu",
+        "mincpus",
+        "network",
+        "nice",
+        "no-kill",
+        "no-requeue",
+        "nodefile",
+        "nodelist",
+        "nodes",
+        "ntasks",
+        "ntasks-per-core",
+        "ntasks-per-gpu",
+        "ntasks-per-node",
+        "ntasks-per-socket",
+        "open-mode",
+        "output",
+        "overcommit",
+        "oversubscribe",
+        "partition",
+        "power",
+        "prefer",
+        "priority",
+        "profile",
+        "propagate",
+        "qos",
+        "quiet",
+        "reboot",
+        "requeue",
+        "reservation",
+        "resv-ports",
+        "segment",
+        "signal",
+        "sockets-per-node",
+        "spread-job",
+        "stepmgr",
+        "switches",
+        "thread-spec",
+        "threads-per-core",
+        "time",
+        "time-min",
+        "tmp",
+        "tres-bind",
+        "tres-per-task",
+        "uid",
+        "use-min-nodes",
+        "verbose",
+        "wait",
+        "wait-all-nodes",
+        "wckey",
+    ]
+)
+"""as sbatch(1) of Slurm 24.11 names them"""
 USUAL_LIMIT_S = 3600.0
 """taken for the limit where only the partition knows it, to choose how early the job is told of it"""
 
@@ -127,6 +235,15 @@ def _script(
 def _slurm_time(seconds: float) -> str:
     minutes = max(1, round(seconds / 60))
     return f"{minutes // 1440}-{minutes // 60 % 24:02d}:{minutes % 60:02d}:00"
+
+
+def doubtful_options(job: SlurmDocument) -> Iterator[str]:
+    """Keys that become options of sbatch and look like a misspelling of another key or option. A site may have options of its own, so they are not refused."""
+    known = sorted({name.replace("_", "-") for name in SlurmDocument.model_fields} | SBATCH_OPTIONS)
+    for key in job.options:
+        name = key.replace("_", "-")
+        if name not in known and (near := get_close_matches(name, known, n=1, cutoff=0.8)):
+            yield f"slurm.{key} becomes #SBATCH --{name}, which Slurm itself does not have; did you mean {near[0].replace('-', '_')}?"
 
 
 def check(made: Submission) -> str:

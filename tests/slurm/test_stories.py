@@ -8,6 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -187,6 +190,20 @@ def login(shared: list[str], tmp_path: Path) -> Iterator[LoginNode]:
 
 
 @pytest.fixture
+def login_on_fuse(shared: list[str], tmp_path: Path) -> Iterator[LoginNode]:
+    """Two nodes whose shared folder is a file system in user space."""
+    folder, behind = tmp_path / "fuse", tmp_path / "behind"
+    folder.mkdir()
+    behind.mkdir()
+    subprocess.run(["bindfs", str(behind), str(folder)], check=True)
+    try:
+        with slurm_cluster(2, shared=[*shared, str(folder)]) as cluster:
+            yield LoginNode(cluster, folder)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
 def login_of(shared: list[str], tmp_path: Path) -> Iterator[Callable[..., LoginNode]]:
     """Another number of nodes, or nodes with GPUs or a time of grace."""
     with contextlib.ExitStack() as opened:
@@ -293,8 +310,9 @@ def test_a_winner_is_named_before_the_limit(login: LoginNode, runner: str) -> No
 
 
 @pytest.mark.slow
-def test_at_the_limit_a_study_that_may_go_on_pauses_and_its_job_begins_again(login: LoginNode) -> None:
-    job = login.submit(SLEEPING, slurm={"time": "2min", "requeue": True})
+@pytest.mark.parametrize("runner", ["local", "slurm"])
+def test_at_the_limit_a_study_that_may_go_on_pauses_and_its_job_begins_again(login: LoginNode, runner: str) -> None:
+    job = login.submit(SLEEPING, runner=runner, slurm={"time": "2min", "requeue": True})
     until(lambda: login.cluster.job(job)["Restarts"] == "1", WAIT_S, login.said("sleeping"))
     found = login.status("sleeping")
     assert found["study"]["status"] == "PAUSED"
@@ -302,11 +320,98 @@ def test_at_the_limit_a_study_that_may_go_on_pauses_and_its_job_begins_again(log
     # a busy machine may make one trial longer than any before it; that no other begins is a law of `tests/study/controller/test_job_time.py`
     assert found["study"]["trials"].get("CANCELLED", 0) <= 1
     until(lambda: login.cluster.job(job)["JobState"] in ("PENDING", "RUNNING"), WAIT_S, login.said("sleeping"))
+    login.wait_for_trials("sleeping", int(found["study"]["trials"]["COMPLETED"]) + 1)
+    login.autotune("cancel", "--in", "sleeping")
+    login.cluster.wait_for(job)
 
 
 @pytest.mark.slow
-def test_the_signal_before_the_limit_pauses(login: LoginNode) -> None:
-    job = login.submit(SLEEPING)
+def test_a_job_that_a_person_requeues_goes_on(login: LoginNode) -> None:
+    job = login.submit(SLEEPING, slurm={"time": "30min", "requeue": True})
+    login.wait_for_trials("sleeping", 2)
+    login.cluster.run("scontrol", "requeue", job)
+    until(lambda: login.cluster.job(job)["Restarts"] == "1", WAIT_S, login.said("sleeping"))
+    before = login.completed("sleeping")
+    login.wait_for_trials("sleeping", before + 1)
+    assert "(sleeping), continued after" in login.said("sleeping")
+    login.autotune("cancel", "--in", "sleeping")
+    login.cluster.wait_for(job)
+
+
+@pytest.mark.slow
+def test_a_job_that_waits_says_what_for(login: LoginNode) -> None:
+    others = login.cluster.run("sbatch", "--parsable", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 900")
+    until(lambda: login.cluster.job(others)["JobState"] == "RUNNING", WAIT_S)
+    job = login.submit(SIMULATED, slurm={"time": "10min"})
+    until(lambda: login.cluster.job(job)["Reason"] in ("Resources", "Priority"), WAIT_S)
+    said = login.autotune("status", "--in", "simulated", code=2)
+    assert re.search(rf"there are no results in simulated yet: job {job}: PENDING \((Resources|Priority)\)", said)
+    login.cluster.run("scancel", others)
+    assert login.cluster.wait_for(job) == "COMPLETED", login.said("simulated")
+
+
+@pytest.mark.slow
+def test_what_an_allocation_cannot_hold_is_said_before_anything_starts(login: LoginNode) -> None:
+    """Fewer nodes than the smallest config, one CPU for several ranks; and what doctor and init know of it."""
+    (login.folder / "results").mkdir()
+    large = {
+        "cluster": {"gpu": "cpu", "num_nodes": 3, "gpus_per_node": 1},
+        "workload": {"seq_len": 32, "global_batch_size": 36},
+    }
+    space = {"world_sizes": [3], "micro_batch_size": [1, 2], "precision": ["fp32"]}
+    (login.folder / "spec.yaml").write_text(yaml.safe_dump({**SPREAD, **large, "space": space}))
+    done = login.run("salloc", "-N2", "-c4", "--time=30", AUTOTUNE, "tune", "spec.yaml", "--in", "results")
+    assert done.returncode == 2, done.stderr
+    assert re.search(r"the smallest config of the space needs 3 nodes, but the job \d+ has 2", done.stderr)
+    space = {**NATIVE["space"], "world_sizes": [4]}
+    wide = {**NATIVE, "cluster": {"gpu": "cpu", "num_nodes": 2, "gpus_per_node": 2}, "space": space}
+    (login.folder / "spec.yaml").write_text(yaml.safe_dump(wide))
+    done = login.run("salloc", "-N2", "-c1", "--time=30", AUTOTUNE, "tune", "spec.yaml", "--in", "results")
+    assert done.returncode == 2, done.stderr
+    assert "has 2 ranks on each node and one CPU per rank, but the job" in done.stderr
+    assert "--cpus-per-task=2" in done.stderr
+    done = login.run("salloc", "-N2", "-c1", "--time=30", "srun", "-N1", "-n1", AUTOTUNE, "doctor", "--json")
+    (told,) = (check for check in json.loads(done.stdout)["checks"] if check["name"] == "Slurm")
+    assert "2 nodes" in told["detail"], told
+    assert "--cpus-per-task" in told["remedy"]
+    (login.folder / "train_it.py").write_text(PROGRAM)
+    done = login.run("salloc", "-N2", "--time=30", AUTOTUNE, "init", "train_it.py", "--model", "nano-gpt")
+    assert "has 2 nodes, but `cluster: local` is only this one" in done.stderr
+
+
+@pytest.mark.slow
+def test_when_ray_dies_before_the_job_the_study_pauses_all_the_same(login: LoginNode) -> None:
+    job = login.submit(SPREAD)
+    login.wait_for_trials("spread", 1)
+    for node in login.cluster.nodes:
+        for pid in node.processes("gcs_server"):
+            os.kill(pid, signal.SIGKILL)
+    login.cluster.run("scancel", job)
+    login.cluster.wait_for(job)
+    until(lambda: not (login.folder / "spread/runs.json").exists(), 120, login.said("spread"))
+    assert login.status("spread")["study"]["status"] == "PAUSED"
+    until(lambda: not login.is_left(), 60)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bindfs") is None, reason="a file system in user space needs the package bindfs")
+def test_a_folder_that_is_unfit_for_the_store_holds_copies_of_it(login_on_fuse: LoginNode) -> None:
+    """On FUSE, locks of two machines need not meet. A store there is refused; a job's folder there is right, its store is on the node's own disk."""
+    login = login_on_fuse
+    (login.folder / "spec.yaml").write_text(yaml.safe_dump({**SIMULATED, "cluster": "cpu-1x2"}))
+    refused = login.autotune("tune", "spec.yaml", "--store", f"sqlite:///{login.folder}/results.db", code=2)
+    assert "fuse" in refused
+    assert "--in" in refused
+    job = login.submit(SIMULATED, slurm={"time": "10min"})
+    assert login.cluster.wait_for(job) == "COMPLETED", login.said("simulated")
+    assert login.status("simulated")["study"]["status"] == "COMPLETED"
+    assert (login.folder / "simulated/store.db").stat().st_size > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", ["local", "slurm"])
+def test_the_signal_before_the_limit_pauses(login: LoginNode, runner: str) -> None:
+    job = login.submit(SLEEPING, runner=runner)
     login.wait_for_trials("sleeping", 2)
     login.cluster.run("scancel", "--batch", "--signal=USR1", job)
     assert login.cluster.wait_for(job) == "FAILED"
@@ -401,7 +506,7 @@ def test_programs_see_the_gpus_of_their_job_and_no_word_of_slurm(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runner", ["local", "slurm"])
+@pytest.mark.parametrize("runner", ["local", "ray", "slurm"])
 def test_slurms_controller_may_crash(login: LoginNode, runner: str) -> None:
     job = login.submit(SLEEPING, runner=runner, slurm={"time": "30min"})
     login.wait_for_trials("sleeping", 2)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from autotune import cli
+from autotune.slurm.allocation import Allocation
 from tests.cli.conftest import Done
 
 SPEC: dict[str, Any] = {
@@ -267,3 +268,38 @@ def test_commands_that_are_proposed_name_the_folder_of_the_results() -> None:
     assert "autotune export --in res" in said.err
     assert cli.run(["explain", "--in", "res"]) == 0
     assert cli.run(["export", "--in", "res"]) == 0
+
+
+def test_a_wrong_option_is_not_looked_for_in_the_spec() -> None:
+    told = tune("--option", "time=4x", slurm={"time": "4h"})
+    assert told.code == 2
+    assert told.err.startswith("error: slurm.time: must be a time")
+    assert "spec.yaml" not in told.err
+    in_the_spec = tune("--option", "partition=gpu", slurm={"time": "4x"})
+    assert "error: spec.yaml:" in in_the_spec.err
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"), [("partion", "partition"), ("spare_node", "spare_nodes"), ("constrain", "constraint"), ("mem_per_gpus", "mem_per_gpu")]
+)  # fmt: skip
+def test_a_key_that_looks_misspelled_is_named(key: str, meant: str) -> None:
+    done = tune(slurm={key: "x"})
+    assert done.code == 0, done.err
+    assert f"note: slurm.{key} becomes #SBATCH --{key.replace('_', '-')}, which Slurm itself does not have; did you mean {meant}?" in done.err  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["constraint", "mem-per-gpu", "mail_user", "site_energy"])
+def test_options_of_slurm_and_of_a_site_are_taken_as_they_are(key: str) -> None:
+    done = tune(slurm={key: "x"})
+    assert done.code == 0, done.err
+    assert "did you mean" not in done.err
+
+
+def test_in_a_job_of_several_nodes_a_local_draft_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.slurm.allocation.allocation", lambda: Allocation(job="7", num_nodes=2, node_list="n[1-2]"))  # fmt: skip
+    Path("train.py").write_text("import torch\n")
+    OUTPUT[-1].readouterr()
+    cli.run(["init", "train.py", "--model", "nano-gpt"])
+    assert "note: job 7 has 2 nodes, but `cluster: local` is only this one" in OUTPUT[-1].readouterr().err
+    cli.run(["init", "train.py", "--model", "nano-gpt", "--cluster", "h100-sxm-2x8"])
+    assert "job 7" not in OUTPUT[-1].readouterr().err

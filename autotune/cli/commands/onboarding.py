@@ -73,7 +73,10 @@ def init(
     train stands in the spec: ranks, batch, accumulation, sequence length, precision, optimizer, sharding, recomputation and weights.
     """
     from autotune.onboarding.first_spec import command_draft, first_draft
+    from autotune.slurm.allocation import unused_nodes
 
+    if cluster in (None, "local") and (unused := unused_nodes()):
+        note(f"note: {unused}" + ("; --run starts the launch on this node alone" if run else ""))
     folder = output.parent if output else Path()
     file = Path(target[0]) if len(target) == 1 else None
     draft = (

@@ -98,7 +98,7 @@ def tune(
     from autotune.cli.study_text import print_study
     from autotune.errors import SpecError
     from autotune.schema import places_in, read_spec
-    from autotune.slurm.allocation import allocation, move_to_nodes
+    from autotune.slurm.allocation import move_to_nodes, unused_nodes
     from autotune.spec import StudyStatus
     from autotune.study.progress import LoopEvent, TrialEnded
 
@@ -131,10 +131,8 @@ def tune(
         write_job(document, on, overrides, option or (), base=place.absolute(), submits=submit, store=store, json=json)
         return
     move_to_nodes()
-    if document.get("cluster") == "local" and (job := allocation()) is not None and job.num_nodes > 1:
-        note(
-            f"note: job {job.job} has {job.num_nodes} nodes, but `cluster: local` is only this one; use `cluster: slurm` for all of them"
-        )
+    if document.get("cluster") == "local" and (left := unused_nodes()):
+        note(f"note: {left}")
     study = api.load_study(document if spec == "-" else spec, overrides=overrides, base=place)
     note_stand_ins(spec)
     with study_place(folder, store) as home, closing(api.open_store(home.store)) as database:

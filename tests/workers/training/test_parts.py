@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from autotune.spec import ModelSpec
 from autotune.trainers.base.layer_split import cut_layers
+from autotune_workers.probe.injected.profile import partition
 from autotune_workers.training.data import TokenStream, rows_of
 from autotune_workers.training.measuring.measure import MeanPower
-from autotune_workers.training.measuring.profile import partition
 from autotune_workers.training.model.decoder import DecoderStage, RMSNorm, global_names, rotary, rotate, split_layers
 from autotune_workers.training.model.initialization import initial_value
 from autotune_workers.training.parallel.context_parallel import positions_of
@@ -160,7 +160,14 @@ def test_breakdown_gives_each_instant_to_one_cause() -> None:
             "optimizer": [(8, 9.5)],
         },
     )
-    assert dict(seen.parts_s) == {"optimizer": 1.5, "compute": 3.5, "bubble": 2.0, "communication": 1.0, "host": 2.0}
+    assert dict(seen.parts_s) == {
+        "optimizer": 1.5,
+        "compute": 3.5,
+        "bubble": 2.0,
+        "communication": 1.0,
+        "input": 0.0,
+        "host": 2.0,
+    }
     assert seen.overlapped_s == 1.0
 
 
