@@ -148,6 +148,38 @@ def test_every_name_is_one_of_the_release(workload: Workload, defaults: str, kno
     assert sorted(set(dotted(document)) - set(names)) == []
 
 
+@pytest.mark.filterwarnings("ignore")  # of packages that are not ours
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "knobs"),
+    [
+        (WORKLOAD, {"dp": 8, "zero_stage": 3, "recompute": "full", "cp": 2, "cp_style": "heads"}),
+        (WORKLOAD, {"dp": 16, "zero_stage": 2}),
+        (MEGATRON, {"tp": 4, "dp": 4, "zero_stage": 1, "sequence_parallel": True, "recompute": "full"}),
+        (MEGATRON, {"tp": 2, "pp": 2, "dp": 4, "zero_stage": 1, "virtual_stages": 2, "pp_schedule": "interleaved_1f1b"}),
+    ],
+    ids=["fsdp", "fsdp whole weights", "megatron", "megatron interleaved"],
+)  # fmt: skip
+def test_verl_itself_reads_and_accepts_the_file(tmp_path: Path, workload: Workload, knobs: dict[str, Any]) -> None:
+    """Composed by Hydra from verl's own defaults, then verl's own check of it. verl is no dependency: `pip install --no-deps verl==0.9.1 hydra-core omegaconf
+    tensordict pyvers orjson codetiming`."""
+    pytest.importorskip("verl", reason="verl is not installed")
+    hydra = pytest.importorskip("hydra", reason="Hydra is not installed")
+    checks = pytest.importorskip("verl.utils.config", reason="a package of verl is not installed")
+    document = written(workload, **knobs, extra={"rollout_tp": 2, "micro_batch_tokens": 8192})
+    (tmp_path / "verl.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    with hydra.initialize_config_dir(str(tmp_path), version_base=None):
+        config = hydra.compose("verl")
+    checks.validate_config(config, use_reference_policy=True, use_critic=False)
+    actor = config.actor_rollout_ref.actor
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (2, 8)
+    assert (actor.ppo_max_token_len_per_gpu, config.actor_rollout_ref.rollout.tensor_model_parallel_size) == (8192, 2)
+    actor.use_dynamic_bsz, actor.ppo_micro_batch_size_per_gpu = False, 1
+    config.data.train_batch_size = 3  # fewer than ranks: its check looks
+    with pytest.raises((AssertionError, ValueError)):
+        checks.validate_config(config, use_reference_policy=True, use_critic=False)
+
+
 def test_engines_of_their_own_have_nodes_and_a_threshold() -> None:
     rl = replace(RL, placement="async", rollout_gpus=8, staleness=1.0)
     document = written(replace(WORKLOAD, rl=rl), dp=8, zero_stage=3)
