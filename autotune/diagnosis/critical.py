@@ -30,6 +30,8 @@ Series = NDArray[np.float64]
 BATCHES = 8
 LEAST_STEPS = 4
 """of a run about which anything is said"""
+USUAL = 0.7
+"""share of the steps from which on what happens in them is no pause"""
 LOOKS = 4.0
 """looks at a phase below which its places are not told apart"""
 
@@ -54,6 +56,10 @@ class Steps:
             queued = _queued_for_others(rank, spent, at)
             for values in spent.values():
                 values[at, :, 2] *= queued
+        for at in range(len(ranks)):  # a reference model, a teacher: passes without gradients that belong to each step
+            if count and (spent["evaluation"][at, :, 0] > 0).mean() >= USUAL:
+                spent["forward"][at] += spent["evaluation"][at]
+                spent["evaluation"][at] = 0.0
         self.delay: Series = np.sum([values[:, :, 2] for values in spent.values()], axis=0)
         self.free = {name: np.maximum(0.0, values[:, :, 0] - values[:, :, 2]) for name, values in spent.items()}
         """of a phase without the time on the run queue"""

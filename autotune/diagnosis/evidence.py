@@ -158,6 +158,8 @@ class Evidence:
     """step time: expected, and the ends of its 90% interval"""
     predicted_parts_s: Mapping[str, float] = field(default_factory=dict)
     """its parts by name of `TimeParts`"""
+    is_watched: bool = False
+    """whether the ranks were to be observed from inside; what was seen of them may still be nothing"""
     is_measured_here: bool = False
     """whether the prediction rests on measurements of this cluster"""
     disagreements: tuple[str, ...] = ()

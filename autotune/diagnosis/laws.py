@@ -3,8 +3,9 @@
 A finding is claimed when its share of the step is `CLAIMED` or more and the lower end of its interval `SURE` or more; classes whose healthy share is not zero
 have their own threshold, or the share that was predicted where the prediction rests on measurements of this cluster.
 
-    input            data: the time in data loaders, and time between phases in which the program loads, or is blocked without a reason that can be named
-    host             time between phases in which the program prints or computes itself; on GPUs a busy thread while the GPU is idle
+    input            data: the time in data loaders, and time between phases in which the program loads; where it has no loader, also time before a forward
+                     pass in which it is blocked without a reason that can be named
+    host             time between phases in which the program prints, waits or computes itself; on GPUs, of a profile, launches that do not keep up
     communication    shared waits beyond what is due; between nodes where the ranks are on several
     slow rank, node  one rank (all ranks of a node) computes longer than the others in `MOSTLY` of the steps, with as many tokens, by more where others use its machine; or of three or more nodes the
                      links of one get far less through than those of the others, and communication is beyond what is due
@@ -41,12 +42,15 @@ COMMUNICATION, OPTIMIZER, UNNAMED = 0.25, 0.35, 0.12
 MOSTLY = 0.7
 SLOWER, SLOWER_BESIDE = 0.1, 0.25
 """share by which a slow rank computes longer than the others; and on processors, or where other processes use its machine: two ranks' cores differ by less
-than that by themselves, as threads of a core whose other thread works, here or in another virtual machine of the host"""
+than that by themselves, as threads of a core whose other thread works, here or in another virtual machine of the host. Where others use more than half of a machine
+it grows, to twice as much"""
 FOLLOWS = 0.6
 """correlation of time and tokens"""
 PAGE_S = 0.7e-6
 """a fresh page, cleared by the kernel"""
 FOREIGN_CORES = 0.08
+WIDE = 3.0
+"""an interval of a prediction whose ends are so many times apart tells little"""
 STANDS_OUT = 2.5
 """times that a link is slower than others"""
 AXES = {
@@ -79,13 +83,18 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
-    part = steps.wall["data"] + steps.within("rest", "data", wall=True) + _unnamed(steps, blocked=True)
+    part = steps.wall["data"] + steps.within("rest", "data", wall=True)
+    if not _has_loader(evidence):
+        part = part + _unnamed(steps, blocked=True)
     part = part + steps.within("optimizer", "data", wall=True)
     pausing = steps.free["evaluation"] + steps.free["checkpoint"] > 0
     part = np.where(pausing, np.minimum(part, np.median(part, axis=1, keepdims=True)), part)
     share, low, high = steps.share_of_phase(part)
     rank = _only(steps, part)
-    place = _place(steps.ranks, lambda p: p.phase == "data" or (p.phase == "rest" and p.kind in ("data", "")), rank)
+    unnamed = () if _has_loader(evidence) else ("",)
+    place = _place(
+        steps.ranks, lambda p: p.phase == "data" or (p.phase == "rest" and p.kind in ("data", *unnamed)), rank
+    )
     workers = evidence.facts.get("workers")
     change = (
         f"raise num_workers of its DataLoader (now {workers})"
@@ -110,13 +119,15 @@ def _input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 def _host(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     # Lightning's step of the optimizer has the whole step in it
-    named = steps.within("rest", "log", wall=True) + steps.within("optimizer", "log", wall=True)
+    named = steps.within("rest", "log", "own", wall=True) + steps.within("optimizer", "log", wall=True)
+    if _has_loader(evidence):
+        named = named + _unnamed(steps, blocked=True)
     part = named + _unnamed(steps, blocked=False)
     share, low, high = steps.share_of_phase(part)
     if share < UNNAMED and steps.share_of_phase(named)[0] < CLAIMED:
         return
     rank = _only(steps, part)
-    place = _place(steps.ranks, lambda p: p.kind == "log" or (p.phase == "rest" and not p.kind), rank)
+    place = _place(steps.ranks, lambda p: p.kind in ("log", "own") or (p.phase == "rest" and not p.kind), rank)
     prints = place is not None and place.kind == "log"
     yield Finding(
         cause="host",
@@ -130,7 +141,7 @@ def _host(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         confirm="skip this line for some steps: the step should get shorter by this share",
         change="print or log every hundredth step, and do not read values from the device in between"
         if prints
-        else "move that work out of the training loop, or do it less often",
+        else "move that work out of the training loop (into another thread or process), or do it less often",
         line=place.line if place else "",
     )  # fmt: skip
 
@@ -155,7 +166,7 @@ def _pauses(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         what=f"the training pauses for {what}{every}",
         evidence=tuple(_spent(steps, part, None, f"in {what}")),
         confirm=f"switch {what} off for a hundred steps: the mean step should get shorter by this share",
-        change=f"do {what} less often" + (", or save asynchronously" if saves else ", on fewer batches, or in a separate job"),
+        change="save less often, or asynchronously" if saves else "evaluate less often, on fewer batches, or in a separate job",
         knob="save_steps" if saves else "eval_steps",
     )  # fmt: skip
 
@@ -196,7 +207,8 @@ def _slow(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             compute[~inside].mean(axis=1).max()
         )
         on_gpu = evidence.facts.get("device") not in (None, "", "cpu") or bool(steps.ranks[group[0]].gpu)
-        least = SLOWER if on_gpu and not _others_use(evidence, steps.ranks[group[0]].node) else SLOWER_BESIDE
+        taken = _others_use(evidence, steps.ranks[group[0]].node)
+        least = SLOWER if on_gpu and not taken else SLOWER_BESIDE * (1.0 + max(0.0, 2.0 * taken - 1.0))
         if not is_mostly or usual <= 0 or float(excess[inside].mean()) < least * usual:
             continue
         if _tokens_explain(steps, group):
@@ -218,8 +230,10 @@ def _slow(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
                 f"computation per step: {who} {format_duration(float(compute[inside].mean()))}, the others {format_duration(usual)}",
                 *_why_slow(steps, group),
             ),
-            confirm="swap ranks (another CUDA_VISIBLE_DEVICES, another host list) and see whether the slowness stays with the machine or follows the rank",
-            change="exclude this device or node, or fix it: check its CPU quota, clocks and cooling",
+            confirm="swap ranks (another host list or device) and see whether the slowness stays with the machine or follows the rank",
+            change="if it follows the rank, give the ranks equal work; if not, exclude this device or node, or fix it: check its CPU quota, clocks and cooling"
+            if _computes_more(steps, group) > 1 + SLOWER
+            else "exclude this device or node, or fix it: check its CPU quota, clocks and cooling",
         )
         return
 
@@ -266,7 +280,9 @@ def _communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         return
     waits = steps.shared_wait
     share, low, high = steps.share(waits)
-    if share < _due(evidence) or low < SURE:
+    beside = max((_others_use(evidence, rank.node) for rank in steps.ranks), default=0.0)
+    queued = float((steps.delay / np.maximum(steps.time, 1e-12)).mean(axis=1).max()) if beside else 0.0
+    if share < _due(evidence) + queued or low < SURE:  # a rank whose turn on the processor others took is waited for
         return
     several = len({rank.node for rank in steps.ranks}) > 1 or evidence.world > len(steps.ranks)
     axis, collective = _axis(evidence, steps)
@@ -314,13 +330,14 @@ def _due(evidence: Evidence) -> float:
 
 def _optimizer(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     part = steps.wall["optimizer"] - steps.within("optimizer", "collective", "log", "data", wall=True)
+    part = part + steps.within("rest", "optimizer", wall=True)  # clipping
     share, low, high = steps.share_of_phase(part)
     due = OPTIMIZER
     if evidence.is_measured_here and evidence.predicted_s:
         due = 1.5 * evidence.predicted_parts_s.get("optimizer", 0.0) / evidence.predicted_s[0] + CLAIMED
     if share < due:
         return
-    place = _place(steps.ranks, lambda p: p.phase == "optimizer", None)
+    place = _place(steps.ranks, lambda p: p.phase == "optimizer" and p.kind not in ("log", "data", "collective"), None)
     yield Finding(
         cause="optimizer",
         share=share,
@@ -370,7 +387,7 @@ def _memory(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     if worst is None:
         return
     share, rank, told = worst
-    share = min(share, 1.0)
+    share, is_fresh = min(share, 1.0), all("new pages a second" in text for text in told)
     yield Finding(
         cause="memory",
         share=share,
@@ -378,7 +395,7 @@ def _memory(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         high=min(1.0, 2 * share),
         rank=rank.rank,
         node=rank.node,
-        what=f"memory is short on rank {rank.rank}",
+        what=f"memory is short on rank {rank.rank}" if not is_fresh else f"rank {rank.rank} gets its memory anew from the system in every step",
         evidence=tuple(told),
         confirm="run with a smaller micro-batch: the time per sequence should drop",
         change="a smaller micro-batch or recomputation; on GPUs PYTORCH_ALLOC_CONF=expandable_segments:True; on CPUs a higher limit, or an allocator that keeps freed memory (MALLOC_TRIM_THRESHOLD_, jemalloc)",
@@ -448,11 +465,13 @@ def _foreign(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _others_use(evidence: Evidence, name: str) -> bool:
-    """Whether other processes, or a hypervisor, use the processors of a node's machine."""
+def _others_use(evidence: Evidence, name: str) -> float:
+    """Share of the processors of a node's machine that other processes, or a hypervisor, use; 0 where that is too little to count."""
     machine = next((node.machine for node in evidence.nodes if node.name == name), None)
     nodes = [node for node in evidence.nodes if node.machine == machine]
-    return bool(nodes) and sum(_taken(nodes)) >= _noticed(nodes[0].cores)
+    if not nodes or (taken := sum(_taken(nodes))) < _noticed(nodes[0].cores):
+        return 0.0
+    return min(1.0, taken / max(1, nodes[0].cores))
 
 
 def _taken(nodes: Sequence[Node]) -> tuple[float, float]:
@@ -630,8 +649,12 @@ def _prediction(evidence: Evidence, steps: Steps, explained: float) -> Iterator[
         share=share,
         low=max(0.0, 1 - high / seen) if share else None,
         high=max(0.0, 1 - low / seen) if share else None,
-        what=f"a step takes {format_duration(seen)}, but {format_duration(expected)} was predicted ({format_duration(low)} to {format_duration(high)}); the run shows no cause",
-        evidence=(f"the median of {len(evidence.step_times_s)} steps is outside the predicted interval", f"other findings explain {explained:.0%} of it" if explained else "no other cause was found"),
+        what=f"a step takes {format_duration(seen)}, {'more' if share else 'less'} than predicted ({format_duration(expected)}, {format_duration(low)} to {format_duration(high)})"
+        + (", and nothing in the run explains it" if share and not explained else ""),
+        evidence=(
+            f"the median of {len(evidence.step_times_s)} steps is outside the predicted interval",
+            *([f"the other findings explain {explained:.0%} of the step"] if share and explained else []),
+        ),
         confirm="`autotune calibrate` on this machine, then the same review or plan: the prediction should improve",
         change="correct the inputs of the prediction: model, sequence length, batch, cluster, precision; or calibrate",
     )  # fmt: skip
@@ -666,7 +689,22 @@ def _unnamed(steps: Steps, *, blocked: bool) -> Series:
         return np.zeros_like(steps.time)
     unknown = np.array(
         [
-            [1.0 - share_of(rank, "rest", "data", "log", "checkpoint", "evaluation", "collective", "compile")]
+            [
+                1.0
+                - share_of(
+                    rank,
+                    "rest",
+                    "data",
+                    "log",
+                    "own",
+                    "device",
+                    "optimizer",
+                    "checkpoint",
+                    "evaluation",
+                    "collective",
+                    "compile",
+                )
+            ]
             for rank in steps.ranks
         ]
     )
@@ -729,8 +767,8 @@ def _place(ranks: Sequence[Rank], wanted: Callable[[Place], bool], rank: int | N
 def _seen(place: Place | None) -> list[str]:
     if place is None:
         return []
-    inside = f" (in {place.function})" if place.function else ""
-    return [f"most often at {place.line}{inside}: {place.text}".rstrip(": ")]
+    inside = f" (there in {place.function})" if place.function else ""
+    return [f"most often at {place.line}: {place.text}".rstrip(": ") + inside]
 
 
 def _groups(steps: Steps) -> Iterator[tuple[list[int], str]]:
@@ -759,10 +797,20 @@ def _why_slow(steps: Steps, group: Sequence[int]) -> Iterator[str]:
     clock, usual = ranks[0].gpu.get("sm_clock_mhz", 0.0), [rank.gpu.get("sm_clock_mhz", 0.0) for rank in others]
     if clock and usual and clock < 0.95 * float(np.median(usual)):
         yield f"its GPU runs at {clock:.0f} MHz, the others at {np.median(usual):.0f}"
-    busy = {at: float((steps.busy["forward"] + steps.busy["backward"])[at].mean()) for at in range(len(steps.ranks))}
-    rest = [value for at, value in busy.items() if at not in group]
-    if rest and busy[group[0]] > (1 + SLOWER) * float(np.median(rest)):
-        yield f"its passes take {busy[group[0]] / max(float(np.median(rest)), 1e-12):.2f} times the processor time of the others'"
+    if (ratio := _computes_more(steps, group)) > 1 + SLOWER:
+        yield f"its passes take {ratio:.2f} times the processor time of the others'"
+
+
+def _computes_more(steps: Steps, group: Sequence[int]) -> float:
+    """How many times the processor time of the others' its passes take."""
+    busy = (steps.busy["forward"] + steps.busy["backward"]).mean(axis=1)
+    rest = np.delete(busy, list(group))
+    return float(busy[group[0]] / max(float(np.median(rest)), 1e-12)) if len(rest) else 1.0
+
+
+def _has_loader(evidence: Evidence) -> bool:
+    """Whether the program draws from torch's DataLoader: what it does elsewhere is then no loading."""
+    return evidence.facts.get("workers") is not None
 
 
 def _tokens(steps: Steps) -> Series | None:
@@ -900,7 +948,9 @@ def _table(steps: Steps) -> Iterator[dict[str, Any]]:
 
 
 def _not_seen(evidence: Evidence) -> Iterator[str]:
-    if not evidence.ranks:
+    if not evidence.ranks and evidence.is_watched:
+        yield "no optimizer step of torch was observed in the processes of the command"
+    elif not evidence.ranks:
         yield "no rank was observed from inside, so only step times are known; `autotune run --diagnose -- COMMAND` observes all ranks"
     elif len(evidence.ranks) < evidence.world:
         yield f"{evidence.world - len(evidence.ranks)} of {evidence.world} ranks were not observed: start every node's command with `autotune run --diagnose`"
@@ -925,6 +975,8 @@ def _verdict(evidence: Evidence, steps: Steps, found: Sequence[Finding]) -> str:
     if evidence.predicted_s is not None:
         _, low, high = evidence.predicted_s
         seen = float(np.median(evidence.step_times_s))
+        if low <= seen <= high and high > WIDE * low:
+            return f"Nothing found: no cause costs a noticeable share of the step ({format_duration(seen)}; the prediction, {format_duration(low)} to {format_duration(high)}, is too wide to tell more)"
         if low <= seen <= high:
             return f"Nothing found: it runs as predicted ({format_duration(seen)} a step, predicted {format_duration(low)} to {format_duration(high)})"
     return "Nothing found: no cause costs a noticeable share of the step"

@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from autotune.diagnosis.finding import Diagnosis, Finding
 
 
-def lines_of(diagnosis: Diagnosis) -> Iterator[str]:
-    """All of it."""
+def lines_of(diagnosis: Diagnosis, folder: str = "") -> Iterator[str]:
+    """All of it. `folder`: files in it are named from there."""
+    return (line.replace(f"{folder}/", "") if folder else line for line in _lines(diagnosis))
+
+
+def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     if not diagnosis.findings:
         yield diagnosis.verdict
     for number, finding in enumerate(diagnosis.findings, 1):

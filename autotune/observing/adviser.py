@@ -35,7 +35,7 @@ from autotune.reviews import Review, review
 from autotune.reviews.lines import line_of_knob
 from autotune.reviews.words import short_lines
 from autotune.settings import settings
-from autotune.spec import Failure, Measurement, ObservedRun, Outcome
+from autotune.spec import Failure, Measurement, ObservedRun, Outcome, ParallelConfig
 from autotune.spec.texts.secrets import masked, secrets_of, without
 from autotune.trainers.base.own_program import COMMAND, name_in, program_name
 
@@ -159,7 +159,7 @@ class _Adviser:
             estimate=found.estimate if found else None,
             measurement=seen,
             failure=_hidden(failure, command),
-            versions=versions,
+            versions={**versions, **(seen.versions if seen else {})},
             host=socket.gethostname(),
             owner=getpass.getuser(),
             started_at=datetime.fromtimestamp(started.get("started_s", end["ended_s"]), UTC),
@@ -175,7 +175,7 @@ class _Adviser:
         for line in after(run, kept):
             self._say(line)
         if diagnosis is not None:
-            for line in lines_of(diagnosis):
+            for line in lines_of(diagnosis, os.getcwd()):
                 self._say(line, is_indented=True)
         if self._asked.as_json:
             document = {"review": found.to_dict() if found else None, "run": run.to_dict()}
@@ -196,19 +196,32 @@ class _Adviser:
         remove(self._asked.reports)
         if evidence is None:
             return seen, diagnose(
-                Evidence(step_times_s=seen.step_times_s if seen else (), hints=program.hints, **predicted)
+                Evidence(
+                    step_times_s=seen.step_times_s if seen else (), hints=program.hints, is_watched=True, **predicted
+                )
             )
         if self._asked.profiles and not evidence.parts_s and not evidence.profile_failed:
             evidence = replace(evidence, profile_failed="the training ended before the tenth step")
-        if found is not None:
-            evidence = with_asked(evidence, found.config, said_by="launch")
-            evidence = replace(evidence, asked_at=_asked_at(found, evidence))
-        if seen is None or not seen.step_times_s:  # a log without steps: what the probe saw counts
-            seen = replace(seen or Measurement(step_times_s=()), step_times_s=evidence.step_times_s, time_from="")
+        if (config := (found and found.config) or self._said_config()) is not None:
+            evidence = with_asked(evidence, config, said_by="launch")
+            evidence = replace(evidence, asked_at=_asked_at(found, evidence) if found else {})
+        # a line of the log may be anything: a micro-batch, one of several ranks' lines
+        seen = replace(
+            seen or Measurement(step_times_s=()),
+            step_times_s=evidence.step_times_s,
+            time_from="probe",
+            time_resolution_s=0.0,
+        )
         seen = replace(
             seen, evidence=evidence.shortened().to_dict(), versions=dict(evidence.facts.get("versions") or {})
         )
         return seen, diagnose(evidence)
+
+    def _said_config(self) -> ParallelConfig | None:
+        """What `--config` says, where the launch could not be reviewed."""
+        with suppress(AutotuneError, ValueError):
+            return ParallelConfig.parse(str(self._asked.said["config"])) if self._asked.said.get("config") else None
+        return None
 
     def _say(self, line: str, *, is_indented: bool = False) -> None:
         indent = " " * (len(line) - len(line.lstrip())) if is_indented else ""

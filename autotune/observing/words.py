@@ -39,7 +39,11 @@ def _measured(run: ObservedRun) -> str:
 
 
 def _how(time_from: str) -> str:
-    return {"arrival": ", by arrival of its lines", "rate": ", by its printed rate"}.get(time_from, "")
+    return {
+        "arrival": ", by arrival of its lines",
+        "rate": ", by its printed rate",
+        "probe": ", observed from inside",
+    }.get(time_from, "")
 
 
 def _ended(run: ObservedRun, kept: str) -> str:

@@ -129,7 +129,7 @@ def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterat
         workers = re.search(r"num_workers\s*=\s*([\w.]+)", call)
         if workers is None or workers[1] == "0":
             yield Danger(
-                text="the data loader has no workers (num_workers=0), so the GPU waits while a batch is prepared: give it 2 to 8",
+                text="the data loader has no workers (num_workers=0), so training waits while a batch is prepared: give it 2 to 8",
                 line=number,
                 file=name,
             )

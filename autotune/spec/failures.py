@@ -11,6 +11,7 @@ The first term alone is Young's (1974, eq. 3). Daly: "A higher order estimate of
 
 With n > 1 groups that hold the same weights (HSDP under torchft) a failure costs its group R seconds, a share R / (n M) of the work, and no work is lost: the others
 go on, and it takes the weights from them. Only when all groups are down within R is the last checkpoint needed: M_all = M / (prod_{k=1}^{n-1} R (n - k) / (n M)).
+That takes years, if groups fail independently of each other; a power cut or a faulty release does not know groups, so tau is `LONGEST_S` at most then.
 
 Neglected: failures that come in clusters, checkpoints that overlap with training (say the seconds that they still hold it up), detection time beyond R.
 """
@@ -28,6 +29,10 @@ from autotune.spec.texts.as_text import format_duration
 if TYPE_CHECKING:
     from autotune.spec.config import ParallelConfig
     from autotune.spec.study import Study
+
+
+LONGEST_S = 86_400.0
+"""between two checkpoints of replica groups"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,8 @@ class Failures:
             if ratio < 1
             else between_s
         )
+        if n > 1:
+            tau = min(tau, LONGEST_S)
         # expm1 of a huge exponent: a job that fails faster than it saves does not get on
         exponent, restart = (tau + delta) / between_s, self.restart_s / between_s
         left = 0.0 if max(exponent, restart) > 500 else tau / (between_s * math.exp(restart) * math.expm1(exponent))
@@ -87,6 +94,7 @@ class Failures:
             lost_share=1 - left * (1 - lost_by_groups),
             failures_per_day=86_400 / apart_s,
             checkpoint_s=delta,
+            is_capped=n > 1 and tau == LONGEST_S,
         )
 
 
@@ -103,6 +111,8 @@ class CheckpointPolicy(Plain):
     failures_per_day: float
     """of the nodes in use"""
     checkpoint_s: float
+    is_capped: bool = False
+    """whether failures alone would allow longer, because replica groups go on without each other"""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, with whose formula it is."""
@@ -112,6 +122,8 @@ class CheckpointPolicy(Plain):
     def text(self) -> str:
         """In words."""
         steps = f" ({self.interval_steps:,} steps)" if self.interval_steps else ""
+        if self.is_capped:
+            return f"checkpoints: once a day{steps} is enough, because the other replicas train on when one fails; {self.lost_share:.1%} of the time is lost to saving and restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"
         return f"checkpoints: best every {format_duration(self.interval_s)}{steps}; {self.lost_share:.1%} of the time is lost to saving, repeated work and restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"
 
 

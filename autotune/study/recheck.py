@@ -7,7 +7,8 @@
 
 The change is called slower than S when its 95% interval does not hold 0 and reaches beyond S: with 2% between runs, three configs and two rounds, a slowdown of 5%
 is found in 98 of 100 studies, and one is invented in 2 (tests/study/test_recheck.py). The order holds where no config is ahead of a better one of then by more than its
-interval. Machines that are busy with other work are told apart from releases by the evidence of the runs (`autotune.diagnosis`).
+interval. Machines that are busy with other work are told apart from releases by the evidence of the runs (`autotune.diagnosis`): where others took `BUSY` of a step or
+more, a change says nothing, and the recheck is inconclusive.
 
 The recheck of a stored study: its configs out of the store, measured on its own runner, and a note of what came of it back into the store.
 """
@@ -35,6 +36,8 @@ from autotune.trainers import trainer
 
 ROUNDS, MOST_CONFIGS = 2, 3
 ROLES = ("winner", "runner-up", "default")
+SHOWN = {"default": "baseline"}
+"""roles as people read them, where that is another word"""
 POLL_S = 0.2
 BUSY = 0.1
 """share of a step that foreign processes take, from which a run says little about a release"""
@@ -101,9 +104,17 @@ class Recheck:
     @property
     def is_slower(self) -> bool:
         """Beyond chance, by an interval that reaches beyond what was allowed; also where a config does not run any more."""
+        return (self._seems_slower and not self.is_inconclusive) or any(c.failure is not None for c in self.configs)
+
+    @property
+    def _seems_slower(self) -> bool:
         found = self.change
-        slower = found is not None and found[1] < -self.max_slowdown and found[2] < 0
-        return slower or any(c.failure is not None for c in self.configs)
+        return found is not None and found[1] < -self.max_slowdown and found[2] < 0
+
+    @property
+    def is_inconclusive(self) -> bool:
+        """Whether a change was measured that the other processes of the machine may have caused."""
+        return self.busy >= BUSY and (self._seems_slower or not self.order_holds)
 
     @property
     def order(self) -> str:
@@ -115,7 +126,9 @@ class Recheck:
                 apart = float(np.mean(_logs(worse.now)) - np.mean(_logs(better.now)))
                 half = self.noise.half_width(2 / (1 / len(better.now) + 1 / len(worse.now)))
                 if apart > half:
-                    overtaken.append(f"the {worse.role} is now {math.expm1(apart):.1%} ahead of the {better.role}")
+                    overtaken.append(
+                        f"the {_shown(worse.role)} is now {math.expm1(apart):.1%} ahead of the {_shown(better.role)}"
+                    )
         if overtaken:
             return "the old order does not hold: " + "; ".join(overtaken)
         return (
@@ -151,19 +164,24 @@ class Recheck:
     def verdict(self) -> str:
         """In a sentence."""
         failed = [
-            f"the {c.role} no longer runs ({c.failure.kind}: {c.failure.message})" for c in self.configs if c.failure
+            f"the {_shown(c.role)} no longer runs ({c.failure.kind}: {c.failure.message})"
+            for c in self.configs
+            if c.failure
         ]
         found = self.change
         if found is None:
             return "; ".join(failed) or "nothing could be compared: no config was measured both before and now"
         middle, low, high = found
         way = "slower" if middle < 0 else "faster"
-        between = f"{abs(middle):.1%} {way} than before ({low:+.1%} to {high:+.1%})"
+        ends = sorted((abs(low), abs(high)))
+        between = f"{abs(middle):.1%} {way} than before (95% CI {ends[0]:.1%} to {ends[1]:.1%})"
         if low <= 0 <= high:
-            between = f"as fast as before, as far as {sum(len(c.now) for c in self.configs)} runs can tell ({low:+.1%} to {high:+.1%})"
+            between = f"as fast as before, as far as {sum(len(c.now) for c in self.configs)} runs can tell (95% CI of the change {low:+.1%} to {high:+.1%})"
         told = [f"{self.name} is {between}", *failed]
         if self.busy >= BUSY:
-            told.append(f"other processes took up to {self.busy:.0%} of its steps: recheck on an idle machine")
+            told.append(
+                f"{'inconclusive: ' if self.is_inconclusive else ''}other processes took up to {self.busy:.0%} of a step; recheck on an idle machine"
+            )
         return "; ".join(told)
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,6 +191,7 @@ class Recheck:
             "study": self.name,
             "verdict": self.verdict,
             "slower": self.is_slower,
+            "inconclusive": self.is_inconclusive,
             "max_slowdown": self.max_slowdown,
             "change": found[0] if found else None,
             "change_low": found[1] if found else None,
@@ -198,6 +217,10 @@ class Recheck:
             "runs": len(one.now),
             "failure": one.failure.to_dict() if one.failure else None,
         }
+
+
+def _shown(role: str) -> str:
+    return SHOWN.get(role, role)
 
 
 def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -243,7 +266,7 @@ def run_recheck(
             one = found[at]
             if one.failure is not None:
                 continue
-            say(f"round {turn + 1} of {rounds}: {one.role}, {config_label(one.config)}")
+            say(f"round {turn + 1} of {rounds}: {_shown(one.role)}, {config_label(one.config)}")
             end = _run(_request(study, study_id, one.config, turn * len(found) + at), runner)
             seen = () if end.measurement is None or end.failure is not None else (end.measurement,)
             found[at] = replace(one, now=(*one.now, *seen), failure=end.failure)
@@ -295,7 +318,8 @@ def _markdown(found: Recheck) -> Iterator[str]:
     document = found.to_dict()
     yield f"## Recheck of {found.name}"
     yield ""
-    yield found.verdict + ". " + found.order + "."
+    order = found.order
+    yield f"{found.verdict}. {order[:1].upper()}{order[1:]}."
     yield ""
     yield "| | config | tokens/s before | now | change |"
     yield "|---|---|---:|---:|---:|"
@@ -306,7 +330,7 @@ def _markdown(found: Recheck) -> Iterator[str]:
             else "failed"
         )
         now = f"{row['now_tokens_per_s']:,.0f}" if row["now_tokens_per_s"] else ""
-        yield f"| {row['role']} | `{row['label']}` | {row['before_tokens_per_s']:,.0f} | {now} | {change} |"
+        yield f"| {_shown(row['role'])} | `{row['label']}` | {row['before_tokens_per_s']:,.0f} | {now} | {change} |"
     if document["versions"]:
         yield ""
         yield "| version | then | now |"
@@ -322,8 +346,11 @@ def junit(found: Recheck) -> str:
     cases = []
     for row in rows:
         body = f"<failure message={quoteattr(row['failure']['message'])}/>" if row["failure"] else ""
-        cases.append(f"<testcase classname={quoteattr(found.name)} name={quoteattr(row['role'])}>{body}</testcase>")
+        cases.append(
+            f"<testcase classname={quoteattr(found.name)} name={quoteattr(_shown(row['role']))}>{body}</testcase>"
+        )
     failed = f"<failure message={quoteattr(found.verdict)}/>" if found.is_slower else ""
+    failed = f"<skipped message={quoteattr(found.verdict)}/>" if found.is_inconclusive and not failed else failed
     cases.append(
         f"<testcase classname={quoteattr(found.name)} name={quoteattr(f'not slower than {found.max_slowdown:.1%}')}>"
         f"{failed}<system-out>{escape(markdown(found))}</system-out></testcase>"

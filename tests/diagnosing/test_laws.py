@@ -352,3 +352,52 @@ def test_collectives_inside_a_node_say_what_the_links_of_its_gpus_move() -> None
     assert "its NVLink is not used" in found.evidence[-1]
     assert "rank 0" in found.evidence[-1]
     assert not any("PCIe" in text for text in first(diagnose(evidence)).evidence)
+
+
+def places(**more: Any) -> dict[str, Any]:
+    """A rank that is found where a program waits between its phases."""
+    return {
+        "looks": 400,
+        "places": (Place(phase="rest", line="train.py:7", text="time.sleep(0.06)", share=0.4, **more),),
+    }
+
+
+def waiting(loader: bool, **more: Any) -> Evidence:
+    seen = run(ranks=1, more={(0, "rest"): 0.06})
+    seen = replace(seen, ranks=tuple(replace(rank, **places(**more)) for rank in seen.ranks))
+    return replace(seen, facts={**seen.facts, "workers": 0 if loader else None})
+
+
+def test_a_program_that_waits_elsewhere_than_in_its_loader_does_not_wait_for_data() -> None:
+    """Its loader's time is known; without a loader it may load where it waits, but not between a backward pass and the optimizer."""
+    assert first(diagnose(waiting(loader=True))).cause == "host"
+    assert first(diagnose(waiting(loader=False))).cause == "input"
+    assert first(diagnose(waiting(loader=False, kind="own"))).cause == "host"
+    assert first(diagnose(waiting(loader=True, kind="data"))).cause == "input"
+
+
+def test_what_a_device_is_waited_for_and_clipping_are_no_work_of_the_programs_own() -> None:
+    for kind in ("device", "optimizer"):
+        found = diagnose(waiting(loader=True, kind=kind))
+        assert "host" not in [finding.cause for finding in found.findings]
+
+
+def test_passes_without_gradients_in_every_step_are_work_and_no_pause() -> None:
+    """A reference model, a teacher: the rank that has more of it is slow."""
+    seen = run(more={(1, "evaluation"): 0.05})
+    found = first(diagnose(seen))
+    assert (found.cause, found.rank) == ("slow_rank", 1)
+    assert first(diagnose(run(more={(-1, "evaluation"): np.where(np.arange(60) % 2, 0.0, 0.1)}))).cause == "pauses"
+
+
+def test_a_prediction_that_is_too_long_has_no_cause_in_the_run() -> None:
+    quick = replace(run(ranks=1), predicted_s=(0.4, 0.3, 0.5))
+    (finding,) = diagnose(quick).findings
+    assert finding.cause == "prediction"
+    assert "less than predicted" in finding.what
+    assert not any("explain" in text for text in finding.evidence)
+
+
+def test_an_interval_that_is_too_wide_confirms_nothing() -> None:
+    assert "runs as predicted" in diagnose(replace(run(ranks=1), predicted_s=(0.11, 0.08, 0.15))).verdict
+    assert "too wide to tell more" in diagnose(replace(run(ranks=1), predicted_s=(0.11, 0.03, 0.45))).verdict

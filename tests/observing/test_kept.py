@@ -64,4 +64,4 @@ def test_runs_are_found_by_the_versions_that_they_were_measured_with(
     assert service.http.get(f"{API}/observed", params={"version": "torch"}).status_code == 422
     address = str(tmp_path / "none.db")
     assert "add --observed" in run("list", "--version", "torch=2", "--store", address).err
-    assert "no observed runs" in run("list", "--observed", "--version", "torch=2", "--store", address).err
+    assert "no observed runs match" in run("list", "--observed", "--version", "torch=2", "--store", address).err

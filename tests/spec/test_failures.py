@@ -68,6 +68,15 @@ def test_groups_that_go_on_lose_less() -> None:
     assert grouped.interval_s > 10 * alone.interval_s
 
 
+def test_groups_save_once_a_day_at_least() -> None:
+    """All four fail together once in decades, if they fail independently; a power cut does not ask."""
+    policy = failures(replicas=4, node_mtbf_s=365 * DAY).policy(4, step_s=2.0)
+    assert (policy.interval_s, policy.interval_steps) == (DAY, 43_200)
+    assert policy.lost_share == pytest.approx(60.0 / DAY + 600.0 / (4 * 365 * DAY / 4), rel=0.05)
+    assert policy.text.startswith("checkpoints: once a day (43,200 steps) is enough")
+    assert failures(node_mtbf_s=365 * DAY).policy(1).interval_s < DAY
+
+
 def test_a_job_that_fails_faster_than_it_saves_loses_all() -> None:
     assert failures(checkpoint_s=7200.0).policy(1_000_000).lost_share == pytest.approx(1.0, abs=1e-6)
 

@@ -14,6 +14,7 @@ import pytest
 from autotune.ports import AttemptEnded, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig
 from autotune.study.recheck import Recheck, Rechecked, differences, junit, markdown, proposal, run_recheck
+from tests.diagnosing.made_up import run
 from tests.study.controller.world import study
 
 CONFIGS = [ParallelConfig(dp=2, micro_batch_size=size, accumulation_steps=8 // size) for size in (4, 2, 1)]
@@ -83,6 +84,24 @@ def test_the_files_for_a_ci() -> None:
     assert "| torch | 2.11 | 2.12 |" in text
     assert "slower than before" in text
     assert ET.fromstring(junit(rechecked(0.0, 3))).get("failures") == "0"
+
+
+def test_beside_other_processes_a_change_is_inconclusive() -> None:
+    busy = run(load=0.4)
+    slow = rechecked(-0.3, 0)
+    assert slow.is_slower
+    disturbed = replace(
+        slow, configs=tuple(replace(c, now=tuple(replace(m, evidence=busy.to_dict()) for m in c.now)) for c in slow.configs)
+    )  # fmt: skip
+    assert disturbed.busy > 0.1
+    assert (disturbed.is_slower, disturbed.is_inconclusive) == (False, True)
+    assert "; inconclusive: other processes took up to" in disturbed.verdict
+    cases = ET.fromstring(junit(disturbed)).findall(".//testcase")
+    assert [case.find("skipped") is not None for case in cases][-1]
+    assert not any(case.find("failure") is not None for case in cases)
+    assert "The old order holds" in markdown(disturbed)
+    gone = replace(disturbed.configs[0], failure=Failure(kind=FailureKind.ERROR, message="no such option"))
+    assert replace(disturbed, configs=(gone, *disturbed.configs[1:])).is_slower, "a failure does not depend on load"
 
 
 def test_a_new_study_begins_from_the_old_one() -> None:

@@ -80,6 +80,12 @@ def _of_stored(source: Source, asked: str, number: int | None) -> tuple[str, Dia
     if len(runs) == 1:
         run = ObservedRun.from_dict(runs[0])
         return f"the observed run {run.id}", diagnosis_of_run(run)
+    if asked.endswith((".yaml", ".yml", ".json", ".sh", ".py")) and Path(asked).is_file():
+        raise SpecError(
+            f"{asked} is a file, not a study or an observed run",
+            remedy=f"add its log: `autotune diagnose --log FILE {asked}`; or name a study",
+            field="STUDY",
+        )
     found = _trial(source, asked, number)
     if found is None:
         raise NotFoundError(
@@ -98,4 +104,7 @@ def _trial(source: Source, asked: str, number: int | None) -> Trial | None:
     if number is not None:
         return next((trial for trial in trials if trial.number == number), None)
     best = source.result(record.id).best
-    return best or next((trial for trial in trials if trial.measurement), None)
+    number = best.number if best is not None else None
+    return next((trial for trial in trials if trial.number == number), None) or next(
+        (trial for trial in trials if trial.measurement), None
+    )

@@ -130,7 +130,7 @@ def list_studies(
         else:
             document = source.studies(limit=limit, **filters)
     if observed and not json:
-        print_runs(document["runs"])
+        print_runs(document["runs"], is_filtered=bool(model or cluster or version))
         return
     if json:
         emit(document)

@@ -84,13 +84,17 @@ def run(
     run_in_place(command, advise, to_stderr=json, variables=variables)
 
 
-def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:
-    """A table of observed runs."""
+def print_runs(runs: Sequence[Mapping[str, Any]], *, is_filtered: bool) -> None:
+    """A table of observed runs. `is_filtered`: whether others may have been left out."""
     from autotune.report.terminal import format_bytes, format_count, format_duration
     from autotune.spec import ObservedRun, config_label
 
     if not runs:
-        note("no observed runs; start a training with `autotune run -- COMMAND`")
+        note(
+            "no observed runs match; leave filters out to see all"
+            if is_filtered
+            else "no observed runs; start a training with `autotune run -- COMMAND`"
+        )
         return
     rows = []
     for run in map(ObservedRun.from_dict, runs):

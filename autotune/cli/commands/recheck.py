@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.exit_codes import FAILED
+from autotune.cli.exit_codes import FAILED, INCONCLUSIVE
 from autotune.cli.output import JsonOption, StoreOption, StudyArgument, emit, never_printed, note
 from autotune.errors import SpecError
 
@@ -38,7 +38,7 @@ def recheck(
             "--max-slowdown",
             metavar="SHARE",
             parser=share,
-            help="Exit with 1 if the configs are significantly slower and a slowdown of more than this is not ruled out, e.g. 3%.",
+            help="Exit with 1 if the configs are significantly slower and a slowdown of more than this is not ruled out, e.g. 3%; with 4 if other processes made the measurement inconclusive.",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=2, help="Number of measurements of each config.")] = 2,
@@ -70,6 +70,7 @@ def recheck(
     from autotune import api
     from autotune.study.recheck import junit as as_junit
     from autotune.study.recheck import markdown, proposal, recheck_study
+    from autotune.trainers.documents.file_formats import to_yaml
 
     if output is not None and output.exists():
         raise SpecError(f"{output} already exists", remedy="name another file with -o", field="-o")
@@ -80,10 +81,13 @@ def recheck(
     if summary is not None:
         with summary.open("a", encoding="utf-8") as file:
             file.write(markdown(found))
-    wanted = found.is_slower or not found.order_holds
+    wanted = found.is_slower or (not found.order_holds and not found.is_inconclusive)
     next_study = proposal(record.spec, found) if wanted else None
     if output is not None and next_study is not None:
-        output.write_text(plain.dumps(next_study, indent=2) + "\n", encoding="utf-8")
+        output.write_text(
+            plain.dumps(next_study, indent=2) + "\n" if output.suffix == ".json" else to_yaml(next_study),
+            encoding="utf-8",
+        )
     if json:
         emit({**found.to_dict(), "proposal": next_study})
     else:
@@ -91,5 +95,5 @@ def recheck(
         if next_study is not None:
             where = f"{output}" if output is not None else "the spec written with -o FILE"
             print(f"\nproposed: a new study based on this one: autotune tune {where}")
-    if max_slowdown is not None and found.is_slower:
-        raise typer.Exit(FAILED)
+    if max_slowdown is not None and (found.is_slower or found.is_inconclusive):
+        raise typer.Exit(FAILED if found.is_slower else INCONCLUSIVE)

@@ -71,6 +71,15 @@ def test_steps_of_compiled_programs_are_seen(tmp_path: Path, how: str) -> None:
         assert {tuple(step["sequences"]) for step in seen.steps()} == {(8,)}
 
 
+def test_torchs_warning_of_the_probes_own_hooks_is_not_shown(tmp_path: Path) -> None:
+    """The program's output stays its own, also where its warnings are errors."""
+    argv = python("decoder.py", "--compile=eager")
+    seen = watched([argv[0], "-W", "error:Using `torch.compile", *argv[1:]], cwd=tmp_path)
+    assert seen.code == 0, seen.text
+    assert "global hooks" not in seen.text
+    assert len(seen.steps()) == 6
+
+
 def test_a_compiled_module_within_ddp_refuses_its_length_and_is_seen_nevertheless(tmp_path: Path) -> None:
     seen = watched(torchrun("decoder.py", "--wrap=ddp", "--compile=eager"), cwd=tmp_path)
     assert seen.code == 0, seen.text

@@ -29,6 +29,10 @@ class Phases:
         self.thread = 0
         """the one that trains; 0: not known yet"""
         self.stack = [REST]
+        self.left = REST
+        """the phase that ended last"""
+        self.on_gap_end: Any = None
+        """called with the phase that begins after a gap behind a backward pass"""
         self._sums = [[0.0, 0.0, 0.0] for _ in NAMES]
         self._file = -1
         self._at = (0.0, 0.0, 0.0)
@@ -51,6 +55,8 @@ class Phases:
         """A phase begins."""
         if threading.get_ident() == self.thread:
             self._count()
+            if self.left == BACKWARD and self.on_gap_end is not None and len(self.stack) == 1:
+                self.on_gap_end(phase)
             self.stack.append(phase)
 
     def leave(self, phase: int) -> None:
@@ -59,6 +65,7 @@ class Phases:
             self._count()
             while self.stack.pop() != phase:
                 pass
+            self.left = phase
 
     def take(self) -> dict[str, list[float]]:
         """By name of a phase: seconds, of them on a processor, of them waiting for one; phases that did not occur are left out."""

@@ -161,6 +161,10 @@ class AskedProfile:
             "steps": self._steps,
         }
 
+    def is_busy(self, count: int) -> bool:
+        """Whether what the training is found at behind the step of this number is the profiler's work, or slowed by it."""
+        return self._settling > 0 or (self._left > 0 and count >= FIRST)
+
     def disturbs(self) -> bool:
         """Whether the step that ends now took longer because of it; called once a step."""
         if self._profile is not None:

@@ -20,6 +20,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -238,6 +239,8 @@ def watch(torch: Any, reports: Channel) -> None:
     """Sets the hooks; called once torch is imported. Raises what torch raises when it lacks one of them."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+    # ours are such hooks; that they fire once more is known here, and the program's output stays its own
+    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
     seen, steps = Seen(), Steps(torch, reports)
     compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None) or (lambda: False)
     seen.watch = Watch(seen.phases, reports, torch)
@@ -281,7 +284,10 @@ def watch(torch: Any, reports: Channel) -> None:
             if steps.count in FACTS_AT:
                 tell_facts()
             seen.exploring = steps.count < max(FACTS_AT)
-            if (seen_of_step := profiler.step(steps.count, pipelined=seen.pipelined)) is not None:
+            if seen.watch is not None:
+                seen.watch.paused = profiler.is_busy(steps.count)
+            seen_of_step = profiler.step(steps.count, pipelined=seen.pipelined)
+            if seen_of_step is not None:
                 reports.send("profile", rank=model_facts.rank_of(torch), **seen_of_step)
         except Exception as error:
             trouble(error)

@@ -24,7 +24,7 @@ from typing import Any
 
 from .machine import NodeLoad, links
 from .mirror import Mirror
-from .phases import NAMES, Phases
+from .phases import BACKWARD, NAMES, OPTIMIZER, Phases
 
 LOOKS = 20.0
 LATE_S = 0.015
@@ -40,18 +40,21 @@ _KINDS = (
     ("data", ("torch/utils/data/", "datasets/arrow_dataset.py", "datasets/iterable_dataset.py", "/webdataset/", "/streaming/base/")),
     ("checkpoint", ("torch/serialization.py", "distributed/checkpoint/", "safetensors/")),
     ("log", ("logging/__init__.py", "tqdm/", "rich/", "wandb/", "tensorboard/", "mlflow/")),
+    ("optimizer", ("torch/nn/utils/clip_grad.py", "torch/amp/grad_scaler.py", "torch/distributed/_tools/", "torch/optim/")),
 )  # fmt: skip
 _WORDS = (
     ("checkpoint", ("checkpoint", "save_")),
     ("evaluation", ("evaluat", "validat", "valid_", "eval_", "test_loss")),
-    ("log", ("log_", "_log", "report", "progress", "print")),
+    ("log", ("log_", "_log", "report", "progress", "print", "upload", "metric", "telemetry", "tracker", "monitor")),
     ("data", ("load", "batch", "collate", "dataset", "__getitem__", "__next__", "__iter__", "tokeniz", "augment", "fetch", "read_", "get_data", "prefetch", "sample")),
 )  # fmt: skip
 _CALLS = (
     ("log", ("print(", "logger.", "logging.", ".log(", ".write(", ".info(", "add_scalar(")),
     ("checkpoint", ("save(", "save_pretrained(", "save_state")),
     ("data", ("next(", "dataloader", "data_loader", "dataset", "loader")),
+    ("device", (".item()", ".tolist()", ".cpu()", ".numpy()", "synchronize(")),
 )
+"""`device`: the host waits for what it has asked of the device"""
 _LIBRARIES = (
     os.path.dirname(os.__file__),
     "site-packages",
@@ -69,6 +72,13 @@ class Watch:
         self._lines: dict[tuple[str, ...], int] = {}
         self._around: set[str] = set()
         """the program's own functions that the passes run in: their names tell nothing of what else they do"""
+        self._gap: list[tuple[str, ...]] = []
+        """places since a backward pass, of no kind, until it is known what comes next"""
+        self._gaps_ended: list[int] = []
+        """the phases that came next"""
+        phases.on_gap_end = self._gaps_ended.append
+        self.paused = False
+        """nothing of what is done now is the program's own"""
         self.looks = 0
         self.stopped_s = 0.0
         self._began_s = 0.0
@@ -107,7 +117,8 @@ class Watch:
                     late_s > LATE_S
                 ):  # on the run queue is another matter, and so is a program that computes and lets no other thread run
                     self.stopped_s += max(0.0, late_s - (_delay_s() - delay_s) - (time.process_time() - cpu_s))
-                self._look()
+                if not self.paused:
+                    self._look()
                 if now_s - node_s > NODE_S or not node_s:
                     node_s = now_s
                     if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -120,6 +131,8 @@ class Watch:
             self._reports.send("trouble", error="watch: " + repr(error)[:300])
 
     def _look(self) -> None:
+        while self._gaps_ended:
+            self._end_gap(self._gaps_ended.pop(0))
         frame = sys._current_frames().get(self._phases.thread)
         if frame is None:
             return
@@ -129,6 +142,18 @@ class Watch:
         if phase in ("forward", "backward", "optimizer"):
             self._around |= names
         key = (phase, *place)
+        if phase == "rest" and not place[0] and self._phases.left == BACKWARD:
+            self._gap.append(key)
+        else:
+            self._count(key)
+
+    def _end_gap(self, phase: int) -> None:
+        """Between a backward pass and the optimizer nothing is loaded: what no kind is known of there is the program's own work."""
+        gap, self._gap = self._gap, []
+        for key in gap:
+            self._count((key[0], "own", *key[2:]) if phase == OPTIMIZER else key)
+
+    def _count(self, key: tuple[str, ...]) -> None:
         if key in self._lines or len(self._lines) < MOST_LINES:
             self._lines[key] = self._lines.get(key, 0) + 1
 
