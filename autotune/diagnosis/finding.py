@@ -8,6 +8,8 @@ from typing import Any
 
 CLAIMED = 0.05
 """share of the step from which on a cause is claimed"""
+SURE = 0.02
+"""least lower end of its interval"""
 CLASSES: Mapping[str, str] = {
     "input": "the ranks wait for data",
     "host": "the program's own work outside training slows it down",

@@ -1,0 +1,145 @@
+"""Laws of readings that come without phases of steps: a profile, clocks, the allocator, the times in a log, knobs without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from autotune.diagnosis.critical import LEAST_STEPS
+from autotune.diagnosis.evidence import Evidence
+from autotune.diagnosis.finding import Finding
+from autotune.diagnosis.profiled import shares_of
+from autotune.spec.texts.as_text import format_duration
+
+
+def bubble(evidence: Evidence) -> Iterator[Finding]:
+    """A profile shows more of it than is due."""
+    parts, predicted = evidence.parts_s, evidence.predicted_parts_s
+    shares = shares_of(parts)
+    if not shares or not predicted or evidence.predicted_s is None:
+        return
+    seen, due = (
+        shares.get("bubble", 0.0),
+        (predicted.get("bubble", 0.0) + predicted.get("pp_comm", 0.0)) / evidence.predicted_s[0],
+    )
+    extra = seen - 1.25 * due
+    yield Finding(
+        cause="bubble",
+        share=extra,
+        low=max(0.0, extra / 2),
+        high=seen,
+        what=f"pipeline stages wait for each other for {seen:.0%} of the step; {due:.0%} is expected",
+        evidence=(f"one profiled step: {format_duration(parts.get('bubble', 0.0))} of a step in sends and receives while nothing is computed",),
+        confirm="profile a step of each stage: the stage that never waits is the slow one",
+        change="split the layers so that stages take equal time (the last one has the head and the loss), or use more micro-batches or an interleaved schedule",
+        knob="pp_schedule",
+    )  # fmt: skip
+
+
+def clocks(evidence: Evidence) -> Iterator[Finding]:
+    """Something holds a GPU's clocks down."""
+    for rank in sorted(evidence.ranks, key=lambda r: r.gpu.get("sm_clock_mhz", np.inf)):
+        clock, most = rank.gpu.get("sm_clock_mhz", 0.0), rank.gpu.get("max_clock_mhz", 0.0)
+        reasons = {
+            name.removeprefix("held by "): share
+            for name, share in rank.gpu.items()
+            if name.startswith("held by ") and share >= 0.2
+        }
+        if not reasons or most <= 0 or clock >= 0.93 * most:
+            continue
+        cost = 1 - clock / most
+        yield Finding(
+            cause="clocks",
+            share=cost,
+            low=cost / 3,
+            high=cost,
+            rank=rank.rank,
+            node=rank.node,
+            what=f"{' and '.join(sorted(reasons))} limit the clock of rank {rank.rank}'s GPU to {clock:.0f} of {most:.0f} MHz",
+            evidence=(
+                *(f"{name}: active in {share:.0%} of the readings" for name, share in sorted(reasons.items())),
+                f"{rank.gpu.get('temperature_c', 0):.0f} degrees, {rank.gpu.get('power_watts', 0):.0f} of {rank.gpu.get('power_limit_watts', 0):.0f} watts",
+            ),
+            confirm="nvidia-smi -q -d PERFORMANCE,CLOCK,POWER while it trains",
+            change="fix the cooling, or raise the power limit; if the limit is intended, compare only runs with the same limit",
+        )  # fmt: skip
+        return
+    if evidence.throttled > 0:
+        yield Finding(
+            cause="clocks",
+            what="heat or the power brake lowered a GPU's clocks during the measurement",
+            evidence=("NVML's throttle reasons",),
+            confirm="nvidia-smi -q -d PERFORMANCE,CLOCK,POWER while it trains",
+            change="fix the cooling, and measure again",
+        )
+
+
+def readings_of_memory(evidence: Evidence) -> Iterator[Finding]:
+    """The allocator's retries."""
+    if evidence.alloc_retries > 0 and not any(rank.alloc_retries for rank in evidence.ranks):
+        yield Finding(
+            cause="memory",
+            what="memory is short: the GPU's allocator had to retry",
+            evidence=(f"{evidence.alloc_retries:g} retries on the fullest rank",),
+            confirm="run with a smaller micro-batch: the time per sequence should drop",
+            change="a smaller micro-batch or recomputation, or PYTORCH_ALLOC_CONF=expandable_segments:True",
+            knob="micro_batch_size",
+        )
+
+
+def log_times(evidence: Evidence) -> Iterator[Finding]:
+    """What the times in a log tell."""
+    times = np.asarray(evidence.step_times_s)
+    if evidence.ranks or len(times) < 2 * LEAST_STEPS:
+        return
+    if len(evidence.data_times_s) == len(times):
+        data = np.minimum(np.asarray(evidence.data_times_s), times)
+        share = float(data.sum() / times.sum())
+        half = float(np.std(data / times)) / len(times) ** 0.5 * 2.3
+        yield Finding(
+            cause="input",
+            share=share,
+            low=max(0.0, share - half),
+            high=min(1.0, share + half),
+            what="the ranks wait for data",
+            evidence=(
+                f"the log says {format_duration(float(np.mean(data)))} of data loading in a {format_duration(float(times.mean()))} step",
+            ),
+            confirm="train some steps on a single batch kept in memory: the step should get shorter by this share",
+            change="raise num_workers of its DataLoader, cache decoded samples near the ranks, or move slow work out of the dataset",
+            knob="num_workers",
+        )
+    middle = float(np.median(times))
+    slow = np.flatnonzero(times > 1.5 * middle)
+    gaps = np.diff(slow)
+    if len(slow) >= 3 and gaps.min() >= 2 and gaps.max() <= gaps.min() + 1:
+        share = float((times[slow] - middle).sum() / times.sum())
+        yield Finding(
+            cause="pauses",
+            share=share,
+            low=share / 2,
+            high=min(1.0, 1.5 * share),
+            what=f"every {int(np.median(gaps))} steps, one step takes {float(np.median(times[slow])) / middle:.1f} times as long: probably evaluation, a checkpoint or logging",
+            evidence=(
+                f"{len(slow)} of {len(times)} steps are slow, {int(gaps.min())}{f' or {int(gaps.max())}' if gaps.max() > gaps.min() else ''} steps apart",
+            ),
+            confirm="switch evaluation and checkpoints off for a hundred steps: the mean step should get shorter by this share",
+            change="evaluate or save less often, on fewer batches, or asynchronously",
+            knob="eval_steps",
+        )
+
+
+def knobs_without_effect(evidence: Evidence) -> Iterator[Finding]:
+    """Knobs that were asked for and not seen."""
+    for text in evidence.disagreements:
+        knob = text.partition(":")[0]
+        yield Finding(
+            cause="knob_without_effect",
+            what=f"{knob} was requested, but has no effect",
+            evidence=(text,),
+            confirm="`autotune check SPEC` compares the spec with what is observed",
+            change=text.rpartition("; ")[2],
+            line=evidence.asked_at.get(knob, ""),
+            knob=knob,
+        )

@@ -1,0 +1,69 @@
+"""Which rank a finding is about, and where its program was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from autotune.diagnosis.critical import Series, Steps
+from autotune.diagnosis.evidence import Place, Rank
+from autotune.spec.texts.as_text import format_duration
+
+
+def only_rank(steps: Steps, part: Series) -> int | None:
+    """The rank that has nearly all of this part, where one has."""
+    if len(steps.ranks) < 2:
+        return None
+    means = part.mean(axis=1)
+    at = int(means.argmax())
+    others = float(np.delete(means, at).max())
+    return (
+        steps.ranks[at].rank
+        if means[at] > 2 * others and means[at] - others > 0.02 * float(steps.slowest.mean())
+        else None
+    )
+
+
+def lone_rank(ranks: Sequence[Rank], delays: Any, here: Sequence[int], at: int) -> int | None:
+    """The rank whose delay is far above all others here."""
+    return None if len(here) < 2 or delays[at] < 2 * max(delays[i] for i in here if i != at) else ranks[at].rank
+
+
+def node_of(steps: Steps, rank: int | None) -> str:
+    """A rank's node."""
+    return next((r.node for r in steps.ranks if r.rank == rank), "") if rank is not None else ""
+
+
+def who(rank: int | None, everyone: str) -> str:
+    """A rank in words, or everyone."""
+    return everyone if rank is None else f"rank {rank}"
+
+
+def time_spent(steps: Steps, part: Series, rank: int | None, what: str) -> list[str]:
+    """How long the rank, or the one that spends most, spends so in a step."""
+    means = part.mean(axis=1)
+    at = next((i for i, r in enumerate(steps.ranks) if r.rank == rank), int(means.argmax()))
+    others = (
+        f"; rank {steps.ranks[int(means.argmin())].rank} {format_duration(float(means.min()))}"
+        if len(means) > 1
+        else ""
+    )
+    return [
+        f"rank {steps.ranks[at].rank} spends {format_duration(float(means[at]))} of a step of {format_duration(float(steps.slowest.mean()))} {what}{others}"
+    ]
+
+
+def most_seen_place(ranks: Sequence[Rank], wanted: Callable[[Place], bool], rank: int | None) -> Place | None:
+    """Where it was seen most often."""
+    found = [place for r in ranks if rank in (None, r.rank) for place in r.places if wanted(place) and place.line]
+    return max(found, key=lambda place: place.share, default=None)
+
+
+def seen_most_often(place: Place | None) -> list[str]:
+    """A place in words."""
+    if place is None:
+        return []
+    inside = f" (there in {place.function})" if place.function else ""
+    return [f"most often at {place.line}: {place.text}".rstrip(": ") + inside]
