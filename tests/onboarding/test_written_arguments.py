@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autotune.onboarding.first_spec import first_draft
 from autotune.onboarding.script.reading import read_script
 from autotune.onboarding.script.written_arguments import written_arguments
 from autotune.reviews import lines_of, review
@@ -358,3 +359,23 @@ def test_a_value_that_the_text_computes_is_not_known(tmp_path: Path) -> None:
     known = review(written(tmp_path, asked), cluster="h100-sxm", seq_len=2048).config
     assert known is not None
     assert known.precision == "bf16"
+
+
+LOADED = """
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B"{dtype})
+arguments = TrainingArguments(output_dir="out", per_device_train_batch_size=4, bf16=True)
+Trainer(model=model, args=arguments).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_said"),
+    [("", True), (", dtype=torch.float32", False), (", torch_dtype='bfloat16'", False), (", dtype=chosen", False), (", **how", False)],
+)  # fmt: skip
+def test_weights_whose_type_nothing_says_are_an_assumption(tmp_path: Path, dtype: str, is_said: bool) -> None:
+    """transformers 5 loads the checkpoint's own type, transformers 4 loaded fp32."""
+    (tmp_path / "train.py").write_text(LOADED.format(dtype=dtype), encoding="utf-8")
+    notes = first_draft(tmp_path / "train.py", model=None, cluster="h100-sxm-1x8", folder=tmp_path).notes
+    said = [note for note in notes if note.startswith("weights are planned as fp32 (line 3 of train.py")]
+    assert bool(said) is is_said

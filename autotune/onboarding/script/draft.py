@@ -443,12 +443,16 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
 
 
 NOT_PREDICTED = "a step is predicted without "
+ASSUMED_WEIGHTS = "weights are planned as fp32"
 
 
 def _what_is_beyond(script: Script) -> Iterator[str]:
-    """What a step does that its plan does not have."""
+    """What its plan does not have, or takes for granted."""
     if script.beyond:
         yield f"{NOT_PREDICTED}{BEYOND[script.beyond]} ({script.beyond}); trials measure whole steps, and `rl:` and `rollout:` in a spec describe the phases of one"
+
+    if script.untyped:
+        yield f"{ASSUMED_WEIGHTS} (line {script.untyped} of {script.name} loads them without dtype): transformers 5 takes the checkpoint's own type, often bf16, which needs about half the memory; if so, say workload.pure_bf16: true, or dtype=torch.float32 in the script"
 
 
 def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Iterator[str]:

@@ -33,7 +33,12 @@ from autotune.onboarding.script.print_statements import (
 )
 from autotune.onboarding.script.syntax import called_name, keywords_of, literal_or_none
 from autotune.onboarding.script.unconditional import unconditional
-from autotune.onboarding.script.written_arguments import Written, unread_arguments, written_arguments
+from autotune.onboarding.script.written_arguments import (
+    Written,
+    loaded_without_dtype,
+    unread_arguments,
+    written_arguments,
+)
 from autotune.onboarding.script.written_constants import written_constants
 from autotune.spec.texts.usual_names import WORDS
 
@@ -139,6 +144,8 @@ class Script:
     """what its text gives transformers' or Lightning's Trainer beside its options"""
     beyond: str = ""
     """the class of a trainer's arguments whose step does more than train (`BEYOND`); empty: none"""
+    untyped: int = 0
+    """the line that loads a model without saying the type of its weights"""
     unread: str = ""
     """arguments of a trainer in its text that are not understood beside its options, and their line"""
 
@@ -210,6 +217,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         loops=tuple(counted_loops(tree)),
         written=written,
         beyond=next((name for name in BEYOND if re.search(rf"\b{name}\b", text)), ""),
+        untyped=loaded_without_dtype(tree),
         unread=unread,
     )
 

@@ -35,6 +35,8 @@ _OF_ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "
 _OF_FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "c_fc"})
 _SHARDING = frozenset({"fsdp", "deepspeed", "optim"})
 """what changes the memory too much for a value that is not known"""
+_TYPES = frozenset({"bfloat16", "float16", "float32", "half", "set_default_dtype"})
+"""names by which a text may say the type of its weights anywhere"""
 _LIGHTNING = frozenset({"lightning", "pytorch_lightning"})
 _OF_LIGHTNING = ("precision", "accumulate_grad_batches", "max_steps")
 _SAID = frozenset({
@@ -312,6 +314,18 @@ def _loads_a_model(call: ast.Call) -> bool:
     if called_name(call) != "from_pretrained" or not isinstance(call.func, ast.Attribute):
         return False
     return ast.unparse(call.func.value).endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def loaded_without_dtype(tree: ast.Module) -> int:
+    """The line that loads a model without saying the type of its weights, and nothing else does; 0: there is none."""
+    if _TYPES & set(_names(tree)):
+        return 0
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and _loads_a_model(call) and not any(k.arg is None for k in call.keywords):
+            given = keywords_of(call)
+            if not given.keys() & {"dtype", "torch_dtype", "quantization_config"}:
+                return call.lineno
+    return 0
 
 
 def _is_bf16(call: ast.Call) -> bool:
