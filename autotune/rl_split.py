@@ -50,11 +50,15 @@ def post_training_findings(
     if asked.rollout_gpus or any(spec.extra.get("rollout_gpus", ())):
         splits = _splits(workload, asked, spec, calibration, launchable)
     best = min(splits, key=lambda row: float(row["step_time_s"]), default=None)
+    more = _one_more_node(workload, asked, spec, best, calibration, launchable)
     return {
         **found,
         "splits": splits,
         "balanced": _balanced(best),
-        "one_more_node": _one_more_node(workload, asked, spec, best, calibration, launchable),
+        "one_more_node": more,
+        "one_more_node_why_not": {
+            side: _why_not(workload, asked, side, best) for side, row in more.items() if row is None
+        },
     }
 
 
@@ -123,6 +127,23 @@ def _balanced(best: Mapping[str, Any] | None) -> dict[str, Any] | None:
     train, generate = best["training_s"] * best["training_gpus"], best["generation_s"] * best["rollout_gpus"]
     gpus = best["training_gpus"] + best["rollout_gpus"]
     return {"rollout_gpus": gpus * generate / (train + generate), "step_time_s": (train + generate) / gpus}
+
+
+def _why_not(workload: Workload, asked: PostTraining, side: str, best: Mapping[str, Any] | None) -> str:
+    """Why one node more gives this side nothing."""
+    cluster = workload.cluster
+    generating = (
+        0 if best is None else int(best["rollout_gpus"]) + (cluster.gpus_per_node if side == "generation" else 0)
+    )
+    batch, per_node = asked.mini_batch, cluster.gpus_per_node
+    training = (cluster.num_nodes + 1) * per_node - generating
+    if batch % training == 0:
+        return "no config in the space is valid and fits"
+    fits = next(
+        (n for n in range(training // per_node + 1, batch // per_node + 1) if batch % (n * per_node) == 0), None
+    )
+    more = f"; {fits * per_node} would" if fits else ""
+    return f"{batch:,} sequences of an optimizer step do not divide among {training} GPUs with the degrees of the space{more}"
 
 
 def _one_more_node(

@@ -12,6 +12,8 @@ import pytest
 from autotune import api
 from autotune.errors import SpecError
 from autotune.schema import parse_study
+from autotune.space import SearchSpace
+from autotune.space.baseline import default_config
 from autotune.spec import Study
 from tests.trainers.test_verl import LINE
 
@@ -65,13 +67,14 @@ def test_a_store_gives_back_what_was_asked(algorithm: str) -> None:
     [
         ("rl.algorithm", "reinforce", "rl.algorithm", "grpo"),
         ("rl.prompts", None, "rl.prompts", "required"),
+        ("rollout.tokens_per_s_per_gpu", -5, "rollout.tokens_per_s_per_gpu", "greater than 0"),
         ("rl.mini_batch_prompts", 24, "rl.mini_batch_prompts", "must divide prompts"),
         ("rl.response_lengths", {"mean": 900, "file": "x.txt"}, "rl.response_lengths", "one way"),
         ("rl.response_lengths", {"p50": 900, "p95": 800, "max": 1000}, "rl.response_lengths", "must not decrease"),
         ("rl.response_lengths", {"mean": 900, "max": 16384}, "workload.seq_len", "longest sequence"),
         ("rl.staleness", 1, "rl.staleness", "placement=colocated"),
         ("rl.placement", "async", "rl.staleness", "allowed staleness"),
-        ("rl.placement", {"split": [12, 8]}, "rl.placement", "must fit the cluster"),
+        ("rl.placement", {"split": [12, 8]}, "rl.placement", "must be those of the cluster"),
         ("rl.critic", {"model": "llama-1b"}, "rl.critic", "only ppo"),
         ("rl.resposes", 3, "rl.resposes", "there is no key"),
         ("rollout", None, "rollout", "generation speed is not modelled"),
@@ -90,6 +93,50 @@ def test_mistakes_are_refused_at_their_field(path: str, value: Any, field: str, 
     with pytest.raises(SpecError, match=words) as caught:
         parse_study(spec(path, value))
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("placement", "seen"),
+    [
+        ("colocated", ("colocated", 0, 0.0)),
+        ({"split": [8, 8]}, ("split", 8, 0.0)),
+        ({"async": [8, 8], "staleness": 1}, ("async", 8, 1.0)),
+    ],
+)
+def test_placements_are_written_as_the_page_has_them(placement: Any, seen: tuple[str, int, float]) -> None:
+    rl = parse_study(spec("rl.placement", placement)).workload.rl
+    assert rl is not None
+    assert (rl.placement, rl.rollout_gpus, rl.staleness) == seen
+
+
+def test_gpus_of_both_sides_are_those_of_the_cluster() -> None:
+    with pytest.raises(SpecError, match=r"8 \+ 6 are 14 and .* has 16"):
+        parse_study(spec("rl.placement", {"split": [8, 6]}))
+
+
+def test_the_baseline_has_the_values_of_the_present_step() -> None:
+    """Wherever they stand in the list of a knob."""
+    study = parse_study(spec(knobs={"micro_batch_tokens": [8192, 16384, 32768], "rollout_tp": [2, 1]}))
+    baseline = default_config(SearchSpace.build(study.workload, study.space))
+    assert dict(baseline.extra) == {"micro_batch_tokens": 16384, "rollout_tp": 1}
+
+
+def test_a_reference_that_dpo_does_not_have_costs_nothing() -> None:
+    asked = spec("rl.algorithm", "dpo", rollout=None, trainer="native", cluster="cpu-1x1", model="nano-gpt")
+    asked["rl"] |= {"responses": 2, "mini_batch_prompts": 64}
+    del asked["rollout"]
+    for said, expected in ((None, True), (False, False)):
+        rl = {**asked["rl"], **({} if said is None else {"reference": said})}
+        found = parse_study({**asked, "rl": rl}).workload.rl
+        assert found is not None
+        assert found.reference is expected
+
+
+def test_an_engine_without_a_share_of_memory_is_an_assumption() -> None:
+    for fraction, said in ((0.0, True), (0.5, False)):
+        rl = parse_study(spec("rollout.memory_fraction", fraction)).workload.rl
+        assert rl is not None
+        assert any("rollout.memory_fraction is not given" in text for text in rl.assumed) is said
 
 
 def test_a_batch_is_asked_for_where_nothing_tells_it() -> None:

@@ -123,6 +123,9 @@ class Document(BaseModel):
         """Refuses unknown keys, and reports them together with what is wrong with the known ones."""
         fields = cls.model_fields  # looked up once: it is worked out anew each time
         unknown = [key for key in values if key not in fields] if isinstance(values, Mapping) else []
+        if unknown:  # a key that is a word of Python's own, such as `async`, is a field by its alias
+            fields = {field.alias or name: field for name, field in fields.items()}
+            unknown = [key for key in values if key not in fields]
         if not unknown:
             return check(values)
         mistakes = [
@@ -149,11 +152,12 @@ class Document(BaseModel):
         if (meant := next((name for name in OF_WORKLOAD if name in of_workload), "")) and meant not in cls.model_fields:
             its = "it" if meant == key else meant
             return f"{its} is a key of workload: write `workload: {{{meant}: ...}}`"
-        if found := nearest(key, cls.model_fields):
+        names = [field.alias or name for name, field in cls.model_fields.items()]
+        if found := nearest(key, names):
             return found
         if knob := next((name for name in KNOBS if name in meant_by(str(key)) and name not in cls.model_fields), ""):
             return f"did you mean the knob {knob}? Its values go under `space`: write `space: {{{knob}: [...]}}`"
-        return f"keys: {', '.join(cls.model_fields)}"
+        return f"keys: {', '.join(names)}"
 
 
 def _carried(found: ErrorDetails) -> InitErrorDetails:

@@ -140,7 +140,7 @@ def parse_study(
             loop=asked.workload.loop,
         ),
     )
-    space = replace(parse_space(asked.space, base=base), extra=_own_knobs(asked))
+    space = replace(parse_space(asked.space, base=base), extra=_today_first(_own_knobs(asked), workload.rl))
     own = space.own_knobs
     enqueue = [_config(workload, config, f"enqueue.{i}", own) for i, config in enumerate(asked.enqueue)]
     baseline = None if asked.baseline is None else _config(workload, asked.baseline, "baseline", own)
@@ -407,6 +407,16 @@ def _post_training(
     for name in (n for n in asked.knobs if n in found.knob_names):
         check_rl_knob(name, _listed(asked.knobs[name]))
     return found
+
+
+def _today_first(knobs: Mapping[str, tuple[Any, ...]], rl: PostTraining | None) -> dict[str, tuple[Any, ...]]:
+    """A knob's first value is that of the baseline: of post-training, what `rl` says of the present step, where the list has it."""
+    return {
+        name: tuple(dict.fromkeys((rl.today(name), *values)))
+        if rl is not None and name in RL_KNOBS and rl.today(name) in values
+        else values
+        for name, values in knobs.items()
+    }
 
 
 def _own_knobs(asked: StudyDocument) -> dict[str, tuple[Any, ...]]:

@@ -137,7 +137,12 @@ class RolloutDocument(Document, defer_build=True):
     """How fast responses are generated: told, never modelled."""
 
     tokens_per_s_per_gpu: (
-        Positive | Annotated[dict[StrictInt | StrictStr, Positive], Field(min_length=1, max_length=64)] | None
+        Annotated[
+            Annotated[Positive, Tag("<number>")]
+            | Annotated[dict[StrictInt | StrictStr, Positive], Field(min_length=1, max_length=64), Tag("<inline>")],
+            either("<number>", "<inline>"),
+        ]
+        | None
     ) = Field(
         default=None,
         description="generated tokens per second per GPU, or by tensor-parallel degree: {1: 2400, 2: 2100}",
@@ -349,9 +354,12 @@ def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, 
             remedy="staleness: 1, for instance: one step off",
             field="rl.staleness",
         )
-    if gpus is not None and sum(gpus) > cluster.num_gpus:
+    if gpus is not None and sum(gpus) != cluster.num_gpus:
         raise SpecError(
-            f"GPUs that train and generate must fit the cluster, but {gpus[0]} + {gpus[1]} are more than the {cluster.num_gpus} of {cluster.name}",
+            f"GPUs that train and generate must be those of the cluster, but {gpus[0]} + {gpus[1]} are {sum(gpus)} and {cluster.name} has {cluster.num_gpus}",
+            remedy=f"for instance [{cluster.num_gpus - gpus[1]}, {gpus[1]}]"
+            if gpus[1] < cluster.num_gpus
+            else f"for instance [{cluster.num_gpus - cluster.num_gpus // 2}, {cluster.num_gpus // 2}]",
             field="rl.placement",
         )
     generating = 0 if word == "colocated" else gpus[1] if gpus is not None else cluster.num_gpus // 2

@@ -206,7 +206,12 @@ class PostTraining:
     def assumed(self) -> tuple[str, ...]:
         """What nobody told and was assumed, in words."""
         both = (("prompts", self.prompt_lengths), ("responses", self.response_lengths))
-        return tuple(f"{what}: {lengths.assumed}" for what, lengths in both if lengths.assumed)
+        told = tuple(f"{what}: {lengths.assumed}" for what, lengths in both if lengths.assumed)
+        if self.generates and self.rollout is not None and not self.rollout.memory_fraction and not self.rollout_gpus:
+            told += (
+                "the engine holds no GPU memory while the trainer works or generates (rollout.memory_fraction is not given)",
+            )
+        return told
 
     def today(self, name: str) -> Any:
         """The value of a knob of post-training where the study does not list it."""

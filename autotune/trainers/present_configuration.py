@@ -218,6 +218,10 @@ class KeyReader:
         """Counts the keys as read, whatever they hold: others that were read imply them."""
         self._taken.update(paths)
 
+    def keep(self, *paths: str) -> None:
+        """Counts the keys as left over, though they were read: a launch writes these very values again."""
+        self._taken.difference_update(paths)
+
     @property
     def left(self) -> dict[str, Any]:
         """The document without what was read."""

@@ -128,6 +128,7 @@ def test_nothing_but_python_is_needed_in_a_container(
     script.write_text(
         "import os, sys, time\n"
         "print('sees', sys.executable, os.environ['SRUN_IMAGE'], [k for k in os.environ if k.startswith('SLURM_')], flush=True)\n"
+        f"sys.path.insert(0, {str(Path(several.__file__).parent)!r}); from node_program import meet; meet(int(os.environ['NODE_RANK']))\n"
         "for step in range(9): print(f'iteration {step}: loss = 2.0\\niteration {step}: 10.0 ms', flush=True); time.sleep(0.05)\n"
     )
     asked = replace(

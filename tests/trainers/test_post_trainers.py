@@ -19,7 +19,7 @@ from autotune.trainers.base.effective import effective
 from autotune.trainers.logs.formats import parse_loss_dictionary
 from autotune.trainers.post_training.logs import read_phases
 from autotune.trainers.present_configuration import PresentConfiguration, dotted
-from tests.trainers.test_verl import LINE, OPTIONS, RL, WORKLOAD, PostTrainerContract
+from tests.trainers.test_verl import LINE, MEGATRON, OPTIONS, RL, WORKLOAD, PostTrainerContract
 
 DATA = Path(__file__).parent / "data"
 TRL = replace(WORKLOAD, trainer="trl", rl=replace(RL, balance="none", padded=True))
@@ -126,7 +126,8 @@ def test_every_key_of_nemo_rl_stands_in_its_example() -> None:
         # what `async_grpo_train` asserts before it starts
         assert written["policy"]["generation"]["vllm_cfg"]["async_engine"] is True
         assert written["loss_fn"]["use_importance_sampling_correction"] is True
-        assert trainer("nemo_rl").read_config(PresentConfiguration.of_launch(launch)).settings == {}
+        left = trainer("nemo_rl").read_config(PresentConfiguration.of_launch(launch)).settings
+        assert sorted(dotted(left)) == ["grpo.max_num_steps", "grpo.seed", "loss_fn.reference_policy_kl_penalty"]
 
 
 def test_logs_are_read_by_phase() -> None:
@@ -191,3 +192,90 @@ def test_an_exported_folder_becomes_a_spec_that_asks_for_lengths_and_speed(
 @pytest.mark.parametrize("name", ["verl", "trl", "nemo_rl", "openrlhf"])
 def test_each_says_what_its_names_were_checked_against(name: str) -> None:
     assert any(sign.isdigit() for sign in trainer(name).checked_against)
+
+
+TRL_FILE = """
+model_name_or_path: Qwen/Qwen2.5-1.5B
+output_dir: myout
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 4
+num_generations: 8
+max_completion_length: 512
+beta: 0.001
+seed: 7
+bf16: true
+save_steps: 100
+max_steps: 500
+learning_rate: 1.0e-6
+"""
+OPENRLHF_SCRIPT = """
+ray job submit --address=http://127.0.0.1:8265 --runtime-env-json='{"working_dir": "/openrlhf"}' \\
+  -- python3 -m openrlhf.cli.train_ppo_ray --actor.num_nodes 1 --actor.num_gpus_per_node 8 --vllm.num_engines 4 --vllm.tensor_parallel_size 2 \\
+  --train.colocate_all --ds.enable_sleep --actor.model_name_or_path Qwen/Qwen2.5-7B --train.batch_size 128 --train.micro_batch_size 2 --rollout.batch_size 128 \\
+  --rollout.n_samples_per_prompt 8 --rollout.max_new_tokens 1024 --data.max_len 2048 --ds.zero_stage 3 --ds.param_dtype bf16 \\
+  --algo.advantage.estimator group_norm --algo.kl.use_loss --algo.kl.init_coef 0.001 --data.prompt_dataset data.jsonl --train.seed 7
+"""
+VERL_FILE = """
+data: {train_files: $HOME/data/train.parquet, max_prompt_length: 512, max_response_length: 1024, train_batch_size: 64}
+actor_rollout_ref:
+  model: {path: Qwen/Qwen2.5-7B}
+  actor: {strategy: fsdp, ppo_mini_batch_size: 64, ppo_micro_batch_size_per_gpu: 2}
+  rollout: {n: 8, tensor_model_parallel_size: 2}
+trainer: {nnodes: 1, n_gpus_per_node: 8, save_freq: 20, total_epochs: 3}
+algorithm: {adv_estimator: grpo}
+"""
+NEMO_FILE = """
+defaults: my_base.yaml
+grpo: {num_prompts_per_step: 64, num_generations_per_prompt: 8, max_num_steps: 500, seed: 7}
+loss_fn: {reference_policy_kl_penalty: 0.001}
+policy: {model_name: Qwen/Qwen2.5-7B, train_global_batch_size: 512, train_micro_batch_size: 4, max_total_sequence_length: 2048, dtensor_cfg: {enabled: true}}
+cluster: {num_nodes: 1, gpus_per_node: 8}
+"""
+
+
+def flattened(document: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(document, dict):
+        return {prefix.rstrip("."): document}
+    return {
+        path: value for key, inner in document.items() for path, value in flattened(inner, f"{prefix}{key}.").items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text", "kept", "only_in_exports"),
+    [
+        ("trl", "grpo.yaml", TRL_FILE, {"beta": 0.001, "seed": 7, "output_dir": "myout", "save_strategy": "steps", "save_steps": 100, "max_steps": 500}, {"output_dir", "save_strategy", "save_steps", "max_steps"}),
+        ("openrlhf", "run.sh", OPENRLHF_SCRIPT, {"algo.kl.init_coef": 0.001, "train.seed": 7, "data.prompt_dataset": "data.jsonl"}, set()),
+        ("verl", "verl.yaml", VERL_FILE, {"data.train_files": "${oc.env:HOME}/data/train.parquet", "data.max_prompt_length": 512, "data.max_response_length": 1024, "trainer.save_freq": 20, "trainer.total_epochs": 3}, {"trainer.save_freq", "trainer.total_epochs"}),
+        ("nemo_rl", "grpo.yaml", NEMO_FILE, {"loss_fn.reference_policy_kl_penalty": 0.001, "grpo.seed": 7, "grpo.max_num_steps": 500}, {"grpo.max_num_steps"}),
+    ],
+)  # fmt: skip
+def test_what_is_no_knob_stays_as_it_is(name: str, file: str, text: str, kept: dict[str, Any], only_in_exports: set[str]) -> None:  # fmt: skip
+    """The KL coefficient, the seed, where and how often is saved: exports have the user's, trials all but what would save or last."""
+    subject = trainer(name)
+    reading = subject.read_config(PresentConfiguration(files={file: text}))
+    flat = flattened(reading.settings)
+    assert {key: flat.get(key) for key in kept} == kept
+    assert not {"address", "runtime-env-json"} & flat.keys()
+    in_trials = subject.in_trial({"settings": reading.settings})["settings"]
+    assert flat.keys() - flattened(in_trials).keys() == only_in_exports
+    if name == "nemo_rl":
+        assert reading.options["base"] == "my_base.yaml"
+        assert any("my_base.yaml (defaults) was not read" in remark for remark in reading.remarks)
+    if name == "openrlhf":
+        assert reading.rl["phase_offload"] == "all"
+
+
+def test_what_the_engines_assert_is_refused() -> None:
+    """DeepSpeed's AutoTP has neither ZeRO 3 nor sequence parallelism; Megatron-Core wants equal virtual stages."""
+
+    def refused(name: str, workload: Workload, **knobs: Any) -> list[str]:
+        made = ParallelConfig(accumulation_steps=64 // knobs["dp"], **knobs)
+        return [limit.knob for limit in trainer(name).limits(workload, made, OPTIONS)]
+
+    assert refused("openrlhf", OPENRLHF, tp=2, dp=4, zero_stage=3) == ["zero_stage"]
+    assert refused("openrlhf", OPENRLHF, tp=2, dp=4, zero_stage=2, sequence_parallel=True) == ["sequence_parallel"]
+    assert refused("openrlhf", OPENRLHF, tp=2, dp=4, zero_stage=2) == []
+    stages = {"tp": 2, "pp": 2, "dp": 4, "zero_stage": 1, "pp_schedule": "interleaved_1f1b"}
+    assert refused("verl", MEGATRON, **stages, virtual_stages=4) == ["virtual_stages"]
+    assert refused("verl", MEGATRON, **stages, virtual_stages=7) == []

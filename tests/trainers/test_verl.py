@@ -30,6 +30,8 @@ WORKLOAD = Workload(
 )  # fmt: skip
 MEGATRON = replace(WORKLOAD, rl=replace(RL, engine="megatron"))
 OPTIONS = {"model": "Qwen/Qwen2.5-7B"}
+KEPT = ["data.max_prompt_length", "data.max_response_length", "trainer.total_training_steps"]
+"""read, and written again as they are"""
 LINE = (
     "(TaskRunner pid=7) step:3 - actor/pg_loss:0.0125 - actor/grad_norm:np.float64(0.5) - perf/max_memory_reserved_gb:61.5 - timing_s/gen:144.5 "
     "- timing_s/update_actor:203.25 - timing_s/step:450.5 - response_length/mean:1402.5"
@@ -195,7 +197,7 @@ def test_engines_of_their_own_have_nodes_and_a_threshold() -> None:
     assert actor["rollout"]["checkpoint_engine"]["backend"] != "naive"
     assert actor["hybrid_engine"] is False
     reading = trainer("verl").read_config(PresentConfiguration(files={"verl.yaml": yaml.safe_dump(document)}))
-    assert reading.settings == {}
+    assert sorted(dotted(reading.settings)) == KEPT
     assert reading.rl["placement"] == {"async": [8, 8], "staleness": 1}
 
 
@@ -219,7 +221,7 @@ def test_a_critic_is_cut_packed_and_offloaded_as_the_policy(
     assert critic[own]["param_offload"] is True
     assert critic.get("ulysses_sequence_parallel_size") == actor.get("ulysses_sequence_parallel_size")
     reading = trainer("verl").read_config(PresentConfiguration(files={"verl.yaml": yaml.safe_dump(document)}))
-    assert (reading.settings, reading.remarks) == ({}, ())
+    assert (sorted(dotted(reading.settings)), reading.remarks) == (KEPT, ())
     document["critic"]["ppo_max_token_len_per_gpu"] = 32768
     reading = trainer("verl").read_config(PresentConfiguration(files={"verl.yaml": yaml.safe_dump(document)}))
     assert any("critic.ppo_max_token_len_per_gpu=32768" in remark for remark in reading.remarks)
@@ -257,7 +259,11 @@ def test_a_command_of_a_script_is_read() -> None:
     assert found.rl["engine"] == "megatron"
     assert found.rl["fused_rope"] is True
     assert found.rollout == {"tp": 1, "memory_fraction": 0.8}
-    assert found.settings["data"] == {"train_files": "train.parquet"}
+    assert found.settings["data"] == {
+        "train_files": "train.parquet",
+        "max_prompt_length": 2048,
+        "max_response_length": 8192,
+    }
 
 
 def test_each_engine_refuses_what_it_has_not() -> None:

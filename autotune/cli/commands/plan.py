@@ -308,7 +308,7 @@ def _print_post_training(found: Any) -> None:
     words = {"both": "on all GPUs", "training": "for training", "generation": "for generation"}
     for side, row in beside.get("one_more_node", {}).items():
         gives = (
-            "no config in the space is valid and fits"
+            beside["one_more_node_why_not"][side]
             if row is None
             else f"{format_duration(row['step_time_s'])} a step, with {row['label']}"
         )

@@ -102,7 +102,7 @@ def phases_memory(
     ]
     resident = {name: sum((s[name] for s in states), nothing) for name in ("weights", "gradients", "optimizer")}
     away = knobs["phase_offload"] if "phase_offload" in knobs else np.full(len(table), "none")
-    has_reference = asked.reference or asked.algorithm == "dpo"
+    has_reference = asked.reference
     reference = np.where(away == "all", 0.0, _reference_bytes(workload, table)) if has_reference else nothing
     asleep = np.where(is_split | (not asked.generates), 0.0, ENGINE_ASLEEP)
     phases: list[tuple[dict[str, Column], Column, Column | float]] = []
@@ -258,7 +258,7 @@ def _alike_estimate(
     phases = {
         "generation": nothing, "reward": nothing + asked.reward_s,
         "log_prob": nothing if asked.algorithm == "dpo" else forward,
-        "reference": forward if asked.reference or asked.algorithm == "dpo" else nothing,
+        "reference": forward if asked.reference else nothing,
         "values": values, "update": sum(parts.values()), "refit": nothing, "waiting": nothing,
     }  # fmt: skip
     if asked.generates:

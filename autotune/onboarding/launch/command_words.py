@@ -281,6 +281,11 @@ def _parts_of(words: Sequence[str]) -> CommandParts | None:
         two = f"{base} {words[at + 1]}" if at + 1 < len(words) else ""
         if two in COMMANDS:
             return _parts(launchers, carried, two, words[at + 2 :])
+        if two == "ray job" and words[at + 2 : at + 3] == ["submit"] and "--" in words[at:]:
+            end = words.index("--", at)
+            launchers.append(Launcher(two, tuple(words[at + 3 : end])))
+            at = end + 1
+            continue
         if name := _tasks(base, two):
             at, told = _options(words, at + len(name.split()), launched=True)
             parted = [part for word in told for part in _short(word)]

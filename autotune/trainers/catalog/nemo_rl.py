@@ -78,8 +78,18 @@ class NemoRl(PostTrainer):
     }
     recognized_by = ("grpo.num_prompts_per_step",)
     step_marks = ("Total step time",)
+    resolves = True
     settings_file = "nemo_rl.yaml"
     options = (*OPTIONS, CWD, BASE)
+    watching = (
+        "grpo.max_num_steps",
+        "grpo.max_num_epochs",
+        "grpo.val_*",
+        "checkpointing",
+        "checkpointing.*",
+        "logger",
+        "logger.*",
+    )
 
     def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
         """DTensor cuts no layers and shards all; Megatron shards its optimizer."""
@@ -129,7 +139,10 @@ class NemoRl(PostTrainer):
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """In the checkout."""
         launch = super().build(workload, config, options)
-        return replace(launch, cwd=options[CWD.name]) if options[CWD.name] else launch
+        if options[CWD.name]:
+            return replace(launch, cwd=options[CWD.name])
+        note = "start it in NeMo-RL's checkout, where examples/run_grpo.py and the file under `defaults` are; the option cwd names it"
+        return replace(launch, notes=(*launch.notes, note))
 
     def document(
         self, workload: Workload, rl: PostTraining, c: ParallelConfig, options: Mapping[str, Any]
@@ -185,7 +198,12 @@ class NemoRl(PostTrainer):
 
     def read_keys(self, keys: KeyReader) -> Reading:
         """Both engines."""
-        keys.drop("defaults", "grpo.max_num_steps", "policy.dynamic_batching.enabled")
+        keys.drop("policy.dynamic_batching.enabled")
+        base = keys.text("defaults")
+        if base is not None and base != BASE.default:
+            keys.remarks.append(
+                f"{keys.name}: what stands in {base} (defaults) was not read; launches still start from it"
+            )
         is_megatron = bool(keys.flag(f"{MEGATRON}.enabled"))
         keys.flag(f"{DTENSOR}.enabled")
         engine, where = ("megatron", MEGATRON) if is_megatron else ("fsdp", DTENSOR)
@@ -239,7 +257,8 @@ class NemoRl(PostTrainer):
         }
         path = keys.text("policy.model_name")
         rate = keys.number(f"{MEGATRON}.optimizer.lr") if is_megatron else keys.number("policy.optimizer.kwargs.lr")
-        options = {"model": path, "seed": keys.count("grpo.seed"), "learning_rate": rate}
+        options = {"model": path, "seed": keys.count("grpo.seed"), "learning_rate": rate, BASE.name: base}
+        keys.keep("loss_fn.reference_policy_kl_penalty", "grpo.seed")
         return Reading(
             knobs=knobs,
             model_file=path or "",

@@ -54,6 +54,7 @@ class OpenRlhf(PostTrainer):
             "precision",
             "recompute",
             "zero_stage",
+            "sequence_parallel",
             "cp_style",
             "offload",
         }
@@ -67,7 +68,6 @@ class OpenRlhf(PostTrainer):
     neutral: ClassVar = {
         "pp_schedule": "it has no pipeline: pp above 1 is refused",
         "virtual_stages": "it has no pipeline: pp above 1 is refused",
-        "sequence_parallel": "DeepSpeed's AutoTP has none",
     }
     recognized_by = (PROGRAM,)
     step_marks = ("Global step",)
@@ -79,7 +79,13 @@ class OpenRlhf(PostTrainer):
         sixteen_bits = {"fp8": "bf16", "fp32": "bf16", "tf32": "bf16"}
         rings = {"heads": "ring", "gather": "ring"} if c.cp > 1 else {}
         return (
-            *broken(workload, c, Rule(c.pp > 1, "pp", none), Rule(c.ep > 1, "ep", none, 1)),
+            *broken(
+                workload,
+                c,
+                Rule(c.pp > 1, "pp", none),
+                Rule(c.ep > 1, "ep", none, 1),
+                Rule(c.sequence_parallel and c.tp > 1, "sequence_parallel", "DeepSpeed's AutoTP has none", False),
+            ),
             *word_limit(c, "precision", sixteen_bits, "--ds.param_dtype is bf16 or fp16"),
             *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
             *word_limit(c, "cp_style", rings, "it uses ring attention"),
@@ -87,6 +93,12 @@ class OpenRlhf(PostTrainer):
                 workload,
                 c,
                 Rule(rl.algorithm == "dpo", "workload.rl.algorithm", "train_ppo_ray has none", value="dpo"),
+                Rule(
+                    c.tp > 1 and c.zero_stage == 3,
+                    "zero_stage",
+                    "DeepSpeed's AutoTP does not train with ZeRO 3",
+                    2,
+                ),
                 Rule(float(stale) % 1, "staleness", "--train.async_queue_size counts whole batches", value=stale),
             ),
         )
@@ -168,13 +180,15 @@ class OpenRlhf(PostTrainer):
 
     def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
         """The flags of its command."""
-        flags = {name: _typed(value) for name, value in options_of(self.words(present))}
+        words = self.words(present)
+        own = words[words.index(PROGRAM) + 1 :] if PROGRAM in words else words  # those before are `ray job submit`'s
+        flags = {name: _typed(value) for name, value in options_of(own)}
         return "command", nested(flags)
 
     def read_keys(self, keys: KeyReader) -> Reading:
         """Its flags."""
-        keys.drop("logger.logging_steps", "train.colocate_all", "train.colocate_actor_ref", "vllm.enable_sleep", "ds.enable_sleep", "ds.packing_samples", "rollout.micro_batch_size",
-                  "algo.kl.init_coef", *(f"{role}.num_{what}" for role in ("ref", "critic") for what in ("nodes", "gpus_per_node")))  # fmt: skip
+        keys.drop("logger.logging_steps", "train.colocate_all", "train.colocate_actor_ref", "vllm.enable_sleep", "ds.packing_samples", "rollout.micro_batch_size",
+                  *(f"{role}.num_{what}" for role in ("ref", "critic") for what in ("nodes", "gpus_per_node")))  # fmt: skip
         nodes, per_node = keys.count("actor.num_nodes") or 1, keys.count("actor.num_gpus_per_node")
         ranks = None if per_node is None else nodes * per_node
         whole = bool(keys.find("train.colocate_all"))
@@ -200,17 +214,19 @@ class OpenRlhf(PostTrainer):
                 else {"split": [ranks, engines * degree]}
             )
         estimator = keys.text("algo.advantage.estimator") or "gae"
+        sleeps = keys.flag("ds.enable_sleep")
         length, response = keys.count("data.max_len"), keys.count("rollout.max_new_tokens")
         rl = {
             "algorithm": "ppo" if estimator == "gae" else "grpo", "prompts": prompts, "responses": responses, "engine": "deepspeed", "placement": placement,
             "mini_batches": mini_batches(prompts, responses, batch),
-            "epochs": keys.count("train.max_epochs"), "reference": keys.flag("algo.kl.use_loss"),
+            "epochs": keys.count("train.max_epochs"), "reference": keys.flag("algo.kl.use_loss"), "phase_offload": "all" if sleeps else None,
             "micro_batch_tokens": tokens if dynamic else None, "log_prob_micro_batch_tokens": before if dynamic else None,
             "prompt_lengths": length - response if length and response and length > response else None, "response_lengths": response,
         }  # fmt: skip
         rollout = {"tp": degree, "memory_fraction": keys.number("vllm.gpu_memory_utilization")}
         path = keys.text("actor.model_name_or_path")
         options = {"model": path, "learning_rate": keys.number("actor.adam.lr"), "seed": keys.count("train.seed")}
+        keys.keep("train.seed")
         return Reading(
             knobs=knobs,
             model_file=path or "",

@@ -58,6 +58,9 @@ class Trl(PostTrainer):
     }
     recognized_by = ("num_generations", "steps_per_generation", "max_completion_length")
     settings_file = "grpo.yaml"
+    watching = (
+        "output_dir", "max_steps", "num_train_epochs", "logging_*", "save_*", "load_best_model_at_end", "eval_*", "do_eval", "report_to", "run_name", "push_to_hub", "hub_*",
+    )  # fmt: skip
 
     def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
         """Data parallelism and sharding alone, and no engines of their own."""
@@ -164,12 +167,20 @@ class Trl(PostTrainer):
             if not {"micro_batch_size", "accumulation_steps", "dp"} <= knobs.keys()
             else knobs["micro_batch_size"] * knobs["accumulation_steps"] * knobs["dp"]
         )
-        return replace(found, knobs=knobs, global_batch_size=batch, rl=rl)
+        # transformers saves every 500 steps unless it is told otherwise; trials never save
+        saves = {} if "save_strategy" in found.settings else {"save_strategy": "steps"}
+        return replace(found, knobs=knobs, global_batch_size=batch, rl=rl, settings={**saves, **found.settings})
 
     def read_keys(self, keys: KeyReader) -> Reading:
         """GRPOConfig."""
-        keys.drop("output_dir", "logging_steps", "save_strategy", "report_to", "use_cpu", "use_vllm", "vllm_mode", "max_steps", "fsdp_config.version",
-                  "fsdp_config.transformer_layer_cls_to_wrap", "fsdp_config.auto_wrap_policy")  # fmt: skip
+        keys.drop(
+            "use_cpu",
+            "use_vllm",
+            "vllm_mode",
+            "fsdp_config.version",
+            "fsdp_config.transformer_layer_cls_to_wrap",
+            "fsdp_config.auto_wrap_policy",
+        )
         flags = {word: keys.flag(word) for word in ("bf16", "fp16", "tf32")}
         shards, kept = keys.find("fsdp"), keys.flag("fsdp_config.reshard_after_forward")
         keys.drop("fsdp")
@@ -195,6 +206,7 @@ class Trl(PostTrainer):
         }
         path = keys.text("model_name_or_path")
         options = {"model": path, "learning_rate": keys.number("learning_rate"), "seed": keys.count("seed")}
+        keys.keep("beta", "seed")
         return Reading(
             knobs=knobs,
             model_file=path or "",

@@ -60,7 +60,12 @@ class Verl(PostTrainer):
     }
     recognized_by = ("actor_rollout_ref", "actor_rollout_ref.actor", "verl.trainer.main_ppo")
     step_marks = ("step:",)
+    resolves = True
     settings_file = "verl.yaml"
+    watching = (
+        "trainer.total_training_steps", "trainer.total_epochs", "trainer.save_freq", "trainer.test_freq", "trainer.val_before_train", "trainer.logger", "trainer.default_local_dir",
+        "trainer.project_name", "trainer.experiment_name",
+    )  # fmt: skip
 
     def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
         """FSDP cuts no layers; Megatron is told its own optimizer sharding."""
@@ -169,7 +174,6 @@ class Verl(PostTrainer):
         keys.drop(
             "hydra.searchpath",
             "defaults",
-            "trainer.total_training_steps",
             f"{ROLLOUT}.name",
             f"{MODEL}.use_remove_padding",
         )
@@ -224,6 +228,7 @@ class Verl(PostTrainer):
             "tp": keys.count(f"{ROLLOUT}.tensor_model_parallel_size"),
             "memory_fraction": keys.number(f"{ROLLOUT}.gpu_memory_utilization"),
         }
+        keys.keep("data.max_prompt_length", "data.max_response_length")  # what a log says of lengths cuts no prompt
         path = keys.text(f"{MODEL}.path")
         if estimator == "gae":
             _read_critic(keys, "megatron" if is_megatron else "fsdp", path)
@@ -270,6 +275,12 @@ def _megatron_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
         c,
         Rule(c.zero_stage != stage, "zero_stage", "verl's Megatron engine uses the distributed optimizer", 1),
         Rule(c.dp_replicas > 1, "dp_replicas", "only its FSDP engine has replicated shards", 1),
+        Rule(
+            c.virtual_stages > 1 and workload.model.num_layers % (c.pp * c.virtual_stages),
+            "virtual_stages",
+            f"Megatron-Core needs equal virtual stages: pp * virtual_stages must divide {workload.model.num_layers} layers",
+            1,
+        ),
     )
     rings = {"heads": "ring", "gather": "ring"} if c.cp > 1 else {}
     yield from word_limit(c, "cp_style", rings, "its Megatron engine passes keys and values around")

@@ -6,6 +6,7 @@ writes again; data, rewards and prompts are among them, for a config says nothin
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -54,6 +55,8 @@ class PostTrainer(Trainer):
     """what may train in it"""
     carried: ClassVar[frozenset[str]]
     """knobs of post-training that its launches pass on"""
+    resolves: ClassVar[bool] = False
+    """whether OmegaConf reads its file, which resolves `${oc.env:NAME}`"""
     limited_by = frozenset(KNOBS)
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
@@ -115,6 +118,7 @@ class PostTrainer(Trainer):
         keys = KeyReader(document, name)
         found = self.read_keys(keys)
         left = {key: value for key, value in keys.left.items() if value is not None}
+        left = {key: with_environment(value) for key, value in left.items()} if self.resolves else left
         return replace(found, settings=left, remarks=(*found.remarks, *keys.remarks))
 
     def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
@@ -140,6 +144,17 @@ class PostTrainer(Trainer):
     def parse_line(self, line: str) -> StepMetrics | None:
         """The lines that say all of a step."""
         return step_metrics_of(line) if any(mark in line for mark in self.step_marks) else None
+
+
+def with_environment(value: Any) -> Any:
+    """Variables that a shell would have filled in (`$HOME`, `${DATA}`) as OmegaConf resolves them; its own `${data.path}` stays."""
+    if isinstance(value, Mapping):
+        return {key: with_environment(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_environment(inner) for inner in value]
+    if isinstance(value, str):
+        return re.sub(r"\$(?:\{([A-Z_][A-Z0-9_]*)\}|([A-Za-z_]\w*))", lambda m: f"${{oc.env:{m[1] or m[2]}}}", value)
+    return value
 
 
 def nested(document: Mapping[str, Any]) -> dict[str, Any]:

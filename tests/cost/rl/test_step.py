@@ -116,7 +116,7 @@ def test_the_last_stage_of_a_pipeline_unpacks_most_sequences() -> None:
 
 
 def test_dpo_generates_nothing_and_sft_updates_alone() -> None:
-    dpo = phases(step(algorithm="dpo", rollout=None, prompts=512, responses=2, mini_batches=1))
+    dpo = phases(step(algorithm="dpo", reference=True, rollout=None, prompts=512, responses=2, mini_batches=1))
     assert (dpo["generation"], dpo["log_prob"], dpo["refit"]) == (0.0, 0.0, 0.0)
     assert dpo["reference"] > 0.0
     sft = phases(step(algorithm="sft", rollout=None, prompts=512, responses=1, mini_batches=1))
