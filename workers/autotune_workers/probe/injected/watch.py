@@ -40,7 +40,7 @@ _KINDS = (
     ("data", ("torch/utils/data/", "datasets/arrow_dataset.py", "datasets/iterable_dataset.py", "/webdataset/", "/streaming/base/")),
     ("checkpoint", ("torch/serialization.py", "distributed/checkpoint/", "safetensors/")),
     ("log", ("logging/__init__.py", "tqdm/", "rich/", "wandb/", "tensorboard/", "mlflow/")),
-    ("optimizer", ("torch/nn/utils/clip_grad.py", "torch/amp/grad_scaler.py", "torch/distributed/_tools/", "torch/optim/")),
+    ("optimizer", ("torch/nn/utils/clip_grad.py", "torch/amp/grad_scaler.py")),
 )  # fmt: skip
 _WORDS = (
     ("checkpoint", ("checkpoint", "save_")),
