@@ -50,15 +50,13 @@ def post_training_findings(
     if asked.rollout_gpus or any(spec.extra.get("rollout_gpus", ())):
         splits = _splits(workload, asked, spec, calibration, launchable)
     best = min(splits, key=lambda row: float(row["step_time_s"]), default=None)
-    more = _one_more_node(workload, asked, spec, best, calibration, launchable)
+    more, why_not = _one_more_node(workload, spec, best, calibration, launchable)
     return {
         **found,
         "splits": splits,
         "balanced": _balanced(best),
         "one_more_node": more,
-        "one_more_node_why_not": {
-            side: _why_not(workload, asked, side, best) for side, row in more.items() if row is None
-        },
+        "one_more_node_why_not": why_not,
     }
 
 
@@ -85,11 +83,8 @@ def _best(
     workload: Workload, spec: SpaceSpec, generating: int, calibration: Calibration | None, launchable: Launchable | None
 ) -> dict[str, Any] | None:
     """The best config with so many GPUs that only generate (0: none); None where none is legal or fits."""
-    own = replace(spec, extra={**spec.extra, "rollout_gpus": (generating,)}, world_sizes=())
-    if not generating and "staleness" in own.extra:
-        own = replace(own, extra={**own.extra, "staleness": (0,)})
     try:
-        space = SearchSpace.build(workload, own, launchable=launchable)
+        space = SearchSpace.build(workload, _with_generating(spec, generating), launchable=launchable)
     except InfeasibleError:
         return None
     predicted = estimate(workload, space.table, calibration=calibration)
@@ -98,6 +93,23 @@ def _best(
     if value[row] <= 0:
         return None
     return _sides(workload, space, predicted, row, generating)
+
+
+def _with_generating(spec: SpaceSpec, generating: int) -> SpaceSpec:
+    """The space with so many GPUs that only generate."""
+    extra = {**spec.extra, "rollout_gpus": (generating,)}
+    if not generating and "staleness" in extra:
+        extra["staleness"] = (0,)
+    return replace(spec, extra=extra, world_sizes=())
+
+
+def _why_none(workload: Workload, spec: SpaceSpec, generating: int, launchable: Launchable | None) -> str:
+    """Why `_best` found none."""
+    try:
+        SearchSpace.build(workload, _with_generating(spec, generating), launchable=launchable)
+    except InfeasibleError as error:
+        return error.message
+    return "no valid config fits"
 
 
 def _sides(workload: Workload, space: SearchSpace, predicted: Estimate, row: int, generating: int) -> dict[str, Any]:
@@ -129,32 +141,14 @@ def _balanced(best: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"rollout_gpus": gpus * generate / (train + generate), "step_time_s": (train + generate) / gpus}
 
 
-def _why_not(workload: Workload, asked: PostTraining, side: str, best: Mapping[str, Any] | None) -> str:
-    """Why one node more gives this side nothing."""
-    cluster = workload.cluster
-    generating = (
-        0 if best is None else int(best["rollout_gpus"]) + (cluster.gpus_per_node if side == "generation" else 0)
-    )
-    batch, per_node = asked.mini_batch, cluster.gpus_per_node
-    training = (cluster.num_nodes + 1) * per_node - generating
-    if batch % training == 0:
-        return "no config in the space is valid and fits"
-    fits = next(
-        (n for n in range(training // per_node + 1, batch // per_node + 1) if batch % (n * per_node) == 0), None
-    )
-    more = f"; {fits * per_node} would" if fits else ""
-    return f"{batch:,} sequences of an optimizer step do not divide among {training} GPUs with the degrees of the space{more}"
-
-
 def _one_more_node(
     workload: Workload,
-    asked: PostTraining,
     spec: SpaceSpec,
     best: Mapping[str, Any] | None,
     calibration: Calibration | None,
     launchable: Launchable | None,
-) -> dict[str, Any]:
-    """Step times with one node more, by the side that gets it; None for a side with which nothing is legal or fits."""
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Step times with one node more, by the side that gets it, None for a side with which nothing is legal or fits; and why, for such sides."""
     cluster = workload.cluster
     larger = replace(
         workload, cluster=cluster.resized(num_nodes=cluster.num_nodes + 1, gpus_per_node=cluster.gpus_per_node)
@@ -164,9 +158,11 @@ def _one_more_node(
     else:
         sides = {"training": int(best["rollout_gpus"]), "generation": int(best["rollout_gpus"]) + cluster.gpus_per_node}
     found = {side: _best(larger, spec, gpus, calibration, launchable) for side, gpus in sides.items()}
-    return {
+    shown = {
         side: {name: row[name] for name in ("training_gpus", "rollout_gpus", "step_time_s", "label")}
         if row is not None
         else None
         for side, row in found.items()
     }
+    why = {side: _why_none(larger, spec, sides[side], launchable) for side, row in found.items() if row is None}
+    return shown, why

@@ -49,9 +49,8 @@ def slow_ranks(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         is_mostly = float(np.mean(mine > others)) >= MOSTLY or float(np.mean(mine)) > 1.3 * float(
             compute[~inside].mean(axis=1).max()
         )
-        on_gpu = evidence.facts.get("device") not in (None, "", "cpu") or bool(steps.ranks[group[0]].gpu)
         taken = others_use(evidence, steps.ranks[group[0]].node)
-        least = SLOWER if on_gpu and not taken else SLOWER_BESIDE * (1.0 + max(0.0, 2.0 * taken - 1.0))
+        least = SLOWER if evidence.on_gpu and not taken else SLOWER_BESIDE * (1.0 + max(0.0, 2.0 * taken - 1.0))
         if not is_mostly or usual <= 0 or float(excess[inside].mean()) < least * usual:
             continue
         if _tokens_explain(steps, group):
@@ -131,7 +130,7 @@ def communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         share < communication_due(evidence) + queued or low < SURE
     ):  # a rank whose turn on the processor others took is waited for
         return
-    several = len({rank.node for rank in steps.ranks}) > 1 or evidence.world > len(steps.ranks)
+    several = evidence.on_several_nodes
     axis, collective = _axis(evidence, steps)
     slow = _slow_link(steps) if several else None
     mean_s = float(waits.mean())

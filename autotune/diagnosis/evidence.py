@@ -175,6 +175,16 @@ class Evidence:
     alloc_retries: float = 0.0
     """of the fullest rank, as the trial's readings say"""
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it trains on GPUs, as far as anything says."""
+        return self.facts.get("device") not in (None, "", "cpu") or any(rank.gpu for rank in self.ranks)
+
+    @property
+    def on_several_nodes(self) -> bool:
+        """Whether its ranks are on several nodes; also where some were not watched, which are elsewhere."""
+        return bool(self.ranks) and (len({rank.node for rank in self.ranks}) > 1 or self.world > len(self.ranks))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return asdict(self)

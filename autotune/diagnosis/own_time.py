@@ -156,7 +156,7 @@ def optimizer(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
 
 def memory_short(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     """A rank that is short of memory, or gets it anew from the system all the time."""
-    worst: tuple[float, Rank, list[str]] | None = None
+    worst: tuple[float, Rank, list[str], bool] | None = None
     for rank in steps.ranks:
         if rank.elapsed_s <= 0:
             continue
@@ -180,6 +180,7 @@ def memory_short(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             told.append(f"its cgroup reached its memory limit {rank.memory_at_limit:.0f} times")
             cost_s = max(cost_s, min(blocked_s + rank.system_s, rank.elapsed_s))
         used_s = max(rank.user_s + rank.system_s, 1e-9)
+        is_short = bool(told)
         fresh_s = min(rank.minor_faults * PAGE_S, rank.system_s)
         if fresh_s > CLAIMED * used_s and rank.system_s > 0.15 * used_s:
             told.append(
@@ -187,11 +188,11 @@ def memory_short(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             )
             cost_s = max(cost_s, rank.system_s / used_s * rank.elapsed_s)
         if told and (worst is None or cost_s / rank.elapsed_s > worst[0]):
-            worst = (cost_s / rank.elapsed_s, rank, told)
+            worst = (cost_s / rank.elapsed_s, rank, told, is_short)
     if worst is None:
         return
-    share, rank, told = worst
-    share, is_fresh = min(share, 1.0), all("new pages a second" in text for text in told)
+    share, rank, told, is_short = worst
+    share = min(share, 1.0)
     yield Finding(
         cause="memory",
         share=share,
@@ -199,7 +200,7 @@ def memory_short(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         high=min(1.0, 2 * share),
         rank=rank.rank,
         node=rank.node,
-        what=f"memory is short on rank {rank.rank}" if not is_fresh else f"rank {rank.rank} gets its memory anew from the system in every step",
+        what=f"memory is short on rank {rank.rank}" if is_short else f"rank {rank.rank} gets its memory anew from the system in every step",
         evidence=tuple(told),
         confirm="run with a smaller micro-batch: the time per sequence should drop",
         change="a smaller micro-batch or recomputation; on GPUs PYTORCH_ALLOC_CONF=expandable_segments:True; on CPUs a higher limit, or an allocator that keeps freed memory (MALLOC_TRIM_THRESHOLD_, jemalloc)",

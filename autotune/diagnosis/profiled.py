@@ -60,8 +60,7 @@ def with_profile(evidence: Evidence, found: Sequence[Finding], due: float) -> li
 
 def _claims(evidence: Evidence, due: float) -> Iterator[Finding]:
     shares = shares_of(evidence.parts_s)
-    on_gpu = evidence.facts.get("device") not in (None, "", "cpu") or any(rank.gpu for rank in evidence.ranks)
-    if not shares or not on_gpu:
+    if not shares or not evidence.on_gpu:
         return
     if (waits := shares.get("input", 0.0)) >= IDLE / 3:
         yield _claim(
@@ -86,7 +85,7 @@ def _claims(evidence: Evidence, due: float) -> Iterator[Finding]:
             knob="compile",
         )
     if (talks := shares.get("communication", 0.0)) >= due:
-        several = len({rank.node for rank in evidence.ranks}) > 1
+        several = evidence.on_several_nodes
         where = "between nodes" if several else "inside the node"
         yield _claim(
             "communication_between_nodes" if several else "communication_inside_node",

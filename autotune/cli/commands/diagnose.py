@@ -101,10 +101,7 @@ def _trial(source: Source, asked: str, number: int | None) -> Trial | None:
 
     tell_namesakes(source, asked)
     record, trials = study_with_trials(source, asked)
-    if number is not None:
-        return next((trial for trial in trials if trial.number == number), None)
-    best = source.result(record.id).best
-    number = best.number if best is not None else None
-    return next((trial for trial in trials if trial.number == number), None) or next(
-        (trial for trial in trials if trial.measurement), None
-    )
+    if number is None:  # the trial as it was measured, not with what the finals say of its config
+        best = source.result(record.id).best
+        number = best.number if best else next((trial.number for trial in trials if trial.measurement), None)
+    return next((trial for trial in trials if trial.number == number), None)

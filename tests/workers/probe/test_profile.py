@@ -183,3 +183,37 @@ with torch.profiler.profile() as own:
         optimizer.zero_grad()
 print(sum(event.name == "aten::addmm" for event in own.events()), "of 20 steps in its profile")
 """
+
+
+def test_another_thread_that_loads_disturbs_no_mark(tmp_path: Path) -> None:
+    """Its draws begin and end in any order beside the training's own regions."""
+    (tmp_path / "threads.py").write_text(THREADS)
+    seen = watched([sys.executable, str(tmp_path / "threads.py")], cwd=tmp_path, env={ASKED: "2"})
+    assert seen.code == 0, seen.text
+    assert not seen.of("trouble")
+    (report,) = seen.of("profile")
+    assert report["parts_s"]["optimizer"] > 0
+    assert report["parts_s"]["input"] == 0
+
+
+THREADS = """
+import queue, threading, time
+import torch
+from torch.utils.data import DataLoader
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return torch.randn(64)
+
+rows = queue.Queue(2)
+threading.Thread(target=lambda: [rows.put(batch) for batch in DataLoader(Rows(), batch_size=4)], daemon=True).start()
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    model(rows.get()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""

@@ -18,6 +18,7 @@ Like the rest of the probe it needs nothing but the standard library until the p
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, replace
 
 TYPE_CHECKING = False
@@ -109,18 +110,20 @@ class AskedProfile:
         self._profile: Profile | None = None
         self._marks: list[tuple[str, Any]] = []
         self._has_passes_inside = False
+        self._thread = 0
+        """the one that trains, whose regions alone are marked: marks of one thread end in their order"""
         self._settling = 0
 
     def enter(self, name: str) -> None:
         """A region begins that is marked by this name."""
-        if self._profile is not None:
+        if self._profile is not None and threading.get_ident() == self._thread:
             mark = self._torch.profiler.record_function(name)
             self._marks.append((name, mark))
             mark.__enter__()
 
     def leave(self) -> None:
         """The last one ends."""
-        if self._marks:
+        if self._marks and threading.get_ident() == self._thread:
             self._marks.pop()[1].__exit__(None, None, None)
 
     def pass_begins(self) -> None:
@@ -140,6 +143,7 @@ class AskedProfile:
         if not self._left or count < FIRST:
             return None
         if self._profile is None:
+            self._thread = threading.get_ident()
             self._profile = Profile(self._torch, on_gpu=_is_on_gpu(self._torch))
             try:
                 self._profile.begin()

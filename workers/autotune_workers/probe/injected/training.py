@@ -56,7 +56,7 @@ class Root:
 class Seen:
     """What this process has seen, of the step that it is in and in all."""
 
-    def __init__(self) -> None:
+    def __init__(self, torch: Any) -> None:
         self.pid = os.getpid()
         self.thread = 0
         """the one that trains"""
@@ -85,7 +85,7 @@ class Seen:
         self.compiled = 0
         """frames that torch has compiled"""
         self.watch: Watch | None = None
-        self.profile: profile.AskedProfile | None = None
+        self.profile = profile.AskedProfile(torch)
         self.pipelined = False
 
 
@@ -144,7 +144,7 @@ class Steps:
             "cpu": round(time.process_time() - seen.cpu_s, 5),
             "compile_s": compiled(seen),
         }
-        if seen.profile is not None and seen.profile.disturbs():
+        if seen.profile.disturbs():
             step["profiled"] = True
         seen.cpu_s = time.process_time()
         self._last_s = now_s
@@ -241,10 +241,10 @@ def watch(torch: Any, reports: Channel) -> None:
 
     # ours are such hooks; that they fire once more is known here, and the program's output stays its own
     warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
-    seen, steps = Seen(), Steps(torch, reports)
+    seen, steps = Seen(torch), Steps(torch, reports)
     compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None) or (lambda: False)
     seen.watch = Watch(seen.phases, reports, torch)
-    seen.profile = profiler = profile.AskedProfile(torch)
+    profiler = seen.profile
     _hook_modules(torch, seen, compiling)
     _wrap_backward(torch, seen, compiling)
     _wrap_loaders(torch, seen)
@@ -364,8 +364,7 @@ def _outermost(torch: Any, seen: Seen, module: Any, args: Any) -> None:
             return
         root = seen.roots[id(module)] = Root(module)
     root.calls += 1
-    if seen.profile is not None:
-        seen.profile.pass_begins()
+    seen.profile.pass_begins()
     seen.worked = seen.ever_worked = True
     if seen.began_s is None:
         seen.began_s = time.monotonic()
@@ -415,14 +414,12 @@ def _wrap_backward(torch: Any, seen: Seen, compiling: Callable[[], bool]) -> Non
                     seen.graph = ["unknown"]
         seen.inside_backward += 1
         seen.phases.enter(BACKWARD)
-        if seen.profile is not None:
-            seen.profile.pass_begins()
+        seen.profile.pass_begins()
         try:
             return run(*args, **kwargs)
         finally:
             seen.phases.leave(BACKWARD)
-            if seen.profile is not None:
-                seen.profile.pass_ends()
+            seen.profile.pass_ends()
             seen.inside_backward -= 1
 
     torch.autograd.backward = backward
@@ -454,14 +451,12 @@ def _wrap_loaders(torch: Any, seen: Seen) -> None:
     def drawn(self: Any) -> Any:
         begin_s = time.monotonic()
         seen.phases.enter(DATA)
-        if seen.profile is not None:
-            seen.profile.enter(profile.INPUT)
+        seen.profile.enter(profile.INPUT)
         try:
             batch = draw(self)
         finally:
             seen.phases.leave(DATA)
-            if seen.profile is not None:
-                seen.profile.leave()
+            seen.profile.leave()
         if not seen.off and os.getpid() == seen.pid:
             seen.wait_s += time.monotonic() - begin_s
             try:
