@@ -283,12 +283,16 @@ def loop_of(workload: Workload) -> str:
 
 
 def loop_traits(workload: Workload) -> Traits:
-    """The traits of the loop that trains. Post-trainers under FSDP call backward for each micro-batch without `no_sync`, so each is reduced (verl: `dp_actor.py`)."""
-    found = traits_of(loop_of(workload))
-    is_post_trainer = workload.rl is not None and workload.trainer in POST_TRAINERS
-    return (
-        replace(found, reduction="each") if is_post_trainer and workload.rl and workload.rl.engine == "fsdp" else found
-    )
+    """The traits of the loop that trains.
+
+    Post-trainers under FSDP call backward for each micro-batch without `no_sync`, so each is reduced (verl: `dp_actor.py`). verl takes log-probabilities of all tokens by
+    flash-attn's kernel, on logits that it does not cast (`logprobs_from_logits_flash_attn`); an entropy in the loss, which is off by default, adds a gradient.
+    """
+    found, rl = traits_of(loop_of(workload)), workload.rl
+    if rl is None or rl.engine != "fsdp" or workload.trainer not in POST_TRAINERS:
+        return found
+    loss = "kernel" if workload.trainer == "verl" else found.loss
+    return replace(found, reduction="each", loss=loss)
 
 
 _SELECTIVE = {

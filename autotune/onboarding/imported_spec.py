@@ -16,9 +16,11 @@ from typing import Any
 
 from autotune.errors import AutotuneError, CatalogError
 from autotune.onboarding.draft import Draft, Entry, file_name, named_cluster
+from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.present_post_training import (
     asked_of_post_training,
     post_training_entries,
+    post_training_space,
     present_post_training,
 )
 from autotune.schema.files import is_model_file, read_model
@@ -105,7 +107,7 @@ def import_draft(
             value=shape[0] if shape else STAND_IN_MODEL,
             comment="fill in: vocab_size of the tokenizer"
             if guessed
-            else ""
+            else _taken_for(reading, shape[0])
             if shape
             else f"fill in: {_what_model_is()}",
         ),
@@ -129,7 +131,12 @@ def import_draft(
             comment=f"fill in: {', '.join(unknown)}" if unknown else "",
         ),
         *post_training_entries(reading, reading.seq_len or STAND_IN_SEQ_LEN),
-        Entry(key="space", value=_space(there, ranks, shape[1] if shape else None)),
+        Entry(
+            key="space",
+            value=post_training_space(reading, name)
+            if reading.rl
+            else _space(there, ranks, shape[1] if shape else None),
+        ),
         *(() if broken else (baseline,)),
         _trainer_entry(name, values, settings),
     ]
@@ -160,6 +167,12 @@ def _is_offload(path: str, settings: Mapping[str, Any]) -> bool:
         node = node.get(key) if isinstance(node, Mapping) else None
     is_off = node in (None, False, "none", "null", "false", 0, "0", {})
     return bool(re.search(r"offload(?!.*(pin_memory|buffer|fast_init|ratio|nvme_path|pipeline))", path)) and not is_off
+
+
+def _taken_for(reading: Reading, model: Any) -> str:
+    """What is said of a model that was found by the name of its weights."""
+    weights = reading.options.get("model")
+    return f"taken for {weights}" if weights and not reading.model and model != weights else ""
 
 
 def _what_model_is() -> str:
@@ -213,7 +226,7 @@ def _model(reading: Reading, path: Path, asked: str | None, folder: Path) -> tup
             found = read_model(reading.model_file, base)
             return os.path.relpath((base / reading.model_file).resolve(), folder.resolve()), found
     if not reading.model:
-        return None
+        return _named_model(reading, path, folder)
     known = {f.name for f in fields(ModelSpec)}
     told = {k: v for k, v in reading.model.items() if k in known}
     try:
@@ -235,6 +248,14 @@ def _model(reading: Reading, path: Path, asked: str | None, folder: Path) -> tup
         "num_kv_heads",
     )
     return {k: v for k, v in sizes.items() if k in required or v != getattr(default, k)}, shape
+
+
+def _named_model(reading: Reading, path: Path, folder: Path) -> tuple[Any, ModelSpec] | None:
+    """The model whose weights training starts from, if they have the name of one that the catalog has, or are a folder here."""
+    named = model_named(reading.options.get("model"), path if path.is_dir() else path.parent, folder)
+    if named is None:
+        return None
+    return named[0], read_model(named[0], folder) if is_model_file(named[0]) else catalog.model(named[0])
 
 
 def _sizes(model: ModelSpec) -> ModelSpec:

@@ -5,18 +5,39 @@ A configuration says how long prompts and responses may be, not how long they ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.onboarding.draft import Entry
 from autotune.schema.rl_documents import USUAL
 from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import PostTraining, Rollout
+from autotune.trainers.post_training.logs import read_phases
 from autotune.trainers.present_configuration import Reading
 
 STAND_IN_RATE = 1000.0
 SHARE = 0.25
 """mean length of a draft as a share of the largest that may come, until it is filled in"""
-_LENGTHS = ("prompt_lengths", "response_lengths")
+SPACES: dict[str, dict[str, Any]] = {
+    "fsdp": {
+        "cp": {"powers_of_two": [1, 8]},
+        "cp_style": ["ring", "heads"],
+        "recompute": ["none", "full"],
+        "zero_stage": [2, 3],
+    },
+    "deepspeed": {"recompute": ["none", "full"], "zero_stage": [2, 3]},
+    "megatron": {
+        "tp": {"powers_of_two": [1, 8]},
+        "pp": {"powers_of_two": [1, 8]},
+        "cp": {"powers_of_two": [1, 4]},
+        "recompute": ["none", "selective", "full"],
+        "zero_stage": [1],
+        "sequence_parallel": [False, True],
+    },
+}
+"""by the engine that trains"""
+SPEED = "tokens_per_s_per_gpu"
+LENGTHS = ("prompt_lengths", "response_lengths")
 
 
 def asked_of_post_training(reading: Reading) -> list[str]:
@@ -24,34 +45,65 @@ def asked_of_post_training(reading: Reading) -> list[str]:
     if not reading.rl:
         return []
     missing = [] if "prompts" in reading.rl else ["rl.prompts"]
-    return [*missing, *(f"rl.{name}" for name in _LENGTHS), "rollout.tokens_per_s_per_gpu"]
+    return [*missing, *(f"rl.{name}" for name in LENGTHS), f"rollout.{SPEED}"]
 
 
 def post_training_entries(reading: Reading, seq_len: int) -> tuple[Entry, ...]:
     """`rl`, `rollout` and the knobs that may differ, for a draft."""
     if not reading.rl:
         return ()
-    rl = {name: value for name, value in reading.rl.items() if name not in _LENGTHS}
+    rl = {name: value for name, value in reading.rl.items() if name not in LENGTHS}
     rl = {"algorithm": rl.pop("algorithm"), "prompts": rl.pop("prompts", 1), **rl}
     longest = _longest(reading, seq_len)
     lengths = {
-        name: {"mean": max(round(SHARE * most), 1), "max": most} for name, most in zip(_LENGTHS, longest, strict=True)
+        name: {"mean": max(round(SHARE * most), 1), "max": most} for name, most in zip(LENGTHS, longest, strict=True)
     }
     how = "fill in: lengths of prompts and responses, as mean and percentiles or as {log: run.log} from your own run"
     speed = "fill in: generated tokens per second per GPU, or `log: run.log` instead"
     tokens = rl.get("micro_batch_tokens")
-    knobs = {"micro_batch_tokens": [tokens, 2 * tokens]} if tokens else {}
+    knobs = {"micro_batch_tokens": [tokens // 2, tokens, 2 * tokens]} if tokens else {}
     return (
         Entry(key="rl", value={**rl, **lengths}, comment=how),
-        Entry(key="rollout", value={"tokens_per_s_per_gpu": STAND_IN_RATE, **reading.rollout}, comment=speed),
+        Entry(key="rollout", value={SPEED: STAND_IN_RATE, **reading.rollout}, comment=speed),
         *((Entry(key="knobs", value=knobs),) if knobs else ()),
     )
+
+
+def post_training_space(reading: Reading, trainer: str) -> dict[str, Any]:
+    """The space of a draft: what engines of that kind can run at all, and what is used today. The trainer's own limits and the laws of a space leave out the rest."""
+    engine = reading.rl.get("engine") or USUAL[trainer][0]
+    packs = bool(reading.rl.get("micro_batch_tokens"))
+    space: dict[str, Any] = dict(SPACES[engine])
+    space["micro_batch_size"] = [1] if packs else {"powers_of_two": [1, 16]}
+    space["precision"] = [reading.knobs.get("precision", "bf16")]
+    for name, values in space.items():
+        if isinstance(values, list) and name in reading.knobs:
+            space[name] = [*values, *({reading.knobs[name]} - set(values))]
+    return space
+
+
+def answered_by_log(document: Mapping[str, Any], text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(`rl` and `rollout` of a draft with what a log of verl, NeMo-RL, OpenRLHF or TRL says, the keys that this answers)."""
+    log = read_phases(text.splitlines())
+    rl, rollout, answered = dict(document["rl"]), dict(document["rollout"]), []
+    for key, which in zip(LENGTHS, ("prompt", "response"), strict=True):
+        if mean := log.median(f"{which}_mean"):
+            longest = log.largest(f"{which}_max")
+            rl[key] = {"mean": mean} if longest is None else {"mean": mean, "max": longest}
+            answered.append(f"rl.{key}")
+    if seconds := log.median("generation"):
+        del rollout[SPEED]
+        rollout["generation_s"] = seconds
+        answered.append(f"rollout.{SPEED}")
+    if reward_s := log.median("reward"):
+        rl["reward_s"] = reward_s
+    return {"rl": rl, "rollout": rollout}, tuple(answered)
 
 
 def present_post_training(reading: Reading, batch: int) -> PostTraining:
     """What the configuration says, with stand-ins for what it does not: for a launch that is only read again."""
     rl = {
-        name: value for name, value in reading.rl.items() if name not in (*_LENGTHS, "placement", "mini_batch_prompts")
+        name: value for name, value in reading.rl.items() if name not in (*LENGTHS, "placement", "mini_batch_prompts")
     }
     prompt, response = _longest(reading, reading.seq_len or 2)
     responses = int(rl.pop("responses", 1))

@@ -178,7 +178,7 @@ class _Weighed:
             return None
         best = max(likely, key=self._expected)
         best = self._plainest(best, self._is_likely, lambda each: self.gain(each).gain)
-        knobs = tuple(name for name in KNOBS if getattr(self._config, name) != getattr(best, name))
+        knobs = tuple(name for name in best.values() if self._config.value(name) != best.value(name))
         return replace(self.edit(knobs, best), alone=self.gain(best), beside=None)
 
     def _expected(self, config: ParallelConfig) -> float:
@@ -220,9 +220,9 @@ class _Weighed:
 
     def edit(self, group: tuple[str, ...], best: ParallelConfig) -> Edit:
         changes = {
-            name: (getattr(self._config, name), getattr(best, name))
+            name: (self._config.value(name), best.value(name))
             for name in group
-            if getattr(self._config, name) != getattr(best, name)
+            if self._config.value(name) != best.value(name)
         }
         alone = _with(self._config, best, [group])
         gain = self._alone(group, best)
@@ -258,7 +258,7 @@ class _Weighed:
 
 def _groups(before: ParallelConfig, after: ParallelConfig) -> list[tuple[str, ...]]:
     """The groups of knobs in which two configs differ, each knob in the first group that has it."""
-    left = {name for name in KNOBS if getattr(before, name) != getattr(after, name)}
+    left = {name for name in after.values() if before.value(name) != after.value(name)}
     found = []
     degrees = left & {"tp", "pp", "cp", "ep", "dp"}
     for group in (*(GROUPS if degrees else GROUPS[1:]), *((name,) for name in sorted(left))):
@@ -281,8 +281,7 @@ def _parts(before: ParallelConfig, after: ParallelConfig) -> Iterator[ParallelCo
 
 def _with(before: ParallelConfig, after: ParallelConfig, groups: list[tuple[str, ...]]) -> ParallelConfig | None:
     """The first config with these groups of the second, its batch kept by the accumulation; None where it cannot be kept."""
-    values = {name: getattr(after, name) for group in groups for name in group}
-    config = replace(before, **values)
+    config = before.with_values({name: after.value(name) for group in groups for name in group})
     per_step = config.micro_batch_size * config.dp
     if before.global_batch_size % per_step:
         return None
@@ -307,7 +306,9 @@ def space_around(study: Study, config: ParallelConfig) -> SearchSpace | None:
         knobs["accumulation_steps"] = study.space.knobs["accumulation_steps"]
     for name in _narrowed(knobs):
         knobs[name] = (getattr(config, name),)
-    spec = SpaceSpec(knobs=knobs, world_sizes=(config.world_size,))
+    # the cost model knows own knobs of post-training alone; others stay as they are
+    own = study.space.extra if workload.rl else {name: (value,) for name, value in config.extra.items()}
+    spec = SpaceSpec(knobs=knobs, world_sizes=(config.world_size,), extra=own)
     try:
         return SearchSpace.build(workload, spec, launchable=Launchable.of(study))
     except AutotuneError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cost import calibration_for, estimate
 from autotune.errors import SpecError
+from autotune.onboarding.present_post_training import LENGTHS, SPEED, answered_by_log
 from autotune.onboarding.script.draft import ASSUMED_WEIGHTS, NOT_PREDICTED
 from autotune.results.calibrations import program_of, stored_calibration
 from autotune.reviews.answer import Edit, LineEdit, Missing, Observed, Review
@@ -39,6 +40,14 @@ _HOW = {
     "workload.global_batch_size": ("the sequences per optimizer step", "give --batch"),
     "space.precision": ("the number format", "add --precision bf16, fp16 or fp32"),
     "baseline": ("the config it trains with", "add --config micro_batch_size=4,tp=2,..."),
+    **{
+        f"rl.{key}": (f"the {key.replace('_', ' ')}", f"add --log with the log of a run, or write rl.{key} into a spec")
+        for key in LENGTHS
+    },
+    f"rollout.{SPEED}": (
+        "the generation speed",
+        f"add --log with the log of a run, or write rollout.{SPEED} into a spec",
+    ),
 }
 LOCAL = "local"
 VOCABULARY = "fill in: vocab_size"
@@ -122,7 +131,7 @@ def _review(
     store: BestKnownStore | None,
     local_cluster: Callable[[], ClusterSpec] | None,
 ) -> Review:
-    document, missing = _completed(found, said, local_cluster)
+    document, missing = _completed(found, said, local_cluster, log)
     assumed = tuple(dict.fromkeys(c for c in found.comments if _is_assumed(c)))
     assumed += tuple(note for note in found.notes if note.startswith((NOT_PREDICTED, ASSUMED_WEIGHTS)))
     shape = document.get("model")
@@ -190,7 +199,7 @@ def _spec(found: Target, said: Mapping[str, Any]) -> str:
 
 
 def _completed(
-    found: Target, said: Mapping[str, Any], local_cluster: Callable[[], ClusterSpec] | None
+    found: Target, said: Mapping[str, Any], local_cluster: Callable[[], ClusterSpec] | None, log: str | None
 ) -> tuple[dict[str, Any], list[Missing]]:
     """The spec with what was said in its place, and what is still missing."""
     document = dict(found.document)
@@ -203,6 +212,11 @@ def _completed(
             workload["seq_len" if name == "seq_len" else "global_batch_size"] = said[name]
             open_keys.pop(key, None)
     document["workload"] = workload
+    if log is not None and "rl" in document and not found.is_spec:
+        changed, answered = answered_by_log(document, log)
+        document |= changed
+        for key in answered:
+            open_keys.pop(key, None)
     if found.is_spec:  # a draft has them already
         document |= {key: said[key] for key in ("model", "cluster") if said.get(key)}
     if said.get("precision"):
@@ -279,7 +293,7 @@ def _measured(study: Study, measured_s: float | None, log: str | None) -> tuple[
 
 
 def _located(found: Target, study: Study, config: ParallelConfig, edit: Edit) -> Edit:
-    after = replace(config, **{name: new for name, (_, new) in edit.changes.items()})
+    after = config.with_values({name: new for name, (_, new) in edit.changes.items()})
     lines, unplaced = _lines(found, study, config, after)
     return replace(edit, lines=lines, unplaced=unplaced)
 

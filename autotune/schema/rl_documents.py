@@ -104,7 +104,9 @@ class PostTrainingDocument(Document, defer_build=True):
     staleness: NotNegative | None = Field(
         default=None, description="how many steps the generating policy may lag behind, for `async`"
     )
-    reward_s: NotNegative = Field(default=0.0, description="seconds per step spent only on computing rewards")
+    reward_s: NotNegative = Field(
+        default=0.0, description="seconds per step spent only on computing rewards; default: those of rollout.log"
+    )
     engine: Literal["fsdp", "megatron", "deepspeed"] | None = Field(
         default=None, description="the training engine; default: the trainer's usual one"
     )
@@ -227,7 +229,7 @@ def post_training_of(
         rollout_gpus=gpus,
         staleness=staleness,
         rollout=told,
-        reward_s=asked.reward_s,
+        reward_s=asked.reward_s or _reward_s(rollout, base),
         engine=asked.engine or engine,
         micro_batch_tokens=asked.micro_batch_tokens,
         log_prob_micro_batch_tokens=asked.log_prob_micro_batch_tokens,
@@ -428,6 +430,13 @@ def _rollout(
         memory_fraction=asked.memory_fraction,
         tokens_per_s_per_response=asked.tokens_per_s_per_response or 0.0,
     )
+
+
+def _reward_s(rollout: RolloutDocument | None, base: Path | None) -> float:
+    """Seconds that the rollout's log printed of computing rewards; 0 without one."""
+    if rollout is None or rollout.log is None:
+        return 0.0
+    return _log(rollout.log, "rollout.log", base).median("reward") or 0.0
 
 
 def _whole(text: int | str, field: str) -> int:

@@ -216,6 +216,10 @@ class ParallelConfig(Plain):
         fixed = {name: value for name, value in values.items() if name in KNOBS}
         return cls(**fixed, extra=Extra({name: value for name, value in values.items() if name not in KNOBS}))
 
+    def with_values(self, values: Mapping[str, Any]) -> ParallelConfig:
+        """This config with other values of knobs, its own ones among them."""
+        return ParallelConfig.of_values({**self.values(), **values})
+
     @property
     def key(self) -> str:
         """Text that is the same for equal configs, now and after knobs are added: the values that differ from their defaults, under a version.

@@ -130,7 +130,10 @@ def _of_block(line: str) -> dict[str, float]:
 
 
 def _whole(values: dict[str, float]) -> dict[str, float]:
-    """The update of policy and critic together."""
-    if "update_critic" in values and "update" in values:
-        return {**values, "update": values["update"] + values["update_critic"]}
-    return values
+    """With the update of policy and critic together, and the generated tokens where all tokens and both mean lengths are printed."""
+    found = dict(values)
+    if "update_critic" in found and "update" in found:
+        found["update"] += found["update_critic"]
+    if {"tokens", "prompt_mean", "response_mean"} <= found.keys() and found["response_mean"] > 0:
+        found["response_tokens"] = found["tokens"] / (1.0 + found["prompt_mean"] / found["response_mean"])
+    return found
