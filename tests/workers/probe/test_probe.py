@@ -247,6 +247,19 @@ def test_a_torch_without_the_hooks_is_left_alone(tmp_path: Path) -> None:
     assert len(seen.of("trouble")) == 1
 
 
+@pytest.mark.parametrize(
+    "first", ["import importlib.util as u; u.find_spec('torch'); u.find_spec('torch')", "import torch"]
+)
+def test_torch_is_heard_of_after_it_was_only_looked_up(tmp_path: Path, first: str) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "torch.py").write_text("__version__ = '0'\n")  # without the hooks, so that the probe says so
+    code = f"{first}; import torch"
+    seen = watched([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(own)})
+    assert seen.code == 0, seen.text
+    assert len(seen.of("trouble")) == 1
+
+
 def test_files_are_told_and_what_was_there_before_is_put_back(tmp_path: Path) -> None:
     before = {
         "cut.txt": "c",

@@ -20,33 +20,32 @@ class _Finder:
         self._wanted = wanted
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any | None:
-        then = self._wanted.pop(fullname, None)
-        if then is None:
+        if fullname not in self._wanted:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec = find(fullname, path, target) if find is not None and finder is not self else None
             if spec is not None:
-                _tell(spec, then)
+                self._tell(fullname, spec)
                 return spec
         return None
 
+    def _tell(self, name: str, spec: Any) -> None:
+        """Has the probe told of the module when it was executed. A spec that was only looked up (`importlib.util.find_spec`) is never executed."""
+        loader, execute = spec.loader, getattr(spec.loader, "exec_module", None)
+        if execute is None:
+            return
 
-def _tell(spec: Any, then: Callable[[Any], None]) -> None:
-    """Has `then` called with the module when it was executed."""
-    loader, execute = spec.loader, getattr(spec.loader, "exec_module", None)
-    if execute is None:
-        return
+        def exec_module(module: Any) -> None:
+            del loader.exec_module  # the class has it again
+            execute(module)
+            if (then := self._wanted.pop(name, None)) is not None:
+                then(module)
 
-    def exec_module(module: Any) -> None:
-        del loader.exec_module  # the class has it again
-        execute(module)
-        then(module)
-
-    try:
-        loader.exec_module = exec_module
-    except AttributeError:  # a loader that cannot be told
-        return
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:  # a loader that cannot be told
+            return
 
 
 def watch(reports: Channel) -> None:
@@ -75,4 +74,6 @@ def watch(reports: Channel) -> None:
         "safetensors.torch": on_safetensors,
         "safetensors.numpy": on_safetensors,
     }
+    for name in [name for name in wanted if name in sys.modules]:  # a file of site-packages (`*.pth`) was first
+        wanted.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, _Finder(wanted))
