@@ -142,6 +142,8 @@ class ProgramSeen:
     """files of the user's that could not be put back, each with where it is now"""
     troubles: tuple[str, ...] = ()
     """why the probe saw nothing, or not all"""
+    has_own_updates: bool = False
+    """whether the program changes its weights without an optimizer of torch, so that the probe sees no steps"""
     disagreement: str = ""
     """how a step differs from the config, in words"""
     witness: str = ""

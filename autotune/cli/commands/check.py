@@ -154,7 +154,8 @@ def _print_seen(found: ProgramCheck) -> None:
             sign = "differs" if row.agrees is False else "" if row.agrees else "not told"
             print(f"  {row.name:20} {row.said:28} {row.seen or '-':40} {sign}".rstrip())
     if found.seen is not None and not runs and found.step_times_s:
-        print("\nthe probe observed no torch optimizer step, so the log is used")
+        why = f" ({found.seen.troubles[0]})" if found.seen.troubles else ""
+        print(f"\nthe probe observed no torch optimizer step{why}, so the log is used")
 
 
 def _fix(spec: str, found: ProgramCheck) -> None:

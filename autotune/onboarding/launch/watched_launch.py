@@ -130,6 +130,11 @@ def check_trained(watched: WatchedLaunch) -> ProgramSeen:
             remedy="start it by hand until it trains; put the options it needs into the command: autotune init --run -- COMMAND",
         )
     why = watched.seen.troubles[0] if watched.seen is not None and watched.seen.troubles else ""
+    if watched.seen is not None and watched.seen.has_own_updates:
+        raise ProgramError(
+            f"the probe cannot count optimizer steps: {why}",
+            remedy="omit --run: the launch is read instead, and its log gives the step times (trainer.metrics)",
+        )
     raise ProgramError(
         f"the probe observed no optimizer step{f' ({why})' if why else ''}",
         remedy="it cannot observe programs without torch, or those started with `python -I`, in an emptied environment or in a container; without --run the launch is read instead",

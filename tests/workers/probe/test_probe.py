@@ -260,6 +260,26 @@ def test_torch_is_heard_of_after_it_was_only_looked_up(tmp_path: Path, first: st
     assert len(seen.of("trouble")) == 1
 
 
+@pytest.mark.parametrize(("update", "said"), [("p.data.add_(p.grad, alpha=-0.1)", 1), ("pass", 0)])
+def test_a_program_that_updates_its_weights_without_an_optimizer_of_torch_is_told(
+    tmp_path: Path, update: str, said: int
+) -> None:
+    program = tmp_path / "own_updates.py"
+    program.write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 4))\n"
+        "for _ in range(5):\n"
+        "    model.zero_grad()\n"
+        "    model(torch.tensor([[3, 4]])).square().sum().backward()\n"
+        "    for p in model.parameters():\n"
+        f"        {update}\n"
+    )
+    seen = watched([sys.executable, str(program)], cwd=tmp_path)
+    assert seen.code == 0, seen.text
+    assert len(seen.of("own_updates")) == said
+    assert not seen.of("trouble")
+
+
 def test_files_are_told_and_what_was_there_before_is_put_back(tmp_path: Path) -> None:
     before = {
         "cut.txt": "c",

@@ -32,7 +32,7 @@ _OF_MEGATRON = {
 }
 
 
-def _is_running(torch: Any) -> bool:
+def is_distributed(torch: Any) -> bool:
     distributed = torch.distributed
     return bool(distributed.is_available() and distributed.is_initialized())
 
@@ -47,7 +47,7 @@ def _variable(names: Iterable[str], default: int) -> int:
 
 def rank_of(torch: Any) -> int:
     """The number of this process among those that train together."""
-    return int(torch.distributed.get_rank()) if _is_running(torch) else _variable(_RANKS, 0)
+    return int(torch.distributed.get_rank()) if is_distributed(torch) else _variable(_RANKS, 0)
 
 
 def autocast(torch: Any) -> str:
@@ -101,7 +101,7 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
     modules = [found for found in (root.ref() for root in roots) if found is not None]
     model = modules[0] if modules else None
     stepping = [found for found in (ref() for ref in optimizers.values()) if found is not None]
-    running = _is_running(torch)
+    running = is_distributed(torch)
     return {
         "rank": rank_of(torch),
         "world": int(torch.distributed.get_world_size()) if running else _variable(_WORLDS, 1),

@@ -37,6 +37,9 @@ FACTS_AT = (1, 3)
 """steps after which the facts are reported"""
 LAST_EVENTS_S = 0.5
 """time that the device gets at the end to finish the last steps"""
+LOOKS_AT_WEIGHTS, SAMPLE = 64, 32
+"""backward passes without an optimizer step after which a few weights are compared, and how many weights"""
+OWN_UPDATES = "the program changes its weights itself, without an optimizer of torch"
 MOST_ROOTS = 256
 MOST_NODES = 20_000
 """nodes of a backward graph that are looked at"""
@@ -87,6 +90,9 @@ class Seen:
         self.watch: Watch | None = None
         self.profile = profile.AskedProfile(torch)
         self.pipelined = False
+        self.sample: tuple[Any, Any] | None = None
+        """a parameter of a program in which no optimizer has stepped yet, and some of its weights as they were"""
+        self.looks = 0
 
 
 class Steps:
@@ -244,9 +250,15 @@ def watch(torch: Any, reports: Channel) -> None:
     seen, steps = Seen(torch), Steps(torch, reports)
     compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None) or (lambda: False)
     seen.watch = Watch(seen.phases, reports, torch)
+
+    def look_at_weights() -> None:
+        if not steps.count and _changes_itself(torch, seen):
+            seen.looks = LOOKS_AT_WEIGHTS
+            reports.send("own_updates", error=OWN_UPDATES)
+
     profiler = seen.profile
     _hook_modules(torch, seen, compiling)
-    _wrap_backward(torch, seen, compiling)
+    _wrap_backward(torch, seen, compiling, look_at_weights)
     _wrap_loaders(torch, seen)
     torch.save = wrapped(seen.phases, CHECKPOINT, torch.save)
 
@@ -397,7 +409,24 @@ def _inside(torch: Any, seen: Seen, args: Any) -> None:
             seen.looking = None
 
 
-def _wrap_backward(torch: Any, seen: Seen, compiling: Callable[[], bool]) -> None:
+def _changes_itself(torch: Any, seen: Seen) -> bool:
+    """Whether weights have changed between backward passes, though no optimizer has stepped. Looked at after some of the first passes alone, and in programs of one
+    process, as sharded weights come and go."""
+    if seen.looks >= LOOKS_AT_WEIGHTS or model_facts.is_distributed(torch):
+        return False
+    seen.looks += 1
+    if seen.sample is None:
+        modules = [module for root in seen.roots.values() if (module := root.ref()) is not None]
+        trained = [p for module in modules for p in module.parameters() if p.grad is not None and p.numel()]
+        if trained:
+            parameter = min(trained, key=lambda p: p.numel())  # of an embedding most rows have no gradient
+            seen.sample = parameter, parameter.detach().flatten()[:SAMPLE].clone()
+        return False
+    parameter, before = seen.sample
+    return not torch.equal(parameter.detach().flatten()[:SAMPLE], before)
+
+
+def _wrap_backward(torch: Any, seen: Seen, compiling: Callable[[], bool], after_pass: Callable[[], object]) -> None:
     run = torch.autograd.backward
 
     @functools.wraps(run)
@@ -421,6 +450,8 @@ def _wrap_backward(torch: Any, seen: Seen, compiling: Callable[[], bool]) -> Non
             seen.phases.leave(BACKWARD)
             seen.profile.pass_ends()
             seen.inside_backward -= 1
+            if not seen.inside_backward:
+                after_pass()
 
     torch.autograd.backward = backward
 

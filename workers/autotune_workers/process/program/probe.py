@@ -64,6 +64,8 @@ class ProgramProbe:
         """those that could not be put back, each with where it is"""
         self.troubles: list[str] = []
         """what ended the watching"""
+        self.has_own_updates = False
+        """whether weights change without an optimizer of torch, whose steps cannot be seen"""
         self.peak_bytes: int | None = None
         self.reserved_bytes: int | None = None
         self.steps: list[SeenStep] = []
@@ -82,6 +84,9 @@ class ProgramProbe:
                 case "torch":
                     self.is_watching = True
                 case "trouble":
+                    self.troubles.append(str(report.get("error")))
+                case "own_updates":
+                    self.has_own_updates = True
                     self.troubles.append(str(report.get("error")))
                 case "facts" if self._leader in (None, who):
                     self.facts = {name: value for name, value in report.items() if name not in ("kind", "pid")}

@@ -114,6 +114,8 @@ class ProgramTrial:
         steps = self._probe.hear(reports, node)
         self._heard_s = now_s
         self._refuse_loss()
+        if self.request.as_it_is and self._probe.has_own_updates:  # it would train to its end
+            self.ending = True
         if self.ending or self._counts == "log" or not steps:
             return []
         self._counts = "probe"
@@ -313,6 +315,7 @@ class ProgramTrial:
             files=probe.files,
             lost=tuple(dict.fromkeys(probe.lost)),
             troubles=tuple(dict.fromkeys(probe.troubles)),
+            has_own_updates=probe.has_own_updates,
             disagreement="" if self.request.as_it_is else probe.disagreement(),
             witness=self._witness.difference() if self._counts == "probe" else "",
             measured=self._counts == "probe",
