@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from autotune.errors import AutotuneError, SpecError
-from autotune.schema.clusters import LOCAL
+from autotune.schema.clusters import LOCAL, SLURM
 from autotune.schema.files import is_model_file, is_space_file
 from autotune.schema.source_text import located
 
@@ -45,8 +45,9 @@ def _look_ups(document: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], A
     model, cluster, space = (document.get(key) for key in ("model", "cluster", "space"))
     if isinstance(model, str) and not is_model_file(model):
         yield "model", lambda: catalog.model(model)
-    if isinstance(cluster, str) and cluster != LOCAL:
-        yield "cluster", lambda: catalog.cluster(cluster)
+    if isinstance(cluster, str):
+        if cluster not in (LOCAL, SLURM):
+            yield "cluster", lambda: catalog.cluster(cluster)
     elif gpu := named("cluster", "gpu"):
         yield "cluster.gpu", lambda: catalog.gpu(gpu)
     if isinstance(space, str) and not is_space_file(space):

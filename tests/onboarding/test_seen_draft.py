@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autotune import api
 from autotune.onboarding.draft import Draft
@@ -14,6 +15,7 @@ from autotune.onboarding.launch.seen_draft import seen_draft, seen_model
 from autotune.ports import ProgramSeen
 from autotune.ports.program_facts import ProgramFacts
 from autotune.spec import ModelSpec
+from autotune_workers.probe.injected.model_facts import of_model
 
 SCRIPT = """\
 import argparse, os
@@ -179,3 +181,50 @@ def test_a_shape_that_is_not_the_models_gives_way_to_the_number_of_its_weights()
         found = seen_model(facts(other, shape=told), READ, seq_len=64)
         assert found is not None
         assert found[0] == {"parameters": 25_557_032}
+
+
+class Stack(torch.nn.Module):
+    """A decoder of two layers with learnt positions; with `encoder`, layers of the same kind beside them."""
+
+    def __init__(self, vocab_size: int, positions: int, *, encoder: bool = False) -> None:
+        super().__init__()
+        self.tokens, self.positions = torch.nn.Embedding(vocab_size, 64), torch.nn.Embedding(positions, 64)
+        self.layers = torch.nn.ModuleList(torch.nn.TransformerEncoderLayer(64, 4, 256) for _ in range(2))
+        if encoder:
+            self.encoder = torch.nn.ModuleList(torch.nn.TransformerEncoderLayer(64, 4, 256) for _ in range(2))
+        self.head = torch.nn.Linear(64, vocab_size, bias=False)
+
+
+def test_a_vocabulary_smaller_than_the_positions_is_known_by_its_projection() -> None:
+    shape = of_model(Stack(97, 128))["shape"]
+    assert (shape["vocab_size"], shape["positions"], shape["num_layers"]) == (97, [128], 2)
+
+
+def test_layers_beside_the_decoders_are_no_decoder_of_these_sizes() -> None:
+    assert of_model(Stack(97, 128, encoder=True))["shape"] == {}
+
+
+def test_the_space_is_that_of_the_launch(tmp_path: Path) -> None:
+    """On this machine, of which a launch may use a part, and with micro-batches that its batch can be dealt in."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    draft = first_draft(script, folder=tmp_path)
+    found = seen_draft(draft, seen(micro=1, sequences=12, world=1), launched="x", steps=3, folder=tmp_path)
+    space = found.document["space"]
+    assert space["world_sizes"] == [1]
+    assert all(12 % size == 0 for size in space["micro_batch_size"])
+
+
+def test_what_was_read_as_tf32_is_fp32_on_a_cpu(tmp_path: Path) -> None:
+    """The launch has no word for either: the word of the misread value is that of the seen one."""
+    flag = 'p.add_argument("--amp", action="store_true")\na = p.parse_args()\ntorch.backends.cuda.matmul.allow_tf32 = True\ntorch.autocast("cuda", torch.float16, enabled=a.amp)'
+    script = SCRIPT.replace('p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])\n', "")
+    (tmp_path / "train.py").write_text(
+        script.replace("import argparse, os", "import argparse, os, torch").replace("a = p.parse_args()", flag)
+    )
+    read = first_draft(tmp_path / "train.py", cluster="h100-sxm-1x2", folder=tmp_path)
+    assert "tf32" in read.document["trainer"]["values"]["precision"], read.text
+    found = overlaid(read, seen(), tmp_path).document
+    assert "tf32" not in found["space"]["precision"]
+    assert found["trainer"]["values"]["precision"]["fp32"] is None
+    assert set(found["space"]["precision"]) == set(found["trainer"]["values"]["precision"])

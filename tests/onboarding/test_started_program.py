@@ -169,7 +169,8 @@ def test_a_file_of_settings_that_a_script_starts_is_read(folder: Path) -> None:
 def test_a_program_that_is_not_there_is_known_by_its_arguments(folder: Path) -> None:
     text = "python prepare.py --a --b --c --d\ntorchrun --nproc_per_node=2 elsewhere/sft.py --batch-size 4 --grad-accum=2 --flash\n"
     draft = drafted(folder, text)
-    assert draft.document["baseline"] == "micro_batch_size=4,precision=fp32"
+    assert draft.document["baseline"] == "dp=2,micro_batch_size=4,precision=fp32"
+    assert draft.document["space"]["world_sizes"] == [2]  # of more GPUs the launch uses two
     assert draft.document["workload"]["global_batch_size"] == 16
     assert draft.document["trainer"]["argv"][2:] == [
         *("--nproc-per-node={nproc_per_node}", "elsewhere/sft.py", "--flash"),

@@ -67,7 +67,7 @@ def drafted(repository: Path, text: str) -> Draft:
 def test_the_program_is_that_of_the_folder(repository: Path, text: str) -> None:
     draft = drafted(repository, text)
     assert draft.document["trainer"]["cwd"] == "src"
-    assert draft.document["baseline"] == "micro_batch_size=6,precision=fp32,accumulation_steps=1,zero_stage=2"
+    assert draft.document["baseline"] == "dp=2,micro_batch_size=6,precision=fp32,accumulation_steps=1,zero_stage=2"
     assert "ds.json" in draft.document["trainer"]["files"]
     assert "trainer.cwd" not in draft.fill_in
 

@@ -70,6 +70,8 @@ class Started:
     """ranks of a node; None where it does not say"""
     wrapped: tuple[str, ...] = ()
     """words before the launcher that start it, such as `numactl -l`"""
+    starts_ranks: bool = False
+    """whether the program starts its ranks itself, as Lightning does, though `launcher` is that of trials"""
     folder: str = ""
     """where it runs by the script's `cd`, as `shell_folders` has it"""
 

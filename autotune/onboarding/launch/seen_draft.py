@@ -192,11 +192,15 @@ def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, fo
         )
         entries.pop("baseline", None)
     else:
-        entries["space"] = _space(entries["space"], run)
+        misread = _misread(entries["trainer"], run)
+        is_local = draft.document["cluster"] == "local"
+        entries["space"] = _space(
+            entries["space"], run, misread, batch=told.get("global_batch_size"), is_local=is_local
+        )
         entries["baseline"] = Entry(
             key="baseline", value=_config(run, read), comment=f"{SEEN}: {run.facts.world} ranks"
         )
-        entries["trainer"] = _trainer(entries["trainer"], run)
+        entries["trainer"] = _trainer(entries["trainer"], run, misread)
     order = [entry.key for entry in draft.entries]
     order = (
         order
@@ -290,13 +294,26 @@ def _is_same_length(read: Any, found: int) -> bool:
     return isinstance(read, int) and abs(read - found) <= max(1, _SAME_LENGTH * read)
 
 
-def _space(entry: Entry, run: SeenLaunch) -> Entry:
-    """The space, with what was seen among its values; a knob that has one value has the one that was seen."""
+def _misread(entry: Entry, run: SeenLaunch) -> dict[str, Any]:
+    """Values that were read of the launch, by knob, whose words mean what was seen: `values` has no word for that (tf32, which is fp32 on a CPU)."""
+    words = next((part.value for part in entry.parts if part.key == "values"), {})
+    return {
+        knob: run.read[knob]
+        for knob, known in words.items()
+        if knob in run.knobs and run.knobs[knob] not in known and run.read.get(knob) in known
+    }
+
+
+def _space(entry: Entry, run: SeenLaunch, misread: Mapping[str, Any], *, batch: Any, is_local: bool) -> Entry:
+    """The space, with what was seen among its values; a knob that has one value has the one that was seen. `is_local`: the cluster is this machine, of which
+    the launch may use a part."""
     if not isinstance(entry.value, dict):
         return entry  # one that ships
     space = dict(entry.value)
     for knob, value in run.knobs.items():
         listed = space.get(knob)
+        if isinstance(listed, list) and knob in misread:
+            listed = [value if each == misread[knob] else each for each in listed]
         if knob == "dp" or isinstance(listed, dict):
             continue
         if not isinstance(listed, list):
@@ -307,7 +324,10 @@ def _space(entry: Entry, run: SeenLaunch) -> Entry:
             space[knob] = [value] if len(listed) == 1 else several
         else:
             space[knob] = listed if knob == "micro_batch_size" else [value, *(v for v in listed if v != value)]
-    if "world_sizes" in space and run.facts.world not in space["world_sizes"]:
+    sizes = space.get("micro_batch_size")
+    if isinstance(sizes, list) and isinstance(batch, int):  # the others are in no step of that batch
+        space["micro_batch_size"] = [size for size in sizes if batch % (size * run.replicas) == 0] or sizes
+    if run.facts.world not in space.get("world_sizes", ()) and (is_local or "world_sizes" in space):
         space["world_sizes"] = [run.facts.world]
     return replace(entry, value=space)
 
@@ -319,15 +339,25 @@ def _config(run: SeenLaunch, read: Mapping[str, Any]) -> str:
     return ",".join(f"{name}={KNOBS[name].text(value)}" for name, value in shown.items())
 
 
-def _trainer(entry: Entry, run: SeenLaunch) -> Entry:
+def _trainer(entry: Entry, run: SeenLaunch, misread: Mapping[str, Any]) -> Entry:
     """The trainer, with what it is started with anyway as it was seen."""
-    parts = tuple(
-        replace(part, value={**part.value, **{k: v for k, v in run.knobs.items() if k in part.value}})
-        if part.key == "fixed"
-        else part
-        for part in entry.parts
-    )
-    return replace(entry, parts=parts)
+    parts = []
+    for part in entry.parts:
+        if part.key == "fixed":
+            part = replace(part, value={**part.value, **{k: v for k, v in run.knobs.items() if k in part.value}})
+        if part.key == "values":
+            part = replace(
+                part, value={knob: _with_seen(knob, known, run, misread) for knob, known in part.value.items()}
+            )
+        parts.append(part)
+    return replace(entry, parts=tuple(parts))
+
+
+def _with_seen(knob: str, words: Mapping[Any, Any], run: SeenLaunch, misread: Mapping[str, Any]) -> dict[Any, Any]:
+    """The words of a knob by value, what was misread by what was seen."""
+    if knob not in misread:
+        return dict(words)
+    return {run.knobs[knob] if value == misread[knob] else value: word for value, word in words.items()}
 
 
 def _comment(run: SeenLaunch, fill_in: list[str]) -> str:

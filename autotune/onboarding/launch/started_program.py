@@ -142,7 +142,7 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     with_options = replace(script, parser=written.parser, options=written.merged(script.options))
     given = replace(started, arguments=(*started.arguments, *written.arguments))
     if started.launcher == "python" and written.parser == "Lightning" and written.ranks != (1, 1):
-        given = replace(given, launcher="torchrun")  # it starts its ranks itself
+        given = replace(given, launcher="torchrun", starts_ranks=True)
         if written.ranks is not None:
             place = replace(place, nodes=written.ranks[0], gpus_per_node=written.ranks[1])
     as_options = drafted(with_options, given)

@@ -55,6 +55,8 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
     }
     if started:
         reasons |= dict.fromkeys(("torchrun", "accelerate", "deepspeed"), "as launched")
+    if started and started.starts_ranks:
+        reasons["torchrun"] = "the program starts its ranks itself; trials start them with torchrun"
     if launcher == "accelerate" and place.is_cpu:
         launcher, reasons["torchrun"] = "torchrun", "accelerate launch starts one process only on CPUs"
     kept = [word for option in _of_launcher(started, launcher) for word in written(option, True)] if started else []

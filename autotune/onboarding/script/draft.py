@@ -439,7 +439,12 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
     """How a launch script starts it."""
     if (started := script.started) is None or started.program == source.name:
         return
-    yield f"{source.name} starts {started.program} by {started.launcher}; its arguments without a knob are kept"
+    how = (
+        "python, and it starts its ranks itself: trials start them with torchrun"
+        if started.starts_ranks
+        else started.launcher
+    )
+    yield f"{source.name} starts {started.program} by {how}; its arguments without a knob are kept"
 
 
 NOT_PREDICTED = "a step is predicted without "

@@ -301,6 +301,8 @@ class RanksToday:
     """whether neither the launch nor a cluster says how many there are"""
     is_started: bool
     """whether a launch says something of it"""
+    is_named: bool
+    """whether a cluster is named, which then decides how many ranks there are"""
 
     @property
     def _model(self) -> int:
@@ -318,8 +320,8 @@ class RanksToday:
 
     @property
     def is_part(self) -> bool:
-        """Whether the launch uses a part of the cluster."""
-        return self.is_started and self.of_trials < self.of_cluster
+        """Whether the launch may use a part of the cluster: of this machine nothing is known here."""
+        return self.is_started and (self.of_trials < self.of_cluster or not self.is_named)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -346,8 +348,8 @@ def ranks_today(found: OptionMatches, place: Place) -> RanksToday:
     degrees = {degree: value for degree in DEGREES if (value := found.count(degree)) is not None and value > 1}
     if starts_one(found.script):
         return RanksToday(
-            today=1, of_trials=1, of_cluster=place.ranks, degrees=degrees, is_assumed=False, is_started=False
-        )
+            today=1, of_trials=1, of_cluster=place.ranks, degrees=degrees, is_assumed=False, is_started=False, is_named=place.name is not None,
+        )  # fmt: skip
     asked = place.asked if found.script.started else None
     cluster = place.ranks
     today = asked or cluster
@@ -358,4 +360,5 @@ def ranks_today(found: OptionMatches, place: Place) -> RanksToday:
         degrees=degrees,
         is_assumed=bool(found.script.started) and asked is None and place.name is None,
         is_started=asked is not None,
+        is_named=place.name is not None,
     )

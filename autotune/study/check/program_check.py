@@ -7,6 +7,7 @@ to its own end, so that it is seen what it writes there.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from typing import Any
 
 from autotune.ports import AttemptEnded, AttemptQueued, LogRead, ProgramSeen, StepsReported, TrialRequest, TrialRunner
 from autotune.results.knobs_seen import Row
-from autotune.spec import Failure, FailureKind, ParallelConfig, Study, config_label
+from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig, Study, config_label
 from autotune.study.check.doubts import doubts_of
 from autotune.study.check.said_and_seen import rows_of, without_effect
 from autotune.trainers import Launch, StepMetrics, trainer
@@ -282,6 +283,13 @@ class _Reading:
             case AttemptEnded():
                 self.end = event
 
+    def _losses_of(self, measured: Measurement | None) -> tuple[float, ...]:
+        """As they were reported, or as the measurement assigns them: a line may come before the end of the step that it speaks of."""
+        told = tuple(self._losses)
+        if measured is None or any(map(math.isfinite, told)):
+            return told
+        return tuple(measured.losses)[: len(self._times)]
+
     def _read(self, node: int, text: str) -> None:
         if node not in self._readers:
             self._readers[node] = trainer(self._study.trainer).reader(self._study.trainer_options)
@@ -324,7 +332,7 @@ class _Reading:
             config=config,
             lines=tuple(self._lines),
             step_times_s=tuple(self._times),
-            losses=tuple(self._losses),
+            losses=self._losses_of(measured),
             time_from=time_from,
             peak_memory_bytes=measured.peak_memory_bytes if measured is not None else None,
             failure=failure,

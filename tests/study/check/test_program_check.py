@@ -124,6 +124,8 @@ def test_a_log_that_is_understood_is_ready_and_says_what_was_read() -> None:
     assert verdict.message == "ready: read 5 steps, 100 ms each by its log, with losses, peak memory 1 GiB"
     silent = verdict_of(check(PlayedLog(steps(5, math.nan), ended(time_from="arrival"))))
     assert "by arrival of its lines, without losses, so stability is judged only by time and memory" in silent.message
+    before = verdict_of(check(PlayedLog(steps(5, math.nan), ended(losses=(math.nan, 4.7, 4.3, 3.8)))))
+    assert "with losses" in before.message, "each was printed before its step ended"
 
 
 def test_a_program_whose_steps_are_plainly_printed_but_not_understood_is_ended_at_once() -> None:

@@ -203,17 +203,19 @@ from torch.utils.data import DataLoader
 
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
-        return 400
+        return 80
     def __getitem__(self, index):
         time.sleep(0.001)
         return torch.randn(64)
 
 rows = queue.Queue(2)
-threading.Thread(target=lambda: [rows.put(batch) for batch in DataLoader(Rows(), batch_size=4)], daemon=True).start()
+loader = threading.Thread(target=lambda: [rows.put(batch) for batch in DataLoader(Rows(), batch_size=4)])
+loader.start()
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(20):
     model(rows.get()).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
+loader.join()
 """

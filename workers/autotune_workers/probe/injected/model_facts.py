@@ -17,6 +17,8 @@ _LIBRARIES = (
     "torchtitan", "nanotron", "timm", "open_clip", "flash_attn", "transformer_engine", "torchao", "apex", "colossalai", "fairscale",
 )  # fmt: skip
 
+OTHER_STACKS = 0.2
+"""weights in lists of layers beside the longest, as a share of its own, above which a model is no plain decoder"""
 MOST_OF_CONFIG = 16 << 10
 """characters of a model's own config that are reported"""
 _TALKATIVE = ("id2label", "label2id", "task_specific_params", "transformers_version", "_name_or_path")
@@ -229,18 +231,18 @@ def _shape(model: Any) -> dict[str, Any]:
     ]
     if not tables:
         return {}
-    vocab_size, hidden_size = max(tables)
-    blocks: Any = []
-    for part in model.modules():
-        parts = list(part.children()) if type(part).__name__ in ("ModuleList", "Sequential", "ModuleDict") else []
-        if (
-            len({type(_inner(each)) for each in parts}) == 1
-            and len(parts) > len(blocks)
-            and _numel(parts[0]) > hidden_size**2
-        ):
-            blocks = parts
-    if not blocks:
+    projected = {
+        (int(m.out_features), int(m.in_features)) for m in model.modules() if _has(m, "in_features", "out_features")
+    }
+    # positions may have more rows than the vocabulary, which alone has a projection
+    vocab_size, hidden_size = max([table for table in tables if table in projected], default=max(tables))
+    stacks = sorted(_stacks(model, hidden_size), key=len)
+    if not stacks:
         return {}
+    blocks = stacks[-1]
+    others = sum(_numel(each) for stack in stacks[:-1] for each in stack)
+    if others > OTHER_STACKS * sum(map(_numel, blocks)):
+        return {}  # an encoder beside a decoder, or towers: no decoder of these sizes
     inside = list(blocks[0].modules())
     widths = [
         int(m.out_features) for m in inside if _has(m, "in_features", "out_features") and m.in_features == hidden_size
@@ -260,6 +262,18 @@ def _shape(model: Any) -> dict[str, Any]:
         "num_kv_heads": _number(owners, _KV_HEADS),
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _stacks(model: Any, hidden_size: int) -> Any:
+    """The lists of layers of one kind that lie in no other such list."""
+    within: set[int] = set()
+    for part in model.modules():
+        parts = list(part.children()) if type(part).__name__ in ("ModuleList", "Sequential", "ModuleDict") else []
+        if id(part) in within or len({type(_inner(each)) for each in parts}) != 1:
+            continue
+        if _numel(parts[0]) > hidden_size**2:
+            within.update(id(each) for each in part.modules())
+            yield parts
 
 
 def _has(module: Any, *names: str) -> bool:
