@@ -651,3 +651,23 @@ def test_a_number_format_in_a_variable_is_asked_for(tmp_path: Path) -> None:
 def test_a_length_that_a_loop_sets_for_its_samples_is_not_that_of_the_training(tmp_path: Path) -> None:
     text = LOOP + "for step in range(9):\n    if step % 5 == 0:\n        max_length = 32\n"
     assert "workload.seq_len" in drafted(tmp_path, {"train.py": text}, "train.py").fill_in
+
+
+def test_batches_that_a_setting_counts_in_tokens(tmp_path: Path) -> None:
+    """OpenNMT-py's `batch_type: tokens` and `accum_count`; a sequence has as many tokens as the workload says."""
+    files = {
+        "run.sh": "python train.py -config config.yaml\n",
+        "train.py": "import configargparse, yaml\np = configargparse.ArgumentParser()\np.add('-config')\nyaml.safe_load(open(p.parse_args().config))\n",
+        "config.yaml": "train_steps: 1000\naccum_count: 4\nbatch_size: 4096\nbatch_type: tokens\nlayers: 6\n",
+    }
+    draft = drafted(tmp_path, files, cluster=None)
+    settings = draft.document["trainer"]["files"]["config.yaml"]
+    assert settings["batch_size"] == "{micro_batch_size * seq_len}"
+    assert settings["accum_count"] == "{accumulation_steps}"
+
+
+def test_deepspeeds_examples_call_the_stage_of_zero_a_stage(tmp_path: Path) -> None:
+    script = "import argparse, deepspeed\np = argparse.ArgumentParser()\np.add_argument('--stage', type=int, default=0, choices=[0, 1, 2, 3])\np.add_argument('--batch_size', type=int, default=4)\na = p.parse_args()\n"
+    draft = drafted(tmp_path, {"run.sh": "deepspeed --num_gpus 2 train.py --stage 2\n", "train.py": script})
+    assert "--stage={zero_stage}" in draft.document["trainer"]["argv"]
+    assert draft.document["space"]["zero_stage"] == [2, 0, 1, 3]

@@ -112,6 +112,17 @@ def _said(line: LogLine) -> str:
     return ", ".join(words) or "-"
 
 
+def _space(prepared: PreparedCheck) -> str:
+    """How many configs there are; of a single one, why: nothing can be compared with it."""
+    from autotune.space.enumeration import in_words
+
+    excluded = prepared.assembly.space.excluded
+    if prepared.legal > 1 or not excluded:
+        return f"{prepared.legal:,} valid config{'s' * (prepared.legal != 1)}"
+    reasons = "; ".join(f"{reason} ({count:,})" for reason, count in in_words(excluded).items())
+    return f"1 valid config, so there is nothing to compare it with; excluded: {reasons}"
+
+
 def _print_launch(prepared: PreparedCheck) -> None:
     from autotune.spec import config_label
 
@@ -121,7 +132,7 @@ def _print_launch(prepared: PreparedCheck) -> None:
             "study",
             f"{study.name}: {study.workload.model.name} on {study.workload.cluster.name}, trainer {study.trainer}, runner {study.runner}",
         ),
-        ("space", f"{prepared.legal:,} valid configs"),
+        ("space", _space(prepared)),
         ("config", f"{config_label(prepared.config)} ({prepared.why_config})"),
     ]
     if launch is None:

@@ -20,6 +20,7 @@ from autotune.onboarding.draft import Place
 from autotune.onboarding.script.option_names import (
     OF_MODEL,
     Meaning,
+    counts_tokens,
     is_explicit_micro,
     is_log_interval,
     is_performance_choice,
@@ -162,14 +163,14 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
     others = [option for option in script.options if option.given is None]
     of_file = tuple(told_by_file(found.settings)) if found.settings else ()
     options = (*given, *overridden(script, cwd), *of_file, *others)
-    has_micro = any(is_explicit_micro(option) for option in options)
+    has_micro, by_tokens = any(is_explicit_micro(option) for option in options), counts_tokens(options)
     switch = next((option for option in options if _is_amp_switch(option)), None)
     formats = next((o for o in options if switch and AMP_FORMATS.fullmatch(o.name.rpartition(".")[2])), None)
     for option in options:
         if option is formats:
             continue  # it only says which format the flag switches on
         autocast = _format_of(formats) if option is switch and formats else script.autocast
-        meaning = meaning_of(option, script.divided, autocast, has_micro=has_micro)
+        meaning = meaning_of(option, script.divided, autocast, has_micro=has_micro, by_tokens=by_tokens)
         name = option.name.rpartition(".")[2]
         if name in _SUPPLIED:
             continue

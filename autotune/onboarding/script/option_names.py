@@ -12,7 +12,7 @@ Help texts are for people and say nothing here. The names themselves, with their
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,22 +88,28 @@ class Meaning:
 
 
 def meaning_of(
-    option: ScriptOption, divided: frozenset[str] = frozenset(), autocast: str = "", *, has_micro: bool = False
+    option: ScriptOption,
+    divided: frozenset[str] = frozenset(),
+    autocast: str = "",
+    *,
+    has_micro: bool = False,
+    by_tokens: bool = False,
 ) -> Meaning | None:
     """What the option stands for; None for options that autotune has no word for. `divided`: names that the script divides by its ranks;
-    `autocast`: the number format of its autocast, where its text says it; `has_micro`: whether another option can only be the micro-batch."""
+    `autocast`: the number format of its autocast, where its text says it; `has_micro`: whether another option can only be the micro-batch;
+    `by_tokens`: whether another says that batches are counted in tokens."""
     if OTHER_PARTS.search(option.name.lower()):
         return None
     name = _last(option.name)
     if option.kind == "flag":
         return _flag(option, name, autocast)
-    target = target_of(name)
+    target = "zero_stage" if name == "stage" and set(option.choices) == _STAGES else target_of(name)
     if target is not None and target in WORDS:
         return _worded(option, target)
     if target == "micro_batch_size" and has_micro and not is_explicit_micro(option):
         target = "global_batch_size"
     if target is not None and target in ("micro_batch_size", "accumulation_steps", "global_batch_size"):
-        return _batch(option, target, divided)
+        return _batch(option, target, divided, by_tokens)
     return (
         None
         if target is None or target in ("compile", "sequence_parallel")
@@ -116,6 +122,10 @@ def is_of_knob(option: ScriptOption) -> bool:
     name = _last(option.name)
     is_named = target_of(name) is not None or OTHER_DEGREES.fullmatch(name) is not None
     return meaning_of(option) is not None or (is_named and not OTHER_PARTS.search(option.name.lower()))
+
+
+_STAGES = frozenset(range(4))
+"""of ZeRO: DeepSpeed's own examples call the option `--stage`"""
 
 
 def is_explicit_micro(option: ScriptOption) -> bool:
@@ -151,14 +161,19 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2].lower()
 
 
-def _batch(option: ScriptOption, target: str, divided: frozenset[str]) -> Meaning:
+def counts_tokens(options: Iterable[ScriptOption]) -> bool:
+    """Whether an option says that batches are counted in tokens (OpenNMT, JoeyNMT: `batch_type: tokens`)."""
+    return any(_last(o.name) == "batch_type" and str(o.present).startswith("token") for o in options)
+
+
+def _batch(option: ScriptOption, target: str, divided: frozenset[str], by_tokens: bool) -> Meaning:
     expression, default = "", option.present
     if target == "micro_batch_size" and option.name in divided:
         expression = "micro_batch_size * dp"
     if target == "accumulation_steps" and option.name in divided:
         expression = "accumulation_steps * dp"
     is_large = isinstance(default, int) and default >= TOKENS
-    if target != "accumulation_steps" and (is_large or IN_TOKENS.search(_last(option.name))):
+    if target != "accumulation_steps" and (by_tokens or is_large or IN_TOKENS.search(_last(option.name))):
         expression = f"{target} * seq_len"
     return Meaning(target=target, expression=expression, default=default)
 

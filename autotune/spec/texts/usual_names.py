@@ -23,7 +23,7 @@ NAMES: Mapping[str, str] = {
     f"train(ing)?_(batch{_SIZE}|bs)|local_(train_)?batch{_SIZE}|batch_size_train|(samples|imgs|images|sequences|seqs|tokens)_per_{_RANK}|"
     f"micro_?batch{_SIZE}_(in_)?tokens|tokens_per_micro_?batch|micro_?batch_tokens",
     "accumulation_steps": "((gradient|grad)s?_?)?acc(um|umulate|umulation)?(_(gradients?|grads?|(grad_|gradient_)?batches))?"
-    "(_(steps?|iters?|iterations?|every|freq(uency)?|factor))?|(num|n)_(grad(ient)?_)?acc(um|umulate|umulation)?(_steps?)?|iters_to_accumulate|"
+    "(_(steps?|iters?|iterations?|every|freq(uency)?|factor|counts?))?|(num|n)_(grad(ient)?_)?acc(um|umulate|umulation)?(_steps?)?|iters_to_accumulate|"
     "update_freq|gas?|ga_steps|batch_accumulation(_per_replica)?",
     "global_batch_size": f"(global|total|effective|overall)_((train(ing)?)_)?(batch{_SIZE}|bsz?)|gbs|(train_)?batch_size_(total|global)|"
     "tokens_per_(global_)?batch|((global|total)_)?batch(_size)?_(in_)?tokens",

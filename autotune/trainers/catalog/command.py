@@ -186,6 +186,8 @@ class CommandTrainer(Trainer):
             )
             nearest_value = only if knob not in ("tp", "pp", "dp", "cp", "ep") else None
             remedy = f"name {{{knob}}} in trainer.argv, env, files or overrides, or give its fixed value under `fixed`"
+            if knob == "accumulation_steps":
+                remedy += "; a program that takes a rank's whole batch gets {micro_batch_size * accumulation_steps}"
             told = Limit(knob=knob, value=getattr(asked, knob), message=message, nearest=nearest_value, remedy=remedy)
             limits.append(told)
         for knob, where in unsaid(options["overrides"], config.values()):

@@ -127,6 +127,15 @@ def test_a_step_that_is_not_the_configs_is_no_measurement(seen: dict[str, Any], 
     assert "trainer.argv" in failure.message
 
 
+@pytest.mark.parametrize(("counts", "is_refused"), [((61, 57, 66, 59), False), ((61, 61, 66, 61), True)])
+def test_micro_batches_that_are_filled_by_tokens_have_any_number_of_sequences(
+    counts: tuple[int, ...], is_refused: bool
+) -> None:
+    of = trial()
+    of.see([report(*(step(1.0 + n, sequences=[count]) for n, count in enumerate(counts)))], 5.0)
+    assert of.ending == is_refused
+
+
 @pytest.mark.parametrize(
     "seen",
     [

@@ -44,6 +44,10 @@ class SeenStep:
     """whether a gradient scaler left the weights as they were"""
 
 
+VARYING = 3
+"""numbers of sequences that differ between steps, from which they are no batch of the config"""
+
+
 @final
 class ProgramProbe:
     """What has been reported of one attempt."""
@@ -167,7 +171,13 @@ class ProgramProbe:
     def _agrees(self, step: SeenStep, share: float) -> bool:
         expected = share * self._request.workload.seq_len
         is_same = step.tokens is not None and abs(step.tokens - expected) <= TOKENS_SLACK * expected
-        return is_same or self._agrees_in_sequences(step, share)
+        return is_same or self._agrees_in_sequences(step, share) or self._fills_by_tokens
+
+    @property
+    def _fills_by_tokens(self) -> bool:
+        """Whether micro-batches are filled up to a number of tokens, with as many sequences as that takes: there are as many as the config says, of sizes that differ."""
+        is_counted = all(step.micro_batches == self._request.config.accumulation_steps for step in self.steps)
+        return is_counted and len({step.sequences for step in self.steps}) >= VARYING
 
 
 def _step(told: Mapping[str, Any]) -> SeenStep:
