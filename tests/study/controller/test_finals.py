@@ -122,7 +122,21 @@ def test_a_round_that_not_everyone_finished_does_not_count() -> None:
     winner = decide([*FIRST, *again], STUDY)
     assert winner.rounds == 1
     assert winner.speedup == pytest.approx(3.0)
-    assert decide([*FIRST, *again[:2]], STUDY).rounds == 0
+    assert decide([*FIRST, again[1], again[2]], STUDY).rounds == 0, "the baseline ran in none"
+
+
+def test_a_round_that_the_end_of_the_study_cut_counts_for_those_who_ran_in_it() -> None:
+    """What was measured side by side outweighs single runs of the search."""
+    cut = [
+        final(4, BASELINE, 0.3),
+        final(5, A, 0.2),
+        replace(final(6, C, 0.1), status=TrialStatus.CANCELLED, measurement=None),
+    ]
+    winner = decide([*FIRST, *cut], STUDY)
+    assert winner.best is not None
+    assert (winner.best.config, winner.rounds) == (A, 1)
+    assert winner.speedup == pytest.approx(1.5)
+    assert f"{C} was not re-measured before the end" in winner.notes
 
 
 def test_who_fails_again_is_out_and_the_others_rounds_count() -> None:

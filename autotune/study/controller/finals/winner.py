@@ -109,11 +109,13 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
     finals, levels = ended_finals(trials), MachineLevels(trials)
     failed, baseline = failed_in_finals(finals), baseline_of(trials)
     alive = [c for c in (participants(trials, study) if who is None else who) if c not in failed]
-    is_raced = len(alive) > 1 and all(measured_finals(c, finals) for c in alive)
+    alive, not_run = _raced(alive, finals, baseline)
+    is_raced = bool(alive)
     confirmed = confirmed_by(trials, study, alive) if is_raced else []
     default = next((t for t in confirmed if baseline is not None and t.config == baseline.config), baseline)
     notes = [
         *(f"{config} failed when it was re-measured" for config in failed),
+        *(f"{config} was not re-measured before the end" for config in not_run),
         *(f"{t.config} could not be re-measured: {t.reason}" for t in cannot_run(finals)),
         *changes_in_words(levels, trials, default),
         *(since_search_in_words(levels, trials, default) if default is not None and default is not baseline else ()),
@@ -171,6 +173,15 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         notes=tuple(notes),
         too_noisy=noisy,
     )
+
+
+def _raced(
+    alive: Sequence[ParallelConfig], finals: Sequence[Trial], baseline: Trial | None
+) -> tuple[list[ParallelConfig], list[ParallelConfig]]:
+    """(configs that ran side by side, those whose turn had not come when the finals ended); none ran where it was one alone, or the baseline had no turn."""
+    ran = [c for c in alive if measured_finals(c, finals)]
+    is_race = len(ran) > 1 and (baseline is None or baseline.config in ran or baseline.config not in alive)
+    return (ran, [c for c in alive if c not in ran]) if is_race else ([], [])
 
 
 def _speedup(
