@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from difflib import SequenceMatcher
 from itertools import islice
 from typing import Any, Unpack
 
@@ -15,6 +14,7 @@ from autotune.ports import HistoryReader, ObservedFilter, ObservedStore, StudyRe
 from autotune.registry import PASSED
 from autotune.results.config_figures import with_figures
 from autotune.results.hidden import hidden_record, hidden_trials, secrets_note
+from autotune.results.launch_changes import change_notes
 from autotune.results.result import Result
 from autotune.results.standing_notes import why_below, with_standing
 from autotune.results.target import first_pick, prediction_note, target_of
@@ -30,7 +30,7 @@ from autotune.spec.texts.usual_names import OF_A_RUN
 from autotune.study.controller import Winner, noisy_of, training_s
 from autotune.study.controller.finals.finalists import ROUNDING, total_of
 from autotune.study.process_id import is_gone
-from autotune.trainers import Launch, Trainer, python_line, trainer_names
+from autotune.trainers import Trainer, python_line, trainer_names
 from autotune.trainers import trainer as trainer_of
 
 NO_CONTROLLER = "No controller is running this study. A service on this store restarts it when it can; its health page lists obstacles. Without a service, run `autotune serve` on this store, or repeat `autotune tune SPEC`."
@@ -383,7 +383,7 @@ def launch_document(
     is_told = "steps" in options or "steps" in study.trainer_options.get("training", {})
     told = () if is_told else _length_notes(target, study.workload, config, {**own, **options})
     if own and study.baseline is not None:
-        told = (*told, *_change_notes(target.launch(study.workload, study.baseline, {**own, **options}), launch))
+        told = (*told, *change_notes(target.launch(study.workload, study.baseline, {**own, **options}), launch))
     if result.best is None and trial is None:
         told = (prediction_note(result.record), *told)
     if silenced := [f"--{name}={off}" for name, off in OF_A_RUN.items() if f"--{name}={off}" in launch.argv]:
@@ -395,27 +395,6 @@ def launch_document(
     launch = in_environment_of(study, replace(launch, notes=(*launch.notes, *told), tuned=tuned))
     job = job_of(starter, launch, study.workload, config, job_options)
     return {"trainer": target.name, "config": config.to_dict(), **launch.to_dict(), "job": job}
-
-
-def _change_notes(present: Launch, launch: Launch) -> tuple[str, ...]:
-    """What the launch changes of the one of the study's baseline, word by word."""
-    before, after = (list(one.argv) for one in (present, launch))
-    changes = [
-        f"{' '.join(before[a:b]) or 'nothing'} -> {' '.join(after[c:d]) or 'nothing'}"
-        for kind, a, b, c, d in SequenceMatcher(a=before, b=after, autojunk=False).get_opcodes()
-        if kind != "equal"
-    ]
-    names = sorted({*present.env, *launch.env})
-    changes += [
-        f"{name}={present.env.get(name, '')} -> {launch.env.get(name, '')}"
-        for name in names
-        if present.env.get(name) != launch.env.get(name)
-    ]
-    files = [name for name in launch.files if launch.files[name] != present.files.get(name)]
-    if not changes and not files:
-        return ("it is identical to the launch of the study's baseline",)
-    inside = f"; and {', '.join(files)}" if files else ""
-    return (f"changed from the launch of the study's baseline: {'; '.join(changes) or 'nothing'}{inside}",)
 
 
 def _exported_config(result: Result, number: int | None) -> ParallelConfig:

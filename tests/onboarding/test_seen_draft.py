@@ -215,6 +215,15 @@ def test_the_space_is_that_of_the_launch(tmp_path: Path) -> None:
     assert all(12 % size == 0 for size in space["micro_batch_size"])
 
 
+def test_formats_for_which_a_cpu_has_no_units_are_not_offered_on_one(tmp_path: Path) -> None:
+    choices = 'choices=["float32", "bfloat16", "float16"]'
+    (tmp_path / "train.py").write_text(SCRIPT.replace('choices=["float32", "bfloat16"]', choices))
+    draft = first_draft(tmp_path / "train.py", folder=tmp_path)
+    for device, offered in (("cpu", ["fp32", "bf16"]), ("cuda", ["fp32", "bf16", "fp16"])):
+        found = seen_draft(draft, seen(device=device), launched="x", steps=3, folder=tmp_path)
+        assert found.document["space"]["precision"] == offered
+
+
 def test_what_was_read_as_tf32_is_fp32_on_a_cpu(tmp_path: Path) -> None:
     """The launch has no word for either: the word of the misread value is that of the seen one."""
     flag = 'p.add_argument("--amp", action="store_true")\na = p.parse_args()\ntorch.backends.cuda.matmul.allow_tf32 = True\ntorch.autocast("cuda", torch.float16, enabled=a.amp)'

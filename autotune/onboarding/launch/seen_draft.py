@@ -97,6 +97,7 @@ def _written(model: ModelSpec) -> dict[str, Any]:
 _DEGREES = ("tp", "pp", "cp")
 _SAME_LENGTH = 0.02
 """relative difference of sequences that are the same: inputs are often a token short"""
+_OF_GPUS = ("fp16", "tf32", *NARROW)
 _LENGTH = "workload.seq_len"
 SEEN = "seen"
 """comment of what the probe saw"""
@@ -324,6 +325,9 @@ def _space(entry: Entry, run: SeenLaunch, misread: Mapping[str, Any], *, batch: 
             space[knob] = [value] if len(listed) == 1 else several
         else:
             space[knob] = listed if knob == "micro_batch_size" else [value, *(v for v in listed if v != value)]
+    formats = space.get("precision")
+    if isinstance(formats, list) and run.facts.values.get("device") == "cpu":  # which has no units for these
+        space["precision"] = [each for each in formats if each not in _OF_GPUS or each == run.knobs.get("precision")]
     sizes = space.get("micro_batch_size")
     if isinstance(sizes, list) and isinstance(batch, int):  # the others are in no step of that batch
         space["micro_batch_size"] = [size for size in sizes if batch % (size * run.replicas) == 0] or sizes

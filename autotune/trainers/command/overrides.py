@@ -117,6 +117,12 @@ def started_with(overrides: Mapping[str, Any], values: Values) -> dict[str, str]
     return found
 
 
+def values_in(text: str) -> dict[str, Any]:
+    """The values, by place, in the text of such a file; empty for any other Python file."""
+    line = next((line for line in text.splitlines() if line.startswith("VALUES: dict[str, object] = ")), "")
+    return dict(ast.literal_eval(line.partition(" = ")[2])) if line else {}
+
+
 def in_argv(argv: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
     """The command with these files in the place of the programs; they start a module, too."""
     words: list[str] = []

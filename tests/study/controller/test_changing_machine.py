@@ -265,6 +265,8 @@ def test_a_short_study_without_predictions_measures_the_default_config_again_and
     again = [t for t in world.trials.values() if t.config == BASELINE]
     assert len(again) > 2
     (said,) = (note for note in world.end.result["notes"] if "the machine changed" in note)
-    assert said.startswith("The baseline ran at about 2,048 tokens/s in the final rounds and at 2,560 in the search")
+    assert said.startswith(
+        "The baseline's median step ran at about 2,048 tokens/s in the final rounds and at 2,560 in the search"
+    )
     best = max(SPEEDS[t.config] for t in world.trials.values())
     assert world.end.speedup == pytest.approx(best, rel=0.01)

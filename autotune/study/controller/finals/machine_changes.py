@@ -69,7 +69,7 @@ def since_search_in_words(levels: MachineLevels, trials: Sequence[Trial], defaul
     before = _default_speed({t.number: t for t in trials}, levels.now)
     found = f"{before * math.exp(log_gain):,.0f} tokens/s in the final rounds and at {before:,.0f} in the search"
     return [
-        f"The baseline ran at about {found}: the machine changed, or others used it. The speedup uses only the final rounds."
+        f"The baseline's median step ran at about {found}: the machine changed, or others used it. The speedup uses only the final rounds."
     ]
 
 
