@@ -392,7 +392,10 @@ _LETTERS = {
     "ep_comm": "E",
     "optimizer": "O",
     "other": ".",
+    "refit": "S",
+    "reward": "J",
 }
+"""of parts whose first letter another part has: of a step, and of the phases of post-training (the weights are sent, the responses judged)"""
 
 
 def _letter(name: str) -> str:

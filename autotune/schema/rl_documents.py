@@ -1,6 +1,6 @@
 """`rl`, `rollout` and `workload.lengths` of a spec: their shape, and what they become.
 
-lengths     512 | {mean: 900, p50: 700, p95: 2600, max: 8192} | {histogram: {512: 100, 1024: 40}} | {file: lengths.txt} | {log: run.log}
+lengths     512 | {mean: 900, p50: 700, p95: 2600, max: 8192} | {histogram: {512: 100, 1024: 40}} | {file: lengths.txt} | {log: run.log} | {log: run.log, max: 8192}
 placement   colocated | split | async | {split: [TRAINER_GPUS, ROLLOUT_GPUS]} | {async: [TRAINER_GPUS, ROLLOUT_GPUS], staleness: 1}
 rollout     {tokens_per_s_per_gpu: 2400} | {tokens_per_s_per_gpu: {1: 2400, 2: 2100}} | {generation_s: 144, gpus: 8} | {log: run.log}
 """
@@ -264,6 +264,8 @@ def lengths_of(asked: float | LengthsDocument, field: str, base: Path | None, wh
         return Lengths(values=(float(asked),))
     ways = [name for name in ("histogram", "file", "log") if getattr(asked, name) is not None]
     percentiles = _percentiles(asked)
+    if ways == ["log"] and percentiles.keys() == {100.0} and asked.mean is None:
+        return _lengths_of_log(_log(str(asked.log), f"{field}.log", base), f"{field}.log", which, percentiles[100.0])
     if len(ways) + bool(percentiles or asked.mean) != 1:
         said = ", ".join([*ways, *(["mean and percentiles"] if percentiles or asked.mean else [])]) or "nothing"
         raise SpecError(
@@ -323,8 +325,9 @@ def _log(text: str, field: str, base: Path | None) -> PhaseLog:
     return found
 
 
-def _lengths_of_log(log: PhaseLog, field: str, which: str) -> Lengths:
-    mean, longest = log.median(f"{which}_mean"), log.largest(f"{which}_max")
+def _lengths_of_log(log: PhaseLog, field: str, which: str, most: float | None = None) -> Lengths:
+    """`most`: tokens of the longest sequence that may come, which a short log has not seen."""
+    mean, longest = log.median(f"{which}_mean"), most or log.largest(f"{which}_max")
     if mean is None:
         raise SpecError(
             f"the log prints no lengths of {which}s", remedy="give them as mean and percentiles", field=field

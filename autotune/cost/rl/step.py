@@ -46,7 +46,7 @@ from autotune.cost.layout import (
     stages_of,
     training_flops_per_token,
 )
-from autotune.cost.learn.uncertainty import interval, memory_sigma, time_sigma
+from autotune.cost.learn.uncertainty import Z90, interval, memory_sigma, time_sigma
 from autotune.cost.memory.peak import RankMemory
 from autotune.cost.rl.packing import Packed, packed
 from autotune.cost.rl.update import Pass, copied_s, refit_s
@@ -88,8 +88,11 @@ def phases_memory(
     updates: Sequence[RankMemory],
     forward: Pass,
     is_split: NDArray[np.bool_],
-) -> tuple[MemoryParts, RankMemory]:
-    """(the trainer's states between phases, the peak). `updates`: peaks of policy and critic, each alone."""
+) -> tuple[MemoryParts, RankMemory, Column]:
+    """(the trainer's states between phases, the peak, the standard deviation of its logarithm). `updates`: peaks of policy and critic, each alone.
+
+    What an engine takes is told and has no error of its own. The deviation is that of which the upper end of the 90% interval is the highest of all phases.
+    """
     asked, traits, constants = asked_of(workload), loop_traits(workload), forward.constants
     nothing = np.zeros(len(table))
     states = [
@@ -106,6 +109,7 @@ def phases_memory(
     reference = np.where(away == "all", 0.0, _reference_bytes(workload, table)) if has_reference else nothing
     asleep = np.where(is_split | (not asked.generates), 0.0, ENGINE_ASLEEP)
     phases: list[tuple[dict[str, Column], Column, Column | float]] = []
+    engine = 0.0
     for i, u in enumerate(updates):
         others = {name: resident[name] - states[i][name] for name in resident}
         parts = {name: np.asarray(getattr(u.parts, name)) + others.get(name, nothing) for name in NAMES}
@@ -132,10 +136,15 @@ def phases_memory(
             **bare,
             **held,
             "weights": held["weights"] + reference,
-            "framework": constants.framework_bytes + engine,
+            "framework": constants.framework_bytes + np.where(is_split, 0.0, engine),
         }
-        phases.append(({name: np.where(is_split, 0.0, part) for name, part in generating.items()}, nothing, nothing))
+        phases.append((generating, nothing, nothing))
     totals = np.stack([sum(parts.values()) for parts, _, _ in phases])
+    told = np.zeros_like(totals)
+    told[-1] = np.where(is_split, 0.0, engine)
+    own = [memory_sigma(MemoryParts(**parts), constants, workload.model) for parts, _, _ in phases]
+    highest = (totals * np.exp(Z90 * np.stack(own) * (1.0 - told / totals))).max(axis=0)
+    spread = np.log(highest / totals.max(axis=0)) / Z90
     needs = np.stack([sum(parts.values()) - spare for parts, spare, _ in phases])
     least = (needs - np.stack([np.broadcast_to(unsure, nothing.shape) for _, _, unsure in phases])).max(axis=0)
     fullest = totals.argmax(axis=0)
@@ -147,7 +156,8 @@ def phases_memory(
     }
     between = MemoryParts(**{**bare, **resident})
     most = needs.max(axis=0)
-    return between, RankMemory(parts=MemoryParts(**peak), spare=totals.max(axis=0) - most, unsure=most - least)
+    peaks = RankMemory(parts=MemoryParts(**peak), spare=totals.max(axis=0) - most, unsure=most - least)
+    return between, peaks, np.asarray(spread)
 
 
 def _reference_bytes(workload: Workload, table: ConfigTable) -> Column:
@@ -254,7 +264,7 @@ def _alike_estimate(
         parts = {name: part + asked.steps * np.asarray(getattr(critic, name)) for name, part in parts.items()}
         memories.append(judged.memory())
     is_split = np.asarray(knobs["rollout_gpus"] > 0) if asked.generates else nothing > 0
-    plain, memory = phases_memory(workload, table, knobs, memories, before, is_split)
+    plain, memory, spread = phases_memory(workload, table, knobs, memories, before, is_split)
     phases = {
         "generation": nothing, "reward": nothing + asked.reward_s,
         "log_prob": nothing if asked.algorithm == "dpo" else forward,
@@ -285,7 +295,6 @@ def _alike_estimate(
     share = np.asarray(of_training.total) / step
     sigma = share * np.hypot(time_sigma(of_training, constants, workload.model), level_sigma)
     low, high = interval(step, sigma)
-    spread = memory_sigma(memory.parts, constants, workload.model)
     tokens = nothing + asked.tokens
     world = np.asarray(table.world_size, dtype=np.float64) + (knobs["rollout_gpus"] if asked.generates else 0.0)
     reference = peak_flops_per_s(workload, table)

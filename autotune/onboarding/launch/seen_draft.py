@@ -297,7 +297,7 @@ def _is_same_length(read: Any, found: int) -> bool:
 
 def _misread(entry: Entry, run: SeenLaunch) -> dict[str, Any]:
     """Values that were read of the launch, by knob, whose words mean what was seen: `values` has no word for that (tf32, which is fp32 on a CPU)."""
-    words = next((part.value for part in entry.parts if part.key == "values"), {})
+    words: Mapping[str, Any] = next((part.value for part in entry.parts if part.key == "values"), {})
     return {
         knob: run.read[knob]
         for knob, known in words.items()

@@ -1,0 +1,112 @@
+"""Reviews of post-training: verl's own launch of a 7B on one node, with what only a log of its runs says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune import api
+from autotune.cost import estimate
+from autotune.onboarding.first_spec import first_draft
+from autotune.planning import plan
+from autotune.reviews.reviewing import review
+from autotune.space import SearchSpace
+
+LAUNCH = """\
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_batch_size=1024 data.max_prompt_length=512 data.max_response_length=1024 \\
+    actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct \\
+    actor_rollout_ref.model.use_remove_padding=True \\
+    actor_rollout_ref.model.enable_gradient_checkpointing=True \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=256 \\
+    actor_rollout_ref.actor.use_dynamic_bsz=True \\
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24000 \\
+    actor_rollout_ref.actor.use_kl_loss=True \\
+    actor_rollout_ref.actor.fsdp_config.param_offload=False \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \\
+    actor_rollout_ref.rollout.n=5 \\
+    trainer.n_gpus_per_node=8 trainer.nnodes=1
+"""
+STEP = (
+    "step:{} - perf/total_num_tokens:1800000 - timing_s/gen:{} - timing_s/reward:2.0 - timing_s/update_actor:33 - timing_s/step:104 - "
+    "response_length/mean:250.0 - response_length/max:1024.0 - prompt_length/mean:104 - prompt_length/max:230"
+)
+LOG = "\n".join(STEP.format(number, seconds) for number, seconds in enumerate((60.5, 50.5, 51.5), start=1))
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Path:
+    (tmp_path / "run.sh").write_text(LAUNCH)
+    return tmp_path / "run.sh"
+
+
+def test_a_draft_has_the_shape_of_the_named_weights_and_what_its_engine_can_run(launch: Path) -> None:
+    """The shape of Qwen2's 7B is that of Qwen2.5's; FSDP cuts no layers, and what needs less memory is among the limits of tokens."""
+    draft = first_draft(launch, cluster="h100-sxm-1x8", folder=launch.parent)
+    assert draft.document["model"] == "qwen2.5-7b"
+    assert "taken for Qwen/Qwen2-7B-Instruct" in draft.text
+    assert draft.document["space"].keys() == {
+        "cp",
+        "cp_style",
+        "recompute",
+        "zero_stage",
+        "micro_batch_size",
+        "precision",
+    }
+    assert draft.document["knobs"]["micro_batch_tokens"] == [12000, 24000, 48000]
+    study = api.load_study({**draft.document, "rollout": {"generation_s": 50, "tp": 2, "memory_fraction": 0.6}})
+    assert plan(SearchSpace.of_study(study)).feasible >= 6
+    assert study.baseline is not None
+    present = estimate(study.workload, study.baseline)
+    assert float(present.oom_probability) < 0.3, "it is an example that verl ships for this node"
+
+
+def test_without_a_log_it_says_what_to_give(launch: Path) -> None:
+    found = review(launch, cluster="h100-sxm-1x8")
+    assert found.study is None
+    assert len(found.missing) == 3
+    assert all("--log" in each.remedy for each in found.missing)
+
+
+def test_a_log_answers_what_no_configuration_says(launch: Path) -> None:
+    found = review(launch, cluster="h100-sxm-1x8", log=LOG)
+    assert found.study is not None
+    assert found.study.workload.rl is not None
+    rl = found.study.workload.rl
+    assert (rl.prompt_lengths.mean, rl.response_lengths.longest) == (pytest.approx(104, rel=0.02), 1024)
+    assert rl.reward_s == 2.0
+    assert found.estimate is not None
+    assert found.estimate.phases_s is not None
+    assert float(found.estimate.phases_s.generation) == pytest.approx(51, rel=0.05)
+    assert found.observed is not None
+    assert found.observed.step_time_s == 104
+
+
+def test_a_spec_with_knobs_of_post_training_is_reviewed(launch: Path) -> None:
+    draft = first_draft(launch, cluster="h100-sxm-1x8", folder=launch.parent)
+    spec = launch.with_name("study.yaml")
+    spec.write_text(
+        draft.text.replace("tokens_per_s_per_gpu: 1000.0", "generation_s: 50").replace("[12000, 24000", "[1536, 24000")
+    )
+    few = launch.with_name("few.yaml")
+    few.write_text(spec.read_text().replace("micro_batch_tokens: 24000", "micro_batch_tokens: 1536"))
+    assert not review(spec).edits
+    (edit,) = review(few).edits
+    assert dict(edit.changes)["micro_batch_tokens"] in ((1536, 24000), (1536, 48000))
+
+
+def test_the_longest_that_may_come_is_said_beside_a_log(launch: Path) -> None:
+    (launch.parent / "run.log").write_text(LOG)
+    draft = first_draft(launch, cluster="h100-sxm-1x8", folder=launch.parent).document
+    draft["rl"]["prompt_lengths"] = {"log": "run.log"}
+    draft["rl"]["response_lengths"] = {"log": "run.log", "max": 4096}
+    draft |= {"rollout": {"log": "run.log", "tp": 2}, "workload": {"seq_len": 8192}}
+    study = api.load_study(draft, base=launch.parent)
+    assert study.workload.rl is not None
+    assert study.workload.rl.response_lengths.longest == 4096
+    assert study.workload.rl.reward_s == 2.0
+    rate = dict(study.workload.rl.rollout.tokens_per_s_per_gpu)[2] if study.workload.rl.rollout else 0
+    assert rate == pytest.approx(1_800_000 * 250 / 354 / 51 / 8, rel=0.02), "of the log's own tokens"
