@@ -20,6 +20,7 @@ from autotune.results.standing_notes import why_below, with_standing
 from autotune.results.target import first_pick, prediction_note, target_of
 from autotune.results.winner import confirmed_best, standings, winner_of
 from autotune.reward import at_first_level
+from autotune.reward.explanation import learning_rate_note
 from autotune.spec import ObservedRun, ParallelConfig, Study, StudyStatus, Trial, TrialStatus, Workload
 from autotune.spec.plain import to_plain
 from autotune.spec.post_training import TRAINED
@@ -384,6 +385,8 @@ def launch_document(
     told = () if is_told else _length_notes(target, study.workload, config, {**own, **options})
     if own and study.baseline is not None:
         told = (*told, *change_notes(target.launch(study.workload, study.baseline, {**own, **options}), launch))
+    if study.baseline is not None and (note := learning_rate_note(config, study.baseline, study.workload)):
+        told = (*told, note)
     if result.best is None and trial is None:
         told = (prediction_note(result.record), *told)
     if silenced := [f"--{name}={off}" for name, off in OF_A_RUN.items() if f"--{name}={off}" in launch.argv]:

@@ -14,7 +14,7 @@ from autotune.reward.goodput import known_noise_scale, learning_rate_factor
 from autotune.reward.parts import STABILITY_PARTS
 from autotune.reward.stability import diverged, spikes, stability_parts
 from autotune.reward.total import first_measured, reference_of, score
-from autotune.spec import Measurement, Objective, Reward, Trial, TrialPurpose, Workload
+from autotune.spec import Measurement, Objective, ParallelConfig, Reward, Trial, TrialPurpose, Workload
 from autotune.spec.texts.as_text import format_duration, value_word
 
 WEAK = 0.95
@@ -223,6 +223,12 @@ def _progress(gained: float, source: Measurement | None, whose: str, *, same_bat
     return f"each of its tokens is worth {token} of {whose}: {'the batch is the same; ' if same_batch else ''}{scale}"
 
 
+def learning_rate_note(config: ParallelConfig, baseline: ParallelConfig, workload: Workload) -> str:
+    """What another global batch than the baseline's means for the learning rate; empty where it is the same."""
+    batches = config.global_batch_size / baseline.global_batch_size
+    return "" if batches == 1.0 else _learning_rate(batches, workload, "the baseline's")
+
+
 def _learning_rate(batches: float, workload: Workload, whose: str) -> str:
     """`batches`: this trial's global batch over that of the trial that it is relative to."""
     rule = "in proportion" if workload.optimizer == "sgd" else "by the square root"
@@ -230,7 +236,7 @@ def _learning_rate(batches: float, workload: Workload, whose: str) -> str:
     did = ", as its trial did" if workload.trainer == "native" else ""
     return (
         f"its global batch is {batches:.3g} times {whose}: multiply the learning rate by {factor:.3g} "
-        f"({rule} for {workload.optimizer}){did}"
+        f"({rule} for workload.optimizer={workload.optimizer}){did}"
     )
 
 

@@ -658,12 +658,14 @@ def test_batches_that_a_setting_counts_in_tokens(tmp_path: Path) -> None:
     files = {
         "run.sh": "python train.py -config config.yaml\n",
         "train.py": "import configargparse, yaml\np = configargparse.ArgumentParser()\np.add('-config')\nyaml.safe_load(open(p.parse_args().config))\n",
-        "config.yaml": "train_steps: 1000\naccum_count: 4\nbatch_size: 4096\nbatch_type: tokens\nlayers: 6\n",
+        "config.yaml": "train_steps: 1000\naccum_count: 4\nbatch_size: 4096\nbatch_type: tokens\nlayers: 6\nreport_every: 50\n",
     }
     draft = drafted(tmp_path, files, cluster=None)
     settings = draft.document["trainer"]["files"]["config.yaml"]
     assert settings["batch_size"] == "{micro_batch_size * seq_len}"
     assert settings["accum_count"] == "{accumulation_steps}"
+    assert settings["report_every"] == 1
+    assert draft.document["trainer"]["training"]["config.yaml"] == {"report_every": 50}
 
 
 def test_deepspeeds_examples_call_the_stage_of_zero_a_stage(tmp_path: Path) -> None:

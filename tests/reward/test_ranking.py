@@ -162,7 +162,10 @@ def test_the_noise_scale_of_any_trial_is_that_of_the_study() -> None:
 def test_another_batch_comes_with_its_learning_rate() -> None:
     bigger = trial(7, at(1.0, tokens_per_step=1024), CONFIGS[1])
     found = explain(bigger, baseline=TRIALS[0], other=None, objective=Objective(), workload=workload())
-    assert any("multiply the learning rate by 2 (by the square root for adamw)" in line for line in found.text)
+    assert any(
+        "multiply the learning rate by 2 (by the square root for workload.optimizer=adamw)" in line
+        for line in found.text
+    )
 
 
 def test_without_a_baseline_all_is_relative_to_the_first_that_was_measured() -> None:

@@ -14,6 +14,7 @@ from autotune.onboarding.first_spec import first_draft
 from autotune.results.answers import export_document
 from autotune.store import open_store
 from autotune.trainers import trainer
+from autotune.trainers.command.training import check_training
 
 SCRIPT = """
 import argparse
@@ -53,10 +54,26 @@ def test_words_of_trials_are_replaced_left_out_and_appended() -> None:
     assert argv_of({"--save=no": ["--save", "10"]})[-3:] == ["--save", "10", "--mb=4"]
 
 
+def test_values_in_files_are_the_trainings_again() -> None:
+    """OpenNMT's settings: trials log each step, the training as often as it did."""
+    options: dict[str, Any] = {
+        "argv": ["python", "train.py", "-config", "{files}/config.yaml"],
+        "files": {"config.yaml": {"report_every": 1, "batch_size": "{micro_batch_size}", "valid": {"steps": 1, "by": 2}}},
+        "training": {"config.yaml": {"report_every": 50, "valid": {"steps": 500}}},
+    }  # fmt: skip
+    files = trainer("command").in_training(options)["files"]
+    assert files == {
+        "config.yaml": {"report_every": 50, "batch_size": "{micro_batch_size}", "valid": {"steps": 500, "by": 2}}
+    }
+    check_training(options["training"], options["argv"], options["files"])
+    with pytest.raises(SpecError, match="keys and values"):
+        check_training({"config.yaml": 50}, options["argv"], options["files"])
+
+
 @pytest.mark.parametrize(
     ("training", "words"),
     [
-        ({"--log=2": None}, "must be an argument in argv, steps, seed or append, but is '--log=2'"),
+        ({"--log=2": None}, "must be an argument in argv, steps, seed, append or a name in files, but is '--log=2'"),
         ({"steps": "many"}, "steps must be a whole number or null, but is 'many'"),
         ({"seed": True}, "seed must be a whole number or null"),
         ({"--log=1": {"a": 1}}, "must be text, a list of texts or null"),

@@ -60,9 +60,17 @@ def training_of(found: OptionMatches) -> dict[str, Any]:
         mine = own(word.lstrip("-+").partition("=")[0].replace("-", "_"))
         if mine != word:
             training[word] = mine
+    if (interval := found.log_interval) is not None and interval.is_in_file and found.settings is not None:
+        training[found.settings.name] = _nested(interval.name, interval.present)
     if watched := [word for option in found.trackers for word in given.get(option.name, ())]:
         training[APPEND] = watched
     return training
+
+
+def _nested(path: str, value: Any) -> dict[str, Any]:
+    """A value by the path of its key."""
+    outer, _, rest = path.partition(".")
+    return {outer: _nested(rest, value) if rest else value}
 
 
 _HOLDS_OPTIONS = re.compile(

@@ -223,7 +223,7 @@ class CommandTrainer(Trainer):
                 remedy = nearest(name, known)
                 raise SpecError(f"there is no knob {name!r}", remedy=remedy, field=f"trainer.fixed.{name}")
         check_templates(options["files"], known)
-        check_training(options["training"], _arguments(options["argv"]))
+        check_training(options["training"], _arguments(options["argv"]), options["files"])
         check_overrides(options["overrides"], _arguments(options["argv"]), known | {_TRIAL})
         self._check_folders(options)
         for text in self._texts(options):

@@ -3,8 +3,9 @@
     argv: [python, train.py, "--max_steps={steps}", "--save_strategy=no", "--seed={seed}"]
     training: {steps: 100, seed: null, "--save_strategy=no": "--save_strategy=steps", append: [--wandb]}
 
-A key is a word of `argv`, `steps`, `seed` or `append`. Its value takes the place of the word: text, a list of words, or null, which leaves it out. A null
-for `steps` or `seed` leaves out the words that name them, so that the program's own value holds.
+A key is a word of `argv`, `steps`, `seed`, `append` or a name in `files`. Its value takes the place of the word: text, a list of words, or null, which leaves it out.
+A null for `steps` or `seed` leaves out the words that name them, so that the program's own value holds. Of a file it is what the training's has in place of the trials':
+`config.yaml: {report_every: 50}`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.spec.checks import nearest
 from autotune.trainers.documents.placeholders import parse
+from autotune.trainers.present_configuration import merged
 
 APPEND = "append"
 """the key of words that trials leave out"""
@@ -22,19 +24,25 @@ NUMBERS = ("steps", "seed")
 """placeholders that a training has values of its own for"""
 
 
-def check_training(training: Mapping[str, Any], argv: Sequence[str]) -> None:
+def check_training(training: Mapping[str, Any], argv: Sequence[str], files: Mapping[str, Any]) -> None:
     """Raises `SpecError` for a key that is no word of `argv`, and for a value that cannot take its place."""
-    known = {*argv, *NUMBERS, APPEND}
+    known = {*argv, *NUMBERS, APPEND, *files}
     for key, value in training.items():
         where = f"trainer.training.{key}"
         if key not in known:
             near = nearest(str(key), known)
             raise SpecError(
-                f"a key of training must be an argument in argv, steps, seed or append, but is {key!r}",
+                f"a key of training must be an argument in argv, steps, seed, append or a name in files, but is {key!r}",
                 remedy=near or "write the argument as in argv",
                 field=where,
             )
-        if key in NUMBERS:
+        if key in files:
+            if not (isinstance(value, Mapping) and isinstance(files[key], Mapping)):
+                raise SpecError(
+                    f"what a training changes in {key} must be keys and values, of a file that is written out in `files`",
+                    field=where,
+                )
+        elif key in NUMBERS:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise SpecError(f"{key} must be a whole number or null, but is {value!r:.80}", field=where)
         elif value is not None and not _is_words(value):
@@ -54,8 +62,11 @@ def in_training(options: Mapping[str, Any], argv: Sequence[str]) -> dict[str, An
         elif not left_out & {name for part in parse(word).expressions for name in part.names}:
             words.append(word)
     words += _words(training.get(APPEND))
+    files = dict(options.get("files") or {})
+    files |= {name: merged(files[name], training[name]) for name in files if name in training}
     numbers = {name: training[name] for name in NUMBERS if training.get(name) is not None}
-    return {**options, "argv": tuple(words), **numbers}
+    told = {"files": files} if files else {}
+    return {**options, "argv": tuple(words), **told, **numbers}
 
 
 def _words(value: Any) -> list[str]:

@@ -21,7 +21,7 @@ TRIAL_DIR = f"{FOLDER}/{OUTPUTS}"
 OUTPUT_OPTIONS = frozenset({
     "output_dir", "out_dir", "outdir", "output_path", "output_folder", "outputs_dir",  # transformers, nanoGPT, accelerate's examples
     "output", "logs", "output_base_path", "output_root", "out_path", "out_root",  # timm, Swin Transformer; open_clip, CLAP; DeepSpeed's examples
-    "save", "save_dir", "savedir", "save_path", "save_folder", "save_checkpoint_path", "save_root",  # Megatron, fairseq, llm-foundry
+    "save", "save_dir", "savedir", "save_path", "save_folder", "save_checkpoint_path", "save_root", "save_model",  # Megatron, fairseq, llm-foundry, OpenNMT
     "checkpoint_save_path", "checkpoint_save_dir", "save_checkpoint_dir", "ckpt_save_path", "ckpt_save_dir",
     "model_save_path", "model_save_dir", "save_model_path", "save_model_dir", "checkpoints_path", "dist_checkpoint_root_folder",  # nanotron, llama-recipes
     "default_root_dir", "weights_save_path", "dirpath",  # Lightning

@@ -26,6 +26,10 @@ from autotune.trainers.present_configuration import parse_document
         (["t.py", "--output", "./out", "--logs=None"], ["t.py", "--output", f"{TRIAL_DIR}/output", "--logs=None"]),
         (["t.py", "--output", "json"], ["t.py", "--output", "json"]),  # a format
         (["t.py", "--logs", "runs/clip"], ["t.py", "--logs", f"{TRIAL_DIR}/logs"]),
+        (
+            ["t.py", "-save_model", "run/model", "--save_model=true"],
+            ["t.py", "-save_model", f"{TRIAL_DIR}/save_model", "--save_model=true"],
+        ),
         (["t.py", "--checkpoint-save-path=c"], ["t.py", f"--checkpoint-save-path={TRIAL_DIR}/checkpoint_save_path"]),
         (["t.py", "--save", "1", "--output=false"], ["t.py", "--save", "1", "--output=false"]),  # whether, and when
         (["t.py", "OUTPUT_DIR=out"], ["t.py", f"OUTPUT_DIR={TRIAL_DIR}/OUTPUT_DIR"]),
