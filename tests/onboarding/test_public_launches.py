@@ -673,3 +673,13 @@ def test_deepspeeds_examples_call_the_stage_of_zero_a_stage(tmp_path: Path) -> N
     draft = drafted(tmp_path, {"run.sh": "deepspeed --num_gpus 2 train.py --stage 2\n", "train.py": script})
     assert "--stage={zero_stage}" in draft.document["trainer"]["argv"]
     assert draft.document["space"]["zero_stage"] == [2, 0, 1, 3]
+
+
+def test_accelerate_on_cpus_is_started_as_it_was(tmp_path: Path) -> None:
+    """Where it is not told that there is one process, it gives that one other threads (accelerate's `launch.py`)."""
+    script = "import argparse\nfrom accelerate import Accelerator\np = argparse.ArgumentParser()\np.add_argument('--batch_size', type=int, default=4)\na = p.parse_args()\n"
+    draft = drafted(
+        tmp_path, {"run.sh": "accelerate launch --cpu train.py --batch_size 1\n", "train.py": script}, cluster=None
+    )
+    assert draft.document["trainer"]["argv"][:3] == ["accelerate", "launch", "--cpu"]
+    assert draft.document["space"]["world_sizes"] == [1]

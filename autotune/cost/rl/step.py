@@ -142,8 +142,8 @@ def phases_memory(
     totals = np.stack([sum(parts.values()) for parts, _, _ in phases])
     told = np.zeros_like(totals)
     told[-1] = np.where(is_split, 0.0, engine)
-    own = [memory_sigma(MemoryParts(**parts), constants, workload.model) for parts, _, _ in phases]
-    highest = (totals * np.exp(Z90 * np.stack(own) * (1.0 - told / totals))).max(axis=0)
+    sigmas = [memory_sigma(MemoryParts(**parts), constants, workload.model) for parts, _, _ in phases]
+    highest = (totals * np.exp(Z90 * np.stack(sigmas) * (1.0 - told / totals))).max(axis=0)
     spread = np.log(highest / totals.max(axis=0)) / Z90
     needs = np.stack([sum(parts.values()) - spare for parts, spare, _ in phases])
     least = (needs - np.stack([np.broadcast_to(unsure, nothing.shape) for _, _, unsure in phases])).max(axis=0)

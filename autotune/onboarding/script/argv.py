@@ -11,6 +11,7 @@ from autotune.onboarding.launch.launch_script import Argument, Started
 from autotune.onboarding.script.option_matches import OptionMatches
 from autotune.onboarding.script.option_names import OF_MODEL, Meaning
 from autotune.onboarding.script.options import ScriptOption
+from autotune.onboarding.script.reading import starts_one
 from autotune.spec.texts.usual_names import OF_A_RUN
 from autotune.trainers.base.workload_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MACHINES
 from autotune.trainers.documents.output_options import OUTPUT_OPTIONS
@@ -65,7 +66,9 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         "torchrun": [*place.torchrun, *kept],
         "deepspeed": ["deepspeed", *(DEEPSPEED_NODES if over_nodes else DEEPSPEED_ONE), *kept],
         "accelerate": [
-            *("accelerate", "launch", "--num_processes={world_size}"),
+            *("accelerate", "launch"),
+            # on CPUs accelerate gives one process other threads where it is told that there is one
+            *(() if starts_one(script) else ("--num_processes={world_size}",)),
             *(MACHINES if over_nodes else ()),
             *kept,
         ],
