@@ -80,7 +80,7 @@ def step_ms(config: dict[str, Any]) -> float:
     words = (
         f"--batch-size={config['micro_batch_size']}",
         f"--grad-accum={config['accumulation_steps']}",
-        f"--threads={config.get('threads', 1)}",
+        f"--threads={config['extra']['threads']}",
         f"--iters={STEPS}",
     )
     read, write = os.pipe()
