@@ -26,7 +26,7 @@ from autotune.errors import SpecError
 from autotune.onboarding.launch.launch_script import Started
 from autotune.trainers import Trainer, trainer, trainer_names
 from autotune.trainers.launch_files import MANIFEST
-from autotune.trainers.present_configuration import PresentConfiguration, parse_document
+from autotune.trainers.present_configuration import DOCUMENTS, PresentConfiguration, parse_document
 from autotune.trainers.readers.accelerate_yaml import PRECISIONS
 
 
@@ -73,7 +73,6 @@ def paths_of(node: Any, before: str = "", depth: int = 3) -> Iterator[str]:
             yield from paths_of(value, f"{before}{key}.", depth - 1)
 
 
-DOCUMENTS = (".yaml", ".yml", ".json", ".toml")
 """endings of files that are told apart by their keys"""
 MAX_BYTES = 1 << 20
 """A file larger than this is no configuration."""

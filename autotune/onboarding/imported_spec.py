@@ -107,7 +107,7 @@ def import_draft(
             value=shape[0] if shape else STAND_IN_MODEL,
             comment="fill in: vocab_size of the tokenizer"
             if guessed
-            else _taken_for(reading, shape[0])
+            else shape[2]
             if shape
             else f"fill in: {_what_model_is()}",
         ),
@@ -169,12 +169,6 @@ def _is_offload(path: str, settings: Mapping[str, Any]) -> bool:
     return bool(re.search(r"offload(?!.*(pin_memory|buffer|fast_init|ratio|nvme_path|pipeline))", path)) and not is_off
 
 
-def _taken_for(reading: Reading, model: Any) -> str:
-    """What is said of a model that was found by the name of its weights."""
-    weights = reading.options.get("model")
-    return f"taken for {weights}" if weights and not reading.model and model != weights else ""
-
-
 def _what_model_is() -> str:
     return "a catalog name (`autotune models`), the path of a config.json, or the shape"
 
@@ -216,17 +210,19 @@ def _baseline(found: Mapping[str, Any]) -> str:
     return ",".join(f"{k.name}={k.text(knobs[k.name])}" for k in shown)
 
 
-def _model(reading: Reading, path: Path, asked: str | None, folder: Path) -> tuple[Any, ModelSpec] | None:
-    """What the spec says of the model, and its shape; None where nothing tells. Raises `SpecError` for a wrong name or config.json."""
+def _model(reading: Reading, path: Path, asked: str | None, folder: Path) -> tuple[Any, ModelSpec, str] | None:
+    """What the spec says of the model, its shape, and a comment; None where nothing tells. Raises `SpecError` for a wrong name or config.json."""
     if asked is not None:
-        return asked, read_model(asked, Path.cwd()) if is_model_file(asked) else catalog.model(asked)
-    if reading.model_file:
-        base = path if path.is_dir() else path.parent
-        if (base / reading.model_file).is_file():
-            found = read_model(reading.model_file, base)
-            return os.path.relpath((base / reading.model_file).resolve(), folder.resolve()), found
-    if not reading.model:
-        return _named_model(reading, path, folder)
+        return asked, read_model(asked, Path.cwd()) if is_model_file(asked) else catalog.model(asked), ""
+    base = path if path.is_dir() else path.parent
+    if reading.model_file and (base / reading.model_file).is_file():
+        found = read_model(reading.model_file, base)
+        return os.path.relpath((base / reading.model_file).resolve(), folder.resolve()), found, ""
+    if not reading.model:  # but perhaps the weights that training starts from
+        if (known_as := model_named(reading.options.get("model"), base, folder)) is None:
+            return None
+        name, comment = known_as
+        return name, read_model(name, folder) if is_model_file(name) else catalog.model(name), comment
     known = {f.name for f in fields(ModelSpec)}
     told = {k: v for k, v in reading.model.items() if k in known}
     try:
@@ -235,7 +231,7 @@ def _model(reading: Reading, path: Path, asked: str | None, folder: Path) -> tup
         return None
     for name in catalog.model_names():
         if _sizes(catalog.model(name)) == _sizes(shape):
-            return name, catalog.model(name)
+            return name, catalog.model(name), ""
     default = ModelSpec(name="x", num_layers=1, hidden_size=1, num_attention_heads=1, vocab_size=1)
     sizes = {f.name: getattr(shape, f.name) for f in fields(ModelSpec)}
     required = (
@@ -247,15 +243,7 @@ def _model(reading: Reading, path: Path, asked: str | None, folder: Path) -> tup
         "ffn_hidden_size",
         "num_kv_heads",
     )
-    return {k: v for k, v in sizes.items() if k in required or v != getattr(default, k)}, shape
-
-
-def _named_model(reading: Reading, path: Path, folder: Path) -> tuple[Any, ModelSpec] | None:
-    """The model whose weights training starts from, if they have the name of one that the catalog has, or are a folder here."""
-    named = model_named(reading.options.get("model"), path if path.is_dir() else path.parent, folder)
-    if named is None:
-        return None
-    return named[0], read_model(named[0], folder) if is_model_file(named[0]) else catalog.model(named[0])
+    return {k: v for k, v in sizes.items() if k in required or v != getattr(default, k)}, shape, ""
 
 
 def _sizes(model: ModelSpec) -> ModelSpec:

@@ -92,7 +92,7 @@ def answered_by_log(document: Mapping[str, Any], text: str) -> tuple[dict[str, A
             rl[key] = {"mean": mean} if longest is None else {"mean": mean, "max": longest}
             answered.append(f"rl.{key}")
     if seconds := log.median("generation"):
-        del rollout[SPEED]
+        rollout.pop(SPEED, None)
         rollout["generation_s"] = seconds
         answered.append(f"rollout.{SPEED}")
     if reward_s := log.median("reward"):

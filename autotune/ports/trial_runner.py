@@ -144,6 +144,8 @@ class ProgramSeen:
     """why the probe saw nothing, or not all"""
     has_own_updates: bool = False
     """whether the program changes its weights without an optimizer of torch, so that the probe sees no steps"""
+    fills_by_tokens: bool = False
+    """whether steps have other numbers of sequences than the config, each another one, as micro-batches that are filled up to a number of tokens have"""
     disagreement: str = ""
     """how a step differs from the config, in words"""
     witness: str = ""

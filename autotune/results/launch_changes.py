@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import Any
 
 from autotune.errors import SpecError
 from autotune.trainers import Launch
 from autotune.trainers.command.overrides import values_in
-from autotune.trainers.present_configuration import parse_document
+from autotune.trainers.present_configuration import DOCUMENTS, flat, parse_document
 
 MOST_VALUES = 12
 """changed values of a file that are named"""
-_DOCUMENTS = (".yaml", ".yml", ".json", ".toml")
 
 
 def change_notes(present: Launch, launch: Launch) -> tuple[str, ...]:
@@ -54,17 +53,9 @@ def _told(name: str, text: str) -> dict[str, Any]:
     """The values of a file by their path."""
     if name.endswith(".py"):
         return values_in(text)
-    if not name.endswith(_DOCUMENTS):
+    if not name.endswith(DOCUMENTS):
         return {}
     try:
-        return dict(_flat(parse_document(name, text)))
+        return dict(flat(parse_document(name, text)))
     except SpecError:
         return {}
-
-
-def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in document.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

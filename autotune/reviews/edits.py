@@ -304,10 +304,10 @@ def space_around(study: Study, config: ParallelConfig) -> SearchSpace | None:
             knobs[name] = (getattr(config, name),)
     if len(study.space.knobs.get("accumulation_steps", ())) == 1:
         knobs["accumulation_steps"] = study.space.knobs["accumulation_steps"]
-    for name in _narrowed(knobs):
-        knobs[name] = (getattr(config, name),)
     # the cost model knows own knobs of post-training alone; others stay as they are
     own = study.space.extra if workload.rl else {name: (value,) for name, value in config.extra.items()}
+    for name in _narrowed({**knobs, **own}):
+        knobs[name] = (getattr(config, name),)
     spec = SpaceSpec(knobs=knobs, world_sizes=(config.world_size,), extra=own)
     try:
         return SearchSpace.build(workload, spec, launchable=Launchable.of(study))

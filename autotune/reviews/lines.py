@@ -22,11 +22,10 @@ from autotune.reviews.answer import LineEdit, Review
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.present_configuration import parse_document
+from autotune.trainers.present_configuration import DOCUMENTS, flat, parse_document
 
 STAND_INS = 6
 """options of a launch that may be stand-ins"""
-_DOCUMENTS = (".yaml", ".yml", ".json", ".toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,17 +163,10 @@ def _told(launch: Launch) -> Iterator[tuple[str, str]]:
             name, _, value = word.partition("=")
             yield name, value
     for file, text in launch.files.items():
-        if file.endswith(_DOCUMENTS):
-            yield from _values(parse_document(file, text))
-
-
-def _values(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(path, value as it is written) of all values."""
-    for key, value in document.items():
-        if isinstance(value, Mapping):
-            yield from _values(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", str(value).lower() if isinstance(value, bool) else str(value)
+        if file.endswith(DOCUMENTS):
+            for path, value in flat(parse_document(file, text)):
+                if not isinstance(value, Mapping):
+                    yield path, str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _apply(lines: list[str], file: str, change: Change) -> tuple[str, int] | None:
@@ -183,7 +175,7 @@ def _apply(lines: list[str], file: str, change: Change) -> tuple[str, int] | Non
     spelled = "[-_]".join(re.escape(part) for part in re.split(r"[-_]", key))
     if change.name.startswith("-"):
         at = _of_option(lines, spelled, change)
-        if at is None and file.endswith(_DOCUMENTS):
+        if at is None and file.endswith(DOCUMENTS):
             at = _of_key(lines, spelled, change)
         if at is None and file.endswith(".py"):
             at = _of_default(lines, spelled, change)
@@ -191,7 +183,7 @@ def _apply(lines: list[str], file: str, change: Change) -> tuple[str, int] | Non
             at is None
             and change.old in (None, "")
             and change.new is not None
-            and not file.endswith((".py", *_DOCUMENTS))
+            and not file.endswith((".py", *DOCUMENTS))
         ):
             at = _appended(lines, change)
     else:
@@ -207,7 +199,7 @@ def _added(lines: Mapping[str, list[str]], change: Change) -> tuple[str, int] | 
     if any(spelled.search(line) for text in lines.values() for line in text):
         return None
     for name, text in lines.items():
-        if not name.endswith((".py", *_DOCUMENTS)) and (at := _appended(text, change)) is not None:
+        if not name.endswith((".py", *DOCUMENTS)) and (at := _appended(text, change)) is not None:
             return name, at
     return None
 

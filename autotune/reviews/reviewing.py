@@ -241,6 +241,14 @@ def _completed(
         open_keys["baseline"] = None
     missing = []
     for key in open_keys:
+        if log is not None and key.startswith(("rl.", "rollout.")):
+            missing.append(
+                Missing(
+                    what=_HOW[key][0],
+                    remedy=f"the log prints none: write {key} into a spec: autotune init {found.name} -o study.yaml",
+                )
+            )
+            continue
         what, remedy = _HOW.get(key, (key, f"write {key} into a spec: autotune init {found.name} -o study.yaml"))
         if key == "cluster" and one_gpu:
             what, remedy = (

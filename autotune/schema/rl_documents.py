@@ -213,7 +213,8 @@ def post_training_of(
             field="rl.critic",
         )
     tokens = asked.prompts * count * responses.mean
-    told = None if rollout is None else _rollout(rollout, tokens, cluster, gpus, base)
+    log = None if rollout is None or rollout.log is None else _log(rollout.log, "rollout.log", base)
+    told = None if rollout is None else _rollout(rollout, tokens, cluster, gpus, log)
     return PostTraining(
         algorithm=asked.algorithm,
         prompts=asked.prompts,
@@ -229,7 +230,7 @@ def post_training_of(
         rollout_gpus=gpus,
         staleness=staleness,
         rollout=told,
-        reward_s=asked.reward_s or _reward_s(rollout, base),
+        reward_s=asked.reward_s or (log.median("reward") if log else None) or 0.0,
         engine=asked.engine or engine,
         micro_batch_tokens=asked.micro_batch_tokens,
         log_prob_micro_batch_tokens=asked.log_prob_micro_batch_tokens,
@@ -393,7 +394,7 @@ def _mini_batches(asked: PostTrainingDocument) -> int:
 
 
 def _rollout(
-    asked: RolloutDocument, tokens: float, cluster: ClusterSpec, generating: int, base: Path | None
+    asked: RolloutDocument, tokens: float, cluster: ClusterSpec, generating: int, log: PhaseLog | None
 ) -> Rollout:
     ways = [name for name in ("tokens_per_s_per_gpu", "generation_s", "log") if getattr(asked, name) is not None]
     if len(ways) != 1:
@@ -415,7 +416,7 @@ def _rollout(
     elif asked.generation_s is not None:
         rates = ((asked.tp, tokens / (asked.generation_s * gpus)),)
     else:
-        log = _log(str(asked.log), "rollout.log", base)
+        assert log is not None
         seconds = log.median("generation")
         if seconds is None or seconds <= 0:
             raise SpecError("the log has no generation times", remedy="give tokens_per_s_per_gpu", field="rollout.log")
@@ -433,13 +434,6 @@ def _rollout(
         memory_fraction=asked.memory_fraction,
         tokens_per_s_per_response=asked.tokens_per_s_per_response or 0.0,
     )
-
-
-def _reward_s(rollout: RolloutDocument | None, base: Path | None) -> float:
-    """Seconds that the rollout's log printed of computing rewards; 0 without one."""
-    if rollout is None or rollout.log is None:
-        return 0.0
-    return _log(rollout.log, "rollout.log", base).median("reward") or 0.0
 
 
 def _whole(text: int | str, field: str) -> int:

@@ -20,6 +20,11 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
         yield (
             f"lines of up to {seen.together} steps arrive at once (its output is buffered, or comes faster than it can be read), so each of these steps gets their mean time; flush the output or print step times to measure step by step"
         )
+    if seen.fills_by_tokens:
+        yield (
+            "the number of sequences differs from step to step, as where micro-batches are filled up to a number of tokens: tokens/s count the spec's tokens for each step, "
+            "not those that were trained; see that the batch options in trainer.argv or files say them"
+        )
     if seen.left_out:
         yield f"left out of its log: {seen.left_out}"
     if seen.troubles:

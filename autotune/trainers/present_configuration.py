@@ -41,6 +41,10 @@ MAX_VALUES = 100_000
 """A document of more values, with those of an alias wherever it stands, is no configuration."""
 
 
+DOCUMENTS = (".yaml", ".yml", ".json", ".toml")
+"""endings of files that `parse_document` reads"""
+
+
 def parse_document(name: str, text: str) -> dict[str, Any]:
     """The mapping that a JSON, YAML or TOML file holds, by its ending. Raises `SpecError`."""
     import yaml  # imported here because it is slow to import
@@ -111,13 +115,18 @@ def without_equal(document: Mapping[str, Any], other: Mapping[str, Any]) -> dict
     return left
 
 
-def dotted(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The paths of all values, inner keys joined by dots."""
+def flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All values with their paths, inner keys joined by dots; an empty mapping is a value."""
     for key, value in document.items():
         if isinstance(value, Mapping) and value:
-            yield from dotted(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}"
+            yield f"{prefix}{key}", value
+
+
+def dotted(document: Mapping[str, Any]) -> Iterator[str]:
+    """The paths of all values."""
+    return (path for path, _ in flat(document))
 
 
 def split_by_path(

@@ -85,11 +85,14 @@ def step_ms(config: dict[str, Any]) -> float:
     )
     read, write = os.pipe()
     if (child := os.fork()) == 0:
-        os.dup2(write, sys.stdout.fileno())
-        sys.argv = [str(PROGRAM), *words]
-        runpy.run_path(str(PROGRAM), run_name="__main__")
-        sys.stdout.flush()
-        os._exit(0)
+        try:
+            os.dup2(write, sys.stdout.fileno())
+            sys.argv = [str(PROGRAM), *words]
+            runpy.run_path(str(PROGRAM), run_name="__main__")
+            sys.stdout.flush()
+            os._exit(0)
+        finally:
+            os._exit(1)  # whatever was raised: the child goes no further
     os.close(write)
     with open(read) as lines:
         printed = lines.read()

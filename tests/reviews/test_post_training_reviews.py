@@ -85,6 +85,17 @@ def test_a_log_answers_what_no_configuration_says(launch: Path) -> None:
     assert found.observed.step_time_s == 104
 
 
+def test_a_log_without_generation_times_is_not_asked_for_again(launch: Path) -> None:
+    found = review(launch, cluster="h100-sxm-1x8", log=LOG.replace("timing_s/gen", "timing_s/else"))
+    (missing,) = found.missing
+    assert "the log prints none" in missing.remedy
+
+
+def test_a_model_that_was_named_is_taken_for_nothing(launch: Path) -> None:
+    draft = first_draft(launch, model="llama-8b", cluster="h100-sxm-1x8", folder=launch.parent)
+    assert "taken for" not in draft.text
+
+
 def test_a_spec_with_knobs_of_post_training_is_reviewed(launch: Path) -> None:
     draft = first_draft(launch, cluster="h100-sxm-1x8", folder=launch.parent)
     spec = launch.with_name("study.yaml")

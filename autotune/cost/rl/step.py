@@ -108,14 +108,14 @@ def phases_memory(
     has_reference = asked.reference
     reference = np.where(away == "all", 0.0, _reference_bytes(workload, table)) if has_reference else nothing
     asleep = np.where(is_split | (not asked.generates), 0.0, ENGINE_ASLEEP)
-    phases: list[tuple[dict[str, Column], Column, Column | float]] = []
-    engine = 0.0
+    # of each: its parts, what of them is spare, unsure, and told
+    phases: list[tuple[dict[str, Column], Column, Column | float, Column | float]] = []
     for i, u in enumerate(updates):
         others = {name: resident[name] - states[i][name] for name in resident}
         parts = {name: np.asarray(getattr(u.parts, name)) + others.get(name, nothing) for name in NAMES}
         parts["weights"] = parts["weights"] + reference
         parts["framework"] = parts["framework"] + asleep
-        phases.append((parts, u.spare, u.unsure))
+        phases.append((parts, u.spare, u.unsure, 0.0))
     bare = dict.fromkeys(NAMES, nothing)
     if asked.algorithm != "sft":
         own = constants.framework_bytes + asleep
@@ -127,35 +127,36 @@ def phases_memory(
             "logits": logits,
             "framework": own,
         }
-        phases.append((at_log_prob, nothing, nothing))
+        phases.append((at_log_prob, nothing, nothing, 0.0))
     if asked.generates and asked.rollout is not None:
         held = {name: np.where(away == "all", 0.0, resident[name]) for name in resident}
         held["optimizer"] = np.where(away == "none", held["optimizer"], 0.0)
-        engine = asked.rollout.memory_fraction * float(workload.cluster.gpu.memory_bytes)
+        engine = np.where(is_split, 0.0, asked.rollout.memory_fraction * float(workload.cluster.gpu.memory_bytes))
         generating = {
             **bare,
             **held,
             "weights": held["weights"] + reference,
-            "framework": constants.framework_bytes + np.where(is_split, 0.0, engine),
+            "framework": constants.framework_bytes + engine,
         }
-        phases.append((generating, nothing, nothing))
-    totals = np.stack([sum(parts.values()) for parts, _, _ in phases])
-    told = np.zeros_like(totals)
-    told[-1] = np.where(is_split, 0.0, engine)
-    sigmas = [memory_sigma(MemoryParts(**parts), constants, workload.model) for parts, _, _ in phases]
-    highest = (totals * np.exp(Z90 * np.stack(sigmas) * (1.0 - told / totals))).max(axis=0)
-    spread = np.log(highest / totals.max(axis=0)) / Z90
-    needs = np.stack([sum(parts.values()) - spare for parts, spare, _ in phases])
-    least = (needs - np.stack([np.broadcast_to(unsure, nothing.shape) for _, _, unsure in phases])).max(axis=0)
+        phases.append((generating, nothing, nothing, engine))
+    totals = np.stack([sum(parts.values()) for parts, *_ in phases])
+    needs, ends = [], []
+    for (parts, spare, _, told), total in zip(phases, totals, strict=True):
+        sigma = memory_sigma(MemoryParts(**parts), constants, workload.model) * (1.0 - told / total)
+        ends.append(interval(total, sigma)[1])
+        needs.append(total - spare)
+    spread = np.log(np.max(ends, axis=0) / totals.max(axis=0)) / Z90
+    unsure = np.stack([np.broadcast_to(unsure, nothing.shape) for _, _, unsure, _ in phases])
+    least = (np.stack(needs) - unsure).max(axis=0)
     fullest = totals.argmax(axis=0)
     peak = {
         name: np.take_along_axis(
-            np.stack([np.broadcast_to(p[name], nothing.shape) for p, _, _ in phases]), fullest[None], axis=0
+            np.stack([np.broadcast_to(p[name], nothing.shape) for p, *_ in phases]), fullest[None], axis=0
         )[0]
         for name in NAMES
     }
     between = MemoryParts(**{**bare, **resident})
-    most = needs.max(axis=0)
+    most = np.max(needs, axis=0)
     peaks = RankMemory(parts=MemoryParts(**peak), spare=totals.max(axis=0) - most, unsure=most - least)
     return between, peaks, np.asarray(spread)
 

@@ -16,6 +16,7 @@ from autotune.onboarding.launch.command_words import LAUNCHERS, TASKS, CommandPa
 from autotune.onboarding.settings.program import COMMANDS
 from autotune.spec.texts.secrets import FROM_ENVIRONMENT, is_secret_name
 from autotune.spec.texts.usual_names import target_of
+from autotune.trainers.present_configuration import DOCUMENTS
 from autotune.trainers.readers.shell_folders import joined
 from autotune.trainers.readers.shell_words import Commands, commands_of
 
@@ -24,7 +25,6 @@ _PER_NODE = ("nproc_per_node", "num_gpus", "num_accelerators")
 _OF_TRAINING = ("micro_batch_size", "accumulation_steps", "global_batch_size", "seq_len", "steps", "precision", "model")
 _LEAST_OF_TRAINING = 2
 """options by which a command that nobody here knows is taken for a training; a file of settings counts as so many"""
-_SETTINGS_FILES = (".yaml", ".yml", ".json", ".toml")
 _OF_THE_PLACE = re.compile(
     r"(MASTER_|WORLD_SIZE|(LOCAL_)?RANK$|N?NODE_?|NNODES|NGPU|GPUS_PER_NODE|CUDA_VISIBLE_DEVICES|SLURM_|FORCE_TORCHRUN|PATH$|LD_LIBRARY_PATH)"
 )
@@ -100,7 +100,7 @@ def started_by(text: str) -> Started | None:
             continue
         found = _started(parts, run, text, folder)
         trains = sum(target_of(argument.name.rpartition(".")[2]) in _OF_TRAINING for argument in found.arguments)
-        trains += _LEAST_OF_TRAINING * any(word.endswith(_SETTINGS_FILES) for word in parts.arguments[:1])
+        trains += _LEAST_OF_TRAINING * any(word.endswith(DOCUMENTS) for word in parts.arguments[:1])
         if not found.is_known and trains < _LEAST_OF_TRAINING and found.launcher == "python":
             continue
         worth = (found.launcher != "python" or found.program in COMMANDS or not found.is_known, len(found.arguments))

@@ -87,6 +87,10 @@ class Meaning:
         return self.expression.endswith("* dp")
 
 
+_STAGES = frozenset(range(4))
+"""of ZeRO: DeepSpeed's own examples call the option `--stage`"""
+
+
 def meaning_of(
     option: ScriptOption,
     divided: frozenset[str] = frozenset(),
@@ -122,10 +126,6 @@ def is_of_knob(option: ScriptOption) -> bool:
     name = _last(option.name)
     is_named = target_of(name) is not None or OTHER_DEGREES.fullmatch(name) is not None
     return meaning_of(option) is not None or (is_named and not OTHER_PARTS.search(option.name.lower()))
-
-
-_STAGES = frozenset(range(4))
-"""of ZeRO: DeepSpeed's own examples call the option `--stage`"""
 
 
 def is_explicit_micro(option: ScriptOption) -> bool:

@@ -23,9 +23,8 @@ from autotune.onboarding.script.options import ScriptOption, kind_of
 from autotune.onboarding.script.reading import Script
 from autotune.spec.texts.usual_names import target_of
 from autotune.trainers.documents.placeholders import braced
-from autotune.trainers.present_configuration import parse_document
+from autotune.trainers.present_configuration import DOCUMENTS, parse_document
 
-ENDINGS = (".yaml", ".yml", ".json", ".toml")
 MAX_SETTINGS = 2000
 """values of a file; one with more holds data"""
 _SETTINGS = re.compile(
@@ -76,7 +75,7 @@ def settings_file(script: Script, cwd: Path) -> SettingsFile | None:
         if option in OPTIONS or (script.parser == "HfArgumentParser" and not option):
             continue  # DeepSpeed's file has a template of its own; HfArgumentParser's has to be its only argument
         names_settings = not option or (_SETTINGS.fullmatch(option) is not None and not _OTHER_SETTINGS.search(option))
-        if not names_settings or not given.endswith(ENDINGS) or given.startswith("-"):
+        if not names_settings or not given.endswith(DOCUMENTS) or given.startswith("-"):
             continue
         document = _read(cwd / given)
         if document and holds_settings(document, least=1 if option else 2):

@@ -53,16 +53,14 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
     same_data = config.tp * config.pp * config.cp
     total = seen.sequences * world / same_data if seen.sequences else None
     said = f"{config.global_batch_size} ({config.accumulation_steps} x {config.micro_batch_size} on {config.dp} ranks)"
-    found = (
-        f"{total:g} ({seen.micro_batches} micro-batches a step)"
-        if total
-        else f"{seen.micro_batches} micro-batches a step"
-    )
+    micro_batches = f"{seen.micro_batches} micro-batches a step"
+    varies = ", varies" if seen.fills_by_tokens else ""
+    found = f"{total:g}{varies} ({micro_batches})" if total else micro_batches
     yield Row(
         name="sequences per step",
         said=said,
         seen=found if seen.micro_batches else "",
-        agrees=not seen.disagreement if total else None,
+        agrees=not seen.disagreement if total and not seen.fills_by_tokens else None,
         remedy="correct the batch options in trainer.argv (a micro-batch per rank or of all ranks? accumulation not passed?), or "
         "workload.global_batch_size",
     )

@@ -280,6 +280,20 @@ def test_a_program_that_updates_its_weights_without_an_optimizer_of_torch_is_tol
     assert not seen.of("trouble")
 
 
+def test_weights_that_cannot_be_compared_raise_nothing_into_the_program(tmp_path: Path) -> None:
+    program = tmp_path / "incomparable.py"
+    program.write_text(
+        "import torch\n"
+        "torch.equal = lambda *tensors: 1 / 0\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "for _ in range(3):\n"
+        "    model(torch.ones(1, 4)).sum().backward()\n"
+    )
+    seen = watched([sys.executable, str(program)], cwd=tmp_path)
+    assert seen.code == 0, seen.text
+    assert not seen.of("own_updates")
+
+
 def test_files_are_told_and_what_was_there_before_is_put_back(tmp_path: Path) -> None:
     before = {
         "cut.txt": "c",

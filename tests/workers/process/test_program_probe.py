@@ -10,6 +10,7 @@ import pytest
 
 from autotune.ports import StepsReported
 from autotune.spec import FailureKind
+from autotune.study.program_remarks import remarks
 from autotune.trainers.logs.formats import stock_reader
 from autotune_workers.process.program.evidence import NodeEnd
 from autotune_workers.process.program.probe import ProgramProbe
@@ -134,6 +135,18 @@ def test_micro_batches_that_are_filled_by_tokens_have_any_number_of_sequences(
     of = trial()
     of.see([report(*(step(1.0 + n, sequences=[count]) for n, count in enumerate(counts)))], 5.0)
     assert of.ending == is_refused
+    assert of.seen().fills_by_tokens != is_refused
+    assert (
+        any("filled up to a number of tokens" in said for said in remarks(of.seen(), keeps_outputs=False)) != is_refused
+    )
+
+
+def test_packed_steps_that_have_the_configs_tokens_are_its_batch_however_many_sequences_they_have() -> None:
+    of = trial()
+    counts = enumerate((3, 5, 4, 6))
+    of.see([report(*(step(1.0 + n, sequences=[count], tokens=8 * 16) for n, count in counts))], 5.0)
+    assert not of.seen().fills_by_tokens
+    assert not of.seen().disagreement
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,8 @@ class _Finder:
             return
 
         def exec_module(module: Any) -> None:
-            vars(loader).pop(
-                "exec_module", None
-            )  # the class has it again; a loader that is kept was told once for each lookup
+            # the class has it again; a loader that is kept was told once for each lookup
+            vars(loader).pop("exec_module", None)
             execute(module)
             if (then := self._wanted.pop(name, None)) is not None:
                 then(module)

@@ -252,9 +252,16 @@ def watch(torch: Any, reports: Channel) -> None:
     seen.watch = Watch(seen.phases, reports, torch)
 
     def look_at_weights() -> None:
-        if not steps.count and _changes_itself(torch, seen):
+        if steps.count or seen.looks >= LOOKS_AT_WEIGHTS:
+            seen.sample = None
+            return
+        seen.looks += 1
+        try:
+            if _changes_itself(torch, seen):
+                seen.looks = LOOKS_AT_WEIGHTS
+                reports.send("own_updates", error=OWN_UPDATES)
+        except Exception:  # weights that cannot be compared: nothing is known of them
             seen.looks = LOOKS_AT_WEIGHTS
-            reports.send("own_updates", error=OWN_UPDATES)
 
     profiler = seen.profile
     _hook_modules(torch, seen, compiling)
@@ -410,11 +417,9 @@ def _inside(torch: Any, seen: Seen, args: Any) -> None:
 
 
 def _changes_itself(torch: Any, seen: Seen) -> bool:
-    """Whether weights have changed between backward passes, though no optimizer has stepped. Looked at after some of the first passes alone, and in programs of one
-    process, as sharded weights come and go."""
-    if seen.looks >= LOOKS_AT_WEIGHTS or model_facts.is_distributed(torch):
+    """Whether weights have changed between backward passes, though no optimizer has stepped. Looked at in programs of one process alone, as sharded weights come and go."""
+    if model_facts.is_distributed(torch) or _is_capturing(torch):
         return False
-    seen.looks += 1
     if seen.sample is None:
         modules = [module for root in seen.roots.values() if (module := root.ref()) is not None]
         trained = [p for module in modules for p in module.parameters() if p.grad is not None and p.numel()]
@@ -424,6 +429,11 @@ def _changes_itself(torch: Any, seen: Seen) -> bool:
         return False
     parameter, before = seen.sample
     return not torch.equal(parameter.detach().flatten()[:SAMPLE], before)
+
+
+def _is_capturing(torch: Any) -> bool:
+    """Whether a CUDA graph is recorded, in which nothing may wait for the device."""
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def _wrap_backward(torch: Any, seen: Seen, compiling: Callable[[], bool], after_pass: Callable[[], object]) -> None:

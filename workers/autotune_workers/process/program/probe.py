@@ -141,9 +141,8 @@ class ProgramProbe:
         if step is None:
             return ""
         same_data = config.tp * config.pp * config.cp
-        share = config.global_batch_size * same_data / self.processes
         seen = _numbered(step.micro_batches, "micro-batch", "es")
-        if step.sequences and not self._agrees(step, share):
+        if step.sequences and not (self._agrees(step) or self._varies):
             each = step.sequences[0] / step.micro_batches if step.micro_batches else step.sequences[0]
             total = step.sequences[0] * self.processes / same_data
             groups = self.processes // same_data or 1
@@ -160,24 +159,36 @@ class ProgramProbe:
             and same_data * config.dp == self.processes
             and config.accumulation_steps not in counts
             and config.micro_batch_size not in sizes
-            and self._agrees_in_sequences(step, share)
+            and self._agrees_in_sequences(step)
         ):
             return f"an optimizer step must have accumulation_steps={config.accumulation_steps} micro-batches of micro_batch_size={config.micro_batch_size}, but the probe observed {seen} of {step.sequences[0] / max(1, step.micro_batches):g}: the program sets its own (automatic batch size?)"
         return ""
 
-    def _agrees_in_sequences(self, step: SeenStep, share: float) -> bool:
-        return any(abs(count - share) < 1e-6 * share for count in step.sequences)
-
-    def _agrees(self, step: SeenStep, share: float) -> bool:
-        expected = share * self._request.workload.seq_len
-        is_same = step.tokens is not None and abs(step.tokens - expected) <= TOKENS_SLACK * expected
-        return is_same or self._agrees_in_sequences(step, share) or self._fills_by_tokens
+    @property
+    def fills_by_tokens(self) -> bool:
+        """Whether steps have other numbers of sequences than the config, each another one: micro-batches are filled up to a number of tokens, it seems."""
+        step = self.typical
+        return step is not None and bool(step.sequences) and self._varies and not self._agrees(step)
 
     @property
-    def _fills_by_tokens(self) -> bool:
-        """Whether micro-batches are filled up to a number of tokens, with as many sequences as that takes: there are as many as the config says, of sizes that differ."""
+    def _varies(self) -> bool:
+        """Whether there are as many micro-batches as the config says, of sizes that differ."""
         is_counted = all(step.micro_batches == self._request.config.accumulation_steps for step in self.steps)
         return is_counted and len({step.sequences for step in self.steps}) >= VARYING
+
+    @property
+    def _share(self) -> float:
+        """Sequences that one process trains in a step of the config."""
+        config = self._request.config
+        return config.global_batch_size * config.tp * config.pp * config.cp / self.processes
+
+    def _agrees_in_sequences(self, step: SeenStep) -> bool:
+        return any(abs(count - self._share) < 1e-6 * self._share for count in step.sequences)
+
+    def _agrees(self, step: SeenStep) -> bool:
+        expected = self._share * self._request.workload.seq_len
+        is_same = step.tokens is not None and abs(step.tokens - expected) <= TOKENS_SLACK * expected
+        return is_same or self._agrees_in_sequences(step)
 
 
 def _step(told: Mapping[str, Any]) -> SeenStep:

@@ -316,6 +316,7 @@ class ProgramTrial:
             lost=tuple(dict.fromkeys(probe.lost)),
             troubles=tuple(dict.fromkeys(probe.troubles)),
             has_own_updates=probe.has_own_updates,
+            fills_by_tokens=probe.fills_by_tokens,
             disagreement="" if self.request.as_it_is else probe.disagreement(),
             witness=self._witness.difference() if self._counts == "probe" else "",
             measured=self._counts == "probe",
