@@ -47,10 +47,33 @@ class Gain:
 
     @property
     def chance(self) -> float:
-        """That it is a gain: of a normal distribution of its logarithm with that lower end."""
-        if self.low >= self.gain:
-            return float(self.gain > 1.0)
-        return float(normal_cdf(np.asarray(Z90 * math.log(self.gain) / math.log(self.gain / self.low))))
+        """That it is a gain: of a logarithm that is distributed on each side of its median as the normal distribution with that end of the interval."""
+        sd = self._sd_towards_none
+        return float(self.gain > 1.0) if sd <= 0 else float(normal_cdf(np.asarray(math.log(self.gain) / sd)))
+
+    @property
+    def expected(self) -> float:
+        """Expected gain of a trial, after which the faster of the two is kept: exp E[max(g, 0)], g the logarithm of the gain.
+
+        On the side of the median where g is zero, the part of a normal expectation that lies above zero, s (phi(m / s) + m / s Phi(m / s)) (Jones et al. 1998, eq. 15). For a median
+        not below zero the other side adds the difference of both means, (s_up - s_down) phi(0).
+        """
+        median, sd = math.log(self.gain), self._sd_towards_none
+        at_zero = 1.0 / math.sqrt(2.0 * math.pi)
+        if sd <= 0:
+            improved = max(median, 0.0)
+        else:
+            z = median / sd
+            improved = sd * (at_zero * math.exp(-0.5 * z * z) + z * float(normal_cdf(np.asarray(z))))
+        if median >= 0:
+            improved += (math.log(self.high / self.gain) / Z90 - sd) * at_zero
+        return math.exp(max(improved, 0.0))
+
+    @property
+    def _sd_towards_none(self) -> float:
+        """Standard deviation of the logarithm on the side of its median where no gain lies."""
+        ratio = self.gain / self.low if self.gain >= 1.0 else self.high / self.gain
+        return math.log(ratio) / Z90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +116,7 @@ class Edit:
             "gain": self.alone.gain if self.alone else None,
             "gain_low": self.alone.low if self.alone else None,
             "gain_high": self.alone.high if self.alone else None,
+            "chance": self.alone.chance if self.alone else None,
             "gain_beside": None if self.beside is None else [self.beside.gain, self.beside.low, self.beside.high],
             "memory_bytes": self.memory_bytes,
             "oom_probability": self.oom_probability,
@@ -186,8 +210,10 @@ class Review:
     """all edits at once; None where there is none"""
     best_gain: float = 1.0
     """the most that is predicted of any config that fits, proposed or not"""
-    worth_a_trial: Edit | None = None
-    """the change that most likely fits and gains, where none is sure to"""
+    trials: tuple[Edit, ...] = ()
+    """changes that are worth a trial, the most promising first, where none is sure to gain"""
+    if_out_of_memory: Edit | None = None
+    """what makes it fit where it is at the limit of memory and no edit does; it may cost speed"""
     is_upper_bound: bool = False
     """whether the launch has options that lower the memory and are not in the cost model"""
     warnings: tuple[Danger, ...] = ()
@@ -235,6 +261,8 @@ class Review:
             "edits": [edit.to_dict() for edit in self.edits],
             "together": self.together.to_dict() if self.together else None,
             "best_gain": self.best_gain,
-            "worth_a_trial": self.worth_a_trial.to_dict() if self.worth_a_trial else None,
+            "worth_a_trial": self.trials[0].to_dict() if self.trials else None,
+            "trials": [edit.to_dict() for edit in self.trials],
+            "if_out_of_memory": self.if_out_of_memory.to_dict() if self.if_out_of_memory else None,
             "warnings": [each.to_dict() for each in self.warnings],
         }

@@ -1,12 +1,11 @@
 """Which edits make a launch faster: the best config of its space that surely fits, taken apart into changes that each gain by themselves.
 
-A change is proposed where the 90% interval of its gain, alone or with the others, has no loss in it. Where no change is that sure, the one that most likely
-fits and gains is named as worth a trial. Batch and number of ranks stay.
+A change is proposed where the 90% interval of its gain, alone or with the others, has no loss in it. Where no change is that sure, those are named as worth a trial after
+which, the faster of both kept, most is gained on average. Batch and number of ranks stay.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,11 +14,11 @@ from numpy.typing import NDArray
 
 from autotune.cost import Calibration, estimate
 from autotune.errors import AutotuneError
-from autotune.planning import FITS
 from autotune.reviews.answer import Edit, Gain, Together
-from autotune.reviews.gains import Gains, gain_between, gains_of
+from autotune.reviews.gains import Gains, gain_between, gains_of, given_that_it_ran
 from autotune.space import Launchable, SearchSpace, why_not
 from autotune.spec import KNOBS, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Study
+from autotune.spec.estimate import AT_THE_LIMIT
 
 SURE = 0.1
 """largest P(OOM) of what is proposed"""
@@ -27,8 +26,10 @@ LEAST = 1.03
 """gain below which nothing is proposed"""
 SURELY = 1.005
 """lower end of the interval of a gain that is no loss"""
-LIKELY, LEAST_LIKELY = 0.7, 1.05
-"""chance that it gains, as that it fits, and gain, from which a change that is not sure is worth a trial"""
+RISKY = 0.3
+"""largest P(OOM) of what is worth a trial, but for a launch that has more itself"""
+TRIALS, LEAST_CHANCE = 3, 1.0 / 3.0
+"""changes that are named as worth a trial at most, and the chance from which one is, where it gains `LITTLE` on average"""
 LITTLE = 0.02
 """share of the speed that one change must add"""
 MOST_CONFIGS = 60_000
@@ -36,8 +37,8 @@ MOST_CONFIGS = 60_000
 LARGEST_MICRO = 128
 LOOKED_AT, FOLLOWED = 48, 3
 """of the fastest configs: whose intervals are computed, and that are taken apart"""
-LOOKED_AT_RISKY = 16
-"""of those that may be worth a trial but do not surely fit: whose intervals are computed"""
+LOOKED_AT_RISKY, LOOKED_AT_ALIKE = 16, 4
+"""of those that may be worth a trial: whose intervals are computed though they do not surely fit, and of those that change one group of knobs"""
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("tp", "pp", "dp", "cp", "ep", "sequence_parallel", "virtual_stages", "pp_schedule", "micro_batch_size", "accumulation_steps"),
     ("micro_batch_size", "accumulation_steps"),
@@ -72,24 +73,35 @@ class Proposal:
     together: Together | None
     best_gain: float
     """the most that is predicted of any config that surely fits"""
-    worth_a_trial: Edit | None = None
-    """the change that most likely gains, where none is sure to"""
+    trials: tuple[Edit, ...] = ()
+    """changes that are worth a trial, the most promising first, where none is sure to gain"""
+    if_out_of_memory: Edit | None = None
+    """what makes a launch fit that is at the limit of memory, where no edit does; it may cost speed"""
 
 
 def proposal(space: SearchSpace, config: ParallelConfig, constants: Calibration, measured_s: float | None) -> Proposal:
     """The edits of a launch that trains with this config, among the configs of a space."""
     workload = space.workload
     predicted = estimate(workload, space.table, calibration=constants)
+    if measured_s is not None:
+        predicted = given_that_it_ran(predicted, estimate(workload, config, calibration=constants))
     risk, speed = np.asarray(predicted.oom_probability), np.asarray(predicted.tokens_per_s)
     fastest = _first(space, speed * (risk <= SURE), LOOKED_AT)
-    risky = _first(space, speed * (1.0 - risk) * ((risk > SURE) & (risk <= 1.0 - LIKELY)), LOOKED_AT_RISKY)
+    may_fit = speed * (1.0 - risk) * (risk <= RISKY)
+    risky = _first(space, may_fit * (risk > SURE), LOOKED_AT_RISKY)
+    alike = [
+        each
+        for rows in _one_group_apart(space.table, config)
+        for each in _first(space, may_fit * rows, LOOKED_AT_ALIKE)
+    ]
     weighed = _Weighed(space, config, constants, measured_s)
-    weighed.look_at((*fastest, *risky))
+    weighed.look_at((*fastest, *risky, *alike))
     leading = weighed.leading(fastest)
     target = weighed.surely_faster(leading)
     most = max(1.0, weighed.gain(fastest[0]).gain) if fastest else 1.0
     if target is None:
-        return Proposal((), None, most, weighed.worth_a_trial())
+        spare = weighed.whole(leading) if leading is not None and weighed.is_at_the_limit else None
+        return Proposal((), None, most, tuple(weighed.trials()), spare)
     edits = tuple(sorted((weighed.edit(group, target) for group in _groups(config, target)), key=_order))
     return Proposal(edits, Together(config=target, estimate=weighed.estimate(target), gain=weighed.gain(target)), most)
 
@@ -124,6 +136,11 @@ class _Weighed:
 
     def surely_fits(self, config: ParallelConfig) -> bool:
         return self.risk(config) <= SURE
+
+    @property
+    def is_at_the_limit(self) -> bool:
+        """Whether the launch is about as likely to run out of memory as not."""
+        return AT_THE_LIMIT[0] <= self.risk(self._config) <= AT_THE_LIMIT[1]
 
     def is_legal(self, config: ParallelConfig) -> bool:
         can = self._launchable is None or self._launchable.why_not(self._workload, config) is None
@@ -161,34 +178,48 @@ class _Weighed:
 
     def surely_faster(self, leading: ParallelConfig | None) -> ParallelConfig | None:
         """The leading config without changes that are sure to gain neither alone nor together; None where nothing is left. A launch that does not fit takes
-        any that does."""
+        any that does; one at the limit of memory may run as it is."""
         if leading is None:
             return None
         best = self._of_sure_parts(leading)
         if gain_between(self._look(best)[2], self._look(leading)[2]).low > SURELY:
             best = leading
         gain = self.gain(best)
-        return None if self.risk(self._config) <= FITS and (gain.low <= SURELY or gain.gain < LEAST) else best
+        return (
+            None if self.risk(self._config) <= AT_THE_LIMIT[1] and (gain.low <= SURELY or gain.gain < LEAST) else best
+        )
 
-    def worth_a_trial(self) -> Edit | None:
-        """All changes of the config whose expected gain is highest as one, of those that surely fit where there are some; None where none is likely to."""
-        likely = list(filter(self._is_likely, self._known))
-        likely = list(filter(self.surely_fits, likely)) or likely
-        if not likely:
-            return None
-        best = max(likely, key=self._expected)
-        best = self._plainest(best, self._is_likely, lambda each: self.gain(each).gain)
-        knobs = tuple(name for name in best.values() if self._config.value(name) != best.value(name))
-        return replace(self.edit(knobs, best), alone=self.gain(best), beside=None)
+    def trials(self) -> Iterator[Edit]:
+        """Changes that are worth a trial, each as one edit, the most promising first; none that is part of another or adds to it."""
+        named: list[set[tuple[str, object]]] = []
+        for config in sorted(filter(self._may_run, self._known), key=self._expected, reverse=True):
+            if len(named) == TRIALS or self._expected(config) < 1.0 + LITTLE:
+                return
+            best = self._plainest(config, self._may_run, self._expected)
+            moves = _moves(self._config, best)
+            if self.gain(best).chance >= LEAST_CHANCE and not any(
+                earlier <= moves or moves <= earlier for earlier in named
+            ):
+                named.append(moves)
+                yield self.whole(best)
+
+    def whole(self, config: ParallelConfig) -> Edit:
+        """All its changes as one."""
+        knobs = tuple(name for name in config.values() if self._config.value(name) != config.value(name))
+        return replace(self.edit(knobs, config), alone=self.gain(config), beside=None)
 
     def _expected(self, config: ParallelConfig) -> float:
-        """Log gain, by the chance that the config fits and gains."""
-        gain = self.gain(config)
-        return gain.chance * (1.0 - self.risk(config)) * math.log(gain.gain)
+        """Expected gain of a trial, which ends with nothing where the config does not fit."""
+        return 1.0 + (self.gain(config).expected - 1.0) * (1.0 - self.risk(config))
 
-    def _is_likely(self, config: ParallelConfig) -> bool:
-        gain = self.gain(config)
-        return gain.gain >= LEAST_LIKELY and min(gain.chance, 1.0 - self.risk(config)) >= LIKELY
+    def _may_run(self, config: ParallelConfig) -> bool:
+        """Whether a trial of it may run and say enough: of another arithmetic it does not say whether it learns as well, for which the gain must be likely."""
+        same = config.precision == self._config.precision
+        return (
+            config != self._config
+            and self.risk(config) <= max(RISKY, self.risk(self._config))
+            and (same or self.gain(config).gain >= LEAST)
+        )
 
     def _of_sure_parts(self, best: ParallelConfig) -> ParallelConfig:
         """The config without each change that surely gains neither alone nor with the others."""
@@ -252,6 +283,8 @@ class _Weighed:
         table = ConfigTable.of([self._config, *unknown])
         gains = gains_of(self._workload, table, self._constants, self._measured_s)
         found = estimate(self._workload, table, calibration=self._constants)
+        if self._measured_s is not None:
+            found = given_that_it_ran(found, found.row(0))
         each = enumerate(gains.all())
         self._known |= {table[row]: (found.row(row), gain, gains.only(row)) for row, gain in each}
 
@@ -267,6 +300,31 @@ def _groups(before: ParallelConfig, after: ParallelConfig) -> list[tuple[str, ..
             found.append(mine)
             left -= set(mine)
     return found
+
+
+def _moves(before: ParallelConfig, after: ParallelConfig) -> set[tuple[str, object]]:
+    """Which knobs change and where to, of counts only whether they rise, without what keeps the batch."""
+    found: set[tuple[str, object]] = set()
+    for name, new in after.values().items():
+        old = before.value(name)
+        if new != old and name not in ("dp", "accumulation_steps"):
+            is_count = isinstance(new, int) and not isinstance(new, bool)
+            found.add((name, new > old if is_count else new))
+    return found
+
+
+def _one_group_apart(table: ConfigTable, config: ParallelConfig) -> Iterator[NDArray[np.bool_]]:
+    """For each group of knobs, the rows that differ from the config in nothing else, but for what keeps the batch."""
+    differs = {
+        name: table.column(name) != knob.encode(config.value(name))
+        for name, knob in table.knobs.items()
+        if name not in ("dp", "accumulation_steps")
+    }
+    count = np.sum(list(differs.values()), axis=0)
+    grouped = {name for group in GROUPS for name in group}
+    for group in (*GROUPS, *((name,) for name in differs if name not in grouped)):
+        inside = np.sum([differs[name] for name in group if name in differs], axis=0)
+        yield (inside > 0) & (inside == count)
 
 
 def _parts(before: ParallelConfig, after: ParallelConfig) -> Iterator[ParallelConfig]:

@@ -13,7 +13,7 @@ not recomputing, has none. Where the launch itself was measured, t_0 is known, a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from autotune.reviews.answer import Gain
 from autotune.spec import ConfigTable, Estimate, ParallelConfig, Workload
 
 Array = NDArray[np.float64]
+NO_DOUBT = 1e-6
+"""chance that is none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,23 @@ def _interval(
 def _gain(log_gain: float, fall: float, rise: float) -> Gain:
     log_gain = float(log_gain)
     return Gain(gain=math.exp(log_gain), low=math.exp(log_gain - float(fall)), high=math.exp(log_gain + float(rise)))
+
+
+def given_that_it_ran(predicted: Estimate, launch: Estimate) -> Estimate:
+    """Estimates of configs (floats or arrays) given that the launch fits into memory.
+
+    The error e of a predicted peak is mostly shared by the configs of one launch, so the launch cuts its distribution at its own distance a_0 to the limit:
+
+        P(e > a | e <= a_0) = (P - P_0) / (1 - P_0) where P > P_0, else 0        P = P(e > a): of running out of memory
+
+    Where the launch was as good as sure not to fit, nothing fits that takes more than it. Neglected: errors of one config alone.
+    """
+    risk, first = np.asarray(predicted.oom_probability, dtype=float), float(launch.oom_probability)
+    if first < 1.0 - NO_DOUBT:
+        given = np.clip((risk - first) / (1.0 - first), 0.0, 1.0)
+    else:
+        given = np.asarray(predicted.peak_memory_bytes > launch.peak_memory_bytes, dtype=float)
+    return replace(predicted, oom_probability=given if given.ndim else float(given))
 
 
 def corrected(

@@ -18,7 +18,7 @@ from autotune.reviews.answer import Edit, LineEdit, Missing, Observed, Review
 from autotune.reviews.dangers import code_lines, dangers_of
 from autotune.reviews.earlier import earlier_of
 from autotune.reviews.edits import Proposal, proposal, space_around
-from autotune.reviews.gains import corrected
+from autotune.reviews.gains import corrected, given_that_it_ran
 from autotune.reviews.lines import baseline_line, changed_lines
 from autotune.reviews.target import Target, folder_of, named_text, read_target
 from autotune.schema import parse_study
@@ -164,6 +164,7 @@ def _review(
         observed = Observed(step_time_s=measured_s, source=source, slower=measured_s / float(predicted.step_time_s))
         _refuse_beyond_the_peak(predicted, measured_s)
         predicted = corrected(study.workload, config, predicted, constants, measured_s)
+        predicted = given_that_it_ran(predicted, predicted)
     space = space_around(study, config)
     proposed = proposal(space, config, constants, measured_s) if space else Proposal((), None, 1.0)
     edits = tuple(_located(found, study, config, edit) for edit in proposed.edits)
@@ -181,7 +182,10 @@ def _review(
         together=proposed.together,
         is_upper_bound=bool(unmodelled),
         best_gain=proposed.best_gain,
-        worth_a_trial=_located(found, study, config, proposed.worth_a_trial) if proposed.worth_a_trial else None,
+        trials=tuple(_located(found, study, config, edit) for edit in proposed.trials),
+        if_out_of_memory=_located(found, study, config, proposed.if_out_of_memory)
+        if proposed.if_out_of_memory
+        else None,
         lines=lines,
         unplaced=unplaced,
         warnings=tuple(dangers_of(found.texts, study.workload, config, predicted)),

@@ -43,12 +43,13 @@ def lines_of(review: Review, *, tokens: float | None = None, most: int | None = 
     """The lines. `tokens`: of the whole training, for days and cost; `most`: rows, None for all."""
     understood = _rows(f"{review.target}: {review.understood}")
     verdict = [row for line in _verdict(review, tokens) for row in _rows(line)]
-    together = [row for line in _together(review) for row in _rows(line)]
+    together = [row for line in (*_if_out_of_memory(review), *_together(review)) for row in _rows(line)]
     missing = _Part("missing thing", [_rows(f"  missing: {each.what}; {each.remedy}") for each in review.missing])
     edits = _Part("edit", [_edit(number, each, review) for number, each in enumerate(review.edits, start=1)])
+    trials = _Part("trial", [_trial(each) for each in review.trials])
     warnings = _Part("warning", [_rows(each) for each in _warnings(review)])
     assumed = _Part("assumption", [_rows(f"  assumed: {each}") for each in review.assumed])
-    parts = (missing, edits, warnings, assumed)
+    parts = (missing, edits, trials, warnings, assumed)
     left_out = _shared(parts, None if most is None else most - len(understood) - len(verdict) - len(together))
     return [
         *understood,
@@ -57,6 +58,7 @@ def lines_of(review: Review, *, tokens: float | None = None, most: int | None = 
         *verdict,
         *edits.rows(),
         *together,
+        *trials.rows(),
         *warnings.rows(),
         *left_out,
     ]
@@ -116,7 +118,12 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
     word = "fits" if risk < low_risk else "does not fit" if risk > high_risk else "at the limit of memory"
     if review.is_upper_bound and risk > 0.4:
         word = "may not fit"
-    yield f"{word}: {memory} of {format_bytes(gpu.memory_bytes)}, {risk:.0%} risk of running out of memory"
+    limit = format_bytes(gpu.memory_bytes)
+    if review.observed is None:
+        yield f"{word}: {memory} of {limit}, {risk:.0%} risk of running out of memory"
+    else:
+        excess = ", too high for this program" if float(estimate.peak_memory_low_bytes) > gpu.memory_bytes else ""
+        yield f"fits, because it ran; predicted{excess}: {memory} of {limit}"
     low, high = float(estimate.step_time_low_s), float(estimate.step_time_high_s)
     speed = f"{format_count(float(estimate.tokens_per_s))} tokens/s"
     yield (
@@ -158,11 +165,25 @@ def _edit(number: int, edit: Edit, review: Review) -> list[str]:
     return rows + [row for line in _where(edit) for row in _rows(line)]
 
 
+def _trial(edit: Edit) -> list[str]:
+    assert edit.alone is not None
+    risk = f", {edit.oom_probability:.0%} OOM risk" if edit.oom_probability >= 0.01 else ""
+    first = f"- {_changes(edit)}: {_gain(edit.alone)}, {edit.alone.chance:.0%} chance of a gain, {_memory(edit.memory_bytes)}{risk}"
+    return [row for line in (first, *_where(edit)) for row in _rows(line)]
+
+
 def _where(edit: Edit) -> Iterator[str]:
     """The lines of the files that change, and what has no line."""
     yield from map(_excerpt, edit.lines)
     if edit.unplaced:
         yield f"     and set {', '.join(edit.unplaced)} (no line for these in the file)"
+
+
+def _if_out_of_memory(review: Review) -> Iterator[str]:
+    if (edit := review.if_out_of_memory) is not None:
+        assert edit.alone is not None
+        yield f"if it runs out of memory: {_changes(edit)}: {_gain(edit.alone)}, {_memory(edit.memory_bytes)}"
+        yield from _where(edit)
 
 
 def _together(review: Review) -> Iterator[str]:
@@ -171,15 +192,10 @@ def _together(review: Review) -> Iterator[str]:
         return
     if review.together is None:
         more = review.best_gain - 1.0
-        if review.fits is False:
+        if review.fits is False and not review.if_out_of_memory and not review.trials:
             yield "no edit makes it fit with these ranks and this batch: use more GPUs, or knobs that the launch does not set"
-        elif (edit := review.worth_a_trial) is not None:
-            risk = f", {edit.oom_probability:.0%} OOM risk" if edit.oom_probability >= 0.01 else ""
-            yield (
-                f"no edit is certain to be faster; worth a trial: {_changes(edit)}: {_gain_of(edit, review)}, "
-                f"{_memory(edit.memory_bytes)}{risk}"
-            )
-            yield from _where(edit)
+        elif review.trials:
+            yield "no edit is certain to be faster; worth a trial:"
         elif more >= 0.03:
             yield f"no edit is certain to be faster: the best guess is {more:+.0%}, but its interval includes losses; run a trial, or give --measured"
         else:

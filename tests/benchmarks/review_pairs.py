@@ -10,7 +10,7 @@ published, by the constants that ship; with --usual among those of the usual spa
     named     an edit is about a knob in which the two differ, and goes where the best one lies
     other     edits are proposed, and none of them does
     silent    nothing is proposed
-    trial     nothing is proposed, and what is called worth a trial goes where the best one lies; `trial?`: it does not
+    trial     nothing is proposed, and a change that is called worth a trial goes where the best one lies; `trial?`: none does
     slower    all edits together, or one alone that was published too, were measured slower than the plain config, or failed
 """
 
@@ -62,8 +62,10 @@ class Pair:
     def verdict(self) -> str:
         """`named`, `other`, `trial`, `trial?` or `silent`."""
         if not self.found.edits:
-            tried = self.found.worth_a_trial
-            return "silent" if tried is None else "trial" if self._is_toward(tried.changes) else "trial?"
+            tried = self.found.trials
+            return (
+                "silent" if not tried else "trial" if any(self._is_toward(each.changes) for each in tried) else "trial?"
+            )
         return "named" if any(self._is_toward(edit.changes) for edit in self.found.edits) else "other"
 
     def _is_toward(self, changes: object) -> bool:
@@ -88,13 +90,14 @@ class Pair:
         return [config for config in dict.fromkeys(proposed) if self._is_slower(config)]
 
     @property
-    def tried_is_slower(self) -> bool | None:
-        """Whether what is called worth a trial was measured slower, or failed; None where there is none, or it was not published."""
-        if self.found.worth_a_trial is None:
-            return None
-        changes = self.found.worth_a_trial.changes
-        config = replace(self.plain, **{name: new for name, (_, new) in changes.items()})
-        return self._is_slower(config) if config in self.step_time_s else None
+    def tried(self) -> list[tuple[float, float]]:
+        """(predicted chance of a gain, measured gain) of what is called worth a trial and was published; gain 0 where it failed."""
+        found = []
+        for edit in self.found.trials:
+            config = replace(self.plain, **{name: new for name, (_, new) in edit.changes.items()})
+            if config in self.step_time_s and edit.alone is not None:
+                found.append((edit.alone.chance, self.step_time_s[self.plain] / self.step_time_s[config]))
+        return found
 
     def _is_slower(self, config: ParallelConfig) -> bool:
         return self.step_time_s.get(config, 0.0) > NOISE * self.step_time_s[self.plain]
@@ -170,11 +173,13 @@ def _usual_space(workload: Workload, plain: ParallelConfig) -> SearchSpace | Non
 
 
 def _line(pair: Pair) -> str:
-    shown = pair.found.edits or ([pair.found.worth_a_trial] if pair.found.worth_a_trial else [])
+    shown = pair.found.edits or pair.found.trials
     edits = "; ".join(", ".join(f"{n} {a}->{b}" for n, (a, b) in edit.changes.items()) for edit in shown)
     configs = f"{config_label(pair.plain)} -> {config_label(pair.best)}"
     job = f"{pair.source}{' (blind)' if pair.is_blind else ''}, {pair.workload.model.name}, {pair.plain.world_size} x {pair.workload.cluster.gpu.name}"
-    slower = "  SLOWER" if pair.slower else "  TRIAL SLOWER" if pair.tried_is_slower else ""
+    slower = (
+        "  SLOWER" if pair.slower else "  TRIAL SLOWER" if any(gain < 1.0 / NOISE for _, gain in pair.tried) else ""
+    )
     return f"{pair.verdict:7} {pair.gain:5.2f}x {len(pair.step_time_s):3} {job}: {configs} | {edits or '-'}{slower}"
 
 
@@ -188,17 +193,16 @@ def main() -> None:
     asked = parser.parse_args()
     worth: Counter[tuple[str, str]] = Counter()
     slower: Counter[str] = Counter()
-    tried: Counter[bool] = Counter()
+    tried: list[tuple[float, float]] = []
     for pair in pairs(asked.source, usual=asked.usual, every=asked.every):
         kind = "blind" if pair.is_blind else "fitted"
         slower[kind] += bool(pair.slower)
         slower["all"] += 1
-        if pair.tried_is_slower is not None:
-            tried[pair.tried_is_slower] += 1
+        tried += pair.tried
         if pair.gain >= WORTH:
             for name in (pair.source, f"all {kind}", "all"):
                 worth[name, pair.verdict] += 1
-        if not asked.brief and (pair.gain >= WORTH or pair.slower or pair.tried_is_slower):
+        if not asked.brief and (pair.gain >= WORTH or pair.slower or pair.tried):
             print(_line(pair), flush=True)
     print(
         f"\n| source | pairs with a best config at least {WORTH - 1:.0%} faster | {' | '.join(VERDICTS)} |\n|---|---|---|---|---|---|---|"
@@ -209,7 +213,10 @@ def main() -> None:
     print(
         f"\nproposals that were measured slower or failed: {slower['fitted']} + {slower['blind']} blind, of {slower['all']} pairs"
     )
-    print(f"worth a trial, and published: {tried[True]} of {tried.total()} were measured slower or failed")
+    faster = sum(gain > 1.0 for _, gain in tried)
+    print(
+        f"worth a trial, and published: {faster} of {len(tried)} were measured faster, {sum(chance for chance, _ in tried):.1f} predicted"
+    )
 
 
 if __name__ == "__main__":
