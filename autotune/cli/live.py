@@ -51,7 +51,8 @@ class LiveView:
         self.steps: dict[int, int] = {}
         self.best: int | None = None
         self.noisy = ""
-        """that the machine is too noisy to tell, and what to do, once that is known"""
+        """that the machine is too noisy to tell so far, and what to do; empty while it is not"""
+        self._has_warned = False
         self._record: StudyRecord | None = None
         self._judged: tuple[int, Result] | None = None
         """what its trials come to, and how many had ended then"""
@@ -212,9 +213,10 @@ class LiveView:
         default = baseline_of(sorted(trials, key=lambda t: t.number))
         if default is None or ended.config != default.config:
             return
-        was, found = self.noisy, too_noisy(trials, default)
+        found = too_noisy(trials, default)
         self.noisy = noisy_line(found.to_dict()) if found is not None else ""
-        if self.noisy and not was:
+        if self.noisy and not self._has_warned:
+            self._has_warned = True
             self._line(self.noisy)
 
     def _judge(self) -> None:

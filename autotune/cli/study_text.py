@@ -54,8 +54,8 @@ def trial_line(trial: Trial, palette: Palette) -> str:
 
 
 def noisy_line(noisy: Mapping[str, Any]) -> str:
-    """What is said of a machine that is too noisy, as soon as it is known. `noisy`: the document `too_noisy`."""
-    return f"{noisy['message']}; no speedup is claimed: {noisy['remedy']}"
+    """What is said of a machine that is too noisy while a study runs. `noisy`: the document `too_noisy`."""
+    return f"{noisy['message']} so far; unless later runs agree, no speedup will be claimed: {noisy['remedy']}"
 
 
 def print_study(
@@ -185,8 +185,10 @@ def next_best(document: Mapping[str, Any], trials: Sequence[Trial]) -> str:
         return ""
     speed, number = max(others)
     ratio = speed / best["measurement"]["tokens_per_s"]
+    runs = sum(t.is_measured and t.config == next(o.config for o in trials if o.number == number) for t in trials)
     if ratio > 1:
-        return f"; trial {number} looked {ratio:.2f}x faster in one run: not confirmed"
+        how = "in one run: not confirmed" if runs == 1 else f"over {runs} runs, which may be chance"
+        return f"; trial {number} was {ratio:.2f}x as fast {how}"
     return f"; the next best, trial {number}, reached {ratio:.0%} of its tokens/s"
 
 

@@ -71,7 +71,7 @@ STATUS_COLOURS: Mapping[str, str] = {
     "INFEASIBLE": "magenta",
 }
 
-SPEEDS = "Tokens/s, corrected for machine drift with the baseline. Step is the median step time."
+SPEEDS = "Tokens/s, corrected for machine drift with the baseline (as measured in the lines of a running study). Step is the median step time."
 """under tables of trials: which figure a config has (`autotune.results.config_figures`)"""
 AS_MEASURED = (
     "Tokens/s as measured: the baseline was not measured, so drift is not corrected. Step is the median step time."
@@ -203,6 +203,7 @@ def configs_of_study_table(
         ellipsis=palette.unicode,
         caption="\n".join((speeds_line([t for t, _, _ in rows]), *(safe(line, palette) for line in notes.shared))),
     )
+    chosen = next((t for t, _, _ in rows if t.config == best and t.purpose is not TrialPurpose.REFERENCE), None)
     for trial, runs, spent in rows:
         measured = trial.measured
         wins = best is not None and trial.config == best and trial.purpose is not TrialPurpose.REFERENCE
@@ -219,11 +220,24 @@ def configs_of_study_table(
             format_bytes(memory) if memory else palette.nothing,
             f"{trial.reward.stability:.2f}" if trial.reward else palette.nothing,
             format_duration(spent) if spent else palette.nothing,
-            safe(notes.cells[trial.number], palette) if trial.status is not TrialStatus.COMPLETED else "",
+            safe(_row_note(trial, notes.cells[trial.number], chosen), palette),
             safe(gist_of(trial), palette),
             style="bold" if wins else "",
         )
     return table
+
+
+def _row_note(trial: Trial, note: str, best: Trial | None) -> str:
+    """The note of a trial that did not run to its end; of one that did, why it is not the best where it has the higher figure, which its reason says first."""
+    if trial.status is not TrialStatus.COMPLETED:
+        return note
+    is_above = (
+        best is not None
+        and trial.measured
+        and best.measured
+        and trial.measured.tokens_per_s > best.measured.tokens_per_s
+    )
+    return trial.reason.partition("; ")[0] if is_above else ""
 
 
 def trials_table(

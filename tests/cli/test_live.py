@@ -118,8 +118,11 @@ def test_trials_are_counted_by_purpose_and_by_end() -> None:
             {"final_rounds": 0, "study": {"status": "RUNNING"}},
             "2.00x the baseline (not yet re-measured)",
         ),
-        ({"best": {"config": {"tp": 1}}}, "the baseline is the best"),
-        ({"best": {"config": {"tp": 1}}, "study": {"status": "RUNNING"}}, "the baseline is the best so far"),
+        ({"best": {"config": {"tp": 1}}}, "no speedup: the baseline is the best"),
+        (
+            {"best": {"config": {"tp": 1}}, "study": {"status": "RUNNING"}},
+            "no speedup: the baseline is the best so far",
+        ),
         ({"baseline": None}, ""),
         ({"speedup": None}, ""),
         ({"best": None}, ""),
@@ -178,7 +181,8 @@ def test_the_next_best_to_the_default_config_has_its_configs_figure() -> None:
     assert ratio > 1
     odd_round = replace(faster, number=9, purpose=TrialPurpose.FINAL, measurement=slowed(faster.measurement, 0.1))
     said = next_best(document, [default, faster, odd_round])
-    assert said == f"; trial 1 looked {ratio:.2f}x faster in one run: not confirmed"
+    assert said == f"; trial 1 was {ratio:.2f}x as fast over 2 runs, which may be chance"
+    assert next_best(document, [default, faster]) == f"; trial 1 was {ratio:.2f}x as fast in one run: not confirmed"
     slower = replace(faster, measurement=slowed(default.measurement, 2.0))
     assert next_best(document, [default, slower]) == "; the next best, trial 1, reached 50% of its tokens/s"
 
@@ -213,6 +217,22 @@ def test_a_study_ends_in_ten_lines_with_the_answer_first(capsys: pytest.CaptureF
     assert "12" not in shown.out.split("change")[1].replace("abc", "")
     print_study(document, [t.to_dict() for t in (default, won, *finals)], verbose=True)
     assert "12 combinations" in capsys.readouterr().out
+
+
+def test_a_config_above_the_best_says_why_it_is_not_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    default = replace(trial(0, step_time_s=1.0), purpose=TrialPurpose.BASELINE)
+    tied = replace(
+        trial(1, step_time_s=0.8, micro_batch_size=2),
+        reason="tied with the best; expected gain 5.0% over the best so far",
+    )
+    slower = replace(trial(2, step_time_s=2.0, micro_batch_size=4), reason="expected gain 9.0% over the best so far")
+    document = {
+        "study": {"id": "abc", "name": "small", "status": "COMPLETED", "message": "", "trainer": "native", "elapsed_s": 67.0, "ended_at": "x"},
+        "best": default.to_dict(), "baseline": default.to_dict(), "tied_with": [1],
+    }  # fmt: skip
+    print_study(document, [t.to_dict() for t in (default, tied, slower)])
+    notes = [line.split("\t")[-1] for line in capsys.readouterr().out.splitlines() if line[:1].isdigit()]
+    assert notes == ["", "tied with the best", ""]
 
 
 def test_changes_are_told_in_the_words_of_labels() -> None:

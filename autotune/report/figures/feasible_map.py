@@ -1,7 +1,7 @@
 """The map of the feasible set: two knobs as a grid, the best config of each cell.
 
 The knobs are tp and pp, unless neither varies: then the first two that do, or the only one that does and pp. A cell stands for all configs with its two values. It shows the best measured
-speed where one was measured, else the best predicted one, and is refused where all of its configs ran, or are expected to run, out of memory.
+speed where one was measured, else the predicted one of the config that a plan ranks first, and is refused where all of its configs ran, or are expected to run, out of memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class _Cell:
     configs: int = 0
     fitting: int = 0
     predicted: float | None = None
-    """tokens/s, the most among configs that should fit"""
+    """tokens/s of the config that a plan ranks first among those that should fit"""
+    value: float = -1.0
+    """by which it is ranked"""
     measured: list[Trial] = field(default_factory=list)
     out_of_memory: int = 0
 
@@ -45,9 +47,10 @@ def feasible_map(source: FigureSource) -> Figure | None:
     columns = sorted({key[1] for key in cells}, key=order_of)
     rows = sorted({key[0] for key in cells}, key=order_of)
     speeds = sorted(v for cell in cells.values() if (v := _value(cell)) is not None)
+    has_trials = any(cell.measured or cell.out_of_memory for cell in cells.values())
     drawn = {
         (rows.index(key[0]), columns.index(key[1])): _tile(
-            cell, f"{down}={word_of(key[0])} {across}={word_of(key[1])}", speeds
+            cell, f"{down}={word_of(key[0])} {across}={word_of(key[1])}", speeds, "predicted" if has_trials else ""
         )
         for key, cell in cells.items()
     }
@@ -56,8 +59,10 @@ def feasible_map(source: FigureSource) -> Figure | None:
         name="feasible_map",
         title="Map of the feasible set",
         shows=f"The {total:,} valid {'config' if total == 1 else 'configs'} by {down} and {across}: tokens per second of the best config in each cell, over all other knobs.",
-        how_to_read="Cells that contrast more with the page are faster. Solid frame: measured. Dashed frame: only predicted. Hatched: every config runs out of memory. "
-        "Empty places have no valid config. A fast dashed cell has not been tried yet.",
+        how_to_read="Cells that contrast more with the page are faster. "
+        + ("Solid frame: measured. Dashed frame: only predicted. " if has_trials else "All speeds are predicted. ")
+        + "Hatched: every config runs out of memory. Empty places have no valid config."
+        + (" A fast dashed cell has not been tried yet." if has_trials else ""),
         svg=tiles(
             drawn,
             columns=[word_of(value) for value in columns],
@@ -97,12 +102,14 @@ def _cells(source: FigureSource, across: str, down: str) -> dict[tuple[Hashable,
     if (space := source.space) is not None:
         codes = zip(space.table.column(down).tolist(), space.table.column(across).tolist(), strict=True)
         decode = {name: space.table.knobs[name].decode for name in (down, across)}
-        for (a, b), speed, fits in zip(codes, space.tokens_per_s.tolist(), space.fits.tolist(), strict=True):
+        predicted = (space.tokens_per_s.tolist(), space.fits.tolist(), space.value.tolist())
+        for (a, b), speed, fits, value in zip(codes, *predicted, strict=True):
             cell = cells.setdefault((decode[down](a), decode[across](b)), _Cell())
             cell.configs += 1
             if fits:
                 cell.fitting += 1
-                cell.predicted = max(speed, cell.predicted or 0.0)
+                if value > cell.value:
+                    cell.predicted, cell.value = speed, value
     for t in source.own:
         if t.number not in source.counted and (
             t.is_measured or t.purpose is TrialPurpose.FINAL
@@ -121,7 +128,8 @@ def _value(cell: _Cell) -> float | None:
     return max(map(tokens_per_s, cell.measured), default=cell.predicted)
 
 
-def _tile(cell: _Cell, name: str, speeds: list[float]) -> Tile:
+def _tile(cell: _Cell, name: str, speeds: list[float], mark: str) -> Tile:
+    """`mark`: what stands under a predicted speed."""
     value = _value(cell)
     counts = f"{cell.configs:,} configs, {cell.fitting:,} expected to fit"
     if value is None:
@@ -131,7 +139,9 @@ def _tile(cell: _Cell, name: str, speeds: list[float]) -> Tile:
         if speeds[-1] > speeds[0]
         else LEVELS - 1
     )
-    tile = Tile(lines=[format_count(value), "predicted"], title="", kind="predicted", level=level)
+    tile = Tile(
+        lines=[format_count(value), mark] if mark else [format_count(value)], title="", kind="predicted", level=level
+    )
     if not cell.measured:
         return replace(tile, title=f"{name}: {format_count(value)} tokens/s predicted; {counts}")
     best = max(cell.measured, key=tokens_per_s)

@@ -74,7 +74,7 @@ def _curves(source: FigureSource) -> list[tuple[str, str, tuple[float, ...], int
     elif best.measurement.reference_losses:
         found.append(("fp32 reference", "dashed", best.measurement.reference_losses, best.measurement.tokens_per_step))
     if default is not None and default.config != best.config:
-        found += _curve(f"default #{default.number}", "second", default)
+        found += _curve(f"baseline #{default.number}", "second", default)
     return found + _curve(f"winner #{best.number}", "line", best)
 
 

@@ -158,13 +158,15 @@ class PredictedSpace:
     """of the whole job"""
     fits: NDArray[np.bool_]
     """whether it is expected to fit into memory"""
+    value: NDArray[np.float64]
+    """by which a plan ranks those that fit: tokens/s times the chance to fit"""
     total: int
     """configs of the space, also where only a sample of them is here"""
 
     @property
     def optimum_tokens_per_s(self) -> float | None:
-        """The most that is predicted for a config that fits."""
-        return float(self.tokens_per_s[self.fits].max()) if self.fits.any() else None
+        """What is predicted of the config that a plan ranks first."""
+        return float(self.tokens_per_s[np.argmax(np.where(self.fits, self.value, -1.0))]) if self.fits.any() else None
 
 
 def predicted_space(study: Study, trials: Sequence[Trial]) -> PredictedSpace | None:
@@ -177,9 +179,11 @@ def predicted_space(study: Study, trials: Sequence[Trial]) -> PredictedSpace | N
     except AutotuneError:
         return None
     level = next((float(t.estimate.level) for t in reversed(trials) if t.estimate is not None), 1.0)
+    speed = np.asarray(found.tokens_per_s, dtype=float) / level
     return PredictedSpace(
         table=table,
-        tokens_per_s=np.asarray(found.tokens_per_s, dtype=float) / level,
+        tokens_per_s=speed,
         fits=fits(found),
+        value=speed * (1.0 - np.asarray(found.oom_probability, dtype=float)),
         total=len(space),
     )

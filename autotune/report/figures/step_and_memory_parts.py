@@ -35,7 +35,7 @@ def compared_trials(source: FigureSource) -> list[tuple[str, Trial]]:
     others = [t for t in standings_of(source.result) if t.config != best.config]
     runner_up = next((t for t in others if default is None or t.config != default.config), None)
     is_default = default is not None and default.config == best.config
-    found = [("winner, default" if is_default else "winner", best)]
+    found = [("winner = baseline" if is_default else "winner", best)]
     found += [("runner-up", runner_up)] if runner_up is not None else []
     return found if default is None or is_default else [*found, ("baseline", default)]
 
@@ -106,7 +106,7 @@ def memory_parts(source: FigureSource) -> Figure | None:
             continue
         parts = {n: float(v) for n, v in trial.estimate.memory_parts_bytes.to_dict().items()}
         peak = trial.peak_memory_bytes
-        note = format_bytes(peak or sum(parts.values()))
+        note = f"{format_bytes(peak)} measured" if peak else f"{format_bytes(sum(parts.values()))} predicted"
         bars.append(Bar(label=f"{role} #{trial.number}", parts=parts, mark=peak, note=note))
         rows.append((role, trial, parts, peak))
     if not bars:
@@ -123,8 +123,8 @@ def memory_parts(source: FigureSource) -> Figure | None:
         name="memory_parts",
         title="Where the memory goes",
         shows=f"Predicted peak memory in bytes of the fullest rank by cause, for the winner, the runner-up and the baseline.{far}",
-        how_to_read="Coloured by cause. The tick and the number are the measured peak. "
-        "A bar or tick near the dashed line leaves no room for a larger micro-batch.",
+        how_to_read="Coloured by cause. The tick and the number are the measured peak."
+        + ("" if far else " A bar or tick near the dashed line leaves no room for a larger micro-batch."),
         svg=svg,
         table=table_of(
             (

@@ -56,7 +56,7 @@ def format_duration(seconds: float | None) -> str:
     return f"{hours}h {minutes:02d}m"
 
 
-DEFAULT_IS_BEST = "the baseline is the best"
+DEFAULT_IS_BEST = "no speedup: the baseline is the best"
 
 
 def format_speedup(

@@ -123,8 +123,8 @@ def expected_runs(study: Study) -> str:
     if not least:
         return f"expect up to {most + 1} runs: {most} search trials and the baseline"
     return (
-        f"expect up to {most + 1 + least} runs: {most} search trials, the baseline, and {least} finals that re-measure the best {study.measure.finalists} and "
-        f"the baseline side by side (up to {longest} finals while the winner is unclear)"
+        f"expect {most + 1 + least} runs, at most {most + 1 + longest}: {most} search trials, the baseline, and {least} finals that re-measure the best "
+        f"{study.measure.finalists} and the baseline side by side (more, up to {longest}, while the winner is unclear)"
     )
 
 
