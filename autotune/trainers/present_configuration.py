@@ -162,9 +162,10 @@ T = TypeVar("T")
 class KeyReader:
     """Reads a document key by key and keeps account."""
 
-    def __init__(self, document: Mapping[str, Any], name: str) -> None:
-        """`name`: of the file, for remarks."""
+    def __init__(self, document: Mapping[str, Any], name: str, defaults: Mapping[str, Any] | None = None) -> None:
+        """`name`: of the file, for remarks. `defaults`: what the program takes for keys that the document lacks, by dotted path."""
         self._document, self.name = document, name
+        self._defaults = defaults or {}
         self._taken: set[str] = set()
         self.remarks: list[str] = []
         """values that were not understood, in words; a reader may add to them"""
@@ -217,7 +218,12 @@ class KeyReader:
         return None
 
     def find(self, path: str) -> Any:
-        """The value, which stays left over; None where there is none."""
+        """The value, which stays left over, or the program's default; None where there is none."""
+        found = self.written(path)
+        return self._defaults.get(path) if found is None else found
+
+    def written(self, path: str) -> Any:
+        """The value that the document itself has; None where there is none."""
         node: Any = self._document
         for key in path.split("."):
             node = node.get(key, _MISSING) if isinstance(node, Mapping) else _MISSING

@@ -55,6 +55,8 @@ class PostTrainer(Trainer):
     """what may train in it"""
     carried: ClassVar[frozenset[str]]
     """knobs of post-training that its launches pass on"""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """what the program takes for keys that its configuration lacks, by dotted path, of the keys that are read; a launch writes the values themselves"""
     resolves: ClassVar[bool] = False
     """whether OmegaConf reads its file, which resolves `${oc.env:NAME}`"""
     limited_by = frozenset(KNOBS)
@@ -100,6 +102,10 @@ class PostTrainer(Trainer):
     def read_keys(self, keys: KeyReader) -> Reading:
         """What its configuration says; `settings` are filled in afterwards."""
 
+    def defaults_of(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The defaults of a configuration, where its contents choose among several."""
+        return self.defaults
+
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """The command and the configuration."""
         assert workload.rl is not None  # refused by find_limits
@@ -115,7 +121,7 @@ class PostTrainer(Trainer):
     def read_config(self, present: PresentConfiguration) -> Reading:
         """Its file, with the overrides of its command."""
         name, document = self.present_document(present)
-        keys = KeyReader(document, name)
+        keys = KeyReader(document, name, self.defaults_of(document))
         found = self.read_keys(keys)
         left = {key: value for key, value in keys.left.items() if value is not None}
         left = {key: with_environment(value) for key, value in left.items()} if self.resolves else left
