@@ -127,6 +127,7 @@ def import_draft(
                 **({} if reading.optimizer in ("", "adamw") else {"optimizer": reading.optimizer}),
                 **({"pure_bf16": True} if reading.pure_bf16 else {}),
                 **({"unfused_attention": True} if reading.unfused_attention else {}),
+                **({"peft": dict(reading.peft)} if reading.peft else {}),
             },
             comment=f"fill in: {', '.join(unknown)}" if unknown else "",
         ),

@@ -95,6 +95,10 @@ class PostTrainingDocument(Document, defer_build=True):
     reference: StrictBool | None = Field(
         default=None, description="whether a frozen reference model scores the responses; default: only for dpo"
     )
+    reference_offload: StrictBool | None = Field(
+        default=None,
+        description="whether the reference model is in host memory except while it scores; default: only for NeMo-RL",
+    )
     critic: CriticDocument | None = None
     placement: Annotated[
         Annotated[Literal["colocated", "split", "async"], Tag("<word>")]
@@ -225,6 +229,7 @@ def post_training_of(
         response_lengths=responses,
         same_prompt=asked.same_prompt,
         reference=asked.algorithm == "dpo" if asked.reference is None else asked.reference,
+        reference_offload=trainer == "nemo_rl" if asked.reference_offload is None else asked.reference_offload,
         critic=judge,
         placement=placement,
         rollout_gpus=gpus,

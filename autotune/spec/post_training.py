@@ -106,6 +106,8 @@ class PostTraining:
     """share of the variance of response lengths that lies between prompts, 0 to 1: responses to one prompt are alike"""
     reference: bool = False
     """whether log-probabilities of a frozen reference model of the policy's shape are computed"""
+    reference_offload: bool = False
+    """whether the reference model is in host memory but for its own log-probabilities"""
     critic: ModelSpec | None = None
     """the critic, which computes values and is updated too"""
     placement: str = "colocated"

@@ -345,6 +345,8 @@ class Reading:
     """whether weights, gradients and moments are all in bf16"""
     unfused_attention: bool = False
     """whether attention stores its scores"""
+    peft: Mapping[str, Any] = field(default_factory=dict)
+    """keys of a workload's `peft`"""
     cluster: str = ""
     """name of the cluster"""
     rl: Mapping[str, Any] = field(default_factory=dict)

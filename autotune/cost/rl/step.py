@@ -19,8 +19,10 @@ Memory of each phase with what stays of the others; the peak is that of the full
 
 generation     of a colocated engine: the told fraction of the device, beside the trainer's weights, gradients and optimizer states that are not in host memory then (`phase_offload`), the
                reference model and the framework's own. Gradients stay where the trainer keeps a buffer for them (Megatron-LM), not where its step frees them
-log-prob       the trainer's states, and logits of one micro-batch with their log-softmax; nothing is kept for a backward pass
-update         the peak of a plain step on the fullest micro-batch, beside the reference model (in host memory with `phase_offload: all`) and what a sleeping engine keeps
+log-prob       the trainer's states, the reference model, and logits of one micro-batch with their log-softmax; nothing is kept for a backward pass
+update         the peak of a plain step on the fullest micro-batch, beside the reference model (in host memory with `phase_offload: all` and `reference_offload`) and what a sleeping engine keeps
+
+Where adapters are trained, the policy without them is the reference model.
 
 A critic's states stand beside the policy's; one of both is updated at a time. An engine that sleeps gives back its cache and weights and keeps its CUDA context and graphs
 (`ENGINE_ASLEEP`; vLLM prints "2.12 GiB memory is still in use" after "Sleep mode freed 63.53 GiB memory").
@@ -105,8 +107,9 @@ def phases_memory(
     ]
     resident = {name: sum((s[name] for s in states), nothing) for name in ("weights", "gradients", "optimizer")}
     away = knobs["phase_offload"] if "phase_offload" in knobs else np.full(len(table), "none")
-    has_reference = asked.reference
-    reference = np.where(away == "all", 0.0, _reference_bytes(workload, table)) if has_reference else nothing
+    has_reference = asked.reference and workload.peft is None
+    scoring = np.where(away == "all", 0.0, _reference_bytes(workload, table)) if has_reference else nothing
+    reference = nothing if asked.reference_offload else scoring
     asleep = np.where(is_split | (not asked.generates), 0.0, ENGINE_ASLEEP)
     # of each: its parts, what of them is spare, unsure, and told
     phases: list[tuple[dict[str, Column], Column, Column | float, Column | float]] = []
@@ -123,7 +126,7 @@ def phases_memory(
         at_log_prob = {
             **bare,
             **resident,
-            "weights": resident["weights"] + reference,
+            "weights": resident["weights"] + scoring,
             "logits": logits,
             "framework": own,
         }

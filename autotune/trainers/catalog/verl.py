@@ -3,7 +3,7 @@
     engine fsdp        ZeRO 3 (or 2: reshard_after_forward off), Ulysses over `ulysses_sequence_parallel_size` ranks, whole-layer recomputation
     engine megatron    tensor, pipeline, context and expert parallelism, the distributed optimizer (ZeRO 1)
 
-Names are those of verl 0.9.1 (trainer/config/_generated_ppo_trainer.yaml, _generated_ppo_megatron_trainer.yaml). `micro_batch_tokens` is `ppo_max_token_len_per_gpu` with
+Names and defaults are those of verl 0.9.1 (trainer/config/_generated_ppo_trainer.yaml, _generated_ppo_megatron_trainer.yaml). `micro_batch_tokens` is `ppo_max_token_len_per_gpu` with
 `use_dynamic_bsz`; `rollout_gpus` above 0 is the trainer of kind `separate_async`, whose engines have nodes of their own: it wants
 data.train_batch_size = parameter_sync_step * ppo_mini_batch_size and another way to send weights than `naive` (trainer/ppo/v1/trainer_separate_async.py), and leaves the training GPUs without
 engines where `hybrid_engine` is off. A critic is cut, sharded, packed and offloaded as the policy is.
@@ -12,6 +12,7 @@ engines where `hybrid_engine` is off. A critic is cut, sharded, packed and offlo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from autotune.errors import ExportError
@@ -22,7 +23,7 @@ from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.launch_files import FOLDER
 from autotune.trainers.post_training.trainer import PostTrainer, fitted, grid, rl_value
-from autotune.trainers.present_configuration import SETTINGS, KeyReader, Reading, dotted
+from autotune.trainers.present_configuration import SETTINGS, KeyReader, PresentConfiguration, Reading, dotted, merged
 
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
 MEGATRON = {
@@ -34,6 +35,22 @@ ENGINE = {ACTOR: {"fsdp": "fsdp_config", "megatron": "megatron"}, CRITIC: {"fsdp
 """the key of what trains, by role and engine"""
 TOKENS, BEFORE, SEQUENCES = "ppo_max_token_len_per_gpu", "forward_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu"
 RECOMPUTE = "override_transformer_config.recompute_"
+COUNTED, FORWARD = "ppo_micro_batch_size", "log_prob_micro_batch_size"
+"""sequences of all data-parallel ranks together, the older way to say them"""
+CPU_OPTIMIZER = f"{ACTOR}.optim.override_optimizer_config"
+EPOCHS, KL_IN_REWARD = "trainer.total_epochs", "algorithm.use_kl_in_reward"
+DEFAULTS: Mapping[str, Any] = {
+    "algorithm.adv_estimator": "gae",
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ACTOR}.{TOKENS}": 16384,
+    f"{ACTOR}.optim.lr": 1e-6,
+    f"{ROLLOUT}.tensor_model_parallel_size": 2,
+    f"{ROLLOUT}.gpu_memory_utilization": 0.5,
+    "trainer.n_gpus_per_node": 8,
+}
 SENDS = "nccl"
 """the way by which weights go to engines of their own"""
 
@@ -50,10 +67,11 @@ class Verl(PostTrainer):
     })  # fmt: skip
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision", "recompute", "zero_stage", "sequence_parallel", "cp_style", "virtual_stages", "pp_schedule",
-        "dp_replicas",
+        "dp_replicas", "offload",
     })  # fmt: skip
     cannot: ClassVar = {
-        **{name: why for name, why in NOT_SET.items() if name not in ("dp_replicas", "cp_style")},
+        **{name: why for name, why in NOT_SET.items() if name not in ("dp_replicas", "cp_style", "offload")},
+        **dict.fromkeys(("offload=activations", "offload=all"), "it only computes the optimizer's step on the host"),
         "compile": "its actors decide themselves what to compile (use_torch_compile)",
         "pp_schedule=gpipe": "Megatron-Core runs 1F1B, or interleaves stages",
         "pp_schedule=interleaved_zero_bubble": "Megatron-Core runs 1F1B, or interleaves stages",
@@ -61,6 +79,9 @@ class Verl(PostTrainer):
     recognized_by = ("actor_rollout_ref", "actor_rollout_ref.actor", "verl.trainer.main_ppo")
     step_marks = ("step:",)
     resolves = True
+    defaults = DEFAULTS
+    peft_methods = frozenset({"lora"})
+    no_adapters = "its models are not in 4 bits"
     settings_file = "verl.yaml"
     watching = (
         "trainer.total_training_steps", "trainer.total_epochs", "trainer.save_freq", "trainer.test_freq", "trainer.val_before_train", "trainer.logger", "trainer.default_local_dir",
@@ -126,7 +147,7 @@ class Verl(PostTrainer):
             f"{ACTOR}.ppo_mini_batch_size": rl.mini_batch // rl.responses,
             f"{ACTOR}.ppo_epochs": rl.epochs,
             f"{ACTOR}.use_dynamic_bsz": tokens > 0,
-            f"{ACTOR}.use_kl_loss": rl.reference,
+            f"{ACTOR}.use_kl_loss": rl.reference and not _has(options[SETTINGS.name], KL_IN_REWARD),
             f"{ACTOR}.optim.lr": options["learning_rate"],
             f"{ROLLOUT}.name": "vllm",
             f"{ROLLOUT}.n": rl.responses,
@@ -134,7 +155,8 @@ class Verl(PostTrainer):
             "trainer.nnodes": nodes,
             "trainer.n_gpus_per_node": per_node,
             "trainer.balance_batch": rl_value(rl, c, "balance") != "none",
-            "trainer.total_training_steps": options["steps"],
+            # a run that counts epochs has them among its settings, which trials leave out
+            "trainer.total_training_steps": None if _has(options[SETTINGS.name], EPOCHS) else options["steps"],
         }
         if rl.rollout is not None and rl.rollout.memory_fraction:
             found[f"{ROLLOUT}.gpu_memory_utilization"] = rl.rollout.memory_fraction
@@ -143,7 +165,8 @@ class Verl(PostTrainer):
             found |= {f"{part}.log_prob_max_token_len_per_gpu": before or tokens for part in (ROLLOUT, REF)}
         else:
             found[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = c.micro_batch_size
-            found |= {f"{part}.log_prob_micro_batch_size_per_gpu": c.micro_batch_size for part in (ROLLOUT, REF)}
+            counted = [part for part in (ROLLOUT, REF) if _has(options[SETTINGS.name], f"{part}.{FORWARD}")]
+            found |= {f"{part}.{FORWARD}_per_gpu": c.micro_batch_size for part in (ROLLOUT, REF) if part not in counted}
         if rl.critic is not None:
             if rl.critic != workload.model and f"{CRITIC}.model.path" not in dotted(options[SETTINGS.name]):
                 raise ExportError(
@@ -155,6 +178,11 @@ class Verl(PostTrainer):
             packs = {TOKENS: tokens, BEFORE: before or tokens} if tokens else {SEQUENCES: c.micro_batch_size}
             found |= {f"{CRITIC}.{key}": value for key, value in packs.items()}
             found[f"{CRITIC}.model.use_remove_padding"] = not rl.padded
+        if c.offload == "optimizer":
+            found |= {f"{CPU_OPTIMIZER}.{key}": value for key, value in (
+                ("optimizer_cpu_offload", True), ("optimizer_offload_fraction", 1.0), ("use_precision_aware_optimizer", True))}  # fmt: skip
+        if rl.reference and rl.reference_offload:
+            found[f"{REF}.{ENGINE[ACTOR][rl.engine]}.param_offload"] = True
         if generating:
             found |= {
                 "actor_rollout_ref.hybrid_engine": False, f"{ROLLOUT}.checkpoint_engine.backend": SENDS,
@@ -169,22 +197,23 @@ class Verl(PostTrainer):
             found |= _megatron(c, rl, role) if rl.engine == "megatron" else _fsdp(c, role)
         return found
 
+    def read_config(self, present: PresentConfiguration) -> Reading:
+        """Its file, and how long it trains, of which a trial has its own."""
+        found = super().read_config(present)
+        if {"trainer.total_training_steps", EPOCHS} & set(dotted(found.settings)):
+            return found
+        return replace(found, settings=merged({"trainer": {"total_epochs": 30}}, found.settings))
+
     def read_keys(self, keys: KeyReader) -> Reading:
         """Both engines; what lengths there are, only the program's log knows."""
-        keys.drop(
-            "hydra.searchpath",
-            "defaults",
-            f"{ROLLOUT}.name",
-            f"{MODEL}.use_remove_padding",
-        )
+        keys.drop("hydra.searchpath", "defaults")
         is_megatron = keys.text(f"{ACTOR}.strategy") == "megatron" or keys.find(f"{ACTOR}.megatron") is not None
         nodes, per_node = keys.count("trainer.nnodes"), keys.count("trainer.n_gpus_per_node")
         ranks = None if per_node is None else per_node * (nodes or 1)
         knobs = _read_megatron(keys) if is_megatron else _read_fsdp(keys)
-        is_dynamic, sequences = (
-            keys.flag(f"{ACTOR}.use_dynamic_bsz"),
-            keys.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
-        )
+        is_dynamic, sequences = keys.flag(f"{ACTOR}.use_dynamic_bsz"), keys.count(f"{ACTOR}.{SEQUENCES}")
+        if (counted := keys.count(f"{ACTOR}.{COUNTED}")) and not sequences and ranks:
+            sequences = max(counted // (ranks // knobs.get("cp", 1)), 1)
         knobs |= {"precision": "bf16", "micro_batch_size": 1 if is_dynamic else sequences or 1}
         prompts, responses = keys.count("data.train_batch_size"), keys.count(f"{ROLLOUT}.n") or 1
         mini = keys.count(f"{ACTOR}.ppo_mini_batch_size")
@@ -201,13 +230,25 @@ class Verl(PostTrainer):
             keys.count(f"{ACTOR}.ppo_max_token_len_per_gpu"),
             keys.count(f"{ROLLOUT}.log_prob_max_token_len_per_gpu"),
         )
-        keys.drop(
-            f"{REF}.log_prob_max_token_len_per_gpu",
-            *(f"{part}.log_prob_micro_batch_size_per_gpu" for part in (ROLLOUT, REF)),
-        )
+        keys.drop(f"{REF}.log_prob_max_token_len_per_gpu")
+        again = {  # what launches write themselves; another value is kept
+            f"{ROLLOUT}.name": "vllm", f"{MODEL}.use_remove_padding": True, f"{ACTOR}.strategy": "megatron" if is_megatron else "fsdp",
+            **{f"{part}.{FORWARD}_per_gpu": sequences for part in (ROLLOUT, REF)},
+        }  # fmt: skip
+        keys.keep(*again)
+        keys.drop(*(path for path, value in again.items() if keys.written(path) == value))
         where = f"{ACTOR}.{'megatron' if is_megatron else 'fsdp_config'}"
         params, states = keys.flag(f"{where}.param_offload"), keys.flag(f"{where}.optimizer_offload")
-        estimator = keys.text("algorithm.adv_estimator") or "gae"
+        estimator = keys.text("algorithm.adv_estimator")
+        in_loss, in_reward = keys.flag(f"{ACTOR}.use_kl_loss"), keys.flag(KL_IN_REWARD)
+        keys.keep(KL_IN_REWARD)
+        of_reference = f"{REF}.{'megatron' if is_megatron else 'fsdp_config'}.param_offload"
+        packs, adapters = keys.find(f"{MODEL}.use_remove_padding"), keys.count(f"{MODEL}.lora_rank")
+        keys.keep(f"{MODEL}.lora_rank")
+        if keys.find("reward_model.enable") or keys.find("reward.reward_model.enable"):
+            keys.remarks.append(
+                "the reward model's memory and time are not counted: give its seconds a step as rl.reward_s"
+            )
         prompt, response = keys.count("data.max_prompt_length"), keys.count("data.max_response_length")
         generating = (keys.count(f"{ROLLOUT}.nnodes") or 0) * (
             keys.count(f"{ROLLOUT}.n_gpus_per_node") or per_node or 0
@@ -217,7 +258,8 @@ class Verl(PostTrainer):
             "algorithm": "ppo" if estimator == "gae" else "grpo",
             "prompts": prompts, "responses": responses, "mini_batch_prompts": mini, "epochs": keys.count(f"{ACTOR}.ppo_epochs"),
             "fused_rope": keys.flag(f"{ACTOR}.megatron.override_transformer_config.apply_rope_fusion"),
-            "engine": "megatron" if is_megatron else "fsdp", "reference": keys.flag(f"{ACTOR}.use_kl_loss"),
+            "engine": "megatron" if is_megatron else "fsdp", "reference": bool(in_loss or in_reward),
+            "reference_offload": keys.flag(of_reference), "padded": True if packs is False else None,
             "micro_batch_tokens": tokens if is_dynamic else None, "log_prob_micro_batch_tokens": before if is_dynamic else None,
             "phase_offload": "all" if params else "optimizer" if states else None,
             "balance": "none" if keys.flag("trainer.balance_batch") is False else None,
@@ -241,7 +283,16 @@ class Verl(PostTrainer):
             options=options,
             rl=rl,
             rollout=rollout,
+            peft={"method": "lora", "rank": adapters, "targets": "all", "library": "peft"} if adapters else {},
         )
+
+
+def _has(settings: Mapping[str, Any], path: str) -> bool:
+    """Whether the settings switch it on."""
+    node: Any = settings
+    for key in path.split("."):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return bool(node)
 
 
 def _fsdp_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
@@ -257,6 +308,12 @@ def _fsdp_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
             "zero_stage",
             "verl's FSDP engine shards all (3) or keeps weights gathered (2)",
             3,
+        ),
+        Rule(
+            c.offload != "none",
+            "offload",
+            "the step of the optimizer runs on the host in its Megatron engine alone",
+            "none",
         ),
     )
     yield from word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none")
@@ -338,6 +395,10 @@ def _read_megatron(keys: KeyReader) -> dict[str, Any]:
     return {
         **found,
         "zero_stage": 1,
+        "offload": "optimizer"
+        if keys.flag(f"{CPU_OPTIMIZER}.optimizer_cpu_offload")
+        or keys.number(f"{CPU_OPTIMIZER}.optimizer_offload_fraction")
+        else "none",
         "recompute": granularity if granularity in ("full", "selective") else "none",
         "sequence_parallel": found["tp"] > 1 and sequence is not False,
         **({"virtual_stages": virtual, "pp_schedule": "interleaved_1f1b"} if virtual and virtual > 1 else {}),
