@@ -117,6 +117,9 @@ class CatalogError(AutotuneError, LookupError):
 class InfeasibleError(AutotuneError, ValueError):
     """No configuration of the space is valid and fits."""
 
+    brief: str = ""
+    """the rule that excludes most, in a few words"""
+
 
 class ExportError(AutotuneError, ValueError):
     """The trainer cannot express the configuration."""

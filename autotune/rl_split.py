@@ -1,8 +1,9 @@
 """Who trains and who generates: what a plan of post-training says beside its ranking.
 
-    splits          for each number of GPUs that only generate, the best config of the rest: how long either side works on a step, and waits for the other
+    splits          for each number of GPUs that only generate, the best config of the rest (by speed times the chance to fit, as in a plan): how long either side works on a step, and
+                    waits for the other
     balanced        the split whose sides work equally long, were GPUs divisible: both times are taken as inverse to GPUs from the best split
-    one more node   the best step of the same space with one more node for training, or for generation
+    one more node   the best step of the same space with one more node for training, or for generation; with as many as it takes for the batch to divide, where one is not enough
 
 A side that works t of a step of T seconds waits T - t. Colocated steps have no sides: a node more serves both.
 """
@@ -25,6 +26,8 @@ from autotune.spec.post_training import PostTraining
 FITS = 0.5
 MOST = 24
 """splits that are looked at"""
+MOST_NODES = 8
+"""nodes that are added at most"""
 
 
 def post_training_findings(
@@ -47,13 +50,15 @@ def post_training_findings(
     if not asked.generates:
         return found
     splits: list[dict[str, Any]] = []
+    no_split: dict[int, str] = {}
     if asked.rollout_gpus or any(spec.extra.get("rollout_gpus", ())):
-        splits = _splits(workload, asked, spec, calibration, launchable)
+        splits, no_split = _splits(workload, asked, spec, calibration, launchable)
     best = min(splits, key=lambda row: float(row["step_time_s"]), default=None)
     more, why_not = _one_more_node(workload, spec, best, calibration, launchable)
     return {
         **found,
         "splits": splits,
+        "splits_why_not": no_split,
         "balanced": _balanced(best),
         "one_more_node": more,
         "one_more_node_why_not": why_not,
@@ -66,17 +71,20 @@ def _splits(
     spec: SpaceSpec,
     calibration: Calibration | None,
     launchable: Launchable | None,
-) -> list[dict[str, Any]]:
-    """The best of each split, by rising GPUs that generate: those that the space lists, and with one alone all in steps of a node (of an engine on one node)."""
+) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    """(the best of each split by rising GPUs that generate, why there is none for a split that the space lists): the splits that the space lists, and with one alone all in steps of a
+    node (of an engine on one node)."""
     cluster = workload.cluster
-    listed = sorted({int(gpus) for gpus in spec.extra.get("rollout_gpus", (asked.rollout_gpus,)) if gpus})
+    asked_for = sorted({int(gpus) for gpus in spec.extra.get("rollout_gpus", (asked.rollout_gpus,)) if gpus})
+    listed = asked_for
     if len(listed) == 1:
         engine = max(int(tp) for tp in spec.extra.get("rollout_tp", (asked.today("rollout_tp"),)))
         step = cluster.gpus_per_node if cluster.num_nodes > 1 else engine
         step *= -(-cluster.num_gpus // (step * MOST))
         listed = sorted({*listed, *range(step, cluster.num_gpus, step)})
-    found = [_best(workload, spec, gpus, calibration, launchable) for gpus in listed]
-    return [row for row in found if row is not None]
+    found = {gpus: _best(workload, spec, gpus, calibration, launchable) for gpus in listed}
+    none = {gpus: _why_none(workload, spec, gpus, launchable) for gpus in asked_for if found[gpus] is None}
+    return [row for row in found.values() if row is not None], none
 
 
 def _best(
@@ -88,7 +96,8 @@ def _best(
     except InfeasibleError:
         return None
     predicted = estimate(workload, space.table, calibration=calibration)
-    value = np.where(np.asarray(predicted.oom_probability) <= FITS, np.asarray(predicted.tokens_per_s), 0.0)
+    risk = np.asarray(predicted.oom_probability)
+    value = np.where(risk <= FITS, np.asarray(predicted.tokens_per_s) * (1.0 - risk), 0.0)
     row = int(np.argmax(value))
     if value[row] <= 0:
         return None
@@ -97,7 +106,11 @@ def _best(
 
 def _with_generating(spec: SpaceSpec, generating: int) -> SpaceSpec:
     """The space with so many GPUs that only generate."""
-    extra = {**spec.extra, "rollout_gpus": (generating,)}
+    extra = (
+        {**spec.extra, "rollout_gpus": (generating,)}
+        if generating or "rollout_gpus" in spec.extra
+        else dict(spec.extra)
+    )
     if not generating and "staleness" in extra:
         extra["staleness"] = (0,)
     return replace(spec, extra=extra, world_sizes=())
@@ -108,7 +121,7 @@ def _why_none(workload: Workload, spec: SpaceSpec, generating: int, launchable: 
     try:
         SearchSpace.build(workload, _with_generating(spec, generating), launchable=launchable)
     except InfeasibleError as error:
-        return error.message
+        return error.brief or error.message
     return "no valid config fits"
 
 
@@ -127,6 +140,7 @@ def _sides(workload: Workload, space: SearchSpace, predicted: Estimate, row: int
         "generation_s": generation,
         "trainer_waits_s": max(step - training, 0.0) if generating else 0.0,
         "rollout_waits_s": max(step - generation, 0.0) if generating else 0.0,
+        "oom_probability": float(one.oom_probability),
         "config": space[row].to_dict(),
         "label": config_label(space[row]),
     }
@@ -148,21 +162,24 @@ def _one_more_node(
     calibration: Calibration | None,
     launchable: Launchable | None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Step times with one node more, by the side that gets it, None for a side with which nothing is legal or fits; and why, for such sides."""
-    cluster = workload.cluster
-    larger = replace(
-        workload, cluster=cluster.resized(num_nodes=cluster.num_nodes + 1, gpus_per_node=cluster.gpus_per_node)
-    )
-    if best is None:
-        sides = {"both": 0}
-    else:
-        sides = {"training": int(best["rollout_gpus"]), "generation": int(best["rollout_gpus"]) + cluster.gpus_per_node}
-    found = {side: _best(larger, spec, gpus, calibration, launchable) for side, gpus in sides.items()}
-    shown = {
-        side: {name: row[name] for name in ("training_gpus", "rollout_gpus", "step_time_s", "label")}
-        if row is not None
-        else None
-        for side, row in found.items()
-    }
-    why = {side: _why_none(larger, spec, sides[side], launchable) for side, row in found.items() if row is None}
+    """Step times with one node more, by the side that gets it; None for a side with which nothing is legal or fits up to `MOST_NODES`; and why, where one node is not enough."""
+    generating = 0 if best is None else int(best["rollout_gpus"])
+    per_node = workload.cluster.gpus_per_node
+    sides = ("both",) if best is None else ("training", "generation")
+    shown: dict[str, Any] = {}
+    why: dict[str, str] = {}
+    for side in sides:
+        for nodes in range(1, min(MOST_NODES, workload.cluster.num_nodes) + 1):
+            larger = replace(
+                workload,
+                cluster=workload.cluster.resized(num_nodes=workload.cluster.num_nodes + nodes, gpus_per_node=per_node),
+            )
+            engines = generating + (nodes * per_node if side == "generation" else 0)
+            row = _best(larger, spec, engines, calibration, launchable)
+            if row is not None:
+                names = ("training_gpus", "rollout_gpus", "step_time_s", "oom_probability", "label")
+                shown[side] = {"nodes": nodes, **{name: row[name] for name in names}}
+                break
+            why.setdefault(side, _why_none(larger, spec, engines, launchable))
+        shown.setdefault(side, None)
     return shown, why

@@ -26,8 +26,10 @@ from autotune.schema.files import is_model_file, with_program_files
 from autotune.space import SearchSpace, complete
 from autotune.space.baseline import default_config
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study, Workload, catalog, config_label
+from autotune.spec.post_training import TRAINED
 from autotune.spec.texts.as_text import format_count
 from autotune.trainers import trainer
+from autotune.trainers.post_training.logs import read_phases
 
 if TYPE_CHECKING:
     from autotune.onboarding.launch.launch_script import Started
@@ -158,7 +160,7 @@ def _review(
     config = _config(study, said.get("config"))
     constants = stored_calibration(study.workload, store, program_of(study)) or calibration_for(study.workload)
     predicted = estimate(study.workload, config, calibration=constants)
-    measured_s, source = _measured(study, measured_s, log)
+    measured_s, source = _measured(study, predicted, measured_s, log)
     observed = None
     if measured_s is not None:
         observed = Observed(step_time_s=measured_s, source=source, slower=measured_s / float(predicted.step_time_s))
@@ -248,7 +250,7 @@ def _completed(
         if log is not None and key.startswith(("rl.", "rollout.")):
             missing.append(
                 Missing(
-                    what=_HOW[key][0],
+                    what=_HOW.get(key, (key, ""))[0],
                     remedy=f"the log prints none: write {key} into a spec: autotune init {found.name} -o study.yaml",
                 )
             )
@@ -284,7 +286,7 @@ def _config(study: Study, asked: str | None) -> ParallelConfig:
     return default_config(SearchSpace.of_study(study))
 
 
-def _measured(study: Study, measured_s: float | None, log: str | None) -> tuple[float | None, str]:
+def _measured(study: Study, predicted: Estimate, measured_s: float | None, log: str | None) -> tuple[float | None, str]:
     if measured_s is not None and log is not None:
         raise SpecError("--measured and --log both give the step time", remedy="give one of them", field="--measured")
     if measured_s is not None:
@@ -293,6 +295,10 @@ def _measured(study: Study, measured_s: float | None, log: str | None) -> tuple[
         return measured_s, "as given"
     if log is None:
         return None, ""
+    if predicted.phases_s is not None and (trained := _trained_s(log)) is not None:
+        seconds, steps = trained
+        told = float(predicted.step_time_s) - sum(float(getattr(predicted.phases_s, name)) for name in TRAINED)
+        return told + seconds, f"phases of {steps} steps of the log, without evaluation and saving"
     read = trainer(study.trainer).reader(study.trainer_options)
     times = [m.step_time_s for line in log.splitlines() if (m := read(line)) is not None and m.step_time_s]
     if len(times) < 2:
@@ -302,6 +308,15 @@ def _measured(study: Study, measured_s: float | None, log: str | None) -> tuple[
             field="--log",
         )
     return median(times[1:]), f"median of {len(times) - 1} steps of the log"
+
+
+def _trained_s(log: str) -> tuple[float, int] | None:
+    """(seconds of a step's phases that the trainer runs, steps that say so) by a log that prints them; None where it does not."""
+    phases = read_phases(log.splitlines())
+    updates = phases.values("update")
+    if len(updates) < 2 or not phases.values("log_prob"):
+        return None
+    return sum(phases.median(name) or 0.0 for name in (*TRAINED, "update_critic")), len(updates)
 
 
 def _located(found: Target, study: Study, config: ParallelConfig, edit: Edit) -> Edit:

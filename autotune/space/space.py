@@ -211,9 +211,12 @@ def _nothing_launchable(
 def _nothing_legal(workload: Workload, space: SpaceSpec, excluded: Mapping[str, int]) -> InfeasibleError:
     config, reasons = nearest_miss(workload, space)
     foremost = sorted(reasons, key=lambda name: -excluded.get(name, 0))[:SAID_LAWS]
-    counts = "; ".join(f"{count:,}: {words}" for words, count in in_words(excluded).items())
-    return InfeasibleError(
+    said = in_words(excluded)
+    counts = "; ".join(f"{count:,}: {words}" for words, count in said.items())
+    error = InfeasibleError(
         f"no config of the space {space.name!r} is valid for {workload.model.name} on {workload.cluster.name}: "
         f"all {sum(excluded.values()):,} combinations break a rule ({counts}); the nearest miss is {config}: {'; and '.join(reasons[name] for name in foremost)}",
         field="space",
     )
+    error.brief = max(said, key=lambda words: said[words], default="")
+    return error

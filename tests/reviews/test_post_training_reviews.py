@@ -85,6 +85,23 @@ def test_a_log_answers_what_no_configuration_says(launch: Path) -> None:
     assert found.observed.step_time_s == 104
 
 
+def test_phases_of_a_log_are_compared_phase_by_phase(launch: Path) -> None:
+    """Evaluation and saving are part of a printed step, and generation has no error: what is measured is what the trainer runs."""
+    phases = "timing_s/old_log_prob:8 - timing_s/ref:7 - timing_s/update_actor:33 - timing_s/testing:40 - timing_s/save_checkpoint:30"
+    found = review(launch, cluster="h100-sxm-1x8", log=LOG.replace("timing_s/update_actor:33", phases))
+    assert found.estimate is not None
+    assert found.observed is not None
+    parts = found.estimate.phases_s
+    assert parts is not None
+    told = float(parts.generation + parts.reward + parts.refit)
+    assert found.observed.step_time_s == pytest.approx(told + 8 + 7 + 33)
+    assert "without evaluation and saving" in found.observed.source
+    assert float(parts.generation) == pytest.approx(51, rel=0.05)
+    assert float(parts.total) == pytest.approx(float(found.estimate.step_time_s))
+    assert sum(found.estimate.time_parts_s.to_dict().values()) == pytest.approx(float(found.estimate.step_time_s))
+    assert float(found.estimate.step_time_s) == pytest.approx(found.observed.step_time_s, rel=0.03)
+
+
 def test_a_log_without_generation_times_is_not_asked_for_again(launch: Path) -> None:
     found = review(launch, cluster="h100-sxm-1x8", log=LOG.replace("timing_s/gen", "timing_s/else"))
     (missing,) = found.missing

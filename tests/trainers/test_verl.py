@@ -15,6 +15,7 @@ from autotune.errors import ExportError
 from autotune.spec import ClusterSpec, ParallelConfig, Workload
 from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import PostTraining, Rollout
+from autotune.spec.workload import Peft
 from autotune.testing.trainers import TrainerContract
 from autotune.trainers import StepMetrics, trainer, write_launch
 from autotune.trainers.post_training.trainer import PostTrainer
@@ -280,3 +281,54 @@ def test_each_engine_refuses_what_it_has_not() -> None:
     ):
         with pytest.raises(ExportError, match=word):
             written(workload, **knobs)
+
+
+SCRIPT = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=256 data.max_prompt_length=512 data.max_response_length=1024 "
+    "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.rollout.n=8 trainer.nnodes=1 {}\n"
+)
+SILENT = [
+    ("actor_rollout_ref.actor.use_dynamic_bsz=True", {"micro_batch_tokens": 16384}),
+    ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8", {"learning_rate": 1e-6, "tp": 2, "memory_fraction": 0.5, "dp": 8}),
+    ("actor_rollout_ref.actor.ppo_micro_batch_size=64", {"micro_batch_size": 8}),
+    ("algorithm.use_kl_in_reward=True", {"reference": True}),
+    ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.ref.fsdp_config.param_offload=True", {"reference": True, "reference_offload": True}),
+    ("actor_rollout_ref.model.use_remove_padding=False", {"padded": True}),
+    ("actor_rollout_ref.model.lora_rank=32", {"peft": {"method": "lora", "rank": 32, "targets": "all", "library": "peft"}}),
+    ("actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_offload_fraction=1", {"offload": "optimizer"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "found"), SILENT, ids=[words.rpartition(".")[2] for words, _ in SILENT])
+def test_what_a_script_does_not_say_is_verls_own_default(words: str, found: dict[str, Any]) -> None:
+    reading = trainer("verl").read_config(PresentConfiguration(files={"run.sh": SCRIPT.format(words)}))
+    known = {**reading.knobs, **reading.options, **reading.rl, **reading.rollout, "peft": reading.peft}
+    assert {name: known.get(name) for name in found} == found
+
+
+KEPT_AS_THEY_ARE = [
+    "actor_rollout_ref.rollout.name=sglang",
+    "actor_rollout_ref.actor.strategy=fsdp2",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=64",
+    "algorithm.use_kl_in_reward=True",
+    "actor_rollout_ref.model.lora_rank=32",
+    "trainer.total_epochs=15",
+]
+
+
+@pytest.mark.parametrize("word", KEPT_AS_THEY_ARE)
+def test_an_export_keeps_what_is_no_knob(word: str) -> None:
+    verl = trainer("verl")
+    words = f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 {word}"
+    reading = verl.read_config(PresentConfiguration(files={"run.sh": SCRIPT.format(words)}))
+    workload = replace(WORKLOAD, peft=Peft(**reading.peft) if reading.peft else None)
+    config = ParallelConfig(dp=8, zero_stage=3, accumulation_steps=8, recompute="full")
+    launch = verl.launch(workload, config, {**OPTIONS, "settings": dict(reading.settings)})
+    document: Any = yaml.safe_load(launch.files["verl.yaml"])
+    path, _, value = word.partition("=")
+    for key in path.split("."):
+        document = document[key]
+    assert document == yaml.safe_load(value)
+    whole = yaml.safe_load(launch.files["verl.yaml"])
+    assert not (whole["algorithm"].get("use_kl_in_reward") and whole["actor_rollout_ref"]["actor"].get("use_kl_loss"))
+    assert ("total_training_steps" in whole["trainer"]) == (whole["trainer"].get("total_epochs") is None)

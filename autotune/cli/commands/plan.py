@@ -270,6 +270,7 @@ def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
 def _print_post_training(found: Any) -> None:
     """Prints the phases of the first config, the splits, and what one more node would give."""
     from autotune.report.terminal import format_duration
+    from autotune.spec.estimate import risk_text
 
     out, _ = consoles()
     beside = found.post_training
@@ -288,6 +289,7 @@ def _print_post_training(found: Any) -> None:
             "generation",
             "trainer waits",
             "engine waits",
+            "OOM risk",
             "config",
         )
         keys = ("step_time_s", "training_s", "generation_s", "trainer_waits_s", "rollout_waits_s")
@@ -296,23 +298,27 @@ def _print_post_training(found: Any) -> None:
                 str(row["training_gpus"]),
                 str(row["rollout_gpus"]),
                 *(format_duration(row[key]) for key in keys),
+                risk_text(row["oom_probability"]),
                 row["label"],
             ]
             for row in splits
         ]
         print_table(heads, rows, numbers=heads[:-1])
+        for gpus, reason in beside["splits_why_not"].items():
+            out.print(f"no split with {gpus} that generate: {reason}")
         best, balanced = min(splits, key=lambda row: row["step_time_s"]), beside["balanced"]
         out.print(
             f"best split: {best['training_gpus']} train, {best['rollout_gpus']} generate; neither side would wait with {balanced['rollout_gpus']:.1f} generating"
         )
     words = {"both": "on all GPUs", "training": "for training", "generation": "for generation"}
     for side, row in beside.get("one_more_node", {}).items():
-        gives = (
-            beside["one_more_node_why_not"][side]
-            if row is None
-            else f"{format_duration(row['step_time_s'])} a step, with {row['label']}"
-        )
-        out.print(f"one more node {words[side]}: {gives}")
+        why = beside["one_more_node_why_not"].get(side, "")
+        if row is None:
+            out.print(f"one more node {words[side]}: {why}")
+            continue
+        more = "one more node" if row["nodes"] == 1 else f"{row['nodes']} more nodes"
+        instead = f" (one is not enough: {why})" if why else ""
+        out.print(f"{more} {words[side]}: {format_duration(row['step_time_s'])} a step, with {row['label']}{instead}")
 
 
 def _print_clusters(compared: Any) -> None:

@@ -81,6 +81,8 @@ from autotune.cost.learn.refit import (
 from autotune.cost.learn.uncertainty import TAIL, Z90, config_sigma, interval, upper_end
 from autotune.space import SearchSpace
 from autotune.spec import ConfigTable, Estimate, ParallelConfig, TimeParts, Trial, Workload
+from autotune.spec.estimate import PhaseParts
+from autotune.spec.post_training import TRAINED
 
 DEGREES = 3.0
 """m"""
@@ -180,13 +182,14 @@ def moved(estimate: Estimate, center: np.ndarray, sigma: np.ndarray, shared: np.
     chance = np.atleast_1d(estimate.stall_probability)
     stalled = step + np.maximum(np.asarray(estimate.stalled_step_time_s) - np.asarray(estimate.step_time_s), 0.0)
     high = upper_end(*np.broadcast_arrays(np.atleast_1d(step), sigma, stalled, chance))
-    parts = {name: np.asarray(value) * factor for name, value in estimate.time_parts_s.to_dict().items()}
+    parts, phases = _scaled_parts(estimate, factor)
     whole = replace(
         estimate,
+        phases_s=phases,
         step_time_s=step,
         step_time_low_s=low,
         step_time_high_s=high,
-        time_parts_s=TimeParts(**parts),
+        time_parts_s=parts,
         tokens_per_s=np.asarray(estimate.tokens_per_s) / factor,
         tokens_per_s_per_gpu=np.asarray(estimate.tokens_per_s_per_gpu) / factor,
         mfu=np.asarray(estimate.mfu) / factor,
@@ -195,6 +198,23 @@ def moved(estimate: Estimate, center: np.ndarray, sigma: np.ndarray, shared: np.
         stalled_step_time_s=stalled,
     )
     return whole.row(0) if alone else whole
+
+
+def _scaled_parts(estimate: Estimate, factor: np.ndarray) -> tuple[TimeParts, PhaseParts | None]:
+    """Parts and phases of a step that takes `factor` times as long. Phases that the trainer does not run were told, so its own change, unless the step is shorter than what was told."""
+    parts = {name: np.asarray(value) for name, value in estimate.time_parts_s.to_dict().items()}
+    if estimate.phases_s is None:
+        return TimeParts(**{name: value * factor for name, value in parts.items()}), None
+    phases = {name: np.asarray(value) for name, value in estimate.phases_s.to_dict().items()}
+    step = np.asarray(estimate.step_time_s)
+    told = step - sum(phases[name] for name in TRAINED)
+    is_longer = step * factor > told
+    own = np.where(is_longer, (step * factor - told) / (step - told), factor)
+    rest = np.where(is_longer, 1.0, factor)
+    scaled = {name: value * own for name, value in parts.items()}
+    scaled["other"] = (parts["other"] - told) * own + told * rest
+    in_phases = {name: value * (own if name in TRAINED else rest) for name, value in phases.items()}
+    return TimeParts(**scaled), PhaseParts(**in_phases)
 
 
 def after_one_trial(estimate: Estimate) -> float:

@@ -232,7 +232,7 @@ def _dealt(asked: PostTraining, ranks: int, mini_batches: int, balance: str) -> 
     each = -(-sequences // (ranks * mini_batches))
     missing = each * ranks * mini_batches - sequences  # a batch that does not divide is filled up by repeating
     if missing:
-        lengths = np.concatenate([lengths, lengths[:, :missing]], axis=1)
+        lengths = np.take(lengths, np.arange(sequences + missing) % sequences, axis=1)
     places = _places(lengths, ranks, mini_batches, balance)
     return np.take_along_axis(lengths, places.reshape(steps, -1), axis=-1).reshape(places.shape)
 
