@@ -306,6 +306,19 @@ def test_what_a_script_does_not_say_is_verls_own_default(words: str, found: dict
     assert {name: known.get(name) for name in found} == found
 
 
+def test_an_optimizer_on_the_host_is_read_and_written() -> None:
+    verl, path = trainer("verl"), "actor_rollout_ref.actor.optim.override_optimizer_config"
+    config = ParallelConfig(tp=2, dp=4, zero_stage=1, accumulation_steps=16, offload="optimizer")
+    launch = verl.launch(MEGATRON, config, OPTIONS)
+    reading = verl.read_config(PresentConfiguration.of_launch(launch))
+    assert reading.knobs["offload"] == "optimizer"
+    assert not any(path in name for name in dotted(reading.settings))
+    words = f"actor_rollout_ref.actor.strategy=megatron +{path}.optimizer_cpu_offload=True +{path}.optimizer_offload_fraction=1 +{path}.overlap_cpu_optimizer_d2h_h2d=True"
+    reading = verl.read_config(PresentConfiguration(files={"run.sh": SCRIPT.format(words)}))
+    assert reading.knobs["offload"] == "optimizer"
+    assert [name for name in dotted(reading.settings) if path in name] == [f"{path}.overlap_cpu_optimizer_d2h_h2d"]
+
+
 KEPT_AS_THEY_ARE = [
     "actor_rollout_ref.rollout.name=sglang",
     "actor_rollout_ref.actor.strategy=fsdp2",

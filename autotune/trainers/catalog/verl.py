@@ -390,15 +390,20 @@ def _read_megatron(keys: KeyReader) -> dict[str, Any]:
     recompute = f"{ACTOR}.megatron.{RECOMPUTE}"
     granularity = keys.text(f"{recompute}granularity")
     keys.drop(*(f"{recompute}{key}" for key in ("method", "num_layers", "modules")))
+    on_host = any(
+        (
+            keys.flag(f"{CPU_OPTIMIZER}.optimizer_cpu_offload"),
+            keys.number(f"{CPU_OPTIMIZER}.optimizer_offload_fraction"),
+        )
+    )
+    if on_host:
+        keys.drop(f"{CPU_OPTIMIZER}.use_precision_aware_optimizer")
     virtual = keys.count(f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size")
     sequence = keys.flag(f"{ACTOR}.megatron.sequence_parallel")
     return {
         **found,
         "zero_stage": 1,
-        "offload": "optimizer"
-        if keys.flag(f"{CPU_OPTIMIZER}.optimizer_cpu_offload")
-        or keys.number(f"{CPU_OPTIMIZER}.optimizer_offload_fraction")
-        else "none",
+        "offload": "optimizer" if on_host else "none",
         "recompute": granularity if granularity in ("full", "selective") else "none",
         "sequence_parallel": found["tp"] > 1 and sequence is not False,
         **({"virtual_stages": virtual, "pp_schedule": "interleaved_1f1b"} if virtual and virtual > 1 else {}),
