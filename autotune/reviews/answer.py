@@ -213,7 +213,7 @@ class Review:
     trials: tuple[Edit, ...] = ()
     """changes that are worth a trial, the most promising first, where none is sure to gain"""
     if_out_of_memory: Edit | None = None
-    """what makes it fit where it is at the limit of memory and no edit does; it may cost speed"""
+    """what makes it fit where it may not and no edit surely does; it may cost speed"""
     is_upper_bound: bool = False
     """whether the launch has options that lower the memory and are not in the cost model"""
     warnings: tuple[Danger, ...] = ()

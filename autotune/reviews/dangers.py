@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+from autotune.cost import estimate
+from autotune.planning import FITS
 from autotune.reviews.answer import Danger
 from autotune.spec import Estimate, ParallelConfig, Workload
+from autotune.spec.estimate import AT_THE_LIMIT
 from autotune.spec.texts.as_text import format_bytes
 
 FREE = 0.6
@@ -30,11 +34,11 @@ def dangers_of(
     texts: Mapping[str, str],
     workload: Workload | None = None,
     config: ParallelConfig | None = None,
-    estimate: Estimate | None = None,
+    predicted: Estimate | None = None,
 ) -> Iterator[Danger]:
     """What there is to warn of, the worst first."""
-    if workload is not None and config is not None and estimate is not None:
-        yield from _of_the_config(texts, workload, config, estimate)
+    if workload is not None and config is not None and predicted is not None:
+        yield from _of_the_config(texts, workload, config, predicted)
     for name, text in texts.items():
         yield from _of_variables(name, text)
         if name.endswith(".py"):
@@ -43,16 +47,18 @@ def dangers_of(
 
 
 def _of_the_config(
-    texts: Mapping[str, str], workload: Workload, config: ParallelConfig, estimate: Estimate
+    texts: Mapping[str, str], workload: Workload, config: ParallelConfig, predicted: Estimate
 ) -> Iterator[Danger]:
-    used = float(estimate.peak_memory_bytes) / workload.cluster.gpu.memory_bytes
+    if (text := _without_sharding(workload, config, predicted)) is not None:
+        yield Danger(text=text)
+    used = float(predicted.peak_memory_bytes) / workload.cluster.gpu.memory_bytes
     if config.recompute != "none" and used < 1.0 - FREE:
         yield _at(
             texts,
             r"checkpoint|recompute",
             f"recompute={config.recompute} repeats the forward pass, but only {used:.0%} of {format_bytes(workload.cluster.gpu.memory_bytes)} of memory is predicted to be used: switch it off, or use the memory for a larger micro-batch",
         )
-    bubble = float(estimate.time_parts_s.bubble) / float(estimate.step_time_s)
+    bubble = float(predicted.time_parts_s.bubble) / float(predicted.step_time_s)
     if bubble > BUBBLE:
         yield _at(
             texts,
@@ -81,6 +87,32 @@ def _of_the_config(
                 r"float16|fp16|half\(",
                 "fp16 without loss scaling: small gradients become 0; use torch.amp.GradScaler, or bf16 if the GPU supports it",
             )
+
+
+def _without_sharding(workload: Workload, config: ParallelConfig, predicted: Estimate) -> str | None:
+    """That sharding would make a launch fit whose ranks hold everything, in words."""
+    if config.zero_stage == 3 or config.dp == 1 or float(predicted.oom_probability) <= AT_THE_LIMIT[1]:
+        return None
+    cheapest = replace(
+        config,
+        zero_stage=3,
+        recompute="full",
+        micro_batch_size=1,
+        accumulation_steps=config.global_batch_size // config.dp,
+    )
+    for other, beside in (
+        (replace(config, zero_stage=3), ""),
+        (cheapest, " with full recomputation and a micro-batch of 1"),
+    ):
+        found = estimate(workload, other)
+        if float(found.oom_probability) <= FITS:
+            parts = predicted.memory_parts_bytes
+            states = float(parts.weights) + float(parts.gradients) + float(parts.optimizer)
+            return (
+                f"zero_stage={config.zero_stage}: each rank holds {format_bytes(states)} of weights, gradients and optimizer states; sharded over {config.dp} ranks (FSDP or ZeRO 3)"
+                f"{beside} it takes {format_bytes(float(found.peak_memory_bytes))} in all, which fits"
+            )
+    return None
 
 
 def _of_variables(name: str, text: str) -> Iterator[Danger]:

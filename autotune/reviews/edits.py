@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from autotune.cost import Calibration, estimate
 from autotune.errors import AutotuneError
+from autotune.planning import FITS
 from autotune.reviews.answer import Edit, Gain, Together
 from autotune.reviews.gains import Gains, gain_between, gains_of, given_that_it_ran
 from autotune.space import Launchable, SearchSpace, why_not
@@ -76,7 +77,7 @@ class Proposal:
     trials: tuple[Edit, ...] = ()
     """changes that are worth a trial, the most promising first, where none is sure to gain"""
     if_out_of_memory: Edit | None = None
-    """what makes a launch fit that is at the limit of memory, where no edit does; it may cost speed"""
+    """what makes a launch fit that may not, where no edit surely does; it may cost speed"""
 
 
 def proposal(space: SearchSpace, config: ParallelConfig, constants: Calibration, measured_s: float | None) -> Proposal:
@@ -87,7 +88,8 @@ def proposal(space: SearchSpace, config: ParallelConfig, constants: Calibration,
         predicted = given_that_it_ran(predicted, estimate(workload, config, calibration=constants))
     risk, speed = np.asarray(predicted.oom_probability), np.asarray(predicted.tokens_per_s)
     fastest = _first(space, speed * (risk <= SURE), LOOKED_AT)
-    may_fit = speed * (1.0 - risk) * (risk <= RISKY)
+    is_safe = float(estimate(workload, config, calibration=constants).oom_probability) < AT_THE_LIMIT[0]
+    may_fit = speed * (1.0 - risk) * (risk <= (RISKY if is_safe else FITS))
     risky = _first(space, may_fit * (risk > SURE), LOOKED_AT_RISKY)
     alike = [
         each
@@ -100,8 +102,7 @@ def proposal(space: SearchSpace, config: ParallelConfig, constants: Calibration,
     target = weighed.surely_faster(leading)
     most = max(1.0, weighed.gain(fastest[0]).gain) if fastest else 1.0
     if target is None:
-        spare = weighed.whole(leading) if leading is not None and weighed.is_at_the_limit else None
-        return Proposal((), None, most, tuple(weighed.trials()), spare)
+        return Proposal((), None, most, tuple(weighed.trials()), None if is_safe else weighed.rescue(leading))
     edits = tuple(sorted((weighed.edit(group, target) for group in _groups(config, target)), key=_order))
     return Proposal(edits, Together(config=target, estimate=weighed.estimate(target), gain=weighed.gain(target)), most)
 
@@ -137,10 +138,13 @@ class _Weighed:
     def surely_fits(self, config: ParallelConfig) -> bool:
         return self.risk(config) <= SURE
 
-    @property
-    def is_at_the_limit(self) -> bool:
-        """Whether the launch is about as likely to run out of memory as not."""
-        return AT_THE_LIMIT[0] <= self.risk(self._config) <= AT_THE_LIMIT[1]
+    def rescue(self, leading: ParallelConfig | None) -> Edit | None:
+        """What makes a launch fit that may not: the leading config, which surely fits, else the one whose speed times its chance to fit is highest."""
+        if leading is not None:
+            return self.whole(leading)
+        may_fit = [each for each in self._known if self.risk(each) <= min(FITS, self.risk(self._config) - SURE)]
+        best = max(may_fit, key=lambda each: self.gain(each).gain * (1.0 - self.risk(each)), default=None)
+        return None if best is None else self.whole(best)
 
     def is_legal(self, config: ParallelConfig) -> bool:
         can = self._launchable is None or self._launchable.why_not(self._workload, config) is None

@@ -182,7 +182,9 @@ def _where(edit: Edit) -> Iterator[str]:
 def _if_out_of_memory(review: Review) -> Iterator[str]:
     if (edit := review.if_out_of_memory) is not None:
         assert edit.alone is not None
-        yield f"if it runs out of memory: {_changes(edit)}: {_gain(edit.alone)}, {_memory(edit.memory_bytes)}"
+        risk = f", {edit.oom_probability:.0%} OOM risk" if edit.oom_probability >= 0.01 else ""
+        when = "if it runs out of memory" if review.fits or risk == "" else "may fit"
+        yield f"{when}: {_changes(edit)}: {_gain(edit.alone)}, {_memory(edit.memory_bytes)}{risk}"
         yield from _where(edit)
 
 
