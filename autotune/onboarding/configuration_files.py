@@ -203,6 +203,24 @@ def decided_for(started: Started, base: Path) -> dict[str, Any]:
     return found
 
 
+def unread_files(started: Started, base: Path) -> Iterator[str]:
+    """What is assumed of files that the launch names and that are not there, in words."""
+    settings = {a.name.rpartition(".")[2]: a.values[0] for a in started.arguments if a.values}
+    config = started.option("config_file") if started.launcher == "accelerate" else ""
+    for name, file in (
+        ("deepspeed", settings.get("deepspeed") or settings.get("deepspeed_config")),
+        ("accelerate", config),
+    ):
+        if isinstance(file, str) and PurePosixPath(file).suffix.lower() in DOCUMENTS and not (base / file).is_file():
+            stage = decided_by(name, file, base).get("zero_stage", 0)
+            why = ", as its name says" if stage else ""
+            yield f"{UNREAD}{file} was not found: ZeRO stage {stage} is assumed{why}"
+
+
+UNREAD = "not read: "
+"""how such words begin"""
+
+
 def ranks_asked(started: Started, base: Path) -> tuple[int, int | None]:
     """(nodes, ranks of a node) that the launch asks for, also by the file of `accelerate launch --config_file`; None where it does not say."""
     file = base / started.option("config_file")

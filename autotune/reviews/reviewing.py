@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cost import calibration_for, estimate
 from autotune.errors import SpecError
+from autotune.onboarding.configuration_files import UNREAD
 from autotune.onboarding.present_post_training import LENGTHS, SPEED, answered_by_log
 from autotune.onboarding.script.draft import ASSUMED_WEIGHTS, NOT_PREDICTED
 from autotune.results.calibrations import program_of, stored_calibration
@@ -135,7 +136,7 @@ def _review(
 ) -> Review:
     document, missing = _completed(found, said, local_cluster, log)
     assumed = tuple(dict.fromkeys(c for c in found.comments if _is_assumed(c)))
-    assumed += tuple(note for note in found.notes if note.startswith((NOT_PREDICTED, ASSUMED_WEIGHTS)))
+    assumed += tuple(note for note in found.notes if note.startswith((NOT_PREDICTED, ASSUMED_WEIGHTS, UNREAD)))
     shape = document.get("model")
     if isinstance(shape, dict) and any(VOCABULARY in comment for comment in found.comments):
         assumed += (f"vocabulary size {shape['vocab_size']}; --model sets another",)

@@ -615,3 +615,33 @@ def test_what_a_launch_that_ran_says_of_the_memory_of_others() -> None:
     assert after[0] == 0.0
     assert (after <= before).all()
     assert after == pytest.approx(np.clip((before - before[0]) / (1.0 - before[0]), 0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [("conf.json", "ZeRO stage 0 is assumed"), ("ds_zero3.json", "ZeRO stage 3 is assumed, as its name says")],
+)
+def test_a_file_of_the_launch_that_is_not_there_is_named(file: str, says: str, tmp_path: Path) -> None:
+    launch = tmp_path / "train.sh"
+    launch.write_text(
+        "deepspeed --num_gpus 8 run_clm.py --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 2 --gradient_accumulation_steps 8 "
+        f"--bf16 --block_size 4096 --output_dir out --deepspeed {file}\n"
+    )
+    found = review(launch, cluster="a100-80gb")
+    assert any(file in each and says in each for each in found.assumed)
+    (tmp_path / file).write_text('{"zero_optimization": {"stage": 2}}')
+    found = review(launch, cluster="a100-80gb")
+    assert not any(file in each for each in found.assumed)
+    assert found.config is not None
+    assert found.config.zero_stage == 2
+
+
+def test_a_launch_whose_ranks_hold_everything_is_told_that_sharding_fits(tmp_path: Path) -> None:
+    launch = tmp_path / "train.sh"
+    launch.write_text(
+        "torchrun --nproc-per-node 8 run_clm.py --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 2 --gradient_accumulation_steps 8 "
+        "--bf16 --block_size 4096 --output_dir out\n"
+    )
+    found = review(launch, cluster="a100-80gb")
+    assert found.fits is False
+    assert any("FSDP or ZeRO 3" in each.text and "which fits" in each.text for each in found.warnings)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.onboarding.configuration_files import unread_files
 from autotune.onboarding.draft import Draft, Entry, Place, file_name
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.script.argv import (
@@ -131,6 +132,8 @@ def script_draft(
     if found.required:
         fill_in.append("trainer.argv")
     notes = [_what_reads(found), *_what_starts(script, source), *_what_is_beyond(script)]
+    if script.started is not None:
+        notes += unread_files(script.started, cwd)
     if not found.used and not found.precision_flags:
         fill_in.append("trainer.argv")
         notes.append(_how_to_be_told(found))
