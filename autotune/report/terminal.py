@@ -169,8 +169,7 @@ def by_config(trials: Iterable[Trial]) -> list[tuple[Trial, int, float]]:
         shown = next((t for t in group if t.is_measured), group[0])
         if (failed := next((t for t in group if t.failure is not None), None)) is not None:
             shown = replace(shown, status=failed.status, failure=failed.failure)
-        spent = sum((t.ended_at - t.started_at).total_seconds() for t in group if t.started_at and t.ended_at)
-        rows.append((shown, len(group), spent))
+        rows.append((shown, len(group), spent_s(group)))
     return sorted(rows, key=lambda row: row[0].number)
 
 
@@ -225,6 +224,11 @@ def configs_of_study_table(
             style="bold" if wins else "",
         )
     return table
+
+
+def spent_s(trials: Iterable[Trial]) -> float:
+    """Seconds that these trials took."""
+    return sum((t.ended_at - t.started_at).total_seconds() for t in trials if t.started_at and t.ended_at)
 
 
 def _row_note(trial: Trial, note: str, best: Trial | None) -> str:

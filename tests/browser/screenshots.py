@@ -22,11 +22,11 @@ from tests.browser.chromium import chromium, go, visit
 from tests.service.running import until
 from tests.service.served import served
 
-MOST_BYTES = 150_000
+MOST_BYTES = 220_000
 """of a picture"""
 TRIALS_SEEN = 6
 """trials that have ended when the running study is shown"""
-WIDE, PHONE = (1120, 700), (390, 700)
+WIDE, PHONE = (1400, 880), (390, 780)
 """width and height of the window, pixels"""
 
 
@@ -47,6 +47,10 @@ class Picture:
 
 RUNNING = Picture(name="study-running", path="/studies/{study}", at="Running now", ready="ul.running")
 ENDED = (
+    Picture(name="studies", path="/studies", ready="table"),
+    Picture(
+        name="plan", path="/plan?model=qwen3-8b&cluster=h200-sxm-4x8&seq_len=8192&batch=512&trainer=", ready="table"
+    ),
     Picture(name="study", path="/studies/{study}"),
     Picture(name="study-dark", path="/studies/{study}", scheme="dark"),
     Picture(name="study-map", path="/studies/{study}", at="Figures"),

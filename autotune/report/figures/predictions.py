@@ -27,6 +27,8 @@ Pair = tuple[float, float, Trial]
 PREDICTED_MEMORY = Column(name="predicted_peak_memory_bytes", head="predicted", show=format_bytes)
 RATIO = Column(name="measured_over_predicted", head="measured / predicted", show=lambda value: f"{value:.2f}")
 _HOW = "On the dashed line the prediction is exact; above it the measurement is higher. "
+FAR = 1.6
+"""times the highest measurement: predictions beyond that are drawn at the edge, so that one does not flatten all others"""
 _MARKS = "The large dot is the best trial, the square the baseline."
 _PROXIES = "Each dot is a proxy: both figures are for the smaller job, not for the target."
 
@@ -91,18 +93,23 @@ def _figure(
     said = f" {error[1]}: {median:.0%}." if median is not None else ""
     drawn = {t.number for t in source.thinned(trials)}
     show = columns[0].show
+    most = max(min(max(x for x, _, _ in pairs), FAR * max(y for _, y, _ in pairs)), max(y for _, y, _ in pairs))
+    beyond = sum(x > most for x, _, _ in pairs)
+    at_edge = f" {beyond} with higher predictions {'is' if beyond == 1 else 'are'} at the right edge." if beyond else ""
     points = [
-        Point(x=x, y=y, kind=source.kind(t), title=title_of(t, f"predicted {show(x)}", f"measured {show(y)}"))
+        Point(
+            x=min(x, most), y=y, kind=source.kind(t), title=title_of(t, f"predicted {show(x)}", f"measured {show(y)}")
+        )
         for x, y, t in pairs
         if t.number in drawn
     ]
     points.sort(key=lambda p: p.kind == "best")
-    high = 1.08 * max(max(x, y) for x, y, _ in pairs)
+    high = 1.08 * most
     low = 0.0 if from_zero else max(0.0, 0.9 * min(min(x, y) for x, y, _ in pairs))
     return Figure(
         name=name,
         title=title,
-        shows=f"{shows}{said}{left_out(len(drawn), len(pairs))}",
+        shows=f"{shows}{said}{at_edge}{left_out(len(drawn), len(pairs))}",
         how_to_read=_HOW + (_MARKS if source.result.record.study.at_hand is None else _PROXIES),
         svg=plot(
             points,

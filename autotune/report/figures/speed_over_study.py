@@ -11,12 +11,12 @@ from autotune.report.svg.canvas import ticks, time_ticks
 from autotune.report.terminal import format_count, format_duration
 from autotune.results.figure import Column, Figure, table_of
 from autotune.reward import tokens_per_s
-from autotune.spec import Trial, config_label
+from autotune.spec import Trial, TrialPurpose, config_label
 
 BEST = Column(name="best_tokens_per_s", head="best so far, tokens/s", show=format_count)
 _HOW = (
-    "Each dot is a trial; pale dots were superseded by a re-measurement or cannot win (hover to see why). The large dot is the best. Solid line: best so far. Square and dashed "
-    "line: baseline. Dotted line: the highest prediction of any config that fits. Crosses at the bottom: failed."
+    "Each dot is a config, with the speed of all its runs; pale dots cannot win (hover to see why). The large dot is the best. Solid line: best so far. Square and dashed "
+    "line: baseline. Dotted line: the prediction of the config that a plan ranks first. Crosses at the bottom: failed."
 )
 
 
@@ -34,7 +34,9 @@ def _figure(source: FigureSource, *, is_time: bool) -> Figure | None:
     def place(trial: Trial) -> float | None:
         return source.elapsed_s(trial.ended_at) if is_time else float(trial.number)
 
-    placed = [(at, t) for t in source.own if (t.is_measured or t.failure) and (at := place(t)) is not None]
+    # a config's dot has the figure of all its runs, so a final that was measured has none of its own
+    ended = [t for t in source.own if t.failure or (t.is_measured and t.purpose is not TrialPurpose.FINAL)]
+    placed = [(at, t) for t in ended if (at := place(t)) is not None]
     placed.sort(key=lambda pair: (pair[0], pair[1].number))
     if not any(t.is_measured for _, t in placed):
         return None
@@ -107,6 +109,6 @@ def _levels(source: FigureSource, end: float) -> list[Line]:
         found.append(Line(points=[(0.0, speed), (end, speed)], kind="dashed", label="baseline"))
     optimum = source.space.optimum_tokens_per_s if source.space is not None else None
     if optimum is not None:
-        label = f"highest prediction: {format_count(optimum)}"
+        label = f"best prediction: {format_count(optimum)}"
         found.append(Line(points=[(0.0, optimum), (end, optimum)], kind="dotted", label=label))
     return found

@@ -19,7 +19,8 @@ from autotune.service.http.specs import confined
 from autotune.service.pages.rendering import render
 from autotune.service.pages.submit_page import count_of, problems_of
 from autotune.service.pages.visits import page
-from autotune.spec import Study, StudyStatus
+from autotune.spec import Study, StudyStatus, catalog
+from autotune.trainers import trainer
 
 router = APIRouter()
 
@@ -64,17 +65,30 @@ def document_of(asked: dict[str, str]) -> dict[str, Any]:
 
     if missing := [name for name in ("model", "cluster", "seq_len", "batch") if not asked[name]]:
         raise SpecError(f"a plan needs model, cluster, seq_len and batch, but these are missing: {', '.join(missing)}", field=missing[0])  # fmt: skip
-    document = {
+    found: dict[str, Any] = {}
+    mistakes: list[AutotuneError] = []
+    for name, read in (
+        ("seq_len", lambda: count_of(asked["seq_len"], "tokens per sequence")),
+        ("batch", lambda: count_of(asked["batch"], "sequences per step")),
+        ("model", lambda: catalog.model(asked["model"])),
+        ("cluster", lambda: catalog.cluster(asked["cluster"])),
+        ("trainer", lambda: trainer(asked["trainer"]) if asked["trainer"] else None),
+    ):
+        try:
+            found[name] = read()
+        except AutotuneError as error:
+            mistakes.append(error)
+    if mistakes:
+        mistakes[0].others = tuple(mistakes[1:])
+        raise mistakes[0]
+    return {
         "model": asked["model"],
         "cluster": asked["cluster"],
-        "workload": {
-            "seq_len": count_of(asked["seq_len"], "tokens per sequence"),
-            "global_batch_size": count_of(asked["batch"], "sequences per step"),
-        },
+        "workload": {"seq_len": found["seq_len"], "global_batch_size": found["batch"]},
         "runner": "simulated",
         **({"trainer": asked["trainer"]} if asked["trainer"] else {}),
+        "space": usual_space(asked),
     }
-    return document | {"space": usual_space(document)}
 
 
 def _map(study: Study) -> str:

@@ -1,8 +1,9 @@
 """The table of a study's trials: sorted, filtered and cut into pages by its address, so that a view of it can be shared.
 
-    sort     a column, `-` before it for the largest first: number, config, status, predicted, measured, step, memory
+    sort     a column, `-` before it for the largest first: number, config, status, predicted, measured, step, memory, runs, spent
     status   one status
     where    knobs with their values (`tp=2 precision=bf16`), all of which must hold; other words are looked for in the config's short text
+    runs     `each`: a row for every run; else one for each config, with the figure of all its runs
     page     from 1
 
 Trials without a value in the sorted column come last.
@@ -18,6 +19,7 @@ from urllib.parse import urlencode
 
 from autotune.errors import SpecError
 from autotune.report.notes import brief_note, note_of
+from autotune.report.terminal import by_config, spent_s
 from autotune.results.result import Result
 from autotune.spec import FIELDS, Trial, TrialPurpose, TrialStatus, config_label
 from autotune.spec.checks import member_of, nearest, one_of
@@ -28,17 +30,23 @@ NOTE = 70
 """characters of a note; the trial's own page holds the whole"""
 MOST_WORDS = 20
 """words of a filter"""
-_Key = Callable[[Trial], Any]
+Row = tuple[Trial, int, float]
+"""(trial, runs of its config, seconds that they took)"""
+_Key = Callable[[Row], Any]
 COLUMNS: Mapping[str, tuple[str, bool, _Key]] = {
-    "number": ("#", True, lambda t: t.number),
-    "config": ("Config", False, lambda t: config_label(t.config)),
-    "status": ("Status", False, lambda t: str(t.status)),
-    "predicted": ("Predicted", True, lambda t: float(t.estimate.tokens_per_s) if t.estimate else None),
-    "measured": ("Measured", True, lambda t: t.measured.tokens_per_s if t.measured else None),
-    "step": ("Step", True, lambda t: t.measured.step_time_s if t.measured else None),
-    "memory": ("Memory", True, lambda t: t.peak_memory_bytes),
+    "number": ("#", True, lambda row: row[0].number),
+    "config": ("Config", False, lambda row: config_label(row[0].config)),
+    "status": ("Status", False, lambda row: str(row[0].status)),
+    "measured": ("Measured", True, lambda row: row[0].measured.tokens_per_s if row[0].measured else None),
+    "predicted": ("Predicted", True, lambda row: float(row[0].estimate.tokens_per_s) if row[0].estimate else None),
+    "step": ("Step", True, lambda row: row[0].measured.step_time_s if row[0].measured else None),
+    "memory": ("Memory", True, lambda row: row[0].peak_memory_bytes),
+    "runs": ("Runs", True, lambda row: row[1]),
+    "spent": ("Spent", True, lambda row: row[2] or None),
 }
 """(heading, whether it is a number, value) by the name in the address"""
+NARROW = ("number", "config", "status", "measured")
+"""those that a phone shows"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +57,7 @@ class TrialQuery:
     descending: bool = False
     status: str = ""
     where: str = ""
+    each_run: bool = False
     page: int = 1
 
     @classmethod
@@ -62,6 +71,7 @@ class TrialQuery:
             descending=sort.startswith("-"),
             status=member_of("status", status, TrialStatus) if status else "",
             where=values.get("where", "")[:200],
+            each_run=values.get("runs") == "each",
             page=max(1, int(number)) if is_number else 1,
         )
 
@@ -69,26 +79,30 @@ class TrialQuery:
         """The query of the address that asks the same but for the changes; without what is asked anyway."""
         sort = changes.get("sort", ("-" if self.descending else "") + self.sort)
         asked = {"sort": sort if sort != "number" else "", "status": self.status, "where": self.where}
+        asked["runs"] = "each" if changes.get("each_run", self.each_run) else ""
         page = changes.get("page", 1)
         return "?" + urlencode({k: v for k, v in {**asked, "page": page if page > 1 else ""}.items() if v}) + "#trials"
 
 
 def trial_table(result: Result, query: TrialQuery) -> dict[str, Any]:
     """The values of the template `trial_table.html`. Raises `SpecError` for a filter by a knob that no config has."""
-    found = _filtered(result.shown, query)
+    rows = by_config(result.shown) if not query.each_run else [(t, 1, spent_s([t])) for t in result.shown]
+    found = _filtered(rows, query)
     _, _, key = COLUMNS[query.sort]
-    known = [(value, t) for t in found if (value := key(t)) is not None]
-    known.sort(key=lambda pair: (pair[0], pair[1].number), reverse=query.descending)
-    order = [t for _, t in known] + [t for t in found if key(t) is None]
+    known = [(value, row) for row in found if (value := key(row)) is not None]
+    known.sort(key=lambda pair: (pair[0], pair[1][0].number), reverse=query.descending)
+    order = [row for _, row in known] + [row for row in found if key(row) is None]
     pages = max(1, -(-len(order) // PAGE))
     at = min(query.page, pages)
     best = result.best.number if result.best is not None else None
     return {
         "query": query,
         "heads": [_head(name, query) for name in COLUMNS],
-        "rows": [_row(t, best) for t in order[PAGE * (at - 1) : PAGE * at]],
+        "rows": [_row(row, best) for row in order[PAGE * (at - 1) : PAGE * at]],
         "found": len(order),
-        "all": len(result.shown),
+        "all": len(rows),
+        "trials": len(result.shown),
+        "other_runs": query.address(each_run=not query.each_run),
         "first": PAGE * (at - 1) + 1,
         "statuses": sorted({str(t.status) for t in result.shown}),
         "page": at,
@@ -106,22 +120,24 @@ def _head(name: str, query: TrialQuery) -> dict[str, Any]:
     return {
         "name": heading,
         "is_number": is_number,
+        "is_wide": name not in NARROW,
         "sorting": sorting,
         "address": query.address(sort=("-" if down else "") + name),
     }
 
 
-def _row(trial: Trial, best: int | None) -> dict[str, Any]:
-    values = {name: key(trial) for name, (_, _, key) in COLUMNS.items()}
+def _row(row: Row, best: int | None) -> dict[str, Any]:
+    trial = row[0]
+    values = {name: key(row) for name, (_, _, key) in COLUMNS.items()}
     note = note_of(trial)
     brief = note if len(note) <= NOTE else brief_note(trial, most=NOTE)
     purpose = "" if trial.purpose is TrialPurpose.SEARCH else str(trial.purpose)
     return {**values, "is_best": trial.number == best, "note": brief, "whole_note": note, "purpose": purpose}
 
 
-def _filtered(trials: Sequence[Trial], query: TrialQuery) -> list[Trial]:
+def _filtered(rows: Sequence[Row], query: TrialQuery) -> list[Row]:
     pairs, words = _asked(query.where)
-    own = {name for t in trials[:1] for name in t.config.extra}
+    own = {name for t, _, _ in rows[:1] for name in t.config.extra}
     for name in pairs:
         if name not in FIELDS and name not in own:
             raise SpecError(
@@ -130,11 +146,11 @@ def _filtered(trials: Sequence[Trial], query: TrialQuery) -> list[Trial]:
                 field="where",
             )
     return [
-        t
-        for t in trials
-        if (not query.status or t.status == query.status)
-        and all(str(t.config.value(name)).lower() == value for name, value in pairs.items())
-        and (not words or all(word in config_label(t.config).lower() for word in words))
+        row
+        for row in rows
+        if (not query.status or row[0].status == query.status)
+        and all(str(row[0].config.value(name)).lower() == value for name, value in pairs.items())
+        and (not words or all(word in config_label(row[0].config).lower() for word in words))
     ]
 
 

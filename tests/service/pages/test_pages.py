@@ -192,3 +192,21 @@ def test_pages_say_what_went_wrong(service: Service) -> None:
     assert "There is no study" in answer.text
     assert service.http.get("/studies?status=odd").status_code == 422
     assert service.http.get("/studies?page=99999999").status_code == 200
+
+
+def test_a_plan_shows_all_mistakes_of_its_form_at_once(service: Service) -> None:
+    asked = {"model": "llama-9b", "cluster": "h100", "seq_len": "long", "batch": "-3", "trainer": "megatrn"}
+    page = service.http.get("/plan", params=asked).text
+    assert page.count('<p class="bad" role="alert">') == 5
+    for word in ("llama-9b", "h100", "long", "-3", "megatrn"):
+        assert word in page.partition("</form>")[2]
+    right = service.http.get(
+        "/plan",
+        params={"model": "llama-8b", "cluster": "h100-sxm-1x8", "seq_len": "4096", "batch": "64", "trainer": ""},
+    ).text
+    assert "<h2>Try first</h2>" in right
+    assert "All speeds are predicted." in right
+    first = re.search(r"<dt>Tokens per second</dt><dd>([^<]*)</dd>", right)
+    assert first
+    cells = re.findall(r'<text class="cell"[^>]*>([^<]*)</text>', right)
+    assert first[1] in cells, "the map shows of each cell what the table ranks first"

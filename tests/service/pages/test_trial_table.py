@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,20 @@ def test_trials_are_sorted_by_any_column_those_without_a_value_last(small: Resul
     assert heads["Measured"]["sorting"] == "descending"
     assert heads["Measured"]["address"] == "?sort=measured#trials"
     assert heads["Memory"]["address"] == "?sort=-memory#trials"
+
+
+def test_a_config_has_one_row_unless_every_run_is_asked_for() -> None:
+    runs = [trial(0, step_time_s=1.0), trial(1, step_time_s=0.5, micro_batch_size=2)]
+    finals = [replace(t, number=n, purpose=TrialPurpose.FINAL) for n, t in enumerate([*runs, *runs], start=2)]
+    result = result_from(record(), [*runs, *finals])
+    table = trial_table(result, TrialQuery.of({}))
+    assert [(row["number"], row["runs"]) for row in table["rows"]] == [(0, 3), (1, 3)]
+    assert (table["all"], table["trials"], table["other_runs"]) == (2, 6, "?runs=each#trials")
+    assert all(row["spent"] > 0 for row in table["rows"])
+    each = trial_table(result, TrialQuery.of({"runs": "each", "sort": "-number"}))
+    assert [row["number"] for row in each["rows"]] == [5, 4, 3, 2, 1, 0]
+    assert each["other_runs"] == "?sort=-number#trials"
+    assert {head["name"] for head in table["heads"] if not head["is_wide"]} == {"#", "Config", "Status", "Measured"}
 
 
 def test_trials_are_filtered_by_status_knobs_and_words(small: Result, service: Service) -> None:
