@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune import api
-from autotune.errors import SpecError
+from autotune.errors import InfeasibleError, SpecError
 from autotune.schema import parse_study
 from autotune.space import SearchSpace
 from autotune.space.baseline import default_config
@@ -208,3 +208,30 @@ def test_trainers_that_cannot_post_train_say_who_can() -> None:
     study = parse_study(spec(trainer="torchtitan"))
     with pytest.raises(Exception, match=r"cannot set a step of post-training.*verl"):
         api.plan_of(study)
+
+
+def test_a_sequence_longer_than_a_micro_batch_has_one_of_its_own_in_openrlhf_alone() -> None:
+    """verl and NeMo-RL refuse such a limit; OpenRLHF packs the sequence alone."""
+    document = spec()
+    for trainer, engine, is_legal in (("verl", "fsdp", False), ("openrlhf", "deepspeed", True)):
+        asked = {
+            **document,
+            "trainer": {"kind": trainer, "model": "x"},
+            "rl": {**document["rl"], "engine": engine, "micro_batch_tokens": 4096},
+        }
+        study = parse_study(
+            {
+                **asked,
+                "space": {
+                    "micro_batch_size": [1],
+                    "zero_stage": [2, 3],
+                    "recompute": ["none", "full"],
+                    "precision": ["bf16"],
+                },
+            }
+        )
+        if is_legal:
+            assert len(SearchSpace.of_study(study)) > 0
+        else:
+            with pytest.raises(InfeasibleError, match="hold the longest sequence"):
+                SearchSpace.of_study(study)

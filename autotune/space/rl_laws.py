@@ -47,8 +47,14 @@ def _generates(check: Callable[[Workload, ConfigTable], Any]) -> Callable[[Workl
     return lambda w, t: np.asarray(check(w, t)) if _asked(w).generates else np.ones(len(t), dtype=np.bool_)
 
 
+ALONE = ("openrlhf",)
+"""trainers that give a sequence which is longer than a micro-batch one of its own (OpenRLHF: `utils/seqlen_balancing.py`)"""
+
+
 def _holds_longest(workload: Workload, table: ConfigTable, name: str) -> Mask:
     tokens = _values(workload, table, name)
+    if workload.trainer in ALONE:
+        return np.ones(len(table), dtype=np.bool_)
     return np.asarray((tokens == 0) | (tokens * table.cp >= _asked(workload).longest))
 
 
