@@ -147,6 +147,7 @@ class SpecTools:
             fits=found.fits,
             missing=[f"{each.what}; {each.remedy}" for each in found.missing],
             edits=[edit.to_dict() for edit in found.edits],
+            trials=[edit.to_dict() for edit in found.trials],
             warnings=[each.text for each in found.warnings],
         )
 

@@ -79,6 +79,8 @@ class ReviewedLaunch(ToolAnswer):
     """what was not found, and how to say it"""
     edits: list[dict[str, Any]]
     """changes that surely gain, best first: knob, from, to, lines, gain with its 90% interval"""
+    trials: list[dict[str, Any]]
+    """if no edit surely gains: up to three changes that are worth a trial, with their chance of a gain"""
     warnings: list[str]
     """what is wrong or dangerous"""
 

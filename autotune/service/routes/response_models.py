@@ -333,6 +333,13 @@ class ReviewAnswer(Answer):
     earlier: Plain | None = Field(description="measurement of the nearest config: an observed run or a trial")
     edits: list[Plain] = Field(description="best first: knob, from, to, line, gain with its 90% interval, memory_bytes")
     together: Plain | None
+    trials: list[Plain] = Field(
+        default=[],
+        description="if no edit is certain to gain: changes worth a trial, like edits, with their chance of a gain",
+    )
+    if_out_of_memory: Plain | None = Field(
+        default=None, description="if the launch may not fit and no edit surely does: what would help"
+    )
     warnings: list[Plain]
 
 
