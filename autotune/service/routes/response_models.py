@@ -335,7 +335,7 @@ class ReviewAnswer(Answer):
     together: Plain | None
     trials: list[Plain] = Field(
         default=[],
-        description="if no edit is certain to gain: changes worth a trial, like edits, with their chance of a gain",
+        description="if no edit is certain to be faster: changes worth a trial, like edits, with their chance of a gain",
     )
     if_out_of_memory: Plain | None = Field(
         default=None, description="if the launch may not fit and no edit surely does: what would help"
