@@ -43,7 +43,7 @@ def dangers_of(
         yield from _of_variables(name, text)
         if name.endswith(".py"):
             yield from _of_a_program(name, text, config)
-        yield from _of_flags(name, text)
+        yield from _of_flags(name, text, workload)
 
 
 def _of_the_config(
@@ -55,7 +55,7 @@ def _of_the_config(
     if config.recompute != "none" and used < 1.0 - FREE:
         yield _at(
             texts,
-            r"checkpoint|recompute",
+            r"gradient_checkpoint|activation_checkpoint|checkpoint_activation|activation_checkpointing|recompute",
             f"recompute={config.recompute} repeats the forward pass, but only {used:.0%} of {format_bytes(workload.cluster.gpu.memory_bytes)} of memory is predicted to be used: switch it off, or use the memory for a larger micro-batch",
         )
     bubble = float(predicted.time_parts_s.bubble) / float(predicted.step_time_s)
@@ -168,7 +168,7 @@ def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterat
         break
 
 
-def _of_flags(name: str, text: str) -> Iterator[Danger]:
+def _of_flags(name: str, text: str, workload: Workload | None) -> Iterator[Danger]:
     """Flags that have no effect as they stand, or undo each other."""
     flags: dict[str, tuple[int, str]] = {}
     for number, line in code_lines(text):
@@ -197,7 +197,12 @@ def _of_flags(name: str, text: str) -> Iterator[Danger]:
             "--dataloader_num_workers 0: the GPU waits while a batch is prepared; 2 to 8 workers prepare it in advance",
         ),
         (
-            "per_device_train_batch_size" in flags and unset and not is_python,
+            # a program of another loop may have the option of a batch and not that of workers
+            "per_device_train_batch_size" in flags
+            and unset
+            and not is_python
+            and workload is not None
+            and workload.loop == "hf_trainer",
             "per_device_train_batch_size",
             "--dataloader_num_workers is not given, and transformers' default is 0: the GPU waits while a batch is prepared; add --dataloader_num_workers 4",
         ),

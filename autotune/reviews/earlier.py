@@ -26,7 +26,21 @@ PUBLISHED_FILE = Path(__file__).with_name("published.csv")
 """facts from public sources, with the source in each row"""
 FAR = 3.0
 """factor between two lengths of sequences from which one says nothing about the other: attention and memory are others"""
-COLUMNS = ("source", "model", "layers", "hidden", "gpu", "gpus", "seq_len", "trainer", "step_time_s", "config")
+COLUMNS = (
+    "source",
+    "model",
+    "params_b",
+    "layers",
+    "hidden",
+    "gpu",
+    "gpus",
+    "seq_len",
+    "trainer",
+    "step_time_s",
+    "config",
+)
+ALIKE = 1.12
+"""factor between the parameters of two models that count as one of these layers"""
 LOOKED_AT = 50
 """of runs and of trials"""
 TRIAL, PUBLISHED = "trial", "published"
@@ -100,16 +114,17 @@ def _published(workload: Workload, config: ParallelConfig) -> Iterator[Earlier]:
     """What ships."""
     model, gpu = workload.model, workload.cluster.gpu.name
     ours = (str(model.num_layers), str(model.hidden_size), gpu, str(config.world_size))
-    if workload.rl is not None:
-        return  # published runs are plain trainings
+    if workload.rl is not None or workload.peft is not None:
+        return  # published runs are plain trainings of all weights
     for row in _published_rows().get(ours, ()):
         there = ParallelConfig.parse(row["config"])
         seq_len, step_time_s = int(row["seq_len"]), float(row["step_time_s"])
-        if not 1 / FAR < seq_len / workload.seq_len < FAR:
+        is_alike = 1 / ALIKE < float(row["params_b"]) * 1e9 / model.num_parameters < ALIKE
+        if not (is_alike and 1 / FAR < seq_len / workload.seq_len < FAR):
             continue
         yield Earlier(
             kind=PUBLISHED,
-            where=row["source"],
+            where=f"{row['model']}, {row['source']}",
             program=row["trainer"],
             config=there,
             cluster=f"{row['gpus']} x {row['gpu']}",

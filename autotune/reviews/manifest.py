@@ -82,8 +82,16 @@ def _pods(document: Mapping[str, Any]) -> Iterator[_Pod]:
             per_node = spec.get("nprocPerNode")
             for each in replicas.values():
                 for container in _containers(_mapping(_mapping(each).get("template"))):
+                    asked = _gpus(_mapping(container.get("resources")))
                     count = int(str(per_node)) if str(per_node).isdecimal() else None
-                    yield _pod(container, nodes, gpus=_gpus(_mapping(container.get("resources"))) or count)
+                    # PET_NPROC_PER_NODE is set for torchrun: to nprocPerNode, else ("auto") to the GPUs of a pod; a plain command is one process
+                    ranks = count or (asked if _starts_by_torchrun(container) else None)
+                    yield _pod(
+                        container,
+                        nodes,
+                        gpus=asked or count,
+                        per_node=ranks if _starts_by_torchrun(container) else None,
+                    )
         case "JobSet":
             for each in spec.get("replicatedJobs") or ():
                 job = _mapping(_mapping(_mapping(each).get("template")).get("spec"))
@@ -110,6 +118,15 @@ def _pod(container: Mapping[str, Any], nodes: int, *, gpus: int | None, per_node
         if isinstance(each, Mapping) and "name" in each and "value" in each
     ]
     return _Pod(tuple(words), tuple(env), nodes, gpus, per_node)
+
+
+def _starts_by_torchrun(container: Mapping[str, Any]) -> bool:
+    """Whether the pod's command begins with torchrun."""
+    return any(
+        str(word).rpartition("/")[2] == "torchrun"
+        for key in ("command", "args")
+        for word in (container.get(key) or ())[:1]
+    )
 
 
 def _script(pod: _Pod) -> str:

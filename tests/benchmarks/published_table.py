@@ -24,6 +24,7 @@ def rows() -> Iterator[dict[str, str]]:
                     yield {
                         "source": f"{name}: {block.where}",
                         "model": workload.model.name,
+                        "params_b": f"{workload.model.num_parameters / 1e9:.3g}",
                         "layers": str(workload.model.num_layers),
                         "hidden": str(workload.model.hidden_size),
                         "gpu": workload.cluster.gpu.name,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+import yaml
+
 from autotune import api
-from autotune.reviews.earlier import PUBLISHED_FILE
+from autotune.reviews.earlier import PUBLISHED_FILE, earlier_of
 from autotune.reviews.edits import SURE
+from autotune.spec import ParallelConfig
 from tests.benchmarks.published_table import text
 from tests.benchmarks.review_pairs import pairs
 
+OWN_PROGRAM = "trainer: {kind: command, argv: [python, x.py, '--mbs={micro_batch_size}', '--acc={accumulation_steps}', '--tp={tp}']}"
 SPEC = """
 name: published
 model: llama-8b
@@ -34,11 +39,38 @@ def test_a_review_names_the_nearest_published_measurement() -> None:
         "accumulation_steps",
         "dp",
         "tp",
+        "pp",
+        "pp_schedule",
+        "recompute",
         "precision",
         "zero_stage",
         "seq_len",
     }
+    assert "nanotron-llama-8B" in found.where
     assert api.review(SPEC.replace("h100-sxm", "l40s")).earlier is None
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("mixtral-8x7b", ""),
+        ("llama-8b", ", peft: {method: lora, rank: 16}"),
+        (
+            "{num_layers: 32, hidden_size: 4096, num_attention_heads: 32, vocab_size: 128256, ffn_hidden_size: 28672, gated_mlp: true}",
+            "",
+        ),
+    ],
+    ids=["experts", "adapters", "another size"],
+)
+def test_a_run_of_another_model_with_as_many_layers_is_not_named(model: str, more: str) -> None:
+    text = SPEC.replace("model: llama-8b", f"model: {model}").replace(
+        "global_batch_size: 128}", f"global_batch_size: 128{more}}}"
+    )
+    study = api.load_study(yaml.safe_load(text.replace("trainer: megatron", OWN_PROGRAM)))
+    config = ParallelConfig(dp=8, accumulation_steps=16, zero_stage=1, precision="bf16")
+    assert earlier_of(study, config, None) is None
+    llama = api.load_study(yaml.safe_load(SPEC.replace("trainer: megatron", OWN_PROGRAM)))
+    assert earlier_of(llama, config, None) is not None
 
 
 def test_what_may_not_fit_may_be_worth_a_trial_and_its_risk_is_said() -> None:

@@ -645,3 +645,24 @@ def test_a_launch_whose_ranks_hold_everything_is_told_that_sharding_fits(tmp_pat
     found = review(launch, cluster="a100-80gb")
     assert found.fits is False
     assert any("FSDP or ZeRO 3" in each.text and "which fits" in each.text for each in found.warnings)
+
+
+def test_a_pytorchjob_starts_the_ranks_that_its_operator_sets(tmp_path: Path) -> None:
+    pod = (
+        "template: {{spec: {{containers: [{{name: pytorch, command: [{words}run_clm.py, --model_name_or_path=meta-llama/Llama-3.1-8B, --per_device_train_batch_size=1, "
+        "--gradient_accumulation_steps=8, --gradient_checkpointing=True, --fsdp=full_shard, --block_size=4096, --bf16=True], resources: {{limits: {{nvidia.com/gpu: 8}}}}}}]}}}}"
+    )
+    text = (
+        "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {{name: ft}}\nspec:\n  {spec}\n  pytorchReplicaSpecs:\n"
+        "    Master: {{replicas: 1, {pod}}}\n    Worker: {{replicas: 3, {pod}}}\n"
+    )
+    for spec, words in (
+        ('nprocPerNode: "8"', "torchrun, "),
+        ("runPolicy: {}", "torchrun, "),
+        ("runPolicy: {}", "torchrun, --nproc_per_node=8, --nnodes=4, "),
+    ):
+        launch = tmp_path / "job.yaml"
+        launch.write_text(text.format(spec=spec, pod=pod.format(words=words)))
+        found = review(launch, cluster="h100-sxm")
+        assert found.config is not None, found.missing
+        assert found.config.dp == 32
