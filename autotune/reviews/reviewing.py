@@ -159,6 +159,12 @@ def _review(
         document["trainer"] = with_program_files(document["trainer"], found.base.absolute())
     study = parse_study(document, base=found.base, local_cluster=local_cluster, inspect=None)
     config = _config(study, said.get("config"))
+    if found.asked is not None and math.prod(found.asked) != study.workload.cluster.num_gpus and said.get("cluster"):
+        nodes, per_node = found.asked
+        assumed += (
+            f"the launch starts {nodes * per_node} ranks ({nodes} x {per_node}), but the review is of {study.workload.cluster.name} as --cluster says, "
+            f"with {config.world_size} ranks",
+        )
     constants = stored_calibration(study.workload, store, program_of(study)) or calibration_for(study.workload)
     predicted = estimate(study.workload, config, calibration=constants)
     measured_s, source = _measured(study, predicted, measured_s, log)

@@ -30,7 +30,7 @@ from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import SHELL_SCRIPTS, first_draft, text_draft
 from autotune.onboarding.launch.launch_script import Started, started_by
 from autotune.reviews.manifest import gpus_of, is_manifest, launch_of
-from autotune.spec import catalog
+from autotune.spec import ParallelConfig, catalog
 from autotune.trainers import trainer, trainer_names
 
 _FOLDER: ContextVar[str] = ContextVar("folder", default="")
@@ -205,6 +205,10 @@ def _of_command(
     return _read(draft, name, {name: text}, started, ranks, base)
 
 
+NODE = 8
+"""GPUs of a node where nobody says"""
+
+
 def _drafted(
     path: Path,
     name: str,
@@ -217,7 +221,19 @@ def _drafted(
     asked = (started.nodes, started.gpus_per_node) if started and started.gpus_per_node else None
     folder = path.absolute().parent
     draft = first_draft(path, model=model, cluster=sized(cluster, asked), folder=folder)
+    if asked is None and cluster in catalog.gpu_names() and (asked := _ranks_of(draft)) is not None:
+        draft = first_draft(path, model=model, cluster=sized(cluster, asked), folder=folder)
     return _read(draft, name, texts, started, asked, folder)
+
+
+def _ranks_of(draft: Draft) -> tuple[int, int] | None:
+    """(nodes, ranks of a node) by the baseline of a configuration; None where that leaves the ranks to the cluster, or they are no whole nodes of `NODE`."""
+    baseline = str(draft.document.get("baseline", ""))
+    if not re.search(r"\bdp=", baseline):
+        return None
+    ranks = ParallelConfig.parse(baseline).world_size
+    per_node = min(ranks, NODE)
+    return (ranks // per_node, per_node) if ranks % per_node == 0 else None
 
 
 def _read(

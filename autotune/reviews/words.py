@@ -133,8 +133,9 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
     if tokens is not None:
         bill = Bill.of(review.study.workload.cluster, float(estimate.tokens_per_s), tokens)
         share = [time / float(estimate.step_time_s) for time in (low, high)]
-        cost = f", about ${two_digits(bill.cost_usd)}" if bill.cost_usd else ""
         days = " to ".join(two_digits(bill.days * each) for each in share)
+        range_usd = " to ".join(f"${two_digits((bill.cost_usd or 0.0) * each)}" for each in share)
+        cost = f", about ${two_digits(bill.cost_usd)} ({range_usd})" if bill.cost_usd else ""
         yield f"{format_count(tokens)} tokens: {two_digits(bill.days)} days ({days}){cost}"
     if review.earlier is not None:
         yield _earlier(review.earlier)
@@ -197,7 +198,7 @@ def _together(review: Review) -> Iterator[str]:
         if review.fits is False and not review.if_out_of_memory and not review.trials:
             yield "no edit makes it fit with these ranks and this batch: use more GPUs, or knobs that the launch does not set"
         elif review.trials:
-            yield "no edit is certain to be faster; worth a trial:"
+            yield "no edit is certain to fit and to be faster; worth a trial:"
         elif more >= 0.03:
             yield f"no edit is certain to be faster: the best guess is {more:+.0%}, but its interval includes losses; run a trial, or give --measured"
         else:
