@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -217,7 +218,7 @@ def _completed(
     """The spec with what was said in its place, and what is still missing."""
     document = dict(found.document)
     workload = dict(document.get("workload") or {})
-    open_keys = dict.fromkeys(key for key in found.fill_in if key != "trainer.argv")
+    open_keys = dict.fromkeys(key for key in found.fill_in if key not in ("trainer.argv", "trainer.cwd"))
     if any(VOCABULARY in comment for comment in found.comments):  # the shape is known but for that
         open_keys.pop("model", None)
     for name, key in (("seq_len", "workload.seq_len"), ("batch", "workload.global_batch_size")):
@@ -238,6 +239,18 @@ def _completed(
             if isinstance(document.get("space"), dict)
             else document.get("space")
         )
+        if isinstance(document.get("baseline"), str):
+            document["baseline"] = re.sub(r"precision=\w+", f"precision={said['precision']}", document["baseline"])
+        launcher = document.get("trainer")
+        if (
+            isinstance(launcher, dict)
+            and launcher.get("kind") == "command"
+            and "{precision}" not in str(launcher.get("argv"))
+        ):
+            document["trainer"] = {
+                **launcher,
+                "fixed": {**(launcher.get("fixed") or {}), "precision": said["precision"]},
+            }
         open_keys.pop("space.precision", None)
     if said.get("config"):
         document["baseline"] = said["config"]
@@ -390,5 +403,7 @@ def _part(document: Mapping[str, Any], found: Target) -> str:
         else f"a configuration of {kind}"
     )
     ranks = f" on {found.asked[0]} x {found.asked[1]} ranks" if found.asked else ""
-    baseline = f"; {document['baseline']}" if "baseline" in document else ""
-    return f"{started}{ranks}{baseline}"
+    known = str(document.get("baseline", ""))
+    if "space.precision" in found.fill_in:  # it stands there for nothing that was read
+        known = re.sub(r",?precision=\w+", "", known)
+    return f"{started}{ranks}{'; ' if known else ''}{known}"

@@ -666,3 +666,18 @@ def test_a_pytorchjob_starts_the_ranks_that_its_operator_sets(tmp_path: Path) ->
         found = review(launch, cluster="h100-sxm")
         assert found.config is not None, found.missing
         assert found.config.dp == 32
+
+
+def test_a_number_format_that_only_the_program_knows_can_be_said(tmp_path: Path) -> None:
+    launch = tmp_path / "train.sh"
+    launch.write_text(
+        "deepspeed --num_gpus 8 main.py --data_path Dahoas/rm-static --data_split 2,4,4 --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 4 "
+        "--max_seq_len 512 --num_train_epochs 4 --gradient_accumulation_steps 1 --lr_scheduler_type cosine --gradient_checkpointing --zero_stage 3 --deepspeed\n"
+    )
+    asked = review(launch, cluster="a100-80gb")
+    assert [each.what for each in asked.missing] == ["the number format"]
+    assert "precision" not in asked.understood
+    said = review(launch, cluster="a100-80gb", precision="bf16")
+    assert said.config is not None
+    assert said.config.precision == "bf16"
+    assert said.estimate is not None

@@ -22,8 +22,8 @@ TRAINING_ARGUMENTS: tuple[tuple[str, str, Any], ...] = (
 """of `TrainingArguments`; they print a loss dictionary every `logging_steps`"""
 MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 """of `TrainingArguments` and of the examples of transformers and accelerate whose loop is their own; both accumulate nothing unless told"""
-OWN_LOOP = frozenset({"num_warmup_steps", "max_train_steps", "checkpointing_steps", "with_tracking"})
-"""of the examples `*_no_trainer.py` of transformers and accelerate, whose loop is their own and whose other options are called as `TrainingArguments`' are"""
+OWN_LOOP = frozenset({"num_warmup_steps", "max_train_steps", "checkpointing_steps", "with_tracking", "zero_stage"})
+"""of the examples `*_no_trainer.py` of transformers and accelerate and of DeepSpeed-Chat, whose loop is their own and whose other options are called as `TrainingArguments`' are"""
 OF_TRAINER = frozenset({
     "bf16", "fp16", "tf32", "deepspeed", "fsdp", "optim", "torch_compile", "gradient_checkpointing", "max_steps", "warmup_steps", "warmup_ratio", "max_grad_norm",
     "do_train", "do_eval", "logging_steps", "logging_strategy", "logging_dir", "save_steps", "save_strategy", "save_total_limit", "eval_steps", "eval_strategy",
