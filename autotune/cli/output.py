@@ -98,14 +98,14 @@ VerboseOption = Annotated[
 ]
 StudyArgument = Annotated[str, typer.Argument(metavar="ID", help="Study: id, prefix of the id, or name.")]
 StudyOfFolder = Annotated[
-    str, typer.Argument(metavar="ID", help="Study: id, prefix of the id, or name. With --in: the study of the folder.")
+    str, typer.Argument(metavar="ID", help="Study: id, prefix of the id, or name. With --in it can be left out.")
 ]
 InOption = Annotated[
     Path | None,
     typer.Option(
         "--in",
         metavar="FOLDER",
-        help="Folder of a study that runs as a job (`autotune tune SPEC --on slurm`): its results so far, instead of a store.",
+        help="Read the results from the folder of a job (`autotune tune SPEC --on slurm`) instead of a store.",
     ),
 ]
 

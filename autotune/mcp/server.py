@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 INSTRUCTIONS = """autotune finds the fastest stable configuration (tp, pp, dp, micro-batch, precision, recomputation, ...) to train a model on a cluster.
 Predictions need no hardware: `catalog` lists what a spec may use, `legal_configs` what is valid, `plan` ranks what fits, `check_config` explains one config. `review` reads a launch without a spec.
 `best_known` finds earlier measurements. `study_result` and `study_trials` read studies. Times are seconds, sizes bytes."""
-MAY_SUBMIT = "`submit_study` runs real trials on the service, as far as its token allows; `steer_study` pauses, resumes, stops or cancels one."
+MAY_SUBMIT = "`submit_study` runs real trials on the service, if the token allows it. `steer_study` pauses, resumes, stops or cancels a study."
 READ_ONLY = (
     "Studies are read-only: to submit them, start this server with the address of a service (--url or AUTOTUNE_URL)."
 )

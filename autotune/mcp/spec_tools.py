@@ -1,4 +1,4 @@
-"""Tools that need no hardware and no study: what specs may name, what is legal, what fits, what is predicted.
+"""Tools that need no hardware and no study: what specs may name, what is valid, what fits, what is predicted.
 
 A spec is the document of `autotune tune`, as an object. `store`: measured constants and profiles of this store refine the predictions.
 """
@@ -47,7 +47,7 @@ class SpecTools:
         self._store = store
 
     def catalog(self) -> dict[str, list[str]]:
-        """Names that a spec may use: models, gpus, clusters, spaces, trainers, runners, searchers, knobs. A cluster of any size is GPU-NODESxGPUS, e.g. h100-sxm-16x8."""
+        """List the names that a spec may use: models, gpus, clusters, spaces, trainers, runners, searchers, knobs. A cluster of any size is GPU-NODESxGPUS, e.g. h100-sxm-16x8."""
         return {
             "models": list(catalog.model_names()),
             "gpus": list(catalog.gpu_names()),
@@ -60,7 +60,7 @@ class SpecTools:
         }
 
     def legal_configs(self, spec: Spec) -> LegalSpace:
-        """What is legal: how many configs the spec's space holds, which values each knob takes among them, and what each law excludes."""
+        """Count the valid configs of the spec's space. The answer has the values that each knob takes in them, and how many combinations each rule excludes."""
         space = SearchSpace.of_study(api.load_study(spec))
         varying = {name: list(values) for name, values in space.knobs.items() if len(values) > 1}
         fixed = {name: values[0] for name, values in space.knobs.items() if len(values) == 1}
@@ -77,7 +77,7 @@ class SpecTools:
             ),
         ],
     ) -> CheckedConfig:
-        """What is predicted of one config: whether it is legal (or which law it breaks), whether it fits into memory, its step time and memory by parts."""
+        """Predict one config: whether it is valid (or why not), whether it fits into memory, and its step time and memory by parts."""
         study = api.load_study(spec)
         asked = complete(study.workload, config, study.space.own_knobs)
         capacity = study.workload.cluster.gpu.memory_bytes
@@ -105,7 +105,7 @@ class SpecTools:
         )
 
     def plan(self, spec: Spec, top: Top = 5) -> RankedPlan:
-        """What fits, best first: the feasible configs of the spec's space ranked by the cost model. Runs nothing."""
+        """Rank the configs of the spec's space that fit, best first, by the cost model. Nothing is run."""
         study = api.load_study(spec)
         found = api.plan_of(study, top=top, store=self._store, profile=False)
         miss = found.nearest_miss
@@ -132,13 +132,13 @@ class SpecTools:
         ],
         cluster: Annotated[str | None, Field(description="GPU-NODESxGPUS, or a GPU type: h100-sxm.")] = None,
         model: Annotated[
-            str | None, Field(description="Catalog name or hub id, if the launch does not have it.")
+            str | None, Field(description="Catalog name or hub id, if the launch does not name the model.")
         ] = None,
         seq_len: Annotated[int | None, Field(ge=1, description="Tokens per sequence.")] = None,
         batch: Annotated[int | None, Field(ge=1, description="Sequences per optimizer step.")] = None,
         measured_s: Annotated[float | None, Field(gt=0, description="Measured seconds per step.")] = None,
     ) -> ReviewedLaunch:
-        """What there is to say of a launch as it is, without a spec and without running it: whether it fits, how fast it should be, which lines to edit."""
+        """Review a launch as it is, without a spec and without running it: whether it fits, how fast it should be, and which lines to edit."""
         found = review_texts(
             files, store=self._store, cluster=cluster, model=model, seq_len=seq_len, batch=batch, measured_s=measured_s
         )
@@ -159,10 +159,10 @@ class SpecTools:
             Field(description="Clusters (h100-sxm-8x8), or GPU types (h200-sxm) with as many GPUs as the spec's."),
         ],
         train_tokens: Annotated[
-            float | None, Field(gt=0, description="Tokens of the whole training, for days and cost.")
+            float | None, Field(gt=0, description="Tokens of the whole training run, to compute days and cost.")
         ] = None,
     ) -> list[ClusterRow]:
-        """The spec's best config on each of several clusters, with speed, days and cost."""
+        """Compare several clusters: the spec's best config on each, with speed, days and cost."""
         study = api.load_study(spec)
         rows = api.compare_clusters_of(study, clusters, tokens=train_tokens, store=self._store)
         return [

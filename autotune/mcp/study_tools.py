@@ -1,4 +1,4 @@
-"""Tools about studies: what there is, what came out, and through a service submitting and steering.
+"""Tools about studies: list them, read their results, and through a service submit and control them.
 
 `source` answers: a store, or a service through `autotune.Client`. What the caller may see and do on a service is decided by its token; its refusals arrive
 as tool errors. A store is only read: whoever can write its file can run studies with `autotune tune`, and an agent should have a token instead.
@@ -42,11 +42,11 @@ class StudyTools:
 
     def list_studies(
         self,
-        status: Annotated[str, Field(description="Only with this status, e.g. RUNNING; empty: all.")] = "",
-        model: Annotated[str, Field(description="Only of this model; empty: all.")] = "",
+        status: Annotated[str, Field(description="Only studies with this status, e.g. RUNNING. Default: all.")] = "",
+        model: Annotated[str, Field(description="Only studies of this model. Default: all.")] = "",
         limit: Annotated[int, Field(ge=1, le=200)] = 20,
     ) -> list[StudySummary]:
-        """Studies, newest first."""
+        """List studies, newest first."""
         filters: dict[str, Any] = {"model": model} if model else {}
         if status:
             filters["status"] = member_of("status", status, StudyStatus)
@@ -65,7 +65,7 @@ class StudyTools:
         ]
 
     def study_result(self, study: StudyId) -> StudyReport:
-        """A study's state and answer so far: the best config, the baseline beside it, the speedup with its 95% interval; of a study with a target, the target's ranking. Ask again while it runs."""
+        """Read a study's state and its result so far: the best config, the baseline, and the speedup with its 95% interval. A study with a target returns the target's ranking instead. Call it again while the study runs."""
         return _report(self._source.status(study))
 
     def study_trials(
@@ -74,13 +74,13 @@ class StudyTools:
         offset: Annotated[int, Field(ge=0, description="Trials to skip.")] = 0,
         limit: Annotated[int, Field(ge=1, le=200)] = 50,
     ) -> list[TrialRow]:
-        """The trials of a study by number: what was measured, what was predicted, how it failed."""
+        """List the trials of a study by number: what was measured, what was predicted, how a trial failed."""
         return [TrialRow.of(trial) for trial in self._source.result(study).shown[offset : offset + limit]]
 
     def failure_log(
-        self, study: StudyId, number: Annotated[int, Field(ge=0, description="Number of a failed trial.")]
+        self, study: StudyId, number: Annotated[int, Field(ge=0, description="Number of the failed trial.")]
     ) -> str:
-        """The evidence of one failed trial: kind, message, exception and last log lines."""
+        """Read the evidence of one failed trial: kind, message, exception and last log lines."""
         found = trial_of(self._source.result(study), number)
         if found.failure is None:
             raise NotFoundError(
@@ -90,19 +90,19 @@ class StudyTools:
         return found.failure.evidence
 
     def explain(
-        self, study: StudyId, number: Annotated[int | None, Field(description="A trial; empty: the winner.")] = None
+        self, study: StudyId, number: Annotated[int | None, Field(description="Number of a trial. Default: the winner.")] = None
     ) -> list[str]:
-        """Why a trial won or lost, in sentences."""
+        """Explain in sentences why a trial won or lost."""
         text: list[str] = self._source.explain(study, number)["text"]
         return list(text)
 
     def best_known(
         self,
-        model: Annotated[str, Field(description="Model, by its name in the catalog or in the history.")],
-        cluster: Annotated[str, Field(description="Cluster; empty: any.")] = "",
+        model: Annotated[str, Field(description="Name of the model, from the catalog or from an earlier study.")],
+        cluster: Annotated[str, Field(description="Only measurements on this cluster. Default: any.")] = "",
         top: Top = 3,
     ) -> KnownConfigs:
-        """The best known configs of a model across all studies. Where nothing was measured: those of the nearest workload, or the cost model's ranking; `source` says which."""
+        """Find the best known configs of a model across all studies. If nothing was measured, they are those of the most similar workload or the cost model's ranking. `source` says which."""
         found = self._source.best_across(model=model, cluster=cluster, top=top)
         return KnownConfigs(
             source=found["source"], configs=[_known(row) for row in found["configs"]], notes=found["notes"]
@@ -111,7 +111,7 @@ class StudyTools:
     def export_launch(
         self, study: StudyId, trainer: Annotated[str, Field(description="A trainer of the catalog.")]
     ) -> LaunchFiles:
-        """The study's best config as a launch of that trainer: command line, environment, files. Nothing is written or started."""
+        """Export the study's best config for a trainer: command line, environment and files. Nothing is written or started."""
         found = masked(self._source.export(study, trainer, {}))
         return LaunchFiles(
             trainer=found["trainer"],
@@ -135,13 +135,13 @@ class SteeringTools:
         idempotency_key: Annotated[
             str,
             Field(
-                description="Any text: submitting twice with the same key makes one study.",
+                description="Any text. Submitting twice with the same key creates one study.",
                 min_length=1,
                 max_length=200,
             ),
         ],
     ) -> StudyReport:
-        """Submits a study to the service, which runs real trials. Call `plan` first. The token must have the scope for it."""
+        """Submit a study to the service, which runs real trials. Call `plan` first. The token's scope must allow it."""
         made = self._source.submit(spec, idempotency_key=idempotency_key)["study"]
         return _report(self._source.status(made["id"]))
 
@@ -151,11 +151,11 @@ class SteeringTools:
         action: Annotated[
             Literal["pause", "resume", "stop", "cancel"],
             Field(
-                description="pause: no new trials; stop: let running ones finish and name the best; cancel: kill them."
+                description="pause: start no new trials. resume: continue. stop: let running trials finish and name the best config. cancel: kill running trials and end."
             ),
         ],
     ) -> StudyReport:
-        """Pauses, resumes, stops or cancels a study of the service."""
+        """Pause, resume, stop or cancel a study of the service."""
         self._source.act(study, action)
         return _report(self._source.status(study))
 

@@ -16,13 +16,13 @@ from autotune.spec import Estimate, ParallelConfig, Trial
 
 
 class ToolAnswer(BaseModel):
-    """Base of all answers. The line under each field is its description in the schema."""
+    """Base of all answers. The string under each field is its description in the schema."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Prediction(ToolAnswer):
-    """What the cost model expects of a config."""
+    """The cost model's prediction for a config."""
 
     step_time_s: float
     """seconds of an optimizer step"""
@@ -37,7 +37,7 @@ class Prediction(ToolAnswer):
     peak_memory_bytes: float
     """of the fullest GPU"""
     oom_probability: float
-    """that it runs out of memory, 0 to 1"""
+    """probability that it runs out of memory, 0 to 1"""
 
     @classmethod
     def of(cls, estimate: Estimate) -> Prediction:
@@ -46,18 +46,18 @@ class Prediction(ToolAnswer):
 
 
 class CheckedConfig(ToolAnswer):
-    """Whether a config is legal and fits, and what is predicted of it."""
+    """Whether a config is valid and fits, and its prediction."""
 
     config: str
-    """the whole config, with what followed from the spec"""
+    """the whole config, including values that follow from the spec"""
     legal: bool
-    """whether it obeys every law and the trainer can launch it"""
+    """whether it obeys every rule and the trainer can launch it"""
     reason: str
-    """why it is illegal; empty when it is legal"""
+    """why it is invalid; empty if it is valid"""
     fits: bool | None
-    """whether it is expected to fit into memory; None when it is illegal"""
+    """whether it is expected to fit into memory; None if it is invalid"""
     predicted: Prediction | None
-    """None when it is illegal"""
+    """None if it is invalid"""
     memory_bytes: float
     """capacity of one GPU"""
     time_parts_s: Mapping[str, float] = Field(default_factory=dict)
@@ -69,18 +69,18 @@ class CheckedConfig(ToolAnswer):
 
 
 class ReviewedLaunch(ToolAnswer):
-    """What there is to say of a launch."""
+    """The review of a launch."""
 
     text: str
     """the review in words"""
     fits: bool | None
     """whether it is expected to fit; None while something is missing"""
     missing: list[str]
-    """what was not found, and how to say it"""
+    """what was not found, and how to provide it"""
     edits: list[dict[str, Any]]
-    """changes that surely gain, best first: knob, from, to, lines, gain with its 90% interval"""
+    """changes that are certain to be faster, best first: knob, from, to, lines, gain with its 90% interval"""
     trials: list[dict[str, Any]]
-    """if no edit surely gains: up to three changes that are worth a trial, with their chance of a gain"""
+    """if no edit is certain to be faster: up to three changes that are worth a trial, with their chance of a gain"""
     warnings: list[str]
     """what is wrong or dangerous"""
 
@@ -100,32 +100,32 @@ class RankedPlan(ToolAnswer):
     """The feasible configs of a spec, best first."""
 
     configs: list[RankedConfig]
-    """the best ones"""
+    """the best configs"""
     feasible: int
-    """configs that are legal and expected to fit"""
+    """number of valid configs that are expected to fit"""
     infeasible: dict[str, int]
     """all others, counted by reason"""
     nearest_miss: str
-    """the config that comes nearest when none fits, with the memory that it would need; else empty"""
+    """if none fits: the config that comes closest, with the memory it would need; otherwise empty"""
     remedies: list[str]
     """what would make it fit, best first"""
     cannot_run_here: str
-    """why this machine could not run the study; empty when nothing speaks against it"""
+    """why this machine could not run the study; empty if it could"""
     source: str
     """where the cost model's constants come from"""
 
 
 class LegalSpace(ToolAnswer):
-    """What a spec's space holds, before memory is asked."""
+    """The valid configs of a spec's space, before memory is considered."""
 
     legal: int
-    """configs that obey every law and that the trainer can launch"""
+    """number of configs that obey every rule and that the trainer can launch"""
     knobs: dict[str, list[Any]]
-    """values of each knob that occur among them, for knobs with more than one"""
+    """values that each knob takes in them, for knobs with more than one value"""
     fixed: dict[str, Any]
-    """values of the knobs that are the same in all of them and not the default"""
+    """knobs with one value in all of them, if it is not the default"""
     excluded: dict[str, int]
-    """combinations that are no config, by the law that they break"""
+    """number of invalid combinations, by the rule that excludes them"""
 
 
 class ClusterRow(ToolAnswer):
@@ -137,9 +137,9 @@ class ClusterRow(ToolAnswer):
     """its best config; empty when none is feasible"""
     predicted: Prediction | None
     days: float | None
-    """of a training on the tokens asked about"""
+    """days to train on the requested tokens"""
     cost_usd: float | None
-    """of the same"""
+    """cost of the same training run"""
     reason: str
     """why there is no config"""
 
@@ -156,17 +156,17 @@ class TrialRow(ToolAnswer):
     purpose: str
     """baseline (what everything is compared with), search, final, ..."""
     tokens_per_s: float | None
-    """measured; None where nothing was"""
+    """measured; None without a measurement"""
     step_time_s: float | None
     """measured, median"""
     peak_memory_bytes: float | None
     """measured, of the fullest rank"""
     predicted_tokens_per_s: float | None
-    """at the time when it was proposed"""
+    """predicted when the trial was proposed"""
     failure: str
-    """kind and message of its failure; empty when it did not fail"""
+    """kind and message of its failure; empty if it did not fail"""
     reason: str
-    """why it was asked for, or how it ended; before that, where its figure is higher than the winner's, why it does not stand above it"""
+    """why it was run, or how it ended; if its speed is higher than the winner's, first why it still ranks below"""
 
     @classmethod
     def of(cls, trial: Trial) -> TrialRow:
@@ -200,7 +200,7 @@ class StudySummary(ToolAnswer):
 
 
 class TargetConfig(ToolAnswer):
-    """A config of the job that is meant. It was not run there."""
+    """A config of the target. It was not run there."""
 
     rank: int
     """from 1, by the cost model and the proxies"""
@@ -215,18 +215,18 @@ class TargetConfig(ToolAnswer):
     step_time_high_s: float
     """its upper end"""
     oom_probability: float
-    """that it runs out of memory, 0 to 1"""
+    """probability that it runs out of memory, 0 to 1"""
     proxies: list[int]
-    """trials that ran as its proxy; none yet, or none possible"""
+    """trials that ran as its proxy; empty if none has run yet, or none can"""
     no_proxy: str
-    """why it can have no proxy; empty when it can"""
+    """why it cannot have a proxy; empty if it can"""
 
 
 class TargetRanking(ToolAnswer):
-    """How the configs of a larger cluster rank, by proxies on the cluster at hand."""
+    """How the configs of a larger cluster rank, by proxies on the cluster you have."""
 
     cluster: str
-    """the cluster of the job that is meant"""
+    """the cluster of the target"""
     num_gpus: int
     """its GPUs"""
     at_hand: str
@@ -234,7 +234,7 @@ class TargetRanking(ToolAnswer):
     configs: list[TargetConfig]
     """the best ones, best first"""
     known: list[str]
-    """what is known of the ranking and what is not, in sentences"""
+    """what is known about the ranking and what is not, in sentences"""
 
     @classmethod
     def of(cls, target: Mapping[str, Any]) -> TargetRanking:
@@ -268,7 +268,7 @@ class StudyReport(ToolAnswer):
     status: str
     """QUEUED, RUNNING, PAUSED, STOPPING, COMPLETED, FAILED, CANCELLED"""
     message: str
-    """what people should know of its state"""
+    """details of its state, in a sentence"""
     trials: dict[str, int]
     """trials by status"""
     best: TrialRow | None
@@ -282,11 +282,11 @@ class StudyReport(ToolAnswer):
     speedup_high: float | None
     """its upper end"""
     too_noisy: str
-    """why nothing can be claimed on this machine, and what to do; empty where it is quiet enough"""
+    """why no speedup can be claimed on this machine, and what to do; empty if the machine is quiet enough"""
     notes: list[str]
-    """what must be said beside the speedup"""
+    """caveats of the speedup"""
     target: TargetRanking | None
-    """the ranking of a study with a target, which has no best config of its own; None without a target, and before its first proxy was chosen"""
+    """the target's ranking, which replaces the best config; None without a target, and before the first proxy is chosen"""
 
 
 class KnownConfig(ToolAnswer):
@@ -295,7 +295,7 @@ class KnownConfig(ToolAnswer):
     config: str
     """as every tool takes it"""
     study: str
-    """id of the study that measured it; empty where it is only predicted"""
+    """id of the study that measured it; empty if it is only predicted"""
     tokens_per_s: float | None
     """measured"""
     predicted_tokens_per_s: float | None
@@ -306,15 +306,15 @@ class KnownConfigs(ToolAnswer):
     """The best known configs of a model and cluster, across all studies."""
 
     source: str
-    """what the answer rests on: measured, nearest (measured on a like workload), cost_model, or none"""
+    """basis of the answer: measured, nearest (measured on the most similar workload), cost_model, or none"""
     configs: list[KnownConfig]
     """best first"""
     notes: list[str]
-    """what to know of the answer"""
+    """caveats of the answer"""
 
 
 class LaunchFiles(ToolAnswer):
-    """A config as a launch of a trainer. Nothing was written or started."""
+    """The files and the command that launch a trainer with a config. Nothing was written or started."""
 
     trainer: str
     config: str
@@ -325,11 +325,11 @@ class LaunchFiles(ToolAnswer):
     files: dict[str, str]
     """text of the files to write first, by name"""
     notes: list[str]
-    """what to know before starting it"""
+    """what to know before you start it"""
 
 
 def config_text(config: ParallelConfig | Mapping[str, Any]) -> str:
-    """A config as text that every tool and command takes back."""
+    """A config as text, in the form that every tool and command accepts."""
     return str(config if isinstance(config, ParallelConfig) else ParallelConfig.from_dict(config))
 
 

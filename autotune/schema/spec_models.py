@@ -96,7 +96,7 @@ class GpuDocument(Document, defer_build=True):
     usd_per_hour: Positive | None = None
     power_watts: Positive | None = None
     rated_watts: Positive | None = Field(
-        default=None, description="power at which peaks and measured rates hold, if power_watts is lower"
+        default=None, description="power limit for which peaks and measured rates are given, if power_watts is lower"
     )
 
 
@@ -126,7 +126,7 @@ class ClusterDocument(Document, defer_build=True):
     gpus_per_node: Annotated[StrictInt, Field(ge=1, le=1 << 12)] = 8
     gpus_per_domain: Annotated[StrictInt, Field(ge=0, le=1 << 20)] | None = Field(
         default=None,
-        description="GPUs joined by the intra_node link, if it reaches beyond a node (72 in a GB200 NVL72 rack); 0: those of a node",
+        description="GPUs joined by the intra_node link, if it spans nodes (72 in a GB200 NVL72 rack); 0: the GPUs of one node",
     )
     intra_node: LinkDocument | None = None
     inter_node: LinkDocument | None = None
@@ -171,7 +171,7 @@ class WorkloadDocument(Document, defer_build=True):
     seq_len: SequenceLength = Field(description="tokens per sequence")
     global_batch_size: Sizes | None = Field(
         default=None,
-        description="sequences per optimizer step, or the allowed numbers of them; with `rl` it follows from prompts, responses and mini_batches",
+        description="sequences per optimizer step, or a list of allowed values; with `rl` it follows from prompts, responses and mini_batches",
     )
     lengths: AskedLengths | None = Field(
         default=None,
@@ -180,7 +180,7 @@ class WorkloadDocument(Document, defer_build=True):
     optimizer: Literal["adamw", "sgd", "adamw_8bit", "muon", "adafactor"] = "adamw"
     document_len: DocumentLength = Field(
         default=0,
-        description="mean tokens of documents packed into a sequence that do not attend to each other; 0: whole sequences",
+        description="mean tokens of a document, if sequences are packed from documents that do not attend to each other; 0: whole sequences",
     )
     peft: PeftDocument | None = Field(default=None, description="train only adapters; default: all weights")
     pure_bf16: StrictBool = Field(
@@ -190,7 +190,7 @@ class WorkloadDocument(Document, defer_build=True):
         default=False, description="whether the program's attention stores the score matrix"
     )
     loop: Literal["", "accelerate", "deepspeed", "hf_trainer", "lightning", "megatron", "nanotron", "torchtitan"] = (
-        Field(default="", description="the trainer whose training loop your own program runs, where that is known")
+        Field(default="", description="the trainer whose training loop your own program uses, if known")
     )
 
 
@@ -354,7 +354,7 @@ class SlurmDocument(BaseModel):
     )
     requeue: StrictBool = Field(
         default=False,
-        description="whether the study pauses at the job's time limit and the job is requeued; otherwise it names a winner before the limit",
+        description="true: the study pauses at the job's time limit and the job is requeued. false: it names a winner before the limit",
     )
     spare_nodes: Annotated[StrictInt, Field(ge=0, le=1024)] = Field(
         default=0, description="extra nodes that replace lost ones"
@@ -396,7 +396,7 @@ class VolumeDocument(Document, defer_build=True):
     """A volume that the pods of a job see."""
 
     claim: Word = Field(description="name of the PersistentVolumeClaim")
-    path: Annotated[Word, Field(pattern="^/")] = Field(description="where the pods see it")
+    path: Annotated[Word, Field(pattern="^/")] = Field(description="where it is mounted in the pods")
 
 
 class KubernetesDocument(Document, defer_build=True):
@@ -405,7 +405,7 @@ class KubernetesDocument(Document, defer_build=True):
     image: Word = Field(description="container image with autotune, Ray, the program and its libraries")
     time: JobTime | None = Field(
         default=None,
-        description="time limit from the start of the first pod, e.g. 4h. A winner is named before it, and the job is ended at most 15 minutes after it. Default: none",
+        description="time limit from the start of the first pod, e.g. 4h. The study names a winner before it; the job ends at most 15 minutes after it. Default: none",
     )
     namespace: Word | None = Field(default=None, description="namespace of the job; default: kubectl's context")
     queue: Word | None = Field(default=None, description="local queue of Kueue")
@@ -417,7 +417,7 @@ class KubernetesDocument(Document, defer_build=True):
     )
     files: Annotated[list[Word], Field(max_length=100)] = Field(
         default_factory=list,
-        description="files beside the spec to send to the pods, such as the program; at most 1 MiB in all",
+        description="files to send to the pods with the spec, such as the program; at most 1 MiB in total",
     )
     env_from: Annotated[list[Word], Field(max_length=20)] = Field(
         default_factory=list, description="secrets whose keys become environment variables of the pods"
@@ -425,9 +425,9 @@ class KubernetesDocument(Document, defer_build=True):
     volumes: Annotated[list[VolumeDocument], Field(max_length=20)] = Field(default_factory=list)
     cpus: Annotated[StrictInt, Field(ge=1, le=1 << 12)] | None = Field(default=None, description="CPUs of each pod")
     memory: Annotated[StrictStr, Field(pattern=r"^[0-9]+([EPTGM]i?|Ki|k)$")] | None = Field(
-        default=None, description="of each pod, e.g. 128Gi"
+        default=None, description="memory of each pod, e.g. 128Gi"
     )
-    gpu_resource: Word = Field(default="nvidia.com/gpu", description="what Kubernetes calls the GPUs")
+    gpu_resource: Word = Field(default="nvidia.com/gpu", description="name of the GPU resource in Kubernetes")
     node_selector: Annotated[dict[StrictStr, StrictStr], Field(max_length=20)] = Field(
         default_factory=dict, description="labels of the nodes to run on"
     )
@@ -454,17 +454,17 @@ class StudyDocument(Document, defer_build=True):
         | None
     ) = Field(
         default=None,
-        description="the large job you plan, if it has more GPUs than `cluster`: trials on `cluster` then represent its configs. A cluster's catalog "
+        description="the large job you plan, if it has more GPUs than `cluster`. Trials on `cluster` then represent its configs. A cluster's catalog "
         "name, or {cluster, global_batch_size, seq_len}",
     )
     workload: WorkloadDocument
     rl: PostTrainingDocument | None = Field(
         default=None,
-        description="a step of post-training (grpo, dapo, ppo, dpo): prompts, responses, their lengths, and who generates",
+        description="a step of post-training (grpo, dapo, ppo, dpo): prompts, responses, their lengths, and where they are generated",
     )
     rollout: RolloutDocument | None = Field(
         default=None,
-        description="generation speed for `rl`: given as numbers or by a log, never modelled",
+        description="generation speed for `rl`, as numbers or from a log; it is not modelled",
     )
     space: Annotated[
         Annotated[Text, Tag("<name>")] | Annotated[SpaceDocument, Tag("<inline>")], either("<name>", "<inline>")
@@ -484,19 +484,19 @@ class StudyDocument(Document, defer_build=True):
     runner: Kind = "ray"
     check: StrictBool = Field(
         default=True,
-        description="whether a program new to the store runs a few steps before the search begins",
+        description="whether a program that is new to the store first runs a few steps as a check",
     )
     calibrate: StrictBool = Field(
         default=True,
-        description="whether this machine, if not calibrated, is measured for about 15 s before the first real trial",
+        description="whether to calibrate this machine for about 15 s before the first real trial, if it has no calibration",
     )
     outputs: Literal["own", "keep"] = Field(
         default="own",
-        description="where trials of a program write: `own`, each trial's own folder if the program allows it, and existing files are restored; `keep`, the program's usual place, replacing existing files",
+        description="where trials of a program write. `own`: to a separate folder per trial if the program allows it; existing files are restored. `keep`: to the program's usual place, replacing existing files",
     )
     probe: StrictBool = Field(
         default=True,
-        description="whether the probe observes a program: its optimizer steps, micro-batches, model and files",
+        description="whether the probe observes the program: its optimizer steps, micro-batches, model and files",
     )
     slurm: SlurmDocument | None = Field(
         default=None, description="the Slurm job that runs the study, with `autotune tune SPEC --on slurm`"
@@ -508,9 +508,9 @@ class StudyDocument(Document, defer_build=True):
     data: Text | None = Field(default=None, description="text or .bin file to train on; default: the bundled text")
     baseline: Config | None = Field(
         default=None,
-        description="what every trial is compared with; default: pure data parallelism. dp and accumulation_steps follow from the others",
+        description="the config that trials are compared with; default: pure data parallelism. dp and accumulation_steps follow from the other knobs",
     )
     enqueue: Annotated[list[Config], Field(max_length=1000)] = Field(
         default_factory=list,
-        description="your own guesses, tried first; dp and accumulation_steps follow from the others if omitted",
+        description="configs to try first; dp and accumulation_steps follow from the other knobs if omitted",
     )

@@ -74,7 +74,7 @@ ARCHITECTURE = (
         Box(40, 145, 250, 70, "loop", ("ask, run, tell, store", "holds the study's lease"), WHITE),
         Box(325, 145, 250, 70, "controller", ("pure: events in, commands out", "retries, budgets, finals"), WHITE),
         Box(610, 145, 250, 70, "searcher", ("which config next, and why", "when to stop"), WHITE),
-        Box(140, 280, 220, 60, "space", ("laws; every legal config",), GREEN),
+        Box(140, 280, 220, 60, "space", ("rules; every valid config",), GREEN),
         Box(400, 280, 220, 60, "cost model", ("time and memory of each",), GREEN),
         Box(660, 280, 220, 60, "reward", ("speed and stability",), GREEN),
         Box(20, 385, 280, 165, "", ()),
@@ -89,7 +89,7 @@ ARCHITECTURE = (
         Arrow(((480, 50), (590, 50)), "keeps", (535, 42)),
         Arrow(((100, 80), (100, 145)), "tune", (110, 112), "start"),
         Arrow(((330, 80), (240, 145)), "starts", (305, 112), "start"),
-        Arrow(((270, 145), (680, 80)), "every fact first", (520, 122), "start"),
+        Arrow(((270, 145), (680, 80)), "every result first", (520, 122), "start"),
         Arrow(((290, 180), (325, 180))),
         Arrow(((575, 180), (610, 180))),
         Arrow(((250, 230), (250, 280))),
@@ -108,10 +108,10 @@ TRIAL = (
     (
         Box(20, 130, 130, 60, "PENDING", ("asked",), WHITE),
         Box(230, 130, 130, 60, "RUNNING", ("an attempt",)),
-        Box(640, 15, 240, 56, "COMPLETED", ("measured to the asked precision",), GREEN),
-        Box(640, 85, 240, 56, "STOPPED", ("measured; cannot win any more",), GREEN),
+        Box(640, 15, 240, 56, "COMPLETED", ("measured precisely enough",), GREEN),
+        Box(640, 85, 240, 56, "STOPPED", ("measured; cannot win",), GREEN),
         Box(640, 155, 240, 56, "FAILED", ("out of memory, diverged, hang, ...",), RED),
-        Box(640, 225, 240, 56, "CANCELLED", ("nothing learnt; may be tried again",), WHITE),
+        Box(640, 225, 240, 56, "CANCELLED", ("no result; may be retried",), WHITE),
         Box(20, 250, 240, 56, "INFEASIBLE", ("too few ranks after a restart",), RED),
     ),
     (
@@ -121,7 +121,7 @@ TRIAL = (
         Arrow(((360, 166), (430, 183), (640, 183)), "with the evidence kept", (535, 176)),
         Arrow(((350, 190), (420, 253), (640, 253)), "cancel, or the study ends", (530, 246)),
         Arrow(((85, 190), (85, 250))),
-        Arrow(((270, 130), (270, 90), (320, 90), (320, 130)), "worker lost: again, at most twice", (295, 82)),
+        Arrow(((270, 130), (270, 90), (320, 90), (320, 130)), "worker lost: up to two retries", (295, 82)),
     ),
 )
 
@@ -131,7 +131,7 @@ FLOW = (
     (
         Box(20, 20, 130, 70, "what you have", ("script: init", "config file: import"), WHITE),
         Box(185, 20, 150, 70, "study spec", ("model, cluster,", "workload, space"), WHITE),
-        Box(370, 20, 150, 70, "space", ("every legal config",), GREEN),
+        Box(370, 20, 150, 70, "space", ("every valid config",), GREEN),
         Box(555, 20, 150, 70, "estimate", ("time and memory", "of each, by parts"), GREEN),
         Box(740, 20, 150, 70, "searcher", ("what to try next",), GREEN),
         Box(740, 160, 150, 70, "trial", ("a short real training",)),
@@ -149,7 +149,7 @@ FLOW = (
         Arrow(((740, 195), (705, 195))),
         Arrow(((555, 195), (520, 195))),
         Arrow(((370, 195), (335, 195))),
-        Arrow(((445, 160), (445, 125), (765, 125), (765, 90)), "tell: what was measured, or how it failed", (605, 118)),
+        Arrow(((445, 160), (445, 125), (765, 125), (765, 90)), "tell: measurement or failure", (605, 118)),
         Arrow(((260, 230), (260, 270), (980, 270), (980, 230)), "export", (620, 263)),
     ),
 )
@@ -169,7 +169,7 @@ def picture(width: float, height: float, boxes: Sequence[Box], arrows: Sequence[
 
 
 PICTURES = {
-    "architecture": (ARCHITECTURE, "What the parts are and who calls whom"),
+    "architecture": (ARCHITECTURE, "The components and their calls"),
     "trial-life": (TRIAL, "The life of a trial"),
     "data-flow": (FLOW, "From the spec to the launch"),
 }

@@ -21,7 +21,7 @@ SECTIONS = {
     ),
     "Callbacks": ("autotune.study.progress",),
     "The service's client": ("autotune.client.Client", "autotune.client.AsyncClient"),
-    "What is asked": (
+    "Inputs": (
         "autotune.spec.Study",
         "autotune.spec.Workload",
         "autotune.spec.ModelSpec",
@@ -31,11 +31,11 @@ SECTIONS = {
         "autotune.spec.Budget",
         "autotune.spec.MeasureSpec",
     ),
-    "Searching by hand": ("autotune.space.SearchSpace", "autotune.search.make_searcher", "autotune.search.Searcher"),
+    "Your own search loop": ("autotune.space.SearchSpace", "autotune.search.make_searcher", "autotune.search.Searcher"),
     "Trainers": ("autotune.trainers.Trainer", "autotune.trainers.Launch", "autotune.trainers.StepMetrics"),
     "Runners": ("autotune.ports.TrialRunner", "autotune.ports.TrialRequest", "autotune.ports.AttemptEnded"),
     "Ray Train": ("autotune.ray.tune_torch_trainer", "autotune.ray.with_config"),
-    "Optuna": ("autotune.search.optuna_study", "autotune.search.optuna_study"),
+    "Optuna": ("autotune.search.optuna_study",),
     "Errors": ("autotune.errors",),
 }
 
@@ -45,8 +45,8 @@ def python_page() -> str:
     lines = [
         "# Python",
         "",
-        "`import autotune` costs nothing: names are loaded when they are first used. `autotune.load_study`, `autotune.tune` and `autotune.estimate`",
-        "are the three functions that most programs need; [How to use it from Python](../how-to/python.md) shows them at work.",
+        "`import autotune` is fast, because names are loaded on first use. Most programs need three functions: `autotune.load_study`, `autotune.tune`",
+        "and `autotune.estimate`. [Use it from Python](../how-to/python.md) has examples.",
         "",
     ]
     for title, names in SECTIONS.items():

@@ -41,15 +41,15 @@ def commands() -> str:
     lines = [
         "# Commands",
         "",
-        "Made from the command line's own help. Every command takes `--json`: one JSON document on stdout, everything else on stderr.",
+        "Generated from the commands' help. Every command takes `--json`: it then prints one JSON document on stdout, and everything else on stderr.",
         "",
         "| exit code | meaning |",
         "|---|---|",
         "| 0 | done |",
         "| 1 | failed, or no configuration is feasible |",
         "| 2 | the input is wrong |",
-        "| 3 | a store or service is unavailable: it cannot be reached or written now |",
-        "| 130 | interrupted; what was measured is kept |",
+        "| 3 | a store or service is unavailable: it cannot be reached, or not written |",
+        "| 130 | interrupted; measurements are kept |",
         "",
     ]
 
@@ -108,10 +108,10 @@ def spec() -> str:
     lines = [
         "# Study spec",
         "",
-        "A study spec is a YAML or JSON file. Unknown keys are errors that name the nearest known key. This page is made from the spec's JSON",
-        "schema; `autotune.schema.json_schema()` returns the schema itself, for editors that complete YAML by one.",
+        "A study spec is a YAML or JSON file. Unknown keys are errors, and the message suggests the nearest known key. This page is generated from",
+        "the spec's JSON schema. `autotune.schema.json_schema()` returns the schema, for editors that complete YAML.",
         "",
-        "Spec files that ship: `search_spaces/studies/*.yaml`. The pages [by trainer](../trainers/index.md) hold small ones.",
+        "Bundled spec files are in `search_spaces/studies/`. The pages of the [trainers](../trainers/index.md) have small ones.",
         "",
     ]
     for name in [
@@ -150,26 +150,26 @@ def knobs() -> str:
         [
             "# Knobs",
             "",
-            "A knob is one tunable value of a configuration. This table is made from the declarations in `autotune/spec/config.py`.",
-            "A config is written as `tp=2,pp=1,dp=4,precision=bf16` or by its label, such as `tp2 pp1 dp4 bf16`; every command reads both.",
+            "A knob is one tunable value of a configuration. This table is generated from `autotune/spec/config.py`.",
+            "Write a config as `tp=2,pp=1,dp=4,precision=bf16` or as its label, such as `tp2 pp1 dp4 bf16`. Every command accepts both.",
             "",
             table(["knob", "kind", "values", "default", "in a label", "unit", "meaning"], rows),
             "",
-            "Two laws hold for every config:",
+            "Every config must satisfy two rules:",
             "",
             "- `global_batch_size = micro_batch_size * accumulation_steps * dp`",
             "- `world size = tp * pp * dp * cp`; `ep` divides `dp * cp`",
             "",
-            "Further laws depend on model, cluster and trainer (`autotune/space/mesh_laws.py`, `autotune/space/step_laws.py`). `autotune estimate SPEC --config ...` says which law a",
-            "config breaks, and `autotune plan SPEC` counts what each law excludes.",
+            "Further rules depend on model, cluster and trainer (`autotune/space/mesh_laws.py`, `autotune/space/step_laws.py`). `autotune estimate SPEC --config ...` names the rule that",
+            "an invalid config violates, and `autotune plan SPEC --verbose` counts what each rule excludes.",
             "",
         ]
     )
 
 
 def catalog() -> str:
-    """What there is by name: searchers, trainers, runners, models, clusters, spaces."""
-    lines = ["# Catalog", "", "What a spec may name. Each table is what the command of that name lists.", ""]
+    """The names that a spec may use: searchers, trainers, runners, models, clusters, spaces."""
+    lines = ["# Catalog", "", "Names that a spec may use. Each table is the output of the command with that name.", ""]
     for command in ("searchers", "trainers", "runners", "models", "clusters", "spaces"):
         document = _listed(command)
         (rows,) = (value for value in document.values() if isinstance(value, list))
@@ -177,14 +177,14 @@ def catalog() -> str:
         lines += [f"## {command.capitalize()}", ""]
         if command == "clusters":
             lines += [
-                "Any size of a listed GPU may be named: `GPU-NODESxGPUS`, such as `h100-sxm-16x8`. `local` is this machine.",
+                "A spec may name any number of a listed GPU: `GPU-NODESxGPUS`, such as `h100-sxm-16x8`. `local` is this machine.",
                 "",
             ]
         if command == "spaces":
             rows = [{**row, "knobs": _knob_list(row.get("knobs", {}))} for row in rows]
         body = [[f"`{row[c]}`" if c == "name" else cell(row.get(c, "")) for c in columns] for row in rows]
         lines += [table([column.replace("_", " ") for column in columns], body), ""]
-    lines += ["Where each addition goes is on the page [Extending](../extending.md).", ""]
+    lines += ["[Extending](../extending.md) explains how to add to each table.", ""]
     return "\n".join(lines)
 
 
@@ -198,11 +198,11 @@ def rest() -> str:
     lines = [
         "# REST",
         "",
-        "Made from the service's OpenAPI document, which a running service shows at `/openapi.json`.",
+        "Generated from the service's OpenAPI document. A running service has it at `/openapi.json`.",
         "",
         document["info"]["description"].strip(),
         "",
-        "A service that asks for tokens wants the header `Authorization: Bearer TOKEN`; see [Operations](../operations.md#tokens).",
+        "If the service requires tokens, send the header `Authorization: Bearer TOKEN` ([tokens](../operations.md#tokens)).",
         "",
     ]
     for path, methods in document["paths"].items():

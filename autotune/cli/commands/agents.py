@@ -15,8 +15,8 @@ def register(app: typer.Typer) -> None:
 def mcp(store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
     """Serve tools for agents (Model Context Protocol) over stdin and stdout.
 
-    Agents ask what is valid, what fits and what is predicted, and read results. With --url or AUTOTUNE_URL they also submit studies to that service, as
-    far as the token in AUTOTUNE_TOKEN allows. --json matters only for errors before the server starts.
+    Agents can query valid configs, memory and predictions, and read results. With --url or AUTOTUNE_URL they can also submit studies to that service, if
+    the token in AUTOTUNE_TOKEN allows it. --json affects only errors before the server starts.
     """
     from autotune.cli.source import LocalSource, open_source
     from autotune.extras import require_extra

@@ -83,7 +83,7 @@ def delete(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete an ended study with its trials and history, for good; asks first."""
+    """Delete an ended study with its trials and history, permanently. Asks for confirmation."""
     from autotune.cli.named_study import to_delete
     from autotune.cli.source import open_source
     from autotune.report.deletion_notice import deletion_lines

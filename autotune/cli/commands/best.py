@@ -78,7 +78,7 @@ def best(
     top: Annotated[
         int | None,
         typer.Option(
-            "--top", min=1, max=1000, help="Number of configs to show. Default: 1; of a target's ranking, 10."
+            "--top", min=1, max=1000, help="Number of configs to show. Default: 1, or 10 for the ranking on a target."
         ),
     ] = None,
     pareto: Annotated[
@@ -112,7 +112,7 @@ def best(
 ) -> None:
     """Show the best configs of a study or of all studies.
 
-    If nothing was measured for --model and --cluster, it shows the configs of the nearest known workload, otherwise the cost model's ranking.
+    If nothing was measured for --model and --cluster, it shows the configs of the most similar workload. Without one it shows the cost model's ranking.
     """
     from autotune.cli.named_study import source_of
     from autotune.cli.source import in_folder, open_source
@@ -261,7 +261,7 @@ def explain(
 ) -> None:
     """Explain why a trial won or lost.
 
-    It shows the parts of the trial's reward, compared with the baseline and the runner-up.
+    It compares the parts of its reward with those of the baseline and the runner-up.
     """
     from autotune.cli.named_study import source_of
     from autotune.cli.source import in_folder

@@ -22,8 +22,8 @@ def calibrate(
 ) -> None:
     """Measure this cluster for the cost model, in about a minute.
 
-    It measures matmul rates, memory bandwidth and collectives, and stores them. plan, estimate and tune then use them. On several nodes or GPUs it also compares each GPU and
-    each pair of nodes with the others, and names those that are slower; tune leaves their nodes out where the cluster has others.
+    It measures matmul rates, memory bandwidth and collectives for plan, estimate and tune. On several GPUs or nodes it also finds GPUs and pairs of nodes that are slower than
+    the others. tune avoids their nodes if the cluster has enough others.
     """
     from autotune import api
 

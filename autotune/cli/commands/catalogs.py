@@ -26,7 +26,7 @@ WIDE_NUMBERS = ("ffn", "vocab", "kv_heads", "experts")
 
 
 def knobs(json: JsonOption = False) -> None:
-    """List the knobs of a config, with their values and effect."""
+    """List the knobs of a config with their values and effects."""
     from autotune.spec import KNOBS
 
     rows = [
@@ -64,10 +64,7 @@ def knobs(json: JsonOption = False) -> None:
 
 
 def searchers(json: JsonOption = False) -> None:
-    """List the searchers, which propose trials.
-
-    Each comes with the package that provides it.
-    """
+    """List the searchers, which propose trials, and the packages that provide them."""
     from autotune.registry import SEARCHERS
 
     rows: list[dict[str, Any]] = []
@@ -189,7 +186,7 @@ def _values(values: Any) -> str:
 def trainers(json: JsonOption = False) -> None:
     """List the trainers that can run a config.
 
-    Each comes with the releases of the training library that it was checked against, and with the package that provides it.
+    For each it shows the tested releases of the training library and the package that provides it.
     """
     from autotune.registry import TRAINERS
 
@@ -205,10 +202,7 @@ def trainers(json: JsonOption = False) -> None:
 
 
 def runners(json: JsonOption = False) -> None:
-    """List the runners, which run trials.
-
-    Each comes with the package that provides it.
-    """
+    """List the runners, which run trials, and the packages that provide them."""
     from autotune.registry import RUNNERS
 
     _show_plugins("runners", [row for row, _ in _plugins(RUNNERS)], json)

@@ -41,8 +41,8 @@ def check(
 ) -> None:
     """Try a spec before tuning: five real training steps of two configs.
 
-    The first is the baseline. Shows the rendered launch, what the spec says beside what was seen, and which lines of the program's log are understood. Where no step is seen or
-    understood it proposes patterns.
+    The first is the baseline. The output compares the spec with what was observed, and shows the launch and the log lines that autotune understands. If it finds no steps in the
+    log, it proposes patterns.
     """
     from autotune import api
     from autotune.results.hidden import secrets_note

@@ -26,7 +26,7 @@ def diagnose(
         str,
         typer.Argument(
             metavar="STUDY|RUN|SPEC",
-            help="A study (id, prefix of the id, or name), an observed run (id), or, with --log, the spec or launch that wrote it.",
+            help="A study (id, prefix of the id, or name) or an observed run (id). With --log: the spec or launch that wrote the log.",
         ),
     ],
     trial: Annotated[int | None, typer.Argument(help="Number of a trial. Default: the study's best.")] = None,
@@ -35,9 +35,9 @@ def diagnose(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Find what slows a run down: causes ordered by cost, each with evidence, a way to confirm it, and what to change.
+    """Find what slows a run down. Lists causes by cost, each with evidence, a way to confirm it and what to change.
 
-    Trials and runs under `autotune run --diagnose` have observations of each rank. A log alone tells less.
+    Trials and runs under `autotune run --diagnose` have observations of each rank. A log alone shows less.
     """
     from autotune.diagnosis import lines_of
 

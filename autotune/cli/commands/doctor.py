@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
     """Check this machine and say how to fix what is missing.
 
-    Looks at Python, torch, Ray, GPUs, NCCL, the results database, disk, ports and limits.
+    The check covers Python, torch, Ray, GPUs, NCCL, the results database, disk, ports and limits.
     """
     looks: tuple[Callable[[], Check], ...] = (
         _python,

@@ -65,10 +65,10 @@ def export(
     folder: InOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write the best config as a launch of a trainer.
+    """Write the files that launch a trainer with the best config.
 
-    A launch is a command, its environment and its configuration files. `launch.sh` is the command of one node; with --on, a job of the
-    cluster's scheduler starts it on all of them. The files begin with what was tuned and how it was measured.
+    These are a command, its environment and its configuration files. `launch.sh` starts one node. With --on, a job for the cluster's scheduler
+    starts all of them. Each file begins with what was tuned and how it was measured.
     """
     import shlex
 
@@ -149,7 +149,7 @@ def report(
 ) -> None:
     """Write a study's report as one HTML page, or as Markdown for a pull request.
 
-    It shows the trials, the winner, why it won and what failed. The page is self-contained, with figures; in Markdown the figures are tables with bars.
+    It shows the trials, the winner, why it won and what failed. The HTML page is self-contained. In Markdown, tables with bars replace the figures.
     """
     from autotune.cli.named_study import source_of
     from autotune.cli.source import in_folder, study_with_trials

@@ -69,7 +69,7 @@ def fit(
             "--max-wall-s",
             metavar="TIME",
             parser=time_s(least=1),
-            help="Time after which one dry run is stopped, e.g. 10min.",
+            help="Stop a dry run after this time, e.g. 10min.",
         ),
     ] = 600.0,
     max_memory_gib: Annotated[
@@ -78,14 +78,14 @@ def fit(
             "--max-memory-gib",
             metavar="GIB",
             parser=memory_gib(least=0.25),
-            help="Memory at which the process of a dry run is stopped, in GiB or with a unit, e.g. 16GB.",
+            help="Stop a dry run whose process uses more memory than this, in GiB or with a unit, e.g. 16GB.",
         ),
     ] = 8.0,
     profile: Annotated[
         bool,
         typer.Option(
             "--profile",
-            help="Also dry-run the plan's best configs and some that correct the formulas for the others: plan, estimate and tune then take memory from them.",
+            help="Also dry-run the plan's best configs, and some that correct the formulas for the others. plan, estimate and tune then use their memory.",
         ),
     ] = False,
     store: StoreOption = None,
@@ -93,10 +93,10 @@ def fit(
 ) -> None:
     """Check whether the model fits in memory; needs no GPU.
 
-    It runs two optimizer steps of the model's own code without data, as one rank of the whole job, and says how much memory is allocated, when and by
-    what, with FLOPs and communication. A model of your own (model: {module: ...}) is built in a process of its own on this machine.
+    It runs two optimizer steps of the model's own code without data, as one rank of the job. The answer shows how much memory is allocated, when and by
+    what, with FLOPs and communication. Your own model (model: {module: ...}) is built in a separate process on this machine.
 
-    Exit code 0: the config is expected to fit (of several: at least one). 1: it is not, or no dry run could be made. 2: bad input.
+    Exit code 0: the config is expected to fit (at least one, with several). 1: it is not, or no dry run was possible. 2: bad input.
     """
     from autotune import api
     from autotune.ports import DryRunLimits

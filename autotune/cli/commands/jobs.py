@@ -41,7 +41,7 @@ def submit(
     spec: SpecArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the study until it ends.")] = False,
     key: Annotated[
-        str | None, typer.Option("--idempotency-key", help="Submitting twice with the same key makes one study.")
+        str | None, typer.Option("--idempotency-key", help="Submitting twice with the same key creates one study.")
     ] = None,
     no_check: NoCheckOption = False,
     store: StoreOption = None,
@@ -102,7 +102,7 @@ def list_studies(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List studies, newest first; with --observed, the runs that people started themselves."""
+    """List studies, newest first, or with --observed the runs you started yourself."""
     from autotune.cli.commands.observe import print_runs
     from autotune.cli.named_study import interval_of
     from autotune.cli.source import open_source
@@ -242,7 +242,7 @@ def logs(
     store: StoreOption = None,
     url: UrlOption = None,
     folder: InOption = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Also print each decision of the controller.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also print the controller's decisions.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Print the history of a study, or the failure of one trial.

@@ -39,14 +39,14 @@ def run(
         bool,
         typer.Option(
             "--diagnose",
-            help="Observe every rank from inside and report at the end what slows the run down. On several nodes, start every node's command this way.",
+            help="Observe every rank from inside and report at the end what slows the run down. On several nodes, use it on every node.",
         ),
     ] = False,
     profile: Annotated[
         bool,
         typer.Option(
             "--profile",
-            help="Like --diagnose, and run torch's profiler on every rank for two steps after the eighth: what the GPU does, the longest kernels. Those steps are slower.",
+            help="Like --diagnose, and also profile two steps on every rank with torch's profiler (after step 8). It shows what the GPU does and the longest kernels. Those two steps are slower.",
         ),
     ] = False,
     store: StoreOption = None,
@@ -54,7 +54,7 @@ def run(
 ) -> None:
     """Run a command unchanged: review it first, keep what was measured.
 
-    Output, signals, stdin, environment and exit code are the command's own. autotune's lines go to stderr. Of the processes of a job the first one speaks.
+    Output, signals, stdin, environment and exit code are the command's own. autotune prints to stderr, from the first process of a job only.
     """
     from autotune.observing.in_place import exec_in_place, run_in_place
     from autotune.observing.rank import is_first

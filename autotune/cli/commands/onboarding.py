@@ -69,8 +69,8 @@ def init(
 ) -> None:
     """Write a first spec from a script, a launch script, a command or a configuration file.
 
-    A script is read, not run. Comments in the spec say in which line each value was found, and what to fill in. With --run the launch is started under the probe, and what it is seen to
-    train stands in the spec: ranks, batch, accumulation, sequence length, precision, optimizer, sharding, recomputation and weights.
+    A script is read, not run. Comments in the spec give the line where each value was found, and mark what to fill in. --run starts the launch under the probe and writes what it
+    observes: ranks, batch, accumulation, sequence length, precision, optimizer, sharding, recomputation and weights.
     """
     from autotune.onboarding.first_spec import command_draft, first_draft
     from autotune.slurm.allocation import unused_nodes
@@ -179,7 +179,7 @@ def import_(
 ) -> None:
     """Write a spec from a trainer's current configuration.
 
-    That configuration is the baseline: the config to beat. Its keys that are no knobs are kept, and every export writes them again.
+    Your current settings become the baseline. Keys that are not knobs are kept and written to every export.
     """
     from autotune.onboarding.configuration_files import read_present
     from autotune.onboarding.imported_spec import import_draft

@@ -73,7 +73,7 @@ def plan(
     no_profile: NoProfileOption = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", help="Also count excluded combinations by reason, and say what this machine lacks."),
+        typer.Option("--verbose", help="Also count excluded combinations by reason, and show what this machine lacks."),
     ] = False,
     store: StoreOption = None,
     json: JsonOption = False,

@@ -38,17 +38,17 @@ def recheck(
             "--max-slowdown",
             metavar="SHARE",
             parser=share,
-            help="Exit with 1 if the configs are significantly slower and a slowdown of more than this is not ruled out, e.g. 3%; with 4 if other processes made the measurement inconclusive.",
+            help="Exit with 1 if the configs are significantly slower and the slowdown may exceed this, e.g. 3%. Exit with 4 if other processes made the measurement inconclusive.",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=2, help="Number of measurements of each config.")] = 2,
     junit: Annotated[
         Path | None,
-        typer.Option("--junit", metavar="FILE", callback=never_printed, help="Write the result as a JUnit file."),
+        typer.Option("--junit", metavar="FILE", callback=never_printed, help="Write the result to this JUnit file."),
     ] = None,
     summary: Annotated[
         Path | None,
-        typer.Option("--summary", metavar="FILE", callback=never_printed, help="Add the result to a Markdown file."),
+        typer.Option("--summary", metavar="FILE", callback=never_printed, help="Append the result to this Markdown file."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -57,15 +57,15 @@ def recheck(
             "--output",
             metavar="SPEC",
             callback=never_printed,
-            help="Write the spec of the proposed study.",
+            help="Write the spec of the proposed study to this file.",
         ),
     ] = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Re-measure a study's winner, runner-up and baseline side by side, and say what changed: speed, versions, and whether their order holds.
+    """Re-measure a study's winner, runner-up and baseline side by side, and report what changed: speed, versions and their order.
 
-    A new study is proposed only where the order does not hold, or where they are slower.
+    A new study is proposed only if the order changed or they are slower.
     """
     from autotune import api
     from autotune.study.recheck import junit as as_junit

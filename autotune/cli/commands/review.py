@@ -46,7 +46,7 @@ def review(
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="KNOB=VALUE,...", help="The config it trains with today.")
+        str | None, typer.Option("--config", metavar="KNOB=VALUE,...", help="Config it trains with now, if the launch does not say.")
     ] = None,
     train_tokens: Annotated[
         float | None,
@@ -58,7 +58,7 @@ def review(
         float | None,
         typer.Option("--measured", metavar="TIME", parser=time_s(), help="Measured step time, e.g. 2.1s."),
     ] = None,
-    log: Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Its log, to read step times from.")] = None,
+    log: Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Log of the launch, to read step times from.")] = None,
     diff: Annotated[bool, typer.Option("--diff", help="Print the edits as a patch of the file.")] = False,
     write: Annotated[
         Path | None,
@@ -74,12 +74,12 @@ def review(
         ),
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Print everything, not only the 25 most valuable lines.")
+        bool, typer.Option("--all", help="Print the whole review, not only its 25 most important lines.")
     ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Review a launch: does it fit, how fast should it be, which edits make it faster. Nothing is run."""
+    """Review a launch without running it: whether it fits, how fast it should be, and which edits make it faster."""
     from autotune.reviews import MOST, lines_of
     from autotune.reviews import review as review_launch
 

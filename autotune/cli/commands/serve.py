@@ -45,7 +45,7 @@ def serve(
         str,
         typer.Option(
             "--runner",
-            help="ray: each study runs as a Ray job. local: as a process on this machine, without Ray; specs may then only use the runners local and simulated.",
+            help="ray: run each study as a Ray job. local: run it as a process on this machine, without Ray. Specs may then use only the runners local and simulated.",
         ),
     ] = "ray",
     ray: Annotated[
@@ -79,7 +79,7 @@ def serve(
         list[Path] | None,
         typer.Option(
             "--program-root",
-            help="Folder with programs that callers with the scope run may use as a trainer's script; may be repeated. Implies --require-token. Default: none.",
+            help="Folder with programs that callers with the scope `run` may use as a trainer's script; may be repeated. Implies --require-token. Default: none.",
         ),
     ] = None,
     program_user: Annotated[
@@ -167,12 +167,12 @@ def create(
         ),
     ] = "",
     expires: Annotated[
-        str, typer.Option("--expires", metavar="TIME", help="Lifetime, e.g. 90d or 12h. Default: no end.")
+        str, typer.Option("--expires", metavar="TIME", help="Lifetime, e.g. 90d or 12h. Default: unlimited.")
     ] = "",
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Create a token and print it, this one time."""
+    """Create a token and print it. It is shown only once."""
     import getpass
 
     from autotune.cli.quantities import time_span_s
@@ -212,7 +212,7 @@ def revoke(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Revoke a token; it is refused from then on."""
+    """Revoke a token. The service refuses it from then on."""
     from autotune.store import open_store
 
     with closing(open_store(store)) as database:
@@ -235,7 +235,7 @@ def audit(
 ) -> None:
     """List who did what, and which requests were refused.
 
-    The newest lines are shown, the oldest of them first.
+    It shows the newest lines, in order of time.
     """
     from autotune.store import open_store
 

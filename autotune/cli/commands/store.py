@@ -36,8 +36,8 @@ def register(app: typer.Typer) -> None:
 def check(store: StoreOption = None, json: JsonOption = False) -> None:
     """Check the database for damage and contradictions.
 
-    It checks the integrity of the file, the checksums of events, trials and attempts, and the laws of each study's history (nothing is lost, nothing
-    happened twice, and no terminal state changed). It says what it did not check.
+    It verifies the file, the checksums of events, trials and attempts, and each study's history: nothing was lost, nothing happened twice, and no
+    terminal state changed. The output lists what was not checked.
     """
     from autotune.store.upkeep.examination import examine
 
@@ -88,7 +88,7 @@ def restore(
 ) -> None:
     """Restore the database from a backup.
 
-    The backup is checked first. Nobody may have the database open. What was there is kept under another name. SQLite only.
+    The backup is checked first. No other process may have the database open. The replaced database is kept under another name. SQLite only.
     """
     from autotune.store.connection.location import find_location
     from autotune.store.upkeep.restoring import restore as put_back
@@ -113,7 +113,7 @@ def migrate(
 ) -> None:
     """Upgrade the database to the version of this release.
 
-    Every command does so when it opens an older database, after a backup beside an SQLite file. This one does nothing else.
+    Every command upgrades an older database when it opens one (SQLite: after a backup next to the file). This command does only that.
     """
     from autotune.store.connection.location import find_location
     from autotune.store.upkeep.restoring import migrate as upgrade

@@ -47,7 +47,7 @@ def tune(
             "--train-tokens",
             metavar="TOKENS",
             parser=tokens(),
-            help="Tokens of the planned training, e.g. 300B or 15T. The search ends when more trials would take longer than they could save in it.",
+            help="Tokens of the planned training run, e.g. 300B or 15T. The search stops when further trials would cost more time than they could save.",
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed to use instead of the spec's.")] = None,
@@ -76,19 +76,19 @@ def tune(
         typer.Option(
             "--in",
             metavar="FOLDER",
-            help="Keep results in this folder, which may be shared between machines: a copy of the store after every trial.",
+            help="Keep results in this folder, e.g. on a shared file system. The store is copied there after every trial.",
         ),
     ] = None,
     base: Annotated[
         Path | None,
-        typer.Option("--base", metavar="FOLDER", help="Folder of the spec's relative paths. Default: the spec's own."),
+        typer.Option("--base", metavar="FOLDER", help="Folder that relative paths in the spec start from. Default: the spec's own."),
     ] = None,
     no_check: NoCheckOption = False,
     no_profile: NoProfileOption = False,
     verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Run a study until it ends: on this machine, or in an allocation of Slurm on its nodes.
+    """Run a study until it ends, on this machine or on all nodes of a Slurm allocation.
 
     Ctrl-C stops it cleanly and keeps all results. The same command then continues the study.
     """

@@ -1,4 +1,4 @@
-"""Routes beyond one study: the best configs across all studies, runs that people started themselves, plans by the cost model, and reviews of
+"""Routes beyond one study: the best configs across all studies, observed runs, plans by the cost model, and reviews of
 launches."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def best(
     cluster: Word = "",
     trainer: Word = "",
     runner: Word = "",
-    num_gpus: Annotated[int | None, Query(ge=1, le=1 << 27, description="of the measured cluster")] = None,
+    num_gpus: Annotated[int | None, Query(ge=1, le=1 << 27, description="GPUs of the measured cluster")] = None,
     measured_after: Annotated[
         datetime | None, Query(description="only measurements after this time; UTC if no zone")
     ] = None,
@@ -50,7 +50,7 @@ async def best(
     ] = None,
     top: Limit = 1,
 ) -> Response:
-    """The best measured configs of a model across all studies, one row per config, ranked by tokens per second per GPU or by an objective.
+    """Find the best measured configs of a model across all studies, one row per config, ranked by tokens per second per GPU or by an objective.
 
     Without a model: the best config of each model and cluster. Simulated results are included only with `runner=simulated`. With model and
     cluster, where nothing was measured: the configs of the nearest workload, otherwise the cost model's ranking; `source` says which.
@@ -85,9 +85,9 @@ async def plan(
         Query(description="with clusters: the cost for this many tokens, as a number or as 300B or 15T"),
     ] = None,
 ) -> Response:
-    """The feasible configs of a spec, ranked by the cost model. Runs nothing and stores nothing.
+    """Rank the feasible configs of a spec by the cost model. Nothing is run or stored.
 
-    With `clusters`, also the best config on each of them, beside one another; a GPU type alone has as many GPUs as the spec's cluster.
+    With `clusters`, also compare the best config on each of them. A GPU type alone stands for as many GPUs as the spec's cluster has.
     """
 
     names = [word.strip() for word in clusters.split(",") if word.strip()]
@@ -113,7 +113,7 @@ async def plan(
 def observed(
     service: TheService,
     caller: Reader,
-    id: Annotated[Word, Query(description="of a run, or a prefix")] = "",  # noqa: A002
+    id: Annotated[Word, Query(description="id of a run, or a prefix of it")] = "",  # noqa: A002
     model: Word = "",
     cluster: Word = "",
     gpu: Word = "",
@@ -124,7 +124,7 @@ def observed(
     limit: Limit = 50,
     offset: Offset = 0,
 ) -> Response:
-    """Runs that people started themselves under `autotune run` or a callback, the one that was kept last first. They are no trials."""
+    """List runs that people started themselves under `autotune run` or a callback, newest first. They are not trials."""
 
     found = api.observed_document(
         service.store,
@@ -143,7 +143,7 @@ def observed(
 
 
 class ReviewRequest(Document):
-    """A launch to review, and what it does not say itself."""
+    """A launch to review, and values that it does not contain."""
 
     files: dict[Annotated[str, Field(min_length=1, max_length=200)], Annotated[str, Field(max_length=1 << 18)]] = Field(
         min_length=1,
@@ -167,9 +167,9 @@ class ReviewRequest(Document):
 
 @router.post("/review", responses=responses(415, model=ReviewAnswer))
 async def review(service: TheService, caller: Planner, asked: ReviewRequest) -> Response:
-    """What there is to say of a launch without running it: whether it fits, how fast it should be, and which edits make it faster.
+    """Review a launch without running it: whether it fits, how fast it should be, and which edits make it faster.
 
-    Texts only: no file of the service's machine is read.
+    Only the texts of the request are read, no files on the service's machine.
     """
 
     said = asked.model_dump(exclude={"files"})

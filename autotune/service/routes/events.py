@@ -28,7 +28,7 @@ from autotune.spec.plain import finite
 router = APIRouter(tags=["studies"])
 
 BEAT_S = 15.0
-"""after so long without events a comment is sent, so that proxies keep the connection open"""
+"""seconds without events until a comment is sent, so that proxies keep the connection open"""
 STREAM = "text/event-stream"
 PAGE = 1000
 
@@ -46,7 +46,7 @@ async def events(
     limit: Limit = PAGE,
     last_event_id: Annotated[str | None, Header(description="for streams: the same as `after`")] = None,
 ) -> Response:
-    """Events after a sequence number, or a live stream of them."""
+    """Read events after a sequence number, or follow them as a live stream."""
     study = (await run_in_threadpool(service.store.revision, study_id)).id
     if STREAM not in request.headers.get("accept", ""):
         record = await run_in_threadpool(service.store.study, study)

@@ -25,9 +25,9 @@ router = APIRouter(tags=["state"])
 
 MIN_FREE_BYTES = 256 << 20
 MOST_ACTIVE = 200
-"""active studies of which the metrics name the trials"""
+"""number of active studies whose trials the metrics name"""
 REUSED_S = 2.0
-"""time for which a health document is reused"""
+"""time that a health document is reused"""
 
 
 def _responses(failing: str) -> dict[int | str, dict[str, Any]]:
@@ -37,7 +37,7 @@ def _responses(failing: str) -> dict[int | str, dict[str, Any]]:
 
 @router.get("/health", responses=_responses("A check fails"))
 async def health(request: Request, service: TheService) -> Response:
-    """Whether the service works: ok (200) or failing (503). Needs no token; callers with scope read also see each check."""
+    """Check whether the service works: ok (200) or failing (503). Needs no token. Callers with the scope `read` also see each check."""
     check_parameters(request)
     try:
         caller = await service.gate.recognize(request)
@@ -50,14 +50,14 @@ async def health(request: Request, service: TheService) -> Response:
 
 @router.get("/health/live", responses=responses(model=HealthAnswer))
 async def live(request: Request) -> Response:
-    """Whether the process answers: restart it when it does not. A restart mends nothing else that `health` checks. Needs no token."""
+    """Check whether the process answers. Restart it if it does not. A restart fixes nothing else that `health` checks. Needs no token."""
     check_parameters(request)
     return _response({"status": "ok", "version": __version__})
 
 
 @router.get("/health/ready", responses=_responses("The results database cannot be read"))
 async def ready(request: Request, service: TheService) -> Response:
-    """Whether requests can be answered: the results database can be read. Ray may be away: history and pages are served then. Needs no token."""
+    """Check whether requests can be answered: the results database must be readable. Without Ray, history and pages are still served. Needs no token."""
     check_parameters(request)
     found = await run_in_threadpool(examine, service)
     status = "ok" if found["checks"]["store"] == "ok" else "failing"
@@ -80,7 +80,7 @@ def _response(document: dict[str, Any]) -> Response:
     },
 )
 def metrics(service: TheService, caller: Reader) -> Response:
-    """Counts of studies, trials, failures and requests, and the checks of health, for Prometheus. Answered while the store is away, too."""
+    """Export counts of studies, trials, failures and requests, and the health checks, for Prometheus. Works even while the store is unavailable."""
     active: list[StudyRecord] = []
     found: Statistics | None = None
     with contextlib.suppress(StoreError):

@@ -15,24 +15,24 @@ Plain = dict[str, Any]
 
 
 class Answer(BaseModel):
-    """A response; later releases may add keys."""
+    """A response. Later releases may add keys."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class SpecProblem(Answer):
-    """One mistake in the text of a spec."""
+    """An error in the text of a spec."""
 
     message: str = Field(examples=["there is no key 'modell'"])
     field: str = Field(description="keys and positions in lists, joined by dots", examples=["modell"])
     remedy: str = Field(examples=["did you mean model?"])
     file: str = Field(description="always empty in an answer to a request")
-    line: int | None = Field(description="from 1; null for a mistake without a place, e.g. a missing key", examples=[3])
+    line: int | None = Field(description="from 1; null if the error has no position, e.g. a missing key", examples=[3])
     column: int | None = Field(description="in characters, from 1", examples=[1])
 
 
 class ErrorBody(Answer):
-    """What went wrong (the law and the values that break it), in which field, and what to do."""
+    """What went wrong (the rule and the offending values), in which field, and what to do."""
 
     kind: str = Field(examples=["spec"])
     message: str = Field(examples=["there is no key 'modell'"])
@@ -40,28 +40,28 @@ class ErrorBody(Answer):
     remedy: str = Field(examples=["did you mean model?"])
     problems: list[SpecProblem] = Field(
         default=[],
-        description="every mistake found in the text of a spec, in order; otherwise absent",
+        description="all errors in the text of a spec, in order; absent for other errors",
     )
 
 
 class ErrorDocument(Answer):
-    """The shape of every error."""
+    """The document of every error."""
 
     error: ErrorBody
 
 
 class BudgetSummary(Answer):
-    """The limits of a study: whichever is reached first ends it."""
+    """The limits of a study. The first one reached ends it."""
 
     max_trials: int = Field(description="trials that the searcher may propose", examples=[20])
     max_wall_s: float = Field(description="seconds since the start, excluding pauses", examples=[3600.0])
     max_failed_trials: int = Field(examples=[10])
     max_gpu_s: float | None = Field(description="rank-seconds; null: not limited")
     min_gain: float | None = Field(
-        description="expected relative gain of the next eight trials below which the search ends; 0: never; null: when a trial takes longer than it saves in your training"
+        description="the search ends if the next eight trials are expected to gain less than this; 0: never; null: it ends if a trial costs more time than it saves in your training run"
     )
     train_tokens: float | None = Field(
-        description="tokens of your training; null: unknown, a training as long as 200 trials is assumed"
+        description="tokens of your training run; null: unknown, assumed as long as 200 trials"
     )
     parallel_trials: int = Field(description="trials at once", examples=[1])
 
@@ -71,11 +71,11 @@ class StudySummary(Answer):
 
     id: str = Field(examples=["kfm4a2b9xq"])
     name: str = Field(examples=["gpt2-medium-8xh100"])
-    status: StudyStatus = Field(description="what is")
+    status: StudyStatus = Field(description="current state")
     wanted: Wanted = Field(description="the last request; the study's controller follows it")
     message: str
     model: str = Field(examples=["gpt2-medium"])
-    cluster: str = Field(description="that the job will run on", examples=["h100-sxm-1x8"])
+    cluster: str = Field(description="cluster of the job", examples=["h100-sxm-1x8"])
     at_hand: str | None = Field(
         default=None, description="the smaller cluster that runs proxies of the job; null: trials run on `cluster`"
     )
@@ -88,18 +88,18 @@ class StudySummary(Answer):
     created_at: str
     waits_behind: Plain | None = Field(
         default=None,
-        description="while it waits: how many studies of how many owners start before it, as {studies, owners}; only in the response for one study",
+        description="while it waits: numbers of studies ahead in the queue and of their owners, as {studies, owners}; only in the response for one study",
     )
     started_at: str | None
     ended_at: str | None
     updated_at: str
     elapsed_s: float
     trials: dict[str, int] = Field(description="trials by status", examples=[{"COMPLETED": 4, "FAILED": 1}])
-    speedup: float | None = Field(description="of the winner; null until the study has ended", examples=[1.31])
+    speedup: float | None = Field(description="speed of the winner relative to the baseline; null until the study has ended", examples=[1.31])
     too_noisy: Plain | None = Field(
-        default=None, description="spread of the baseline if the study is too noisy to tell; otherwise null"
+        default=None, description="spread of the baseline if the study is too noisy for a claim; otherwise null"
     )
-    tags: list[str] = Field(default=[], description="words for finding it")
+    tags: list[str] = Field(default=[], description="words to find the study by")
     ray: Plain | None = Field(default=None, description="the Ray job that runs it: job, url; null: none")
     placed: list[Plain] = Field(
         default=[],
@@ -130,7 +130,7 @@ class StudyAnswer(Answer):
 class SubmittedAnswer(StudyAnswer):
     """A study that was submitted."""
 
-    notes: list[str] = Field(description="what its owner should know, for example that the spec contains secrets")
+    notes: list[str] = Field(description="warnings for the owner, for example that the spec contains secrets")
 
 
 class RecordAnswer(Answer):
@@ -140,7 +140,7 @@ class RecordAnswer(Answer):
 
 
 class NoteDocument(Answer):
-    """What somebody wrote on a study."""
+    """A note on a study."""
 
     number: int
     at: str
@@ -161,18 +161,18 @@ class NoteList(Answer):
 
 
 class DeletionDocument(Answer):
-    """What deleting a study takes away."""
+    """What is deleted with a study."""
 
     study: str
     name: str
     trials: int
-    measured: int = Field(description="measured configs, which no longer count across history")
-    learners: list[Plain] = Field(description="later studies that may have learnt from it")
-    held_by: list[Plain] = Field(description="studies that learnt from it and have not ended: it cannot be deleted")
+    measured: int = Field(description="measured configs that queries across studies lose")
+    learners: list[Plain] = Field(description="later studies that may have learned from it")
+    held_by: list[Plain] = Field(description="unfinished studies that learned from it; while there are any, it cannot be deleted")
 
 
 class DeletionAnswer(Answer):
-    """What goes, or went, with a study."""
+    """What would be or was deleted with a study."""
 
     deletion: DeletionDocument
 
@@ -229,7 +229,7 @@ class ExplainAnswer(Answer):
 
 
 class KnownConfig(Answer):
-    """A config with its measurement; `measurement` and `reward` are null where there is only an estimate."""
+    """A config with its measurement. `measurement` and `reward` are null if there is only an estimate."""
 
     config: Plain
     estimate: Plain | None
@@ -245,7 +245,7 @@ class PastBest(Answer):
 
 
 class BestAcross(Answer):
-    """The best known configs, and where the knowledge comes from (`source`)."""
+    """The best known configs, and the basis of the answer (`source`)."""
 
     study: StudySummary | None
     best: KnownConfig | None
@@ -260,7 +260,7 @@ class BestAcross(Answer):
         description="measurements behind the response: trials, configs, studies, last_at, age_s, spread"
     )
     untried: Plain | None = Field(
-        description="number of valid and of measured configs of the space; the best untried config by the cost model"
+        description="numbers of valid and of measured configs in the space, and the best untried config by the cost model"
     )
     nearest: Plain | None = Field(
         description="the workload these configs were measured for, its distance in doublings, and the cost model's estimate for the requested workload"
@@ -277,7 +277,7 @@ class TrialList(Answer):
 
 
 class EventDocument(Answer):
-    """One line of a study's history."""
+    """An event in a study's history."""
 
     sequence: int
     at: str
@@ -311,7 +311,7 @@ class PlanAnswer(Answer):
 
 
 class ObservedRuns(Answer):
-    """Runs that people started themselves."""
+    """Observed runs, which people started themselves."""
 
     runs: list[Plain] = Field(
         description="kind, id, program, command, outcome, exit_code, workload, config, estimate, measurement, failure, versions"
@@ -320,7 +320,7 @@ class ObservedRuns(Answer):
 
 
 class ReviewAnswer(Answer):
-    """What there is to say of a launch without running it."""
+    """The review of a launch."""
 
     understood: str
     assumed: list[str]
@@ -344,7 +344,7 @@ class ReviewAnswer(Answer):
 
 
 class ExportAnswer(Answer):
-    """A config as a launch of a trainer, and the job of a scheduler that starts it."""
+    """The files and the command that launch a trainer with a config, and a scheduler's job that starts it."""
 
     trainer: str
     config: Plain
@@ -357,7 +357,7 @@ class ExportAnswer(Answer):
 
 
 class HealthAnswer(Answer):
-    """Whether the service works; callers with scope read also see each check."""
+    """Whether the service works. Callers with the scope `read` also see each check."""
 
     status: str = Field(examples=["ok"])
     version: str

@@ -92,10 +92,10 @@ async def submit(
     service: TheService,
     caller: Submitter,
     idempotency_key: Annotated[
-        str | None, Header(pattern=KEY_PATTERN, description="submitting twice with the same key makes one study")
+        str | None, Header(pattern=KEY_PATTERN, description="submitting twice with the same key creates one study")
     ] = None,
 ) -> Response:
-    """Stores a study as QUEUED. It starts as soon as fewer studies run than the service allows at once."""
+    """Submit a study. It is stored as QUEUED and starts once fewer studies run than the service allows."""
 
     body, media = await request.body(), request.headers.get("content-type", "")
 
@@ -150,7 +150,7 @@ def studies(
     limit: Limit = 50,
     offset: Offset = 0,
 ) -> Response:
-    """Studies, newest first."""
+    """List studies, newest first."""
 
     records = service.store.studies(
         status=status, model=model, cluster=cluster, owner=owner, name=name, tag=tag, limit=limit + 1, offset=offset
@@ -167,7 +167,7 @@ def studies(
 async def status_of(
     study_id: StudyId, service: TheService, caller: Reader, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """A study with its best config so far. With the last ETag in If-None-Match: 304 while nothing has changed."""
+    """Read a study with its best config so far. With the last ETag in If-None-Match the answer is 304 while nothing has changed."""
 
     behind = await run_in_threadpool(service.waiting_behind, study_id)
 
@@ -181,7 +181,7 @@ async def status_of(
 
 @router.get("/studies/{study_id}/record", responses=responses(304, 404, model=RecordAnswer))
 async def record(study_id: StudyId, service: TheService, caller: Reader, if_none_match: IfNoneMatch = None) -> Response:
-    """The study in full, as the store holds it. Together with the trials, this is all that reports and comparisons need."""
+    """Read the whole study as it is stored. With the trials, this is all that reports and comparisons need."""
 
     def make(found: str) -> bytes:
         return strict_json({"record": hidden_record(service.store.study(found)).to_dict()})
@@ -193,7 +193,7 @@ async def record(study_id: StudyId, service: TheService, caller: Reader, if_none
 async def trials(
     study_id: StudyId, service: TheService, caller: Reader, version: Versions = (), if_none_match: IfNoneMatch = None
 ) -> Response:
-    """All trials of a study, or those that were measured with some versions. With the last ETag in If-None-Match: 304 while nothing has changed."""
+    """List the trials of a study, or only those measured with given versions. With the last ETag in If-None-Match the answer is 304 while nothing has changed."""
     asked = asked_versions(version)
 
     def make(found: str) -> bytes:
@@ -221,7 +221,7 @@ def best(
     ] = None,
     version: Versions = (),
 ) -> Response:
-    """The best configs of a study, ranked by its own objective or by another one; nothing is run again.
+    """Rank the configs of a study by its own objective or by another one. Nothing is rerun.
 
     With `pareto`: the configs that no other config beats in all of speed, stability, memory headroom and cost, with these four values.
     """
@@ -242,7 +242,7 @@ def explain(
         int | None, Query(ge=0, le=MAX_TRIAL, description="number of the trial; default: the winner")
     ] = None,
 ) -> Response:
-    """Why a trial won or lost: the parts of its reward, compared with the baseline and the runner-up (or the winner)."""
+    """Explain why a trial won or lost: the parts of its reward, compared with the baseline and the runner-up (or the winner)."""
 
     return StrictJSONResponse(api.explained(service.views.result(study_id), trial))
 
@@ -256,12 +256,12 @@ async def export(
     option: Annotated[
         list[str], Query(max_length=50, description="an option of the trainer or of the scheduler, KEY=VALUE")
     ] = [],  # noqa: B006
-    on: Annotated[Word, Query(description="what starts it on the nodes: shell, slurm, ray or kubernetes")] = "",
+    on: Annotated[Word, Query(description="launcher on the nodes: shell, slurm, ray or kubernetes")] = "",
     trial: Annotated[
         int | None, Query(ge=0, le=MAX_TRIAL, description="export this trial's config; default: the best one")
     ] = None,
 ) -> Response:
-    """The best config as a launch of that trainer: command, environment, files, and the job of a scheduler. Nothing is written or started."""
+    """Export the best config for a trainer: command, environment, files, and a job for a scheduler. Nothing is written or started."""
     work = partial(exported, service, caller, study_id, trainer, option, on, trial)
     return StrictJSONResponse(await service.plan(caller, work))
 
@@ -298,7 +298,7 @@ def exported(
 
 @router.post("/studies/{study_id}/{action}", responses=responses(404, 409, model=StudyAnswer))
 def act(study_id: StudyId, action: Action, service: TheService, caller: Submitter) -> Response:
-    """pause: start no new trials. resume: continue. stop: let running trials finish and name the best config. cancel: kill running trials and end."""
+    """Control a study. pause: start no new trials. resume: continue. stop: let running trials finish and name the best config. cancel: kill running trials and end."""
 
     return StrictJSONResponse({"study": api.study_document(acted(service, caller, study_id, action))})
 

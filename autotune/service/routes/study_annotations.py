@@ -27,13 +27,13 @@ Tags = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=5
 
 
 class NoteBody(Document):
-    """A note to be written."""
+    """A note to write."""
 
     text: str = Field(max_length=2 * MAX_NOTE, description="plain text", examples=["slower since the driver update"])
 
 
 class TagsBody(Document):
-    """Tags to be added and removed."""
+    """Tags to add and to remove."""
 
     add: Tags = Field(default=[], examples=[["h100-sweep"]])
     remove: Tags = Field(default=[])
@@ -41,26 +41,26 @@ class TagsBody(Document):
 
 @router.get("/studies/{study_id}/notes", responses=responses(404, model=NoteList))
 def notes(study_id: StudyId, service: TheService, caller: Reader) -> Response:
-    """The notes of a study, oldest first."""
+    """List the notes of a study, oldest first."""
     return StrictJSONResponse({"notes": [note.to_dict() for note in service.store.annotations.notes(study_id)]})
 
 
 @router.post("/studies/{study_id}/notes", status_code=201, responses=responses(404, ok=201, model=NoteAnswer))
 def add_note(study_id: StudyId, body: NoteBody, service: TheService, caller: Submitter) -> Response:
-    """Writes a note on a study, also on somebody else's. The same text again, with nothing between, is the same note."""
+    """Write a note on a study, which may belong to somebody else. Repeating the last note adds nothing."""
     return StrictJSONResponse({"note": noted(service, caller, study_id, body.text)}, status_code=201)
 
 
 @router.delete("/studies/{study_id}/notes/{number}", responses=responses(404, model=NoteList))
 def remove_note(study_id: StudyId, number: NoteNumber, service: TheService, caller: Submitter) -> Response:
-    """Removes a note for good: its author, the study's owner or an admin may. Returns the notes that are left."""
+    """Remove a note permanently. Its author, the study's owner and admins may do so. Returns the remaining notes."""
     unnoted(service, caller, study_id, number)
     return notes(study_id, service, caller)
 
 
 @router.patch("/studies/{study_id}/tags", responses=responses(404, model=StudyAnswer))
 def change_tags(study_id: StudyId, body: TagsBody, service: TheService, caller: Submitter) -> Response:
-    """Adds and removes tags of a study. A tag that is there already, or was not, is no mistake."""
+    """Add and remove tags of a study. Adding a tag that exists or removing one that does not is not an error."""
 
     record = tagged(service, caller, study_id, body.add, body.remove)
     return StrictJSONResponse({"study": api.study_document(record)})
@@ -68,14 +68,14 @@ def change_tags(study_id: StudyId, body: TagsBody, service: TheService, caller: 
 
 @router.get("/studies/{study_id}/deletion", responses=responses(404, 409, model=DeletionAnswer))
 def deletion(study_id: StudyId, service: TheService, caller: Reader) -> Response:
-    """What deleting the study would take away. Deletes nothing."""
+    """Show what would be deleted with the study. Deletes nothing."""
 
     return StrictJSONResponse({"deletion": api.deletion_of(service.store, study_id).to_dict()})
 
 
 @router.delete("/studies/{study_id}", responses=responses(404, 409, model=DeletionAnswer))
 def delete(study_id: StudyId, service: TheService, caller: Submitter) -> Response:
-    """Deletes a study that has ended, with its trials and its history, for good. Its measurements no longer count across history."""
+    """Delete an ended study permanently, with its trials and history. Queries across studies no longer include its measurements."""
     return StrictJSONResponse({"deletion": deleted(service, caller, study_id)})
 
 

@@ -25,12 +25,12 @@ FigureName = Annotated[str, Path(pattern=r"^[a-z_]{1,60}$", description="name of
 
 
 class FigureDocument(Answer):
-    """A figure of a study: its words, and where its data and its drawing are."""
+    """A figure of a study: its texts, and the addresses of its data and drawing."""
 
     name: str = Field(examples=["best_so_far"])
     title: str = Field(examples=["Best so far over trials"])
     shows: str = Field(description="what it shows, with units")
-    how_to_read: str = Field(description="what its signs mean")
+    how_to_read: str = Field(description="how to read it")
     csv: str = Field(description="address of the data")
     svg: str = Field(description="address of the drawing")
 
@@ -58,7 +58,7 @@ def _as_file(media: str) -> dict[int | str, dict[str, Any]]:
 
 @router.get("/studies/{study_id}/figures", responses=responses(404, model=FigureList))
 async def figures(study_id: StudyId, service: TheService, caller: Reader) -> Response:
-    """The figures of a study with their words and addresses, and what those that cannot be drawn need."""
+    """List the figures of a study with their texts and addresses. For those that cannot be drawn, it names what is missing."""
     found = await run_in_threadpool(service.views.figures_now, study_id)
     at = f"/api/v1/studies/{study_id}/figures"
     listed = [
@@ -81,14 +81,14 @@ async def figures(study_id: StudyId, service: TheService, caller: Reader) -> Res
 
 @router.get("/studies/{study_id}/figures/{name}.csv", responses=_as_file(CSV), response_class=Response)
 async def figure_data(study_id: StudyId, name: FigureName, service: TheService, caller: Reader) -> Response:
-    """All data of a figure, in SI units, with the names of the columns first."""
+    """Read the data of a figure as CSV, in SI units, with a header row."""
     figure = await _figure(service, study_id, name)
     return Response(figure.csv(), media_type=f"{CSV}; charset=utf-8")
 
 
 @router.get("/studies/{study_id}/figures/{name}.svg", responses=_as_file(SVG), response_class=Response)
 async def figure_drawing(study_id: StudyId, name: FigureName, service: TheService, caller: Reader) -> Response:
-    """A figure as a drawing that stands alone, in light colours."""
+    """Read a figure as a self-contained SVG, in light colours."""
     figure = await _figure(service, study_id, name)
     return Response(figure.picture(), media_type=SVG, headers={"Content-Security-Policy": SVG_POLICY})
 
