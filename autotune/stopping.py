@@ -98,7 +98,7 @@ def trial_decision(
     n = len(step_times)
     is_look = n > 0 and n == measure.first_look
     if is_look and beat_step_time_s is not None and min(step_times) > (1 + FAR) * beat_step_time_s:
-        reason = f"cannot win: each of its first {n} steps took over {(1 + FAR) * beat_step_time_s:.3g} s; winning needs {beat_step_time_s:.3g} s or less"
+        reason = f"cannot win: the first {n} steps took over {(1 + FAR) * beat_step_time_s:.3g} s each; winning needs {beat_step_time_s:.3g} s or less"
         return StopDecision(stop=True, reason=reason, stopped_early=True)
     if n < measure.min_steps:
         return StopDecision(stop=False)

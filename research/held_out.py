@@ -199,8 +199,8 @@ def levels_of(rows: Judged) -> dict[str, float]:
 
 def kind_of(source: str) -> str:
     """What constants of that source know: a fitted pair, pooled hardware and trainer, any trainer, or a datasheet."""
-    if "pooled from other pairs" not in source:
+    if not source.startswith("not fitted to "):
         return "pair"
-    if source.startswith("datasheet"):
+    if "(datasheet peaks, " in source:
         return "datasheet"
-    return "any trainer" if "any trainer" in source else "pooled"
+    return "any trainer" if "overheads from other GPUs and trainers" in source else "pooled"

@@ -89,7 +89,7 @@ def test_a_trial_slower_by_far_ends_at_its_first_look() -> None:
     assert not trial_decision(far[:2], measure, 1.0).stop
     verdict = trial_decision(far, measure, 1.0)
     assert verdict.stopped_early
-    assert verdict.reason == "cannot win: each of its first 3 steps took over 1.1 s; winning needs 1 s or less"
+    assert verdict.reason == "cannot win: the first 3 steps took over 1.1 s each; winning needs 1 s or less"
     for going_on in (
         trial_decision([1.2, 1.09, 1.3], measure, 1.0),
         trial_decision(far, measure, None),

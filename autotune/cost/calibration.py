@@ -367,14 +367,18 @@ def known_constants(gpu: str, trainer: str, *, known: Mapping[str, Any] | None =
     if gpu == "cpu":
         return Calibration.from_dict({**known["cpu"], **names})
     hardware, software = known["hardware"].get(family, {}), known["software"].get(loop, {})
-    said = [f"{family} hardware" if hardware else "datasheet", f"{loop} software" if software else "any trainer"]
+    # `research.held_out.kind_of` reads these words
+    lacking = "this GPU" if software else "this GPU or trainer"
+    lacking = lacking if not hardware else "this GPU with this trainer" if software else "this trainer"
+    rates = f"{family} rates from other trainers" if hardware else "datasheet peaks"
+    overheads = f"{loop} overheads from other GPUs" if software else "overheads from other GPUs and trainers"
     unread = known.get("unread_trainer", {})
     if hardware:
         level = {"level": unread.get("programs", {}).get(traits_of(trainer).program, 1.0)}
     else:
         level = {"level_sigma": unread.get("unfitted_gpu_sigma", known["pooled"]["level_sigma"])}
     constants = {**known["pooled"], **hardware, **software, **level, **names}
-    return Calibration.from_dict({**constants, "source": " and ".join(said) + ", pooled from other pairs"})
+    return Calibration.from_dict({**constants, "source": f"not fitted to {lacking} ({rates}, {overheads})"})
 
 
 def _family(gpu: str, known: Mapping[str, Any]) -> str:

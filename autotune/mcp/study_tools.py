@@ -90,7 +90,9 @@ class StudyTools:
         return found.failure.evidence
 
     def explain(
-        self, study: StudyId, number: Annotated[int | None, Field(description="Number of a trial. Default: the winner.")] = None
+        self,
+        study: StudyId,
+        number: Annotated[int | None, Field(description="Number of a trial. Default: the winner.")] = None,
     ) -> list[str]:
         """Explain in sentences why a trial won or lost."""
         text: list[str] = self._source.explain(study, number)["text"]

@@ -92,7 +92,7 @@ def infeasible_line(counts: Mapping[str, int]) -> str:
     rest = sum(n for _, n in ranked[len(named) :])
     reasons = [f"{reason} ({n:,})" for reason, n in named] + ([f"other reasons ({rest:,})"] if rest else [])
     total = sum(counts.values())
-    return f"{total:,} {'combination' if total == 1 else 'combinations'} cannot run here: {', '.join(reasons)}"
+    return f"{total:,} {'combination' if total == 1 else 'combinations'} skipped: {', '.join(reasons)}"
 
 
 def gist_of(trial: Trial) -> str:

@@ -62,6 +62,16 @@ LOWER_MEMORY = (
     "use_badam: true", "use_apollo: true", "enable_liger_kernel: true", "liger_fused_linear_cross_entropy: true", "fsdp_offload_params: true", "--use_liger_kernel",
 )  # fmt: skip
 """options of Megatron-LM, LLaMA-Factory and axolotl and optimizers of transformers that lower the peak memory and are not in the cost model"""
+_LOOPS = {
+    "accelerate": "accelerate",
+    "deepspeed": "DeepSpeed",
+    "hf_trainer": "Hugging Face Trainer",
+    "lightning": "Lightning",
+    "megatron": "Megatron-LM",
+    "nanotron": "nanotron",
+    "torchtitan": "torchtitan",
+}
+"""training loops as people call them"""
 _ASSUMED = ("taken as", "taken for", "assumed", "if it does not")
 
 
@@ -388,9 +398,15 @@ def _whole(study: Study, config: ParallelConfig) -> str:
     lora = f" with {workload.peft.method} r{workload.peft.rank} ({workload.peft.targets})" if workload.peft else ""
     return (
         f"{'a model' if workload.model.name == 'imported' else workload.model.name} ({format_count(workload.model.num_parameters)}){lora} on {workload.cluster.num_gpus} x {workload.cluster.gpu.name}, "
-        f"{_batch_words(workload, config)} = {format_count(tokens)} tokens a step, {config_label(config)}, trainer {study.trainer}"
-        f"{f' with the loop of {workload.loop}' if workload.loop else ''}"
+        f"{_batch_words(workload, config)} = {format_count(tokens)} tokens a step, {config_label(config)}, {_trainer_words(study)}"
     )
+
+
+def _trainer_words(study: Study) -> str:
+    """The trainer as people call it: their own script names the library whose training loop it runs."""
+    if study.trainer != "command":
+        return f"trainer {study.trainer}"
+    return f"your own script, {_LOOPS[study.workload.loop]}" if study.workload.loop else "your own script"
 
 
 def _part(document: Mapping[str, Any], found: Target) -> str:

@@ -44,5 +44,5 @@ class BayesianSearcher(ModelBasedSearcher):
         at = int(np.argmax(gain + runs))
         return int(candidates[at]), (
             f"expected gain {self.as_throughput_gain(math.exp(gain[at])):.1%} over the best so far, "
-            f"runs with probability {math.exp(runs[at]):.0%}"
+            f"{math.exp(runs[at]):.0%} likely to run"
         )

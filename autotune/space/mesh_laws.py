@@ -17,7 +17,7 @@ from autotune.spec import ConfigTable, ParallelConfig, Workload
 from autotune.trainers.base.sharded_pipelines import shards_in_pipelines
 from autotune.trainers.base.whole_experts import keeps_experts_whole
 
-_WRONG_WORLD_SIZE = "the cluster or the space does not allow this number of ranks, tp * pp * dp * cp"
+_WRONG_WORLD_SIZE = "tp * pp * dp * cp is not an allowed number of ranks"
 
 
 def world_size_law(sizes: Sequence[int]) -> Law:

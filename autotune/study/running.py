@@ -279,7 +279,8 @@ def _run(
         if record.started_at is None:
             store.record_event(record.id, EventKind.GUESS_LEFT_OUT, {"message": guess})
     if study.filled_in:
-        told = f"enqueue: omitted knobs were filled in for {len(study.filled_in)} config(s), e.g. {study.filled_in[0]}"
+        configs = f"{len(study.filled_in)} config{'s' if len(study.filled_in) > 1 else ''}"
+        told = f"enqueue: filled in missing knobs of {configs}, e.g. {study.filled_in[0]}"
         tell(Notice(message=told))
         if record.started_at is None:
             store.record_event(

@@ -53,12 +53,14 @@ def test_rows_of_fitted_pairs_and_of_unknown_gpus_have_no_say() -> None:
         rows = made_up(level)
         return replace(rows, source=np.full(len(rows), source, dtype=object))
 
-    pooled = "pooled from other pairs"
+    overheads = "megatron overheads from other GPUs"
     files = {
         "fitted": of("nanotron_h100.csv", 0.1),
-        "unknown": of(f"datasheet and megatron software, {pooled}", 0.2),
-        "unread": of(f"a100 hardware and any trainer, {pooled}", 0.3),
-        "software": of(f"a100 hardware and megatron software, {pooled}", 0.4),
+        "unknown": of(f"not fitted to this GPU (datasheet peaks, {overheads})", 0.2),
+        "unread": of(
+            "not fitted to this trainer (a100 rates from other trainers, overheads from other GPUs and trainers)", 0.3
+        ),
+        "software": of(f"not fitted to this GPU with this trainer (a100 rates from other trainers, {overheads})", 0.4),
     }
     levels = file_levels(files)
     assert levels == pytest.approx({"unread": 0.3, "software": 0.4}, abs=0.02)

@@ -108,13 +108,13 @@ def test_a_trial_on_a_gpu_that_heat_held_down_says_so() -> None:
 
 def test_infeasible_configs_are_one_line_with_the_most_frequent_reasons() -> None:
     assert infeasible_line({}) == ""
-    assert infeasible_line({"megatron_compile": 1}).startswith("1 combination cannot run here: ")
+    assert infeasible_line({"megatron_compile": 1}).startswith("1 combination skipped: ")
     assert infeasible_line({"megatron_compile": 4, "tp_heads": 1000}) == (
-        "1,004 combinations cannot run here: tp does not divide num_attention_heads (1,000), megatron cannot run this compile (4)"
+        "1,004 combinations skipped: tp does not divide num_attention_heads (1,000), megatron cannot run this compile (4)"
     )
     many = {f"law_{n}": n for n in range(1, 8)}
     assert infeasible_line(many) == (
-        "28 combinations cannot run here: law_7 (7), law_6 (6), law_5 (5), law_4 (4), other reasons (6)"
+        "28 combinations skipped: law_7 (7), law_6 (6), law_5 (5), law_4 (4), other reasons (6)"
     )
 
 

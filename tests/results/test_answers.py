@@ -315,7 +315,7 @@ def test_infeasible_trials_of_an_older_store_become_counts(finished: tuple[Store
     assert found.infeasible == {reason: 3}
     assert {t.number for t in found.shown} == {t.number for t in result.shown}
     page = html_report(record, [*result.trials, *old])
-    assert f"3 combinations cannot run here: {reason} (3)" in page
+    assert f"3 combinations skipped: {reason} (3)" in page
     assert "#90" not in page
 
 

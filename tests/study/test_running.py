@@ -263,11 +263,11 @@ def test_knobs_that_a_guess_leaves_out_are_said_with_their_values(store: Store) 
     guesses = ["tp=2", {"tp": 1, "micro_batch_size": 2, "zero_stage": 1}]
     result = api.tune(spec(space=space, enqueue=guesses), store=store, on_event=hear)
     told = "micro_batch_size=1, zero_stage=0 in tp=2"
-    assert [text for text in said if "omitted" in text] == [
-        f"enqueue: omitted knobs were filled in for 1 config(s), e.g. {told}"
+    assert [text for text in said if "filled in" in text] == [
+        f"enqueue: filled in missing knobs of 1 config, e.g. {told}"
     ]
     assert [e.data["message"] for e in store.events(result.record.id) if e.kind == "guess.filled_in"] == [
-        f"enqueue: omitted knobs were filled in for 1 config(s), e.g. {told}"
+        f"enqueue: filled in missing knobs of 1 config, e.g. {told}"
     ]
     assert result.record.study.filled_in == (told,)
 

@@ -48,7 +48,9 @@ def recheck(
     ] = None,
     summary: Annotated[
         Path | None,
-        typer.Option("--summary", metavar="FILE", callback=never_printed, help="Append the result to this Markdown file."),
+        typer.Option(
+            "--summary", metavar="FILE", callback=never_printed, help="Append the result to this Markdown file."
+        ),
     ] = None,
     output: Annotated[
         Path | None,

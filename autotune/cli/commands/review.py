@@ -46,7 +46,10 @@ def review(
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="KNOB=VALUE,...", help="Config it trains with now, if the launch does not say.")
+        str | None,
+        typer.Option(
+            "--config", metavar="KNOB=VALUE,...", help="Config it trains with now, if the launch does not say."
+        ),
     ] = None,
     train_tokens: Annotated[
         float | None,
@@ -58,7 +61,9 @@ def review(
         float | None,
         typer.Option("--measured", metavar="TIME", parser=time_s(), help="Measured step time, e.g. 2.1s."),
     ] = None,
-    log: Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Log of the launch, to read step times from.")] = None,
+    log: Annotated[
+        Path | None, typer.Option("--log", metavar="FILE", help="Log of the launch, to read step times from.")
+    ] = None,
     diff: Annotated[bool, typer.Option("--diff", help="Print the edits as a patch of the file.")] = False,
     write: Annotated[
         Path | None,

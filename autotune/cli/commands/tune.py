@@ -81,7 +81,11 @@ def tune(
     ] = None,
     base: Annotated[
         Path | None,
-        typer.Option("--base", metavar="FOLDER", help="Folder that relative paths in the spec start from. Default: the spec's own."),
+        typer.Option(
+            "--base",
+            metavar="FOLDER",
+            help="Folder that relative paths in the spec start from. Default: the spec's own.",
+        ),
     ] = None,
     no_check: NoCheckOption = False,
     no_profile: NoProfileOption = False,

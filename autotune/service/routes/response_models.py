@@ -95,7 +95,9 @@ class StudySummary(Answer):
     updated_at: str
     elapsed_s: float
     trials: dict[str, int] = Field(description="trials by status", examples=[{"COMPLETED": 4, "FAILED": 1}])
-    speedup: float | None = Field(description="speed of the winner relative to the baseline; null until the study has ended", examples=[1.31])
+    speedup: float | None = Field(
+        description="speed of the winner relative to the baseline; null until the study has ended", examples=[1.31]
+    )
     too_noisy: Plain | None = Field(
         default=None, description="spread of the baseline if the study is too noisy for a claim; otherwise null"
     )
@@ -168,7 +170,9 @@ class DeletionDocument(Answer):
     trials: int
     measured: int = Field(description="measured configs that queries across studies lose")
     learners: list[Plain] = Field(description="later studies that may have learned from it")
-    held_by: list[Plain] = Field(description="unfinished studies that learned from it; while there are any, it cannot be deleted")
+    held_by: list[Plain] = Field(
+        description="unfinished studies that learned from it; while there are any, it cannot be deleted"
+    )
 
 
 class DeletionAnswer(Answer):

@@ -162,7 +162,7 @@ class Phases:
         elif references := self._reference_for(self._index.baseline.config):
             return Move(asks=references)
         else:
-            message = "the baseline is measured"
+            message = "baseline measured"
         return Move(phase=StudyPhase.SEARCH, message=message)
 
     def _search(self, running: int, spent: Spent) -> Move | None:
