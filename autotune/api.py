@@ -139,7 +139,7 @@ def read_document(
         for name in path:
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
-                raise SpecError(f"{key!r} reaches into {name!r}, which is {inner!r} and not a mapping", field=name)
+                raise SpecError(f"{key!r} needs a mapping at {name!r}, but it is {inner!r}", field=name)
         inner[last] = value
     if overrides:
         check_size(document)

@@ -218,7 +218,7 @@ def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
                 for record in database.studies(limit=1):
                     api.act(database, record.id, action)
             except (AutotuneError, ValueError) as error:
-                note(f"the request {action!r} did not arrive: {error}")
+                note(f"the request {action!r} was not delivered: {error}")
 
     with StudyFolder(folder, job=job.job if job else "", on_wish=hear, on_trouble=note) as home:
         yield StudyPlace(store=str(home.path), shown=str(folder.absolute()), changed=home.changed)

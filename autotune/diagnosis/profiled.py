@@ -79,7 +79,7 @@ def _claims(evidence: Evidence, due: float) -> Iterator[Finding]:
             "host",
             idle,
             what="the GPUs wait for the host: launches do not keep up",
-            seen=f"profile: the GPU has nothing to do for {idle:.0%} of the step{after}",
+            seen=f"profile: the GPU is idle for {idle:.0%} of the step{after}",
             confirm="train some steps with a larger micro-batch: the time per sequence should drop",
             change="torch.compile (mode='reduce-overhead' uses CUDA graphs), a larger micro-batch, or fewer small operators",
             knob="compile",

@@ -83,7 +83,7 @@ def import_draft(
         job = _present_job(subject, reading, shape[1] if shape else None, ranks, batch)
     except AutotuneError as error:
         job = None
-        notes.append(f"an export of this configuration is refused for now: {error}")
+        notes.append(f"this configuration cannot be exported yet: {error}")
     settings, told = _beyond_a_launch(subject, reading, values, job)
     notes += told
     if broken := _broken_law(job):
@@ -321,7 +321,7 @@ def _beyond_a_launch(
     try:
         again = subject.read_config(PresentConfiguration.of_launch(subject.launch(workload, config, options)))
     except AutotuneError as error:
-        return dict(reading.settings), [f"an export of this configuration is refused for now: {error}"]
+        return dict(reading.settings), [f"this configuration cannot be exported yet: {error}"]
     settings = without_equal(reading.settings, again.settings)
     notes = []
     changed = {k: v for k, v in again.knobs.items() if k in reading.knobs and getattr(config, k) != v}

@@ -16,11 +16,13 @@ def deletion_lines(deletion: Mapping[str, Any]) -> list[str]:
     ]
     if deletion["measured"]:
         lines.append(
-            f"{deletion['measured']:,} measured configs no longer count in answers across history or in later searches"
+            f"{deletion['measured']:,} measured configs are no longer used by queries across studies and by later searches"
         )
     if learners := deletion["learners"]:
         names = ", ".join(one["name"] for one in learners[:NAMED]) + (", ..." if len(learners) > NAMED else "")
-        lines.append(f"later studies may have learnt from it: {len(learners):,} ({names}); they keep their own results")
+        lines.append(f"{len(learners):,} later studies may have learned from it ({names}); they keep their own results")
     if held := deletion["held_by"]:
-        lines.append(f"it cannot be deleted until {held[0]['name']} ({held[0]['id']}), which learnt from it, has ended")
+        lines.append(
+            f"it cannot be deleted until {held[0]['name']} ({held[0]['id']}), which learned from it, has ended"
+        )
     return lines

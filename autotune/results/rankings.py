@@ -154,7 +154,7 @@ def _measured_with(result: Result, versions: Mapping[str, str], top: int) -> dic
     if best is None or result.best is None or best.number != result.best.number:
         answer |= dict.fromkeys(("speedup", "speedup_low", "speedup_high")) | {"tied_with": []}
     words = ", ".join(f"{name}={version}" for name, version in versions.items())
-    answer["notes"] = [f"only trials that were measured with {words} count: {len(rows)}", *answer["notes"]]
+    answer["notes"] = [f"only trials measured with {words} are ranked: {len(rows)}", *answer["notes"]]
     answer["objective"] = {"metric": objective.metric, "stability_weight": objective.stability_weight}
     return answer | {"best": to_plain(best), "configs": [{**row, "rank": at} for at, row in enumerate(rows[:top], 1)]}
 
@@ -212,7 +212,7 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
         )
     below = result.below.get(trial.number)
     if below and not won:
-        document["text"].append(f"its figure is higher than the winner's, but it does not rank above it: {below}")
+        document["text"].append(f"its speed is higher than the winner's, but it ranks lower: {below}")
     return {**document, "notes": list(result.notes) if won else []}
 
 

@@ -290,7 +290,7 @@ def _weaknesses(m: Measurement) -> list[str]:
         "fidelity": "the losses deviate from those of the fp32 reference",
         "equal_tokens": loss_in_words(m),
         "trend": "the loss grows by more than its noise explains",
-        "slowing": "its steps become slower, and a longer run would continue at the speed of its last steps",
+        "slowing": "its steps become slower, and a longer run would stay at the speed of its last steps",
         "jitter": f"step times vary by {m.step_time_spread:.0%}",
         "finite": f"{m.nonfinite_steps} steps were not finite",
     }
@@ -306,7 +306,7 @@ def loss_in_words(m: Measurement) -> str:
     if m.reference_losses:
         return "its losses were compared step by step with those of an fp32 reference on the same data"
     if (c := m.loss_comparison) is None:
-        return "its losses could not be compared with those of other trials; only their trend was judged"
+        return "its losses could not be compared with those of other trials, so only their trend counts"
     others = f"{c.curves} other trial{'s' if c.curves > 1 else ''}"
     side = f"{abs(c.excess):.3g} {'above' if c.excess >= 0 else 'below'}"
     apart = side if abs(c.excess) >= LEAST_LOSS else "the same as"

@@ -32,10 +32,12 @@ class ValueRule(Document, defer_build=True):
     @model_validator(mode="after")
     def _exactly_one(self) -> ValueRule:
         if (self.powers_of_two is None) == (self.range is None):
-            raise PydanticCustomError("one_rule", "give one of powers_of_two and range")
+            raise PydanticCustomError("one_rule", "give either powers_of_two or range")
         low, high, *step = self.powers_of_two or self.range or []
         if low > high or any(s < 1 for s in step):
-            raise PydanticCustomError("empty_range", "the range must rise from its first number to its second")
+            raise PydanticCustomError(
+                "empty_range", "the first number of a range must not exceed the second, and a step must be at least 1"
+            )
         if self.range is not None and (high - low) // (step[0] if step else 1) >= MAX_VALUES:
             raise PydanticCustomError("long_range", "the range may have {most} values", {"most": MAX_VALUES})
         return self

@@ -77,13 +77,13 @@ def statement(
     place = math.ceil((len(found) + 1) * level)
     if place > len(found):
         return (
-            f"sends between its stages on several nodes stall with a chance of {stall_probability:.0%}, so there is no bound with a confidence of {CONFIDENCE:.0%}: "
+            f"sends between its stages on several nodes stall with a probability of {stall_probability:.0%}, so there is no bound with {CONFIDENCE:.0%} confidence: "
             "try it and a config without a pipeline over nodes on the target"
         )
     within = -math.expm1(-shortfall * found[place - 1])
     if within > WORTH_SAYING:
         return (
-            f"with a confidence of {CONFIDENCE:.0%} the bound is only {within:.0%} of the best one: run more proxies, "
+            f"with {CONFIDENCE:.0%} confidence the first config may still be {within:.0%} from the best: run more proxies, "
             "or proxies on more GPUs"
         )
     return Statement(within=within, confidence=CONFIDENCE, replays=len(found))

@@ -153,7 +153,7 @@ class Searcher(ABC):
             count = len(self.space) - int(self.left_out.sum())
             which = "of the space" if count == len(self.space) else "in the space that can run here"
             return f"all {count:,} configs {which} were tried" if count > 1 else f"the only config {which} was tried"
-        return f"the {free:,} untried configs need at least as much memory as one that ran out of memory"
+        return f"the {free:,} untried configs need at least as much memory as a config that ran out of memory"
 
     def reason(self, config: ParallelConfig) -> str:
         """Why this config was proposed; empty if it was not."""

@@ -123,7 +123,7 @@ class CheckpointPolicy(Plain):
         """In words."""
         steps = f" ({self.interval_steps:,} steps)" if self.interval_steps else ""
         if self.is_capped:
-            return f"checkpoints: once a day{steps} is enough, because the other replicas train on when one fails; {self.lost_share:.1%} of the time is lost to saving and restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"
+            return f"checkpoints: once a day{steps} is enough, because the other replicas continue when one fails; {self.lost_share:.1%} of the time is lost to saving and restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"
         return f"checkpoints: best every {format_duration(self.interval_s)}{steps}; {self.lost_share:.1%} of the time is lost to saving, repeated work and restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"
 
 

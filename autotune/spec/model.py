@@ -253,7 +253,7 @@ class ModelSpec(Plain):
         if self.is_counted:
             stands_for = "activations and times are those of a decoder of that size, so only trials show which config is fast and which one fits"
             counted = "its weights, gradients and optimizer states are counted"
-            return (f"{self.name} is given by its {self.num_parameters:,} weights only: {counted}; {stands_for}",)
+            return (f"{self.name} is known only by its {self.num_parameters:,} weights: {counted}; {stands_for}",)
         if self.source and text_of(json.loads(self.source)) is not None and not (code and code.num_parameters):
             found.append(
                 f"{self.name} counts only its language model: other parts of its config.json, such as a vision tower, are left out; "

@@ -22,8 +22,8 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
         )
     if seen.fills_by_tokens:
         yield (
-            "the number of sequences differs from step to step, as where micro-batches are filled up to a number of tokens: tokens/s count the spec's tokens for each step, "
-            "not those that were trained; see that the batch options in trainer.argv or files say them"
+            "the number of sequences differs from step to step, as with micro-batches that are filled up to a number of tokens. tokens/s counts the spec's tokens per step, "
+            "not the trained ones: check that the batch options in trainer.argv or files match the spec"
         )
     if seen.left_out:
         yield f"left out of its log: {seen.left_out}"

@@ -176,7 +176,7 @@ class Recheck:
         ends = sorted((abs(low), abs(high)))
         between = f"{abs(middle):.1%} {way} than before (95% CI {ends[0]:.1%} to {ends[1]:.1%})"
         if low <= 0 <= high:
-            between = f"as fast as before, as far as {sum(len(c.now) for c in self.configs)} runs can tell (95% CI of the change {low:+.1%} to {high:+.1%})"
+            between = f"as fast as before ({sum(len(c.now) for c in self.configs)} runs; 95% CI of the change {low:+.1%} to {high:+.1%})"
         told = [f"{self.name} is {between}", *failed]
         if self.busy >= BUSY:
             told.append(

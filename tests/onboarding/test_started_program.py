@@ -114,7 +114,7 @@ def test_a_script_of_accelerate_with_a_configuration_from_its_repository(folder:
 def test_a_cluster_of_several_nodes_is_to_be_filled_in(folder: Path) -> None:
     draft = drafted(folder, ACCELERATE)
     assert "cluster" in draft.fill_in
-    assert "fill in, e.g. h100-sxm-2x8: it asks for 2 nodes" in draft.text
+    assert "fill in, e.g. h100-sxm-2x8: it requests 2 nodes" in draft.text
     assert draft.document["workload"]["global_batch_size"] == 4 * 8 * 16
 
 

@@ -130,7 +130,7 @@ def test_a_ranking_of_the_trials_of_some_versions(finished: tuple[Store, str]) -
     assert [row["rank"] for row in before["configs"]] == list(range(1, len(before["configs"]) + 1))
     assert before["best"]["config"] == before["configs"][0]["config"] != new["best"]["config"]
     assert (before["speedup"], before["tied_with"]) == (None, []), "no claim of a config that did not win"
-    assert before["notes"][0] == f"only trials that were measured with torch=2.11 count: {len(before['configs'])}"
+    assert before["notes"][0] == f"only trials measured with torch=2.11 are ranked: {len(before['configs'])}"
     none = api.ranking_document(seen, version=["torch=1"])
     assert (none["best"], none["configs"]) == (None, [])
     with pytest.raises(SpecError, match="own objective"):

@@ -614,7 +614,7 @@ def test_a_study_brings_knobs_of_its_own() -> None:
         ({"knobs": {"mine": [1, 2]}, "enqueue": ["tp=1,mine=3"]}, "enqueue.0.mine", "must be one of 1, 2, but is 3"),
         ({"knobs": {"mine": [1, 2]}, "baseline": "mime=1"}, "baseline.mime", "did you mean mine"),
         ({"space": {"mine": [1]}}, "space.mine", "there is no key 'mine'"),
-        ({"knobs": {"mine": [1, 2]}}, "knobs.mine", "the trainer native cannot carry the knob mine.*kind command"),
+        ({"knobs": {"mine": [1, 2]}}, "knobs.mine", "the trainer native does not support the knob mine.*kind command"),
         (
             {"knobs": {"mine": [1, 2]}, "trainer": {"kind": "command", "argv": ["train", "{tp}"]}},
             "knobs.mine",

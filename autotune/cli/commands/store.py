@@ -99,7 +99,7 @@ def restore(
         kept = str(done.kept) if done.kept else None
         emit({"version": done.version, "studies": done.studies, "trials": done.trials, "kept": kept})
     held = f"{counted(done.studies, 'study', 'studies')} with {counted(done.trials, 'trial', 'trials')}"
-    note(f"{location} holds {held} again, from {file}")
+    note(f"restored {location} from {file}: {held}")
     if done.kept:
         note(f"the previous store is kept as {done.kept}")
 

@@ -363,7 +363,7 @@ def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
     if formats := _formats_unsaid(found):
         return f"its code mentions {' and '.join(formats)}, but it is unclear whether it trains in that format: `space.precision` is a placeholder"
     if held := _held_elsewhere(found.script):
-        return f"the script does not set {held}, which may hold options of the program"
+        return f"the script does not set {held}, which may contain options of the program"
     if found.unclear:
         return f"autotune does not understand {', '.join(dict.fromkeys(found.unclear))}"
     if found.undecided:

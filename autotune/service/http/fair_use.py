@@ -140,7 +140,7 @@ class StreamPlaces:
     def take(self, caller: str, *, is_owner: bool) -> None:
         """Takes a place. Raises `RefusalError` (429, 503)."""
         if self._taken[caller] >= self._per_caller:
-            raise _busy(429, f"this caller has {self._per_caller} open event streams already")
+            raise _busy(429, f"this caller already has {self._per_caller} open event streams")
         if self.count >= self._most - (0 if is_owner else self._kept):
             raise _busy(503, f"{self.count:,} event streams are already open")
         self._taken[caller] += 1

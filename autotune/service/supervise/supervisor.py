@@ -119,7 +119,7 @@ class Supervisor:
         """What is wrong; empty when it works."""
         silent_s = self._monotonic() - self._last_round_s
         if silent_s > 30 + 10 * self._poll_s:
-            return f"the supervisor has not looked for work for {silent_s:.0f} s"
+            return f"the supervisor has not checked for work for {silent_s:.0f} s"
         return self._problem or self._launcher.health()
 
     @property
@@ -207,7 +207,7 @@ class Supervisor:
             if problem:
                 log.warning("%s", problem)
             else:
-                log.info("studies continue: the obstacle is gone")
+                log.info("studies continue: the problem is resolved")
         self._told = problem
 
     def _candidates(self, free: int) -> list[StudyRecord]:

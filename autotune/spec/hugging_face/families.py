@@ -277,7 +277,7 @@ APART: Mapping[str, str] = {
     **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "nemotron-nas", "openelm"), _SEVERAL_WIDTHS),
     **dict.fromkeys(("afmoe", "laguna"), "multiplies its attention output by gates with their own weights"),
     "gemma3n_text": "has several residual streams and an embedding in every layer",
-    "longcat_flash": "has two attentions in a layer, and experts that compute nothing",
+    "longcat_flash": "has two attention blocks per layer, and experts that compute nothing",
     "mllama_text_model": "attends to images in some layers with separate weights",
     "jetmoe": "has experts in its attention",
     "arctic": "has a dense MLP with its own norms beside the experts of each layer",

@@ -152,4 +152,4 @@ def _count_faults(counters: Row[Any], rows: Rows, study_id: str) -> Iterator[str
     launches = sum(row.attempts for row in rows[trials.name])
     for table, counted in ((trials, counters.num_trials), (events, counters.num_events), (attempts, launches)):
         if counted != (found := len(rows[table.name])):
-            yield f"study {study_id}: its counter says {counted} {table.name}, but it has {found}"
+            yield f"study {study_id}: its counter has {counted} {table.name}, but there are {found}"

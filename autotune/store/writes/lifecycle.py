@@ -74,7 +74,7 @@ def set_status(
         study = _locked(connection, study_id)
         if study.lease_owner and study.lease_expires_us > database.server_now_us(connection):
             raise ConflictError(
-                f"only its controller changes the status of a study that is being run, and {study.lease_owner} runs study {study_id}",
+                f"only the controller of a running study may change its status, and {study.lease_owner} runs study {study_id}",
                 remedy="request pause, resume, stop or cancel instead",
             )
     if study.status in locking.TERMINAL:

@@ -224,7 +224,7 @@ class Trainer(ABC):
         for name in names:
             if message := self.own_knob_refusal(name, values):
                 raise SpecError(
-                    f"the trainer {self.name} cannot carry the knob {name}: {message}", field=f"knobs.{name}"
+                    f"the trainer {self.name} does not support the knob {name}: {message}", field=f"knobs.{name}"
                 )
         self._check_settings(values)
         self.check_options(values, names)

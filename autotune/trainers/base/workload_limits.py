@@ -59,8 +59,8 @@ def unequal_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         Rule(c.cp > 1, "cp", f"sequences are cut into equal chunks: {reason}", 1),
         Rule(c.compile, "compile", f"layers are compiled for one shape: {reason}", False),
         Rule(c.precision == "fp8", "precision", f"products in fp8 need multiples of 16 tokens: {reason}", "bf16"),
-        Rule(workload.document_len, "workload.document_len", f"documents are cut from sequences of one length: {reason}", 0),
-        Rule(workload.model.code is not None, "model.code", ours, value=workload.model.name, remedy="give the model by its shape"),
+        Rule(workload.document_len, "workload.document_len", f"packed documents need sequences of one length: {reason}", 0),
+        Rule(workload.model.code is not None, "model.code", ours, value=workload.model.name, remedy="describe the model by its shape"),
         Rule(rl.critic is not None, "workload.rl.critic", "the loop trains one model", value="ppo", remedy="use grpo, or verl, nemo_rl or openrlhf"),
         Rule(offload != "none", "phase_offload", "weights and optimizer states stay on the rank's device", value=offload, remedy="use none"),
         Rule(
@@ -91,7 +91,7 @@ def _counted(model: ModelSpec, trainer: str) -> Limit:
 
 def _plans(workload: Workload, code: ModelCode, c: ParallelConfig) -> tuple[Rule, ...]:
     name, stages, cuts = workload.model.name, c.pp * c.virtual_stages, code.num_cuts
-    brings = "return it from the builder" if code.module else "build it by {module: ...} with one"
+    brings = "return one from the builder" if code.module else "give the model as {module: ...} with one"
     return (
         Rule(
             c.tp > 1 and not code.has_tensor_plan,
@@ -133,7 +133,9 @@ def _decoder_alone(c: ParallelConfig) -> tuple[Rule, ...]:
             False,
         ),
         Rule(c.precision == "fp8", "precision", f"fp8 replaces the projections: {reason}", "bf16"),
-        Rule(c.pp_split != "layers", "pp_split", f"the first and the last stage are not weighted: {reason}", "layers"),
+        Rule(
+            c.pp_split != "layers", "pp_split", f"the first and the last stage cannot be balanced: {reason}", "layers"
+        ),
         Rule(
             c.pp_schedule == "interleaved_zero_bubble",
             "pp_schedule",
@@ -143,7 +145,7 @@ def _decoder_alone(c: ParallelConfig) -> tuple[Rule, ...]:
         Rule(
             c.recompute in ("norm", "mlp"),
             "recompute",
-            f"these modules are only known in the decoder: {reason}",
+            f"these modules are known only in the built-in decoder: {reason}",
             "full",
         ),
     )

@@ -132,7 +132,7 @@ class CommandTrainer(Trainer):
         ),
         Option(
             name="overrides",
-            meaning="values that the program's own text sets and a trial sets otherwise: by file, CALL.KEYWORD or NAME",
+            meaning="values set in the program's own text that trials override, by file, CALL.KEYWORD or NAME",
             default={},
             reach=Reach.ARGUMENT,
         ),
@@ -150,7 +150,7 @@ class CommandTrainer(Trainer):
         ),
         Option(
             name="counts",
-            meaning="what a line, bar or number in its log counts if the probe cannot observe the program: steps or micro-batches",
+            meaning="what a line, bar or number in the log counts, if the probe cannot observe the program: steps or micro-batches",
             default="unknown",
             reach=Reach.NOTHING,
             choices=("unknown", "steps", "micro-batches"),
@@ -158,7 +158,7 @@ class CommandTrainer(Trainer):
         Option(name="steps", meaning="what {steps} stands for", default=50, reach=Reach.NOTHING),
         Option(
             name="training",
-            meaning="what the exported launch has instead of a trial's arguments: by argument of argv, steps, seed or append; null omits it",
+            meaning="replacements for a trial's arguments in the exported launch, by argument of argv, steps, seed or append; null omits one",
             default={},
             reach=Reach.ARGUMENT,
         ),

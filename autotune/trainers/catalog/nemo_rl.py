@@ -201,9 +201,7 @@ class NemoRl(PostTrainer):
         keys.drop("policy.dynamic_batching.enabled")
         base = keys.text("defaults")
         if base is not None and base != BASE.default:
-            keys.remarks.append(
-                f"{keys.name}: what stands in {base} (defaults) was not read; launches still start from it"
-            )
+            keys.remarks.append(f"{keys.name}: {base} (defaults) was not read, but launches still start from it")
         is_megatron = bool(keys.flag(f"{MEGATRON}.enabled"))
         keys.flag(f"{DTENSOR}.enabled")
         engine, where = ("megatron", MEGATRON) if is_megatron else ("fsdp", DTENSOR)

@@ -170,7 +170,7 @@ class Verl(PostTrainer):
         if rl.critic is not None:
             if rl.critic != workload.model and f"{CRITIC}.model.path" not in dotted(options[SETTINGS.name]):
                 raise ExportError(
-                    "the critic is another model than the policy, but it is unclear where its weights are",
+                    "the critic's model differs from the policy's, but its weights are not given",
                     remedy="name them in the trainer's settings: {critic: {model: {path: ...}}}",
                     field="settings",
                 )
@@ -425,14 +425,14 @@ def _read_critic(keys: KeyReader, engine: str, policy: str | None) -> None:
         value = keys.find(path)
         if value is not None and value != keys.find(other):
             keys.remarks.append(
-                f"{path}={value} is not what the policy has: plans and launches treat the critic as the policy"
+                f"{path}={value} differs from the policy's: plans and launches treat the critic like the policy"
             )
         keys.drop(path)
     if keys.find(f"{CRITIC}.model.path") == policy:
         keys.drop(f"{CRITIC}.model.path")
     elif keys.find(f"{CRITIC}.model.path"):
         keys.remarks.append(
-            "the critic has weights of its own: if its shape is not the policy's, describe it as rl.critic"
+            "the critic has its own weights: if its shape differs from the policy's, describe it under rl.critic"
         )
 
 

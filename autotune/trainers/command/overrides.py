@@ -49,22 +49,22 @@ def check_overrides(overrides: Mapping[str, Any], argv: Sequence[str], known: fr
         if name not in argv:
             programs = ", ".join(word for word in argv if word.endswith(".py"))
             raise SpecError(
-                f"overrides are for a program that argv starts, but no argument is {name!r}",
+                f"overrides need a program in argv, but no argument is {name!r}",
                 remedy=f"write it as in argv: {programs}" if programs else "write the file or module as in argv",
                 field=where,
             )
         if not name.endswith(".py") and not any(pair == (flag, name) for pair in pairwise(argv) for flag in _MODULE):
             raise SpecError(
-                f"overrides are for a program in Python, but {name!r} is neither a file .py nor a module behind -m",
+                f"overrides need a Python program, but {name!r} is neither a .py file nor a module after -m",
                 remedy="write the file or module that trains as in argv",
                 field=where,
             )
         check_file_name(_file(name))
         if [_file(other) for other in overrides if isinstance(other, str)].count(_file(name)) > 1:
-            raise SpecError(f"two programs with overrides are called {_file(name)}: name one of them", field=where)
+            raise SpecError(f"two programs with overrides are both named {_file(name)}: rename one", field=where)
         if not isinstance(places, Mapping):
             raise SpecError(
-                f"overrides map places of {name} to values, but here is {places!r:.80}",
+                f"overrides map places of {name} to values, but got {places!r:.80}",
                 remedy="write NAME: VALUE, or CALL.KEYWORD: VALUE, as in TrainingArguments.bf16: true",
                 field=where,
             )

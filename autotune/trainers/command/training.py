@@ -39,7 +39,7 @@ def check_training(training: Mapping[str, Any], argv: Sequence[str], files: Mapp
         if key in files:
             if not (isinstance(value, Mapping) and isinstance(files[key], Mapping)):
                 raise SpecError(
-                    f"what a training changes in {key} must be keys and values, of a file that is written out in `files`",
+                    f"`training` can change {key} only by keys and values, and only if `files` has its content inline",
                     field=where,
                 )
         elif key in NUMBERS:

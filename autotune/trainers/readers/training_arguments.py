@@ -43,7 +43,9 @@ def read(present: PresentConfiguration) -> Reading:
     keys.drop("use_cpu", "logging_steps", "logging_strategy")  # the cluster says it; a launch logs every step
     keys.drop(*OF_THE_RUN)
     if of_run := [key for key in OF_THE_RUN if keys.find(key) not in (None, False, "no", "none", [])]:
-        keys.remarks.append(f"{name}: {', '.join(of_run)} are left out: a launch saves, evaluates and reports nothing")
+        keys.remarks.append(
+            f"{name}: {', '.join(of_run)} are left out, because a launch saves, evaluates and reports nothing"
+        )
     stage, recompute = _sharding(keys)
     flags = {word: keys.flag(word) for word in ("bf16", "fp16", "tf32")}
     knobs: dict[str, Any] = {

@@ -318,7 +318,7 @@ def test_a_service_of_this_machine_alone_asks_nobody_for_a_token(options: dict[s
 @pytest.mark.thorough
 def test_the_start_says_who_may_do_what(unaware: dict[str, str], told: dict[str, str]) -> None:
     assert "without a token" in unaware["access"]
-    assert f"every caller needs a token, also on this machine (--allowed-host {NAME})" in told["access"]
+    assert f"every caller needs a token, even on this machine (--allowed-host {NAME})" in told["access"]
 
 
 @pytest.mark.parametrize(

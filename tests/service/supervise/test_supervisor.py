@@ -152,7 +152,7 @@ def test_what_is_in_the_way_of_studies_is_logged_once_and_so_is_its_end(
         until(lambda: len(caplog.messages) > 1)
     finally:
         watch.close()
-    assert caplog.messages == ["Ray's dashboard cannot be reached", "studies continue: the obstacle is gone"]
+    assert caplog.messages == ["Ray's dashboard cannot be reached", "studies continue: the problem is resolved"]
 
 
 def test_a_study_of_another_runner_is_left_waiting_and_says_for_what(store: SqlStore) -> None:

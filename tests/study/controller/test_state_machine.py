@@ -284,7 +284,7 @@ def test_a_space_that_was_tried_to_its_end_says_so() -> None:
     world.searcher.ruled_out[:] = True
     world.finish(1)
     assert world.controller.stop_reason == (
-        f"the {len(CONFIGS) - 2} untried configs need at least as much memory as one that ran out of memory"
+        f"the {len(CONFIGS) - 2} untried configs need at least as much memory as a config that ran out of memory"
     )
 
 

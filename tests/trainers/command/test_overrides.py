@@ -192,7 +192,7 @@ def test_a_wrong_override_is_refused_with_its_remedy(overrides: Any, argv: list[
 
 def test_two_programs_of_one_name_are_refused() -> None:
     options = {"argv": ["a", "x/train.py", "y/train.py"], "overrides": {"x/train.py": {"A": 1}, "y/train.py": {"A": 2}}}
-    with pytest.raises(SpecError, match=r"two programs with overrides are called train\.py"):
+    with pytest.raises(SpecError, match=r"two programs with overrides are both named train\.py"):
         trainer("command").check_options(trainer("command").checked(options), ())
 
 

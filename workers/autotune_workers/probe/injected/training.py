@@ -39,7 +39,7 @@ LAST_EVENTS_S = 0.5
 """time that the device gets at the end to finish the last steps"""
 LOOKS_AT_WEIGHTS, SAMPLE = 64, 32
 """backward passes without an optimizer step after which a few weights are compared, and how many weights"""
-OWN_UPDATES = "the program changes its weights itself, without an optimizer of torch"
+OWN_UPDATES = "the program updates its weights itself, without a torch optimizer"
 MOST_ROOTS = 256
 MOST_NODES = 20_000
 """nodes of a backward graph that are looked at"""
