@@ -98,9 +98,9 @@ def load_study(
     limits: DryRunLimits | None = None,
     slurm_cluster: Callable[[SlurmDocument], ClusterSpec] | None = None,
 ) -> Study:
-    """The study of a spec file (YAML or JSON; `-`: standard input) or of a spec as a mapping.
+    """Load a study from a spec file (YAML or JSON; `-`: standard input) or from a mapping.
 
-    `overrides` replace keys of the document; a dotted key reaches inside: `{"budget.max_trials": 5}`. `base`: folder of the paths in a
+    `overrides` replace keys of the document; a dotted key changes a nested value: `{"budget.max_trials": 5}`. `base`: folder of the paths in a
     mapping (None: paths are refused); those in a file are relative to the file, unless `base` is given. `limits`: for the process that builds your own model. `slurm_cluster`: assumed nodes of the job if the cluster is `slurm`; None: this process is in the job. Raises `SpecError`.
     """
     from autotune.schema import parse_study, places_in
@@ -186,10 +186,10 @@ def tune(
 ) -> Result:
     """Run a study in the foreground, to its end or to Ctrl-C (then the record is PAUSED and the same call continues it).
 
-    `resume`: continue an unfinished study of the same name and spec instead of starting a new one; `study_id` names it outright; `spec`: the document as written, stored with the study. `searcher`: another searcher than the study's: a registered name, a class of
+    `resume`: continue an unfinished study of the same name and spec instead of starting a new one; `study_id` selects it directly; `spec`: the document as written, stored with the study. `searcher`: another searcher than the study's: a registered name, a class of
     `autotune.search.Searcher`, a function that makes one of an `autotune.search.Problem`, or a fresh searcher over
     `SearchSpace.of_study(study)`. The study records the name of such an object
-    (`python:MODULE.NAME`); a later call that passes the same object continues the study: the searcher is made anew and replays all trials. `runner`: an `autotune.ports.TrialRunner` that runs the trials instead of the study's, recorded and resumed in the same way; it is
+    (`python:MODULE.NAME`); a later call that passes the same object continues the study: a new searcher is created and replays all trials. `runner`: an `autotune.ports.TrialRunner` that runs the trials instead of the study's, recorded and resumed in the same way; it is
     closed at the end. In a Slurm allocation, Ray is started on its nodes, and the job's remaining time limits the study: a winner is named before it ends, or with `slurm: {requeue: true}` the study pauses. `profile`: for a model built by code, whether a new study begins with the dry runs missing in `store`, on this machine.
 
     Callbacks (`autotune.study.progress`): `on_trial` is called with each trial that ends, `on_best` with each new best one, `on_end` once with the result, before it

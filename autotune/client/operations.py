@@ -71,17 +71,17 @@ class Operations(ABC, Generic[One, Many]):
         """Runs a script."""
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> One:
-        """Submits a study: {study, notes}. Without a key a random one is used, so that a repeated request does not make two studies."""
+        """Submit a study: {study, notes}. Without a key a random one is used, so that a repeated request does not create a second study."""
         key = idempotency_key or secrets.token_hex(16)
         return self._ask(Call(method="POST", path="/studies", body=spec, headers={"Idempotency-Key": key}))
 
     def studies(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> One:
-        """Newest first: {studies, next_offset}. `filters`: status, model, cluster, owner, name, tag."""
+        """List studies, newest first: {studies, next_offset}. `filters`: status, model, cluster, owner, name, tag."""
         query = {name: str(value) for name, value in filters.items() if value}
         return self._ask(Call(path="/studies", params={"limit": limit, "offset": offset, **query}))
 
     def observed(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> One:
-        """Runs that people started themselves, the one that was kept last first: {runs, next_offset}. `filters`: id, model, cluster, gpu, trainer, program, outcome, version (a list of NAME=VERSION)."""
+        """List observed runs, newest first: {runs, next_offset}. `filters`: id, model, cluster, gpu, trainer, program, outcome, version (a list of NAME=VERSION)."""
         query = {n: list(v) if n == "version" else str(v) for n, v in filters.items() if v}
         return self._ask(Call(path="/observed", params={"limit": limit, "offset": offset, **query}))
 
@@ -90,60 +90,60 @@ class Operations(ABC, Generic[One, Many]):
         return self._ask(Call(path=of(study_id)))
 
     def record(self, study_id: str) -> One:
-        """{record}: the study in full, as the store holds it."""
+        """Read the whole study as it is stored: {record}."""
         return self._ask(Call(path=of(study_id, "record")))
 
     def trials(self, study_id: str, *, version: Sequence[str] = ()) -> Many:
-        """All trials of a study, or those that were measured with these versions (NAME=VERSION)."""
+        """List the trials of a study, or only those measured with these versions (NAME=VERSION)."""
         return self._list(Call(path=of(study_id, "trials"), params={"version": list(version)}), "trials")
 
     def events(self, study_id: str, *, after: int = 0) -> Many:
-        """The next page of events after that sequence number."""
+        """Read the next page of events after that sequence number."""
         return self._list(Call(path=of(study_id, "events"), params={"after": after}), "events")
 
     def act(self, study_id: str, action: str) -> One:
-        """pause, resume, stop or cancel: {study}."""
+        """Pause, resume, stop or cancel a study: {study}."""
         return self._ask(Call(method="POST", path=of(study_id, action)))
 
     def notes(self, study_id: str) -> Many:
-        """The notes that people wrote on a study, oldest first."""
+        """List the notes of a study, oldest first."""
         return self._list(Call(path=of(study_id, "notes")), "notes")
 
     def add_note(self, study_id: str, text: str) -> One:
-        """Writes a note on a study: {note}. The same text again, with nothing between, is the same note."""
+        """Write a note on a study: {note}. Repeating the last note adds nothing."""
         return self._ask(Call(method="POST", path=of(study_id, "notes"), body={"text": text}))
 
     def remove_note(self, study_id: str, number: int) -> One:
-        """Removes a note for good: {notes}, those that are left."""
+        """Remove a note permanently: {notes}, the remaining ones."""
         return self._ask(Call(method="DELETE", path=of(study_id, "notes", str(number))))
 
     def tag(self, study_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> One:
-        """Adds and removes tags of a study: {study}."""
+        """Add and remove tags of a study: {study}."""
         body = {"add": list(add), "remove": list(remove)}
         return self._ask(Call(method="PATCH", path=of(study_id, "tags"), body=body))
 
     def deletion(self, study_id: str) -> One:
-        """What deleting a study would take away: {deletion}. Deletes nothing."""
+        """Show what would be deleted with a study: {deletion}. Deletes nothing."""
         return self._ask(Call(path=of(study_id, "deletion")))
 
     def delete(self, study_id: str) -> One:
-        """Deletes a study that has ended, for good: {deletion}, what went with it."""
+        """Delete an ended study permanently: {deletion}, what was deleted with it."""
         return self._ask(Call(method="DELETE", path=of(study_id)))
 
     def pause(self, study_id: str) -> One:
-        """Running trials finish, no new ones start: {study}. Raises `ConflictError` when the study has ended."""
+        """Pause a study: running trials finish, and no new ones start: {study}. Raises `ConflictError` when the study has ended."""
         return self.act(study_id, "pause")
 
     def resume(self, study_id: str) -> One:
-        """A paused study continues: {study}. Raises `ConflictError` when it has ended."""
+        """Resume a paused study: {study}. Raises `ConflictError` when it has ended."""
         return self.act(study_id, "resume")
 
     def stop(self, study_id: str) -> One:
-        """Running trials finish, then the best is named: {study}. Raises `ConflictError` when the study has ended."""
+        """Stop a study: running trials finish, then the best config is named: {study}. Raises `ConflictError` when the study has ended."""
         return self.act(study_id, "stop")
 
     def cancel(self, study_id: str) -> One:
-        """Running trials are killed at once: {study}. Raises `ConflictError` when the study has ended."""
+        """Cancel a study and kill its running trials: {study}. Raises `ConflictError` when the study has ended."""
         return self.act(study_id, "cancel")
 
     def best(
@@ -156,13 +156,13 @@ class Operations(ABC, Generic[One, Many]):
         stability_weight: float | None = None,
         version: Sequence[str] = (),
     ) -> One:
-        """Best configs of a study, by its own objective or the one named: {study, best, baseline, speedup, objective, configs}. `version`: NAME=VERSION, of the trials
-        that were measured with these alone."""
+        """Rank the configs of a study by its own or the given objective: {study, best, baseline, speedup, objective, configs}. `version`: NAME=VERSION; only trials
+        measured with these versions are ranked."""
         asked = {"top": top, "pareto": pareto, "metric": metric, "stability_weight": stability_weight}
         return self._ask(Call(path=of(study_id, "best"), params={**_given(asked), "version": list(version)}))
 
     def explain(self, study_id: str, trial: int | None = None) -> One:
-        """Why a trial (None: the winner) won or lost."""
+        """Explain why a trial (None: the winner) won or lost."""
         return self._ask(Call(path=of(study_id, "explain"), params=_given({"trial": trial})))
 
     def best_across(
@@ -180,7 +180,7 @@ class Operations(ABC, Generic[One, Many]):
         stability_weight: float | None = None,
         top: int = 1,
     ) -> One:
-        """Best configs across all studies, by speed or by the objective named.
+        """Find the best configs across all studies, by speed or by the given objective.
 
         With model and cluster, where nothing was measured: the configs of the nearest workload, otherwise the cost model's ranking. `source` says which.
         """
@@ -191,7 +191,7 @@ class Operations(ABC, Generic[One, Many]):
         return self._ask(Call(path="/best", params=_given(asked | sizes | objective)))
 
     def export(self, study_id: str, trainer: str, options: Mapping[str, Any] | None = None, *, on: str = "") -> One:
-        """The best config as a launch of that trainer, on that scheduler (default: shell): {trainer, config, argv, env, files, notes, tuned, job}."""
+        """Export the best config for a trainer and a scheduler (default: shell): {trainer, config, argv, env, files, notes, tuned, job}."""
         if not trainer:  # another path
             raise NotFoundError("there is no trainer ''", remedy="`autotune trainers` lists them", field="trainer")
         pairs = [f"{key}={value}" for key, value in (options or {}).items()]
@@ -202,7 +202,7 @@ class Operations(ABC, Generic[One, Many]):
     def plan(
         self, spec: Mapping[str, Any], *, top: int = 10, clusters: Sequence[str] = (), tokens: float | None = None
     ) -> One:
-        """The feasible configs ranked by the cost model: {configs, feasible, infeasible}.
+        """Rank the feasible configs by the cost model: {configs, feasible, infeasible}.
 
         With `clusters` (names, or GPU types) also the best on each of them, as `clusters`, with the bill for a training on `tokens` tokens.
         """
@@ -210,11 +210,11 @@ class Operations(ABC, Generic[One, Many]):
         return self._ask(Call(method="POST", path="/plan", body=spec, params=_given(params)))
 
     def health(self) -> One:
-        """{status, version, ...}, also of a failing service."""
+        """Read the service's health: {status, version, ...}, even if it is failing."""
         return self._ask(Call(path="/health", accept=(200, 503)))
 
     def wait(self, study_id: str, *, timeout_s: float = float("inf"), poll_s: float = 0.5) -> One:
-        """The status once the study has ended or is paused. Raises `ServiceError` when that takes longer than `timeout_s`."""
+        """Wait until the study has ended or is paused, and return its status. Raises `ServiceError` if that takes longer than `timeout_s`."""
         return self._one(_waited(self.url, study_id, timeout_s, poll_s))
 
     def _ask(self, call: Call) -> One:

@@ -88,7 +88,7 @@ class Client(Operations[Document, list[Document]]):
 
 
 class AsyncClient(Operations[Awaitable[Document], Awaitable[list[Document]]]):
-    """An asynchronous client of one service, for one event loop; an asynchronous context manager. Its methods are those of `Client`, awaited."""
+    """An asynchronous client of one service, for one event loop, and an asynchronous context manager. It has the methods of `Client`, which you await."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         """As `Client`."""

@@ -26,7 +26,7 @@ class ModelDocument(Document, defer_build=True):
     tied_embeddings: StrictBool = False
     num_experts: StrictInt = Field(default=0, ge=0, description="0 means a dense model")
     experts_per_token: StrictInt = Field(default=0, ge=0)
-    max_positions: StrictInt = Field(default=0, ge=0, description="learnt positions; 0 means none (rotary)")
+    max_positions: StrictInt = Field(default=0, ge=0, description="learned positions; 0 means none (rotary)")
     attention_head_dim: StrictInt = Field(default=0, ge=0, description="0 means hidden_size / num_attention_heads")
     num_dense_layers: StrictInt = Field(default=0, ge=0, description="layers without experts in a model with experts")
     dense_ffn_hidden_size: StrictInt = Field(default=0, ge=0, description="inner width of the MLP of these layers")

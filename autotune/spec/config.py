@@ -217,7 +217,7 @@ class ParallelConfig(Plain):
         return cls(**fixed, extra=Extra({name: value for name, value in values.items() if name not in KNOBS}))
 
     def with_values(self, values: Mapping[str, Any]) -> ParallelConfig:
-        """This config with other values of knobs, its own ones among them."""
+        """A copy of this config with other values of some knobs, the study's own knobs included."""
         return ParallelConfig.of_values({**self.values(), **values})
 
     @property

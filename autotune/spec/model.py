@@ -52,7 +52,7 @@ class ModelSpec(Plain):
     experts_per_token: int = 0
     """experts per token; 0 in a dense model"""
     max_positions: int = 0
-    """learnt position embeddings; 0 means none (rotary)"""
+    """learned position embeddings; 0 means none (rotary)"""
     attention_head_dim: int = 0
     """size of one head (of its queries and keys); 0 means hidden_size / num_attention_heads"""
     num_dense_layers: int = 0
@@ -66,9 +66,9 @@ class ModelSpec(Plain):
     q_lora_rank: int = 0
     """width of the latent from which queries are made; 0: they are projected directly"""
     qk_rope_head_dim: int = 0
-    """rotated part of a head, with keys shared by all heads; only with a latent"""
+    """rotated part of a head, whose keys all heads share; only with latent attention"""
     v_head_dim: int = 0
-    """size of one head's values, if not `attention_head_dim`; only with a latent"""
+    """size of one head's values, if it differs from `attention_head_dim`; only with latent attention"""
     mtp_layers: int = 0
     """layers after the last one that each predict a further token, with their own loss (multi-token prediction, arXiv:2412.19437, section 2.2).
     A config.json names them (`num_nextn_predict_layers`), but most trainers omit them: set it if yours trains them"""
@@ -210,7 +210,7 @@ class ModelSpec(Plain):
 
     @property
     def embedding_parameters(self) -> int:
-        """Weights of the input embedding, with learnt positions."""
+        """Weights of the input embedding, with learned positions."""
         return (self.vocab_size + self.max_positions) * self.hidden_size
 
     @property

@@ -79,7 +79,7 @@ def delete_study(store: StudyStore, study_id: str) -> Deletion:
         names = ", ".join(f"{kin.study.name} ({kin.id})" for kin in found.held_by[:NAMED])
         more = len(found.held_by) - NAMED
         raise ConflictError(
-            f"a study cannot be deleted while studies that learnt from it are unfinished, and {names}{f' and {more} others' if more > 0 else ''} learnt from "
+            f"a study cannot be deleted while studies that learned from it are unfinished, and {names}{f' and {more} others' if more > 0 else ''} learned from "
             f"study {found.record.id}",
             remedy="wait until they have ended, or cancel them",
         )

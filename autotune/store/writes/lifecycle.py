@@ -142,7 +142,7 @@ def delete_study(connection: Connection, study_id: str, learners: Sequence[str])
     for learner in learners:
         line = (
             EventKind.TEACHER_DELETED,
-            {"study": study_id, "message": f"study {study_id}, from which this one learnt, was deleted"},
+            {"study": study_id, "message": f"study {study_id}, from which this one learned, was deleted"},
         )
         append(connection, locking.find(connection, learner).key, [line])
     # after the learners: a controller too writes to its study before it waits for the records

@@ -42,7 +42,7 @@ def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         Rule(
             model.mtp_layers and not model.gated_mlp,
             "model.mtp_layers",
-            "multi-token prediction only supports rotary positions, not learnt ones",
+            "multi-token prediction only supports rotary positions, not learned ones",
             0,
         ),
         Rule(

@@ -91,11 +91,11 @@ def test_comparisons_show_first_what_differs(guarded: Service, study: str, rae: 
     differing, _, same = page.partition("Identical")
     assert "micro_batch_size" in differing
     assert "pp_schedule" in same
-    assert "Name two trials" in guarded.http.get(f"/studies/{study}/compare?trial=0", headers=rae).text
+    assert "Choose two or more trials" in guarded.http.get(f"/studies/{study}/compare?trial=0", headers=rae).text
     assert guarded.http.get(f"/studies/{study}/compare?trial=x", headers=rae).status_code == 422
     assert guarded.http.get(f"/studies/{study}/compare?trial=1 2 3 4 5 6 7", headers=rae).status_code == 422
     alone = guarded.http.get("/compare", params={"study": [study]}, headers=rae).text
-    assert "Choose two studies" in alone
+    assert "Choose two or more studies" in alone
     assert guarded.http.get("/compare?study=absent", headers=rae).status_code == 404
 
 
