@@ -1,6 +1,6 @@
 """The server: which tools there are, and errors as tool errors.
 
-An `AutotuneError` becomes a tool error with the law, the values and the remedy, so that an agent can mend its call. Any other exception is a fault of ours: the SDK logs it
+An `AutotuneError` becomes a tool error with the rule, the values and the remedy, so that an agent can fix its call. Any other exception is a fault of ours: the SDK logs it
 to standard error and tells the agent only that the tool failed.
 """
 

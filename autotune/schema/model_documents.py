@@ -13,7 +13,7 @@ from autotune.schema.document import Count, Document, Name, Text
 
 
 class ModelDocument(Document, defer_build=True):
-    """A decoder-only transformer by its shape."""
+    """The shape of a decoder-only transformer."""
 
     name: Name = "inline"
     num_layers: Count
@@ -48,21 +48,21 @@ class ModelDocument(Document, defer_build=True):
 
 
 class HuggingFaceModelDocument(Document, defer_build=True):
-    """transformers' own class of a Hugging Face `config.json`."""
+    """The transformers class of a Hugging Face `config.json`."""
 
     hf: Text = Field(description="path to a config.json or its folder; with `source`, the model's name")
     source: StrictStr = Field(default="", max_length=1 << 18, description="the file's JSON text, instead of the file")
 
 
 class NamedModelDocument(Document, defer_build=True):
-    """A model of the catalog or of a `config.json`, with what only the trainer decides."""
+    """A model of the catalog or of a `config.json`, with settings of the trainer."""
 
     name: Text = Field(description="catalog name, or path to a Hugging Face config.json")
     mtp_layers: StrictInt = Field(ge=0, le=16, description="multi-token prediction layers that the trainer trains")
 
 
 class CountedModelDocument(Document, defer_build=True):
-    """A model that no shape describes, such as one for images, by its number of weights."""
+    """A model without a decoder's shape, such as an image model, described by its number of weights."""
 
     parameters: Annotated[StrictInt, Field(ge=1, le=1 << 50)] = Field(
         description="the number of all its weights, as `autotune check` counts them; predictions use a decoder with as many"
@@ -82,7 +82,7 @@ def _builder_name(name: str) -> str:
 
 
 class ModuleModelDocument(Document, defer_build=True):
-    """A model that a function of the user's builds."""
+    """A model that your own function builds."""
 
     module: Annotated[
         StrictStr,

@@ -29,7 +29,7 @@ Percentage = Annotated[Number, Field(ge=0, le=1 << 27)]
 
 
 class LengthsDocument(Document, defer_build=True):
-    """How long sequences are."""
+    """Lengths of sequences."""
 
     mean: Annotated[Number, Field(gt=0, le=1 << 27)] | None = Field(default=None, description="tokens on average")
     min: Percentage | None = Field(default=None, description="tokens of the shortest")
@@ -57,7 +57,7 @@ Gpus = Annotated[list[Count], Field(min_length=2, max_length=2)]
 
 
 class PlacementDocument(Document, defer_build=True):
-    """GPUs of the trainer and of the engine that generates."""
+    """GPUs of the trainer and of the generation engine."""
 
     split: Gpus | None = Field(
         default=None, description="[GPUs that train, GPUs that generate], which wait for each other"
@@ -140,7 +140,7 @@ class PostTrainingDocument(Document, defer_build=True):
 
 
 class RolloutDocument(Document, defer_build=True):
-    """How fast responses are generated: told, never modelled."""
+    """How fast responses are generated: given by you, not modelled."""
 
     tokens_per_s_per_gpu: (
         Annotated[

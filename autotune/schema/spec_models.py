@@ -79,7 +79,7 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 
 
 class GpuDocument(Document, defer_build=True):
-    """An accelerator by its datasheet."""
+    """An accelerator, as in its datasheet."""
 
     name: Name
     memory_bytes: Bytes
@@ -106,7 +106,7 @@ Fabric = Literal[
 
 
 class LinkDocument(Document, defer_build=True):
-    """A way between GPUs, per GPU and direction; what is left out is that of the GPU's catalog entry, or of a port of the fabric."""
+    """A link between GPUs, per GPU and direction. Omitted keys come from the GPU's catalog entry, or from a port of the fabric."""
 
     latency_s: Latency | None = None
     bytes_per_s: BytesPerSecond | None = None
@@ -116,7 +116,7 @@ class LinkDocument(Document, defer_build=True):
 
 
 class ClusterDocument(Document, defer_build=True):
-    """Equal nodes of GPUs; links that are left out are those of the catalog."""
+    """Identical nodes with GPUs. Omitted links come from the catalog."""
 
     name: Name | None = None
     gpu: Annotated[
@@ -139,7 +139,7 @@ AskedCluster = Annotated[
 
 
 class TargetDocument(Document, defer_build=True):
-    """The job that is meant, where fewer GPUs are at hand than it will have."""
+    """The large job to plan for, if you have fewer GPUs than it will use."""
 
     cluster: AskedCluster = Field(
         description="catalog name (GPU-NODESxGPUS), or the fields inline; with the same GPU type as the study's `cluster`"
@@ -153,7 +153,7 @@ class TargetDocument(Document, defer_build=True):
 
 
 class PeftDocument(Document, defer_build=True):
-    """Fine-tuning that trains low-rank adapters alone."""
+    """Fine-tuning that trains only low-rank adapters."""
 
     method: Literal["lora", "qlora"] = Field(default="lora", description="qlora keeps the frozen weights in 4 bits")
     rank: Annotated[StrictInt, Field(ge=1, le=1 << 16)] = Field(default=16, description="inner width of an adapter")
@@ -166,7 +166,7 @@ class PeftDocument(Document, defer_build=True):
 
 
 class WorkloadDocument(Document, defer_build=True):
-    """What a step of the training is."""
+    """What one optimizer step trains on."""
 
     seq_len: SequenceLength = Field(description="tokens per sequence")
     global_batch_size: Sizes | None = Field(
@@ -205,7 +205,7 @@ _MTBF = Field(gt=0, le=100 * 366 * 86400)
 
 
 class FailuresDocument(Document, defer_build=True):
-    """How the cluster fails, and what a checkpoint costs: from these follow how often to save, and what is lost."""
+    """Failures of the cluster and the cost of a checkpoint. They determine how often to save and how much time is lost."""
 
     node_mtbf_s: Annotated[Number, _MTBF, written(TIME, _MTBF)] = Field(
         description="mean time between failures of one node, e.g. 30 d"
@@ -222,7 +222,7 @@ class FailuresDocument(Document, defer_build=True):
 
 
 class BudgetDocument(Document, defer_build=True):
-    """When the study ends at the latest."""
+    """Limits of the study: it ends when one is reached, or earlier."""
 
     max_trials: Annotated[StrictInt, Field(ge=1, le=100_000)] = _BUDGET.max_trials
     max_wall_s: Seconds = _BUDGET.max_wall_s
@@ -305,7 +305,7 @@ Config = Annotated[
 
 
 class ContainerDocument(Document, defer_build=True):
-    """The image in which a job's trials run (pyxis and enroot)."""
+    """The container image for a job's trials (pyxis and enroot)."""
 
     image: Word = Field(description="file (.sqsh) or name, as `srun --container-image` takes it")
     mounts: Annotated[list[Word], Field(max_length=100)] = Field(
@@ -338,7 +338,7 @@ JobTime = Annotated[
 
 
 class SlurmDocument(BaseModel):
-    """The job of Slurm that runs the study (`autotune tune SPEC --on slurm`). Keys that are not here become options of sbatch: {constraint: h100}."""
+    """The Slurm job that runs the study (`autotune tune SPEC --on slurm`). Other keys become options of sbatch: {constraint: h100}."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
@@ -393,14 +393,14 @@ class SlurmDocument(BaseModel):
 
 
 class VolumeDocument(Document, defer_build=True):
-    """A volume that the pods of a job see."""
+    """A volume to mount in the pods of a job."""
 
     claim: Word = Field(description="name of the PersistentVolumeClaim")
     path: Annotated[Word, Field(pattern="^/")] = Field(description="where it is mounted in the pods")
 
 
 class KubernetesDocument(Document, defer_build=True):
-    """The RayJob that runs the study (`autotune tune SPEC --on kubernetes`): a pod for each node of the cluster."""
+    """The RayJob that runs the study (`autotune tune SPEC --on kubernetes`): one pod per node of the cluster."""
 
     image: Word = Field(description="container image with autotune, Ray, the program and its libraries")
     time: JobTime | None = Field(
@@ -437,7 +437,7 @@ class KubernetesDocument(Document, defer_build=True):
 
 
 class StudyDocument(Document, defer_build=True):
-    """A tuning job, as it is asked for."""
+    """A tuning job, as requested."""
 
     name: Name | None = Field(default=None, description="name; default: model and cluster")
     model: AskedModel = Field(

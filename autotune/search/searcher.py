@@ -2,7 +2,7 @@
 
     ask       chooses a free candidate, which becomes pending
     tell      a terminal trial makes its candidate done; CANCELLED makes it free again; a running trial makes it pending
-    correct   what was learnt from trials is replaced, because the machine changed meanwhile
+    correct   what was learned from trials is replaced, because the machine changed meanwhile
     score     the number that is maximized: reward.total where the trial has a reward, else log(tokens_per_s)
 
 A searcher is a deterministic function of (space, seed, options, trials told so far). It keeps no random state that `ask` would advance, so a
@@ -50,7 +50,7 @@ class Problem:
     history: tuple[tuple[Workload, Trial], ...] = ()
     """trials of earlier studies, each with its workload"""
     times_are_learnt: bool = False
-    """whether the estimate is what the history's step times say, so that nothing is to be learnt from these again"""
+    """whether the estimate is what the history's step times say, so that these teach nothing new"""
     enqueue: tuple[ParallelConfig, ...] = ()
     """configs to try first"""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class Searcher(ABC):
         """Learn from a measured or failed trial of candidate `index` (None: a config outside the space)."""
 
     def relearn(self) -> None:  # noqa: B027  most searchers look at `trials` whenever they propose
-        """Learn that `trials` were corrected. A searcher that stores what it learnt from them starts again from `trials`."""
+        """Learn that `trials` were corrected. A searcher that stores what it learned from them starts again from `trials`."""
 
     def expected_gain(self, trials: int = LOOKAHEAD) -> float | None:
         """Expected relative gain of the best of the next `trials` over the best so far; None if this searcher cannot estimate it."""

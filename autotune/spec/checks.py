@@ -1,4 +1,4 @@
-"""Checks that the values of this package share. Each raises `SpecError` with the law, the value and the remedy."""
+"""Checks that the values of this package share. Each raises `SpecError` with the rule, the value and the remedy."""
 
 from __future__ import annotations
 

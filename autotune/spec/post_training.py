@@ -8,8 +8,7 @@
                   split       each has GPUs of its own, and waits for the other
                   async       each has GPUs of its own; the trainer updates on responses of a policy that is at most `staleness` steps old, so both work at once
 
-Knobs of post-training are knobs of a study (`knobs:`) with these names; what a study does not list has the value of its `rl` or `rollout`. Symbols and laws of their cost stand in
-`autotune.cost.rl`.
+Knobs of post-training are knobs of a study (`knobs:`) with these names; what a study does not list has the value of its `rl` or `rollout`. `autotune.cost.rl` has the symbols and formulas of their cost.
 """
 
 from __future__ import annotations

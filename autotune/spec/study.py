@@ -53,7 +53,7 @@ class Wanted(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceSpec:
-    """Which values each knob may take; everything legal among their combinations is enumerated."""
+    """Which values each knob may take. All valid combinations are enumerated."""
 
     name: str = "inline"
     """name of the file in search_spaces/, or `inline`"""

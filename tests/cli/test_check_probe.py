@@ -108,4 +108,4 @@ def test_a_model_for_images_gets_ready_by_what_the_check_says_to_write(run, tmp_
     }
     second = run("check", path)
     assert second.code == 0, second.out
-    assert "314 weights only" in second.out
+    assert "known only by its 314 weights" in second.out

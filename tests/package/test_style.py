@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 
 from autotune.cli import application
 from autotune.cli.help_pages import commands_of
+from autotune.mcp.spec_tools import SpecTools
+from autotune.mcp.study_tools import SteeringTools, StudyTools
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +60,18 @@ API = [
     *sorted((ROOT / "autotune" / "client").rglob("*.py")),
 ]
 """where the reference of the Python API takes its docstrings from"""
-THIRD_PERSON = re.compile(r"^(?:Adds|Cancels|Checks|Copies|Creates|Deletes|Explains|Finds|Follows|Lists|Makes|Measures|Pauses|Predicts|Prints|Puts|Ranks|Returns|Revokes|Runs|Says|Serves|Shows|Stops|Submits|Tries|Upgrades|Writes)\b")  # fmt: skip
+TOOLS = (SpecTools, StudyTools, SteeringTools)
+SHOWN = [
+    *sorted((ROOT / "autotune" / "cli" / "commands").rglob("*.py")),
+    *sorted((ROOT / "autotune" / "mcp").rglob("*.py")),
+    *sorted((ROOT / "autotune" / "service" / "routes").rglob("*.py")),
+    *sorted((ROOT / "autotune" / "schema").rglob("*_models.py")),
+    *sorted((ROOT / "autotune" / "schema").rglob("*_documents.py")),
+]
+"""whose docstrings people and agents read: help, tools, and the documents of REST and of specs"""
+SITE = sorted((ROOT / "docs" / "site_build").glob("*.py"))
+NOTEBOOKS = sorted((ROOT / "examples").rglob("*.ipynb"))
+THIRD_PERSON = re.compile(r"^(?:Adds|Cancels|Changes|Checks|Copies|Counts|Creates|Deletes|Does|Explains|Exports|Finds|Follows|Lists|Looks|Makes|Measures|Pauses|Predicts|Prints|Puts|Ranks|Reads|Removes|Resumes|Returns|Reviews|Revokes|Runs|Says|Serves|Shows|Stops|Stores|Submits|Tries|Upgrades|Waits|Writes)\b")  # fmt: skip
 
 
 def private_words(text: str) -> list[str]:
@@ -89,7 +104,18 @@ def test_pages_use_the_fields_words(path: Path) -> None:
     assert private_words(text) == []
 
 
-@pytest.mark.parametrize(("sources", "docstrings"), [(SOURCES, False), (API, True)], ids=["messages", "api"])
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebooks_use_the_fields_words(path: Path) -> None:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert cells
+    assert [words for cell in cells for words in private_words("".join(cell["source"]))] == []
+
+
+@pytest.mark.parametrize(
+    ("sources", "docstrings"),
+    [(SOURCES, False), (API, True), (SHOWN, True), (SITE, False)],
+    ids=["messages", "api", "help, tools and documents", "site"],
+)
 def test_sources_use_the_fields_words(sources: list[Path], docstrings: bool) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {words}"
@@ -107,6 +133,29 @@ def test_help_is_imperative() -> None:
     }
     assert len(help_of) > 40
     assert {name: text.splitlines()[0] for name, text in help_of.items() if THIRD_PERSON.match(text)} == {}
+    bodies = {name: [part for part in text.split("\n\n") if THIRD_PERSON.match(part)] for name, text in help_of.items()}
+    assert {name: parts for name, parts in bodies.items() if parts} == {}
+
+
+def test_tools_and_routes_are_imperative() -> None:
+    from fastapi.routing import APIRoute
+
+    from autotune.service.routes import across_studies, events, health, studies, study_annotations, study_figures
+
+    told = {
+        f"{kind.__name__}.{name}": inspect.getdoc(tool) or ""
+        for kind in TOOLS
+        for name, tool in vars(kind).items()
+        if not name.startswith("_") and inspect.isfunction(tool)
+    }
+    told |= {
+        route.path: route.description
+        for rooms in (across_studies, events, health, studies, study_annotations, study_figures)
+        for route in rooms.router.routes
+        if isinstance(route, APIRoute)
+    }
+    assert len(told) > 30
+    assert {name: text.splitlines()[0] for name, text in told.items() if THIRD_PERSON.match(text)} == {}
 
 
 @pytest.mark.parametrize(
@@ -124,6 +173,9 @@ def test_help_is_imperative() -> None:
         "9k tokens per second and GPU",
         "a job of Slurm",
         "two of its nodes are away",
+        "what is legal",
+        "the rule at hand",
+        "a config that breaks two laws",
     ],
 )
 def test_a_private_word_is_found(text: str) -> None:

@@ -205,7 +205,7 @@ def test_overrides_reach_inside(tmp_path: Path) -> None:
     path.write_text(json.dumps(spec()))
     study = api.load_study(path, overrides={"budget.max_trials": 3, "searcher": "random", "measure.max_steps": 9})
     assert (study.budget.max_trials, study.searcher, study.measure.max_steps) == (3, "random", 9)
-    with pytest.raises(SpecError, match="not a mapping"):
+    with pytest.raises(SpecError, match="needs a mapping"):
         api.load_study(path, overrides={"searcher.seed": 1})
 
 

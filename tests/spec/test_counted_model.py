@@ -26,7 +26,7 @@ def test_the_decoder_that_stands_for_it_has_about_as_many_weights(parameters: in
     if parameters > 1000:
         assert abs(model.shape_parameters - parameters) <= 0.02 * parameters
     (told,) = model.assumptions
-    assert f"{parameters:,} weights only" in told
+    assert f"known only by its {parameters:,} weights" in told
 
 
 def test_a_spec_names_it_and_a_store_keeps_it() -> None:

@@ -227,7 +227,7 @@ def test_a_critic_is_cut_packed_and_offloaded_as_the_policy(
     reading = trainer("verl").read_config(PresentConfiguration(files={"verl.yaml": yaml.safe_dump(document)}))
     assert any("critic.ppo_max_token_len_per_gpu=32768" in remark for remark in reading.remarks)
     other = replace(asked, rl=replace(asked.rl or RL, critic=replace(QWEN_7B, num_layers=14)))
-    with pytest.raises(ExportError, match="critic is another model"):
+    with pytest.raises(ExportError, match="critic's model differs"):
         written(other, **knobs)
     settings = {"critic": {"model": {"path": "their/critic"}}}
     config = ParallelConfig(accumulation_steps=64 // knobs["dp"], **knobs)

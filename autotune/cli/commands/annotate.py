@@ -94,7 +94,7 @@ def delete(
             for line in deletion_lines(source.deletion(study)["deletion"]):
                 say(line)
             try:
-                typer.confirm("delete it for good?", abort=True, err=True)
+                typer.confirm("delete it permanently?", abort=True, err=True)
             except typer.Abort:
                 say("nothing is deleted; --yes deletes without asking")
                 raise

@@ -1,4 +1,4 @@
-"""Commands that hand results on: export (a launch of the trainer), report (an HTML page, or Markdown), compare (two studies side by side)."""
+"""Commands that hand results on: export (files that launch a trainer), report (an HTML page, or Markdown), compare (two studies side by side)."""
 
 from __future__ import annotations
 

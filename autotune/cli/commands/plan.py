@@ -143,7 +143,7 @@ def plan(
 
 
 def _tell(number: int, count: int, what: str) -> None:
-    """Says on stderr which config is run dry; before the first, what that costs and what avoids it."""
+    """Says on stderr which config is dry-run; before the first, what that costs and what avoids it."""
     from autotune.profiling import FIRST_PROFILE, dry_run_words
 
     if number == 1:
@@ -248,7 +248,7 @@ def _batch_words(workload: Any) -> str:
 
 
 def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
-    """Prints what would run on the cluster at hand for the best configs of a target, what that cannot tell, and what is known of the first config by now."""
+    """Prints the proxies that would run on your cluster for the best configs of a target, what they cannot show, and what is known of the first config."""
     from autotune.report.target_text import PROXY_HEADS, blind_words, proxy_rows, statement_sentence
     from autotune.spec import ParallelConfig, config_label
 

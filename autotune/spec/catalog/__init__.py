@@ -73,7 +73,7 @@ def model(name: str) -> ModelSpec:
 def published_config(spec: ModelSpec) -> Mapping[str, Any] | None:
     """The config.json of a model that has the name and the shape of one of the catalog; None for others, and where the catalog holds none.
 
-    Learnt positions, tying and layers of multi-token prediction may differ: a study with longer sequences has more positions, and trainers differ in the others.
+    Learned positions, tying and layers of multi-token prediction may differ: a study with longer sequences has more positions, and trainers differ in the others.
     """
     if spec.source or spec.name not in model_names():
         return None

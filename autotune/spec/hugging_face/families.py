@@ -39,7 +39,7 @@ class Family:
     tied: bool = False
     """whether the output projection shares the embedding if the file does not say"""
     positions: str = ""
-    """key of the number of learnt positions; empty where positions have no weights"""
+    """key of the number of learned positions; empty where positions have no weights"""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """values of keys that a file may leave out"""
     special: Callable[[Document, dict[str, Any]], dict[str, Any]] | None = None

@@ -153,7 +153,7 @@ def opt(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def padded_positions(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """The first two rows of learnt positions stand for padding."""
+    """The first two rows of learned positions are padding."""
     return {"max_positions": asked["max_position_embeddings"] + 2}
 
 

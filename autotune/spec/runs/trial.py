@@ -3,7 +3,7 @@
     PENDING -> RUNNING -> COMPLETED     measured to the requested precision
                           STOPPED       measured, and ended early because it can no longer win
                           FAILED        with a `Failure`
-                          CANCELLED     nothing was learnt; the config may be tried again
+                          CANCELLED     no result; the config may be retried
     INFEASIBLE                          terminal without running
 
 Terminal states never change.
