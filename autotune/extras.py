@@ -16,7 +16,7 @@ without. Code that needs an extra calls `require_extra` before it starts anythin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Final
@@ -49,6 +49,17 @@ def require_extra(extra: str, needed_by: str) -> None:
     for module in MODULES[extra]:
         if not is_installed(module):
             raise _error(module, extra, needed_by)
+
+
+def require_extras(extras: Sequence[str], needed_by: str) -> None:
+    """The same for several extras; the error names all modules that are missing, and installs their extras at once."""
+    missing = {extra: module for extra in extras for module in reversed(MODULES[extra]) if not is_installed(module)}
+    if missing:
+        are = "which is" if len(missing) == 1 else "which are"
+        raise MissingExtraError(
+            f"{needed_by} needs {' and '.join(missing.values())}, {are} not installed",
+            remedy=f"install {'it' if len(missing) == 1 else 'them'} with: {install_command(','.join(missing))}",
+        )
 
 
 def missing_extra(error: BaseException, needed_by: str) -> MissingExtraError | None:

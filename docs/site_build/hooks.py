@@ -1,6 +1,6 @@
 """Hooks of the site's build: reference pages are made from the code, the cost model predicts every published run, the example notebook is run, formulas become MathML.
 
-mkdocs calls `on_files` before it reads the pages and `on_page_content` for each page. Nothing is fetched from the network.
+mkdocs calls `on_files` before it reads the pages, and `on_page_markdown` and `on_page_content` for each page. Nothing is fetched from the network.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import nbformat
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -34,6 +35,8 @@ BESIDE = {
     "../docs/": "",
 }
 """addresses in the results and their record, and what they are on the site, where both lie beside the pages that they link to"""
+NOT_SEARCHED = ("measurements.md", "predictions.md", "results.md", "style.md")
+"""records and tables of figures, and a page for authors: a search would list them before the pages that answer it"""
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -60,6 +63,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     regret = benchmarks / "figures" / "search_regret.svg"
     files.append(File.generated(config, "images/search-regret.svg", abs_src_path=str(regret)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Takes pages out of the search."""
+    if page.file.src_uri in NOT_SEARCHED:
+        page.meta["search"] = {"exclude": True}
+    return markdown
 
 
 def on_page_content(text: str, **_: Any) -> str:

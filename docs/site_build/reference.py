@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import griffe
@@ -274,12 +275,17 @@ def _field_docs(name: str) -> dict[str, str]:
     """The line of doc under each field of a value of `autotune.spec`."""
     if not name:
         return {}
-    home = griffe.load("autotune.spec", resolve_aliases=True)[name]
+    home = _values()[name]
     return {
         member: _one_line(attribute.docstring.value)
         for member, attribute in home.members.items()
         if attribute.is_attribute and attribute.docstring
     }
+
+
+@cache
+def _values() -> Any:
+    return griffe.load("autotune.spec", resolve_aliases=True)
 
 
 def _one_line(text: str) -> str:

@@ -213,7 +213,7 @@ def who_may_what(options: ServiceOptions) -> str:
     """Who may do what at a service with these options, in a sentence."""
     if asking := options.asks_everybody:
         return f"every caller needs a token, even on this machine ({asking}); the token's scope decides what the caller may do (`autotune token create --scope ...`)"
-    return "your own programs on this machine need no token and may do everything, including a proxy or tunnel that adds no header; --require-token changes this"
+    return "your own programs on this machine may do everything without a token, including a proxy or tunnel that adds no header; --require-token changes this"
 
 
 def _why_a_token(request: Request, options: ServiceOptions) -> str:

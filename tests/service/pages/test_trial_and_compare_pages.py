@@ -228,6 +228,6 @@ def test_a_study_is_tagged_noted_and_deleted_from_its_pages(guarded: Service, an
     with guarded.client(guarded.token("admin", "root")) as client:
         client.act(mine, "cancel")
     until(lambda: guarded.store.study(mine).status.is_terminal)
-    assert "It cannot be restored" in guarded.http.get(f"{url}/delete", headers=ann).text
+    assert "Only a backup of the store" in guarded.http.get(f"{url}/delete", headers=ann).text
     assert "The study is deleted" in pressed("delete")
     assert guarded.http.get(url, headers=ann).status_code == 404

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import ClusterTooSmallError, RunnerError
-from autotune.extras import require_extra
+from autotune.extras import require_extra, require_extras
 from autotune.ports import AttemptId
 from autotune.ports.trial_runner import LeftOut
 from autotune.slurm.allocation import Allocation
@@ -130,7 +130,10 @@ class RayRunner(AnyTrainerRunner):
 
         A cluster that is joined, or was joined already, is asked once the study runs.
         """
-        require_extra("ray", "the runner 'ray'")
+        if study.trainer == "native":
+            require_extras(("ray", "native"), "the runner 'ray' with the trainer 'native'")
+        else:
+            require_extra("ray", "the runner 'ray'")
         options = study.runner_options
         check_upload(study, smallest, limit_bytes=options.get("upload_limit_mb", UPLOAD_LIMIT_MB) * MB)
         if options.get("address") or os.environ.get("RAY_ADDRESS") or _is_connected():
