@@ -41,7 +41,7 @@ def advise(
     """Print a review of a training before it begins, on stderr of the first rank: whether it fits, how fast it should be, and what would make it faster.
 
     `thing`: transformers' or Lightning's `Trainer`, accelerate's `Accelerator`, a `DeviceMesh` (the last two with `model`), or a module. `seq_len` (tokens),
-    `batch` (sequences of a rank in a forward pass) and `cluster` give what it does not contain. `store`: the results database; default: the usual one, if it exists.
+    `batch` (sequences of a rank in a forward pass) and `cluster` provide what it does not contain. `store`: the results database; default: the usual one, if it exists.
     """
     if not is_first(os.environ, ()):
         return None

@@ -142,7 +142,7 @@ def command_draft(words: Sequence[str], *, model: str | None = None, cluster: st
     draft = text_draft(text, path, model=model, cluster=cluster, folder=folder)
     if draft is None:
         raise SpecError(
-            f"`{words[0]}` starts no recognizable Python program",
+            f"`{words[0]}` does not start a recognizable Python program",
             remedy="give the command that starts the training itself: autotune init -- torchrun --nproc-per-node=8 train.py ...",
             field="FILE",
         )
@@ -197,7 +197,7 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
             return found
         if name is None:
             raise SpecError(
-                f"{path.name} starts no recognizable Python program",
+                f"{path.name} does not start a recognizable Python program",
                 remedy="give the script that starts the training itself, or the Python file that trains",
                 field="FILE",
             )

@@ -77,8 +77,8 @@ def searched_pages() -> Iterator[tuple[str, str]]:
     """Every page of the site by its path, but those that its build takes out of the search."""
     sys.path.insert(0, str(ROOT / "docs" / "site_build"))
     try:
-        from hooks import NOT_SEARCHED, NOTEBOOK  # type: ignore[import-not-found]
-        from reference import pages  # type: ignore[import-not-found]
+        from hooks import NOT_SEARCHED, NOTEBOOK
+        from reference import pages
     finally:
         sys.path.pop(0)
     for path in sorted((ROOT / "docs").rglob("*.md")):

@@ -223,7 +223,7 @@ def test_a_launcher_of_tasks_stays_with_the_number_of_ranks_of_a_trial(
         ("swift sft conf/sft.yaml", "`swift sft`"),
         ("bash scripts/train.sh --batch_size 4 --max_steps 10", "scripts/train.sh"),
         ("torchrun --nproc_per_node 8 $SCRIPT --batch-size 4 --seq-len 8", "$SCRIPT"),
-        ("make train", "starts no recognizable Python program"),
+        ("make train", "does not start a recognizable Python program"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_is_refused_by_name(tmp_path: Path, text: str, says: str) -> None:

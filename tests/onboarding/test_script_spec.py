@@ -327,7 +327,7 @@ def test_a_script_of_deepspeed_trains_on_all_ranks(option: str, cluster: str, wo
 
 def test_a_shell_script_that_starts_no_program_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("make train\n")
-    with pytest.raises(SpecError, match=r"job\.sh starts no recognizable Python program") as refused:
+    with pytest.raises(SpecError, match=r"job\.sh does not start a recognizable Python program") as refused:
         first_draft(tmp_path / "job.sh", folder=tmp_path)
     assert "give the script that starts the training" in refused.value.remedy
 

@@ -181,7 +181,7 @@ def _alone(path: Path) -> Iterator[None]:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, LOCK_BYTES[1], LOCK_BYTES[0])
         except OSError:
             raise ConflictError(
-                f"a store can only be restored while nobody has it open, but a process has {path} open",
+                f"a store can only be restored while no process has it open, but one has {path} open",
                 remedy="end `autotune serve` and every running study on it, then restore again",
             ) from None
         yield

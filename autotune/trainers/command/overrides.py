@@ -90,7 +90,7 @@ def check_places(overrides: Mapping[str, Any], folder: Path) -> None:
             for place in places:
                 find(tree, str(place))
         except UnclearPlaceError as error:
-            remedy = f"write a place that {name} has: NAME, CALL.KEYWORD or CALL:LINE.KEYWORD"
+            remedy = f"name a place in {name}: NAME, CALL.KEYWORD or CALL:LINE.KEYWORD"
             raise SpecError(f"{name}: {error}", remedy=remedy, field=f"trainer.overrides.{name}") from None
         except (OSError, ValueError, SyntaxError, RecursionError) as error:
             raise SpecError(f"{name} cannot be read as Python: {error}", field=f"trainer.overrides.{name}") from None

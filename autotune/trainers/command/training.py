@@ -32,7 +32,7 @@ def check_training(training: Mapping[str, Any], argv: Sequence[str], files: Mapp
         if key not in known:
             near = nearest(str(key), known)
             raise SpecError(
-                f"a key of training must be an argument in argv, steps, seed, append or a name in files, but is {key!r}",
+                f"a key of `training` must be an argument in argv, steps, seed, append or a name in files, but is {key!r}",
                 remedy=near or "write the argument as in argv",
                 field=where,
             )

@@ -74,7 +74,7 @@ def test_a_new_study_begins_with_the_review_of_a_launch_and_its_button_makes_the
     for wrong, words in (
         ({"seq_len": "many"}, "whole number"),
         ({"cluster": "x9"}, "x9"),
-        ({"launch": "echo", "cluster": ""}, "starts no recognizable Python program"),
+        ({"launch": "echo", "cluster": ""}, "does not start a recognizable Python program"),
     ):
         assert words in sent(**{**said, **wrong})
         assert 'class="problems"' in sent(**{**said, **wrong})

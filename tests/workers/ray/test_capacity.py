@@ -43,7 +43,7 @@ def test_ranks_of_one_node_may_lie_on_several_and_those_of_several_need_whole_on
     assert capacity.ranks == 4
     assert capacity.shortage(FOUR) == ""
     assert capacity.shortage(TWO_BY_TWO) == (
-        "4 ranks can never be placed: they ask for 2 nodes with 2 CPU each, but the cluster has 1 such nodes; "
+        "4 ranks can never be placed: they need 2 nodes with 2 CPU each, but the cluster has 1 such nodes; "
         "use fewer ranks, or a larger cluster"
     )
 
@@ -51,7 +51,7 @@ def test_ranks_of_one_node_may_lie_on_several_and_those_of_several_need_whole_on
 def test_a_program_on_one_node_needs_that_node_whole() -> None:
     capacity = seen(Cluster(0, 2, 3))
     assert capacity.shortage(FOUR) == ""
-    assert "they ask for one node with 4 CPU, but the cluster has no such node" in capacity.shortage(FOUR, whole=True)
+    assert "they need one node with 4 CPU, but the cluster has no such node" in capacity.shortage(FOUR, whole=True)
     assert capacity.shortage(Placement(nnodes=1, nproc_per_node=3), whole=True) == ""
 
 

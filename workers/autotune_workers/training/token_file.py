@@ -78,7 +78,7 @@ def _ids(path: Path, vocab_size: int) -> NDArray[Any]:
     if path.stat().st_size % dtype.itemsize:
         raise RunnerError(
             f"a .bin file holds one {dtype.itemsize}-byte id per token for vocab_size={vocab_size}, "
-            f"but {path} has {path.stat().st_size} bytes, which is not a multiple",
+            f"but the size of {path}, {path.stat().st_size} bytes, is not a multiple of that",
             remedy=f"write the ids as {dtype.name} (numpy: `ids.astype('{dtype.str}').tofile(path)`), or use another suffix for text",
             field="data",
         )

@@ -95,9 +95,7 @@ class ClusterCapacity:
             each = " and ".join(f"{placement.nproc_per_node * v:g} {k}" for k, v in self.bundle.items())
             asks = f"{nodes} nodes with {each} each" if nodes > 1 else f"one node with {each}"
             has = f"the cluster has {self._large_enough(placement) or 'no'} such node{'s' * (nodes > 1)}"
-        return (
-            f"{ranks} ranks can never be placed: they ask for {asks}, but {has}; use fewer ranks, or a larger cluster"
-        )
+        return f"{ranks} ranks can never be placed: they need {asks}, but {has}; use fewer ranks, or a larger cluster"
 
     def absence(self, placement: Placement, *, whole: bool = False) -> str:
         """What the cluster has lost since it was large enough for ranks that are placed like this; empty when it is large enough."""
