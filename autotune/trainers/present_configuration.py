@@ -256,14 +256,11 @@ class KeyReader:
         self._taken.difference_update(paths)
 
     def keep_unless(self, path: str, value: Any) -> Any:
-        """The value, which is left over, also where it is the program's default, unless it is this one, which a launch writes by itself."""
+        """The value, which is left over, also where it is the program's default, if that is not this one, which a launch writes by itself."""
         found = self.find(path)
-        if found is None or found == value:
-            self.drop(path)
-        elif self.written(path) is None:
+        self.keep(path)
+        if self.written(path) is None and found not in (None, value):
             self._added[path] = found
-        else:
-            self.keep(path)
         return found
 
     @property

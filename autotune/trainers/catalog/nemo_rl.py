@@ -358,8 +358,9 @@ class NemoRl(PostTrainer):
         path = keys.text("policy.model_name")
         rate = keys.number(f"{MEGATRON}.optimizer.lr") if is_megatron else keys.number("policy.optimizer.kwargs.lr")
         options = {"model": path, "seed": keys.count("grpo.seed"), "learning_rate": rate}
-        keys.keep(PENALTY, "grpo.seed")
-        keys.keep_unless("grpo.max_num_steps", None)  # of which a trial has its own
+        keys.keep(PENALTY)
+        for path in ("grpo.seed", "grpo.max_num_steps"):  # what launches write otherwise
+            keys.keep_unless(path, None)
         return Reading(
             knobs=knobs,
             model_file=path or "",

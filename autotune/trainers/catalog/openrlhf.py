@@ -53,6 +53,7 @@ DEFAULTS: Mapping[str, Any] = {
     "ref.num_gpus_per_node": 8,
     "ref.num_nodes": 1,
     "rollout.batch_size": 1024,
+    "rollout.max_new_tokens": False,
     "rollout.micro_batch_size": 1,
     "rollout.n_samples_per_prompt": 1,
     "train.async_queue_size": 1,
@@ -64,6 +65,7 @@ DEFAULTS: Mapping[str, Any] = {
     "vllm.gpu_memory_utilization": 0.95,
     "vllm.tensor_parallel_size": 1,
 }
+"""what is read; false: no flag, and the program decides for each sample"""
 FLAGS = Option(
     name="flags",
     meaning="release whose names of flags a launch has; 0.9: before 0.10",
@@ -297,7 +299,9 @@ class OpenRlhf(PostTrainer):
             both = [ranks + sum(apart.values()), engines * degree]
             placement = {"async": both, "staleness": stale or 1} if overlaps else {"split": both}
         sleeps = keys.flag("ds.enable_sleep")
-        length, response = keys.count("data.max_len"), keys.count("rollout.max_new_tokens")
+        length, response = keys.count("data.max_len"), None
+        if keys.keep_unless("rollout.max_new_tokens", None):  # else a response may be as long as its prompt leaves room
+            response = keys.count("rollout.max_new_tokens")
         prompt = length - response if length and response and length > response else None
         if (older := keys.count("prompt_max_len")) is not None:  # before 0.10, which has no `max_len`
             keys.keep("prompt_max_len")
@@ -313,7 +317,8 @@ class OpenRlhf(PostTrainer):
         rollout = {"tp": degree, "memory_fraction": keys.number("vllm.gpu_memory_utilization")}
         path = keys.text("actor.model_name_or_path")
         options = {"model": path, "learning_rate": keys.number("actor.adam.lr"), "seed": keys.count("train.seed")}
-        keys.keep("train.seed", KL)
+        keys.keep(KL)
+        keys.keep_unless("train.seed", None)
         return Reading(
             knobs=knobs,
             model_file=path or "",

@@ -93,7 +93,7 @@ class Trl(PostTrainer):
         "virtual_stages": "it has no pipeline: pp above 1 is refused",
         "sequence_parallel": "it has no tensor parallelism: tp above 1 is refused",
     }
-    recognized_by = ("num_generations", "steps_per_generation", "max_completion_length")
+    recognized_by = ("per_device_train_batch_size", "num_generations", "steps_per_generation", "max_completion_length")
     defaults = DEFAULTS
     settings_file = "grpo.yaml"
     watching = (
@@ -264,8 +264,14 @@ class Trl(PostTrainer):
         rollout = {"tp": tp, "memory_fraction": share} if generates_by_vllm and not is_server else {"tp": 1}
         path = keys.text("model_name_or_path")
         options = {"model": path, "learning_rate": keys.number("learning_rate"), "seed": keys.count("seed")}
-        keys.keep("beta", "seed")
-        for path in ("logging_steps", "max_steps", "output_dir", "save_strategy"):  # of which a trial has its own
+        keys.keep("beta")
+        for path in (
+            "seed",
+            "logging_steps",
+            "max_steps",
+            "output_dir",
+            "save_strategy",
+        ):  # what launches write otherwise
             keys.keep_unless(path, None)
         return Reading(
             knobs={name: value for name, value in knobs.items() if value is not None},
