@@ -32,6 +32,7 @@ from autotune.onboarding.draft import Draft, Place
 from autotune.onboarding.imported_spec import import_draft
 from autotune.onboarding.launch.launch_script import Started, started_by
 from autotune.onboarding.launch.started_program import started_draft, where_it_runs
+from autotune.onboarding.post_training_launch import inheriting_trainer, post_training_launch, with_its_bases
 from autotune.onboarding.script.draft import script_draft
 from autotune.onboarding.script.reading import read_script
 from autotune.onboarding.script.written_constants import PARSER
@@ -40,7 +41,6 @@ from autotune.onboarding.settings.program import settings_program
 from autotune.schema import parse_study
 from autotune.schema.files import with_program_files
 from autotune.spec import ClusterSpec
-from autotune.trainers import trainer
 from autotune.trainers.documents.placeholders import braced
 from autotune.trainers.present_configuration import PresentConfiguration
 
@@ -175,8 +175,8 @@ def lawful(draft: Draft, what: str, folder: Path, here: ClusterSpec | None = Non
 
 
 def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: Path) -> Draft:
-    present = read_present(path)
-    name = recognized(present)
+    present = with_its_bases(read_present(path), path)
+    name = recognized(present) or inheriting_trainer(present, path)
     if path.suffix == ".py":
         script = read_script(path.name, present.files[path.name], file=path, base=path.parent)
         if name is not None and not script.options:  # torchtitan's configuration is Python, too
@@ -227,12 +227,11 @@ def _launch_draft(
     present: PresentConfiguration, path: Path, *, model: str | None, cluster: str | None, folder: Path
 ) -> Draft | None:
     """The draft of what a text of commands starts; None where it starts nothing that is known."""
+    if (found := post_training_launch(present.files[path.name], path)) is not None:
+        owner, told = found
+        return _imported(told, owner, path, model=model, cluster=cluster, folder=folder)
     name, started = recognized(present), started_by(present.files[path.name])
-    if (
-        started is not None
-        and not (name == "megatron" and _is_of_megatron(started))
-        and not _is_of_post_trainer(name, started)
-    ):
+    if started is not None and not (name == "megatron" and _is_of_megatron(started)):
         place = Place(cluster, *ranks_asked(started, where_it_runs(path, started).cwd))
         return started_draft(started, path, place, model=model, folder=folder)
     return None if name is None else _imported(present, name, path, model=model, cluster=cluster, folder=folder)
@@ -249,11 +248,6 @@ def _is_of_megatron(started: Started) -> bool:
     is_shaped = {"num_layers", "hidden_size"} <= names or {"use_checkpoint_args", "yaml_cfg"} & names
     is_named = re.match(r"pretrain_(gpt|mamba|moe|hybrid)", started.program.rpartition("/")[2]) is not None
     return bool(is_named and is_shaped) and not _is_of_deepspeed(started)
-
-
-def _is_of_post_trainer(name: str | None, started: Started) -> bool:
-    """Whether the program is a post-trainer's own, which its command tells all."""
-    return name in POST_TRAINERS and started.program in trainer(str(name)).recognized_by
 
 
 def _is_of_deepspeed(started: Started) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import AutotuneError, CatalogError
+from autotune.errors import AutotuneError, CatalogError, SpecError
 from autotune.onboarding.draft import Draft, Entry, file_name, named_cluster
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.present_post_training import (
@@ -65,7 +65,22 @@ def import_draft(
     subject = trainer(name)
     if not subject.can_import:
         subject.read_config(present)  # raises, with the trainer's own reason
+    there = named_cluster(cluster)
+    if there is not None:
+        present = replace(present, ranks_of_cluster=there.num_gpus)
     reading = subject.read_config(present)
+    if reading.missing:
+        raise SpecError(
+            f"{path.name} starts from {', '.join(reading.missing)}, which was not found",
+            remedy="give it where that file is: it decides what this one does not say",
+            field="FILE",
+        )
+    if reading.rl and "prompts" not in reading.rl and "dp" not in reading.knobs:
+        raise SpecError(
+            f"{path.name} does not say on how many GPUs it runs, from which its prompts per step follow",
+            remedy="name the cluster, such as --cluster h100-sxm-1x8, or give the command with --num_processes",
+            field="--cluster",
+        )
     fill_in: list[str] = []
     notes = list(reading.remarks)
     shape = _model(reading, path, model, folder)
@@ -78,7 +93,15 @@ def import_draft(
     batch = reading.global_batch_size or _batch(reading.knobs, ranks)
     values = {key: value for key, value in reading.options.items() if key not in OF_THE_RUN}
     if present.cwd and CWD in subject.options:
-        values[CWD.name] = present.cwd
+        if Path(present.cwd).is_dir():
+            values[CWD.name] = present.cwd
+        else:
+            notes.append(f"it runs in {present.cwd}, which is no folder here: write it as trainer.cwd where trials run")
+    values |= {
+        option.name: str((path.parent / values[option.name]).resolve())
+        for option in subject.options
+        if option.is_path and values.get(option.name) and (path.parent / values[option.name]).is_file()
+    }
     try:
         job = _present_job(subject, reading, shape[1] if shape else None, ranks, batch)
     except AutotuneError as error:
@@ -255,7 +278,8 @@ def _sizes(model: ModelSpec) -> ModelSpec:
 def _ranks(reading: Reading, cluster: ClusterSpec | None) -> int | None:
     if "dp" in reading.knobs:
         ranks: int = math.prod(reading.knobs.get(degree, 1) for degree in ("tp", "pp", "dp", "cp"))
-        return ranks
+        placement = reading.rl.get("placement") or {}  # with the GPUs that generate
+        return sum(next((gpus for gpus in placement.values() if isinstance(gpus, list)), (ranks,)))
     return cluster.num_gpus if cluster else None
 
 

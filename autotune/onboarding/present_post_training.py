@@ -76,6 +76,8 @@ def post_training_space(reading: Reading, trainer: str) -> dict[str, Any]:
     space: dict[str, Any] = dict(SPACES[engine])
     space["micro_batch_size"] = [1] if packs else {"powers_of_two": [1, 16]}
     space["precision"] = [reading.knobs.get("precision", "bf16")]
+    if (experts := reading.knobs.get("ep", 1)) > 1:
+        space["ep"] = {"powers_of_two": [1, max(experts, 8)]}
     for name, values in space.items():
         if isinstance(values, list) and name in reading.knobs:
             space[name] = [*values, *({reading.knobs[name]} - set(values))]

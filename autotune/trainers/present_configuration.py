@@ -115,6 +115,23 @@ def without_equal(document: Mapping[str, Any], other: Mapping[str, Any]) -> dict
     return left
 
 
+def nested(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted paths as mappings of mappings; a None is left out."""
+    found: dict[str, Any] = {}
+    for path, value in document.items():
+        if value is None:
+            continue
+        inner: dict[str, Any] = {}
+        node = inner
+        *outer, last = path.split(".")
+        for key in outer:
+            node[key] = {}
+            node = node[key]
+        node[last] = value
+        found = merged(found, inner)
+    return found
+
+
 def flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """All values with their paths, inner keys joined by dots; an empty mapping is a value."""
     for key, value in document.items():
@@ -167,6 +184,7 @@ class KeyReader:
         self._document, self.name = document, name
         self._defaults = defaults or {}
         self._taken: set[str] = set()
+        self._added: dict[str, Any] = {}
         self.remarks: list[str] = []
         """values that were not understood, in words; a reader may add to them"""
 
@@ -237,10 +255,18 @@ class KeyReader:
         """Counts the keys as left over, though they were read: a launch writes these very values again."""
         self._taken.difference_update(paths)
 
+    def keep_unless(self, path: str, value: Any) -> Any:
+        """The value, which is left over, also where it is the program's default, if that is not this one, which a launch writes by itself."""
+        found = self.find(path)
+        self.keep(path)
+        if self.written(path) is None and found not in (None, value):
+            self._added[path] = found
+        return found
+
     @property
     def left(self) -> dict[str, Any]:
         """The document without what was read."""
-        return self._without(self._document, "")
+        return merged(nested(self._added), self._without(self._document, ""))
 
     def _take(self, path: str, value: T) -> T:
         self._taken.add(path)
@@ -287,6 +313,8 @@ class PresentConfiguration:
     """variables that it is started with"""
     cwd: str = ""
     """folder in which it runs, where that is known and not the folder of the files"""
+    ranks_of_cluster: int | None = None
+    """GPUs of the cluster that is meant, for programs that take them all"""
 
     @classmethod
     def of_launch(cls, launch: Launch) -> PresentConfiguration:
@@ -359,6 +387,8 @@ class Reading:
     """keys that are neither knobs nor options, with their values"""
     remarks: tuple[str, ...] = ()
     """what was not understood, in words"""
+    missing: tuple[str, ...] = ()
+    """names of files that decide some of it, but were not there"""
 
     def __post_init__(self) -> None:
         for name in ("options", "rl", "rollout"):

@@ -16,6 +16,7 @@ from autotune.onboarding.launch.command_words import LAUNCHERS, TASKS, CommandPa
 from autotune.onboarding.settings.program import COMMANDS
 from autotune.spec.texts.secrets import FROM_ENVIRONMENT, is_secret_name
 from autotune.spec.texts.usual_names import target_of
+from autotune.trainers.post_training.programs import program_of
 from autotune.trainers.present_configuration import DOCUMENTS
 from autotune.trainers.readers.shell_folders import joined
 from autotune.trainers.readers.shell_words import Commands, commands_of
@@ -91,19 +92,21 @@ class Started:
 
 
 def started_by(text: str) -> Started | None:
-    """What the script starts: of several programs one behind a launcher, then the one with the most options; None where it starts none. A command that
+    """What the script starts: of several programs one that post-trains, then one behind a launcher, then the one with the most options; None where it starts none. A command that
     nobody here knows counts where its options are those of a training."""
     run = commands_of(text)
-    best: tuple[tuple[bool, int], Started] | None = None
+    best: tuple[tuple[bool, bool, int], Started] | None = None
     for words, _, folder in run.commands:
         if (parts := parts_of(words)) is None:
             continue
         found = _started(parts, run, text, folder)
         trains = sum(target_of(argument.name.rpartition(".")[2]) in _OF_TRAINING for argument in found.arguments)
         trains += _LEAST_OF_TRAINING * any(word.endswith(DOCUMENTS) for word in parts.arguments[:1])
-        if not found.is_known and trains < _LEAST_OF_TRAINING and found.launcher == "python":
+        post_trains = program_of(words) is not None
+        if not (found.is_known or post_trains) and trains < _LEAST_OF_TRAINING and found.launcher == "python":
             continue
-        worth = (found.launcher != "python" or found.program in COMMANDS or not found.is_known, len(found.arguments))
+        is_launched = found.launcher != "python" or found.program in COMMANDS or not found.is_known
+        worth = (post_trains, is_launched, len(found.arguments))
         if best is None or worth > best[0]:
             best = worth, found
     return best[1] if best else None

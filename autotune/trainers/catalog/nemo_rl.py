@@ -3,15 +3,20 @@
     engine fsdp        DTensor: `policy.dtensor_cfg`, tensor and context parallelism beside FSDP2
     engine megatron    `policy.megatron_cfg`, with pipeline and expert parallelism and the distributed optimizer
 
-Names are those of NVIDIA-NeMo/RL at commit 7ea279a (examples/configs/grpo_math_1B.yaml), which has no release that could be imported on a CPU. `micro_batch_tokens` is
-`policy.sequence_packing.train_mb_tokens`. The option `cwd` is the checkout, in which its program runs.
+Names and values (`DEFAULTS`) are those of NVIDIA-NeMo/RL at commit 7ea279a (examples/configs/grpo_math_1B.yaml), which has no release that could be imported on a CPU. `micro_batch_tokens`
+is `policy.sequence_packing.train_mb_tokens`, or with padding `policy.dynamic_batching.train_mb_tokens`. The option `cwd` is the checkout, in which its program runs.
+
+A configuration starts from others, by its key `defaults` (nemo_rl/utils/config.py): those files decide what it does not say. A command `run_grpo.py --config FILE key=value` is a
+configuration that starts from FILE.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
@@ -23,22 +28,91 @@ from autotune.trainers.base.own_program import CWD
 from autotune.trainers.base.trainer_option import Option, Reach
 from autotune.trainers.launch_files import FOLDER, Launch
 from autotune.trainers.logs.step_metrics import MAX_LINE, StepMetrics
-from autotune.trainers.post_training.trainer import OPTIONS, PostTrainer, fitted, grid, mini_batches, rl_value
-from autotune.trainers.present_configuration import KeyReader, Reading
+from autotune.trainers.post_training.programs import USUAL
+from autotune.trainers.post_training.trainer import (
+    LEARNING_RATE,
+    OPTIONS,
+    START,
+    PostTrainer,
+    fitted,
+    grid,
+    mini_batches,
+    overrides,
+    rl_value,
+)
+from autotune.trainers.present_configuration import (
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    flat,
+    merged,
+    nested,
+    parse_document,
+)
 
 BASE = Option(
-    name="base", meaning="base configuration that the launch overrides, from the folder `cwd`", default="examples/configs/grpo_math_1B.yaml", reach=Reach.FILE,
+    name="base", meaning="base configuration that the launch overrides, from the folder `cwd`; empty: its settings are complete",
+    default="examples/configs/grpo_math_1B.yaml", is_path=True, reach=Reach.FILE,
 )  # fmt: skip
-DTENSOR, MEGATRON, PACKING, GENERATION = (
+RATE = replace(LEARNING_RATE, default=5e-6)
+DTENSOR, MEGATRON, PACKING, DYNAMIC, GENERATION = (
     "policy.dtensor_cfg",
     "policy.megatron_cfg",
     "policy.sequence_packing",
+    "policy.dynamic_batching",
     "policy.generation",
 )
+PENALTY = "loss_fn.reference_policy_kl_penalty"
+_LENGTH = "${mul:${policy.max_total_sequence_length}, ${policy.%s}}"
+DEFAULTS: Mapping[str, Any] = {
+    "cluster.gpus_per_node": 1,
+    "cluster.num_nodes": 1,
+    "grpo.async_grpo.enabled": False,
+    "grpo.async_grpo.max_trajectory_age_steps": 1,
+    "grpo.max_num_steps": 1000000,
+    "grpo.num_generations_per_prompt": 16,
+    "grpo.num_prompts_per_step": 32,
+    "grpo.seed": 42,
+    PENALTY: 0.01,
+    f"{DTENSOR}.activation_checkpointing": False,
+    f"{DTENSOR}.context_parallel_size": 1,
+    f"{DTENSOR}.enabled": True,
+    f"{DTENSOR}.sequence_parallel": False,
+    f"{DTENSOR}.tensor_parallel_size": 1,
+    f"{DYNAMIC}.enabled": False,
+    f"{DYNAMIC}.logprob_mb_tokens": _LENGTH % "logprob_batch_size",
+    f"{DYNAMIC}.train_mb_tokens": _LENGTH % "train_micro_batch_size",
+    f"{GENERATION}.colocated.enabled": True,
+    f"{GENERATION}.colocated.resources.gpus_per_node": None,
+    f"{GENERATION}.colocated.resources.num_nodes": None,
+    f"{GENERATION}.vllm_cfg.gpu_memory_utilization": 0.6,
+    f"{GENERATION}.vllm_cfg.tensor_parallel_size": 1,
+    "policy.logprob_batch_size": "${policy.train_micro_batch_size}",
+    "policy.max_total_sequence_length": 512,
+    f"{MEGATRON}.activation_checkpointing": False,
+    f"{MEGATRON}.context_parallel_size": 1,
+    f"{MEGATRON}.enabled": False,
+    f"{MEGATRON}.expert_model_parallel_size": 1,
+    f"{MEGATRON}.optimizer.lr": 5e-6,
+    f"{MEGATRON}.pipeline_model_parallel_size": 1,
+    f"{MEGATRON}.sequence_parallel": False,
+    f"{MEGATRON}.tensor_model_parallel_size": 1,
+    "policy.model_name": "Qwen/Qwen2.5-1.5B",
+    "policy.optimizer.kwargs.lr": 5e-6,
+    "policy.precision": "bfloat16",
+    f"{PACKING}.enabled": True,
+    f"{PACKING}.logprob_mb_tokens": _LENGTH % "logprob_batch_size",
+    f"{PACKING}.train_mb_tokens": _LENGTH % "train_micro_batch_size",
+    "policy.train_global_batch_size": 512,
+    "policy.train_micro_batch_size": 4,
+}
+"""what is read, as BASE has it"""
 DEGREES = {
     "fsdp": {"tp": "tensor_parallel_size", "cp": "context_parallel_size"},
     "megatron": {"tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size", "ep": "expert_model_parallel_size"},
 }  # fmt: skip
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_PRODUCT = re.compile(r"\$\{mul:\s*(\d+),\s*(\d+)\s*\}")
 _STEP_TIME = re.compile(r"Total step time: ([0-9]{1,9}(?:\.[0-9]{1,9})?)s")
 WITH_ASYNC = (f"{GENERATION}.vllm_cfg.async_engine", "loss_fn.use_importance_sampling_correction")
 """without which `async_grpo_train` does not start"""
@@ -76,11 +150,16 @@ class NemoRl(PostTrainer):
         "virtual_stages": "its megatron_cfg has no virtual stages",
         "pp_schedule": "its pipelines run 1F1B",
     }
-    recognized_by = ("grpo.num_prompts_per_step",)
+    recognized_by = (
+        "grpo.num_prompts_per_step",
+        "grpo.num_generations_per_prompt",
+        "grpo.max_num_steps",
+        "grpo.async_grpo",
+    )
     step_marks = ("Total step time",)
     resolves = True
     settings_file = "nemo_rl.yaml"
-    options = (*OPTIONS, CWD, BASE)
+    options = (*(option for option in OPTIONS if option is not LEARNING_RATE), RATE, CWD, BASE)
     watching = (
         "grpo.max_num_steps",
         "grpo.max_num_epochs",
@@ -134,7 +213,7 @@ class NemoRl(PostTrainer):
 
     def command(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> tuple[str, ...]:
         """The example's program with the file of the launch."""
-        return ("python", "examples/run_grpo.py", "--config", f"{FOLDER}/{self.settings_file}")
+        return (*USUAL[self.name], "--config", f"{FOLDER}/{self.settings_file}")
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """In the checkout."""
@@ -152,17 +231,19 @@ class NemoRl(PostTrainer):
         nodes, per_node = grid(workload, c.world_size + generating)
         tokens, before = int(rl_value(rl, c, "micro_batch_tokens")), int(rl_value(rl, c, "log_prob_micro_batch_tokens"))
         where = MEGATRON if rl.engine == "megatron" else DTENSOR
+        stale = int(rl_value(rl, c, "staleness"))
+        base = options[BASE.name]
         found: dict[str, Any] = {
-            "defaults": f"{options[CWD.name]}/{options[BASE.name]}" if options[CWD.name] else options[BASE.name],
+            # a base is looked for beside the file itself, which lies in the folder of the launch; `PWD`: where it is started
+            "defaults": os.path.join(options[CWD.name] or "${oc.env:PWD}", base) if base else None,
             "grpo.num_prompts_per_step": rl.prompts,
             "grpo.num_generations_per_prompt": rl.responses,
             "grpo.max_num_steps": options["steps"],
             "grpo.seed": options["seed"],
-            "loss_fn.reference_policy_kl_penalty": 0.01 if rl.reference else 0.0,
+            PENALTY: None if rl.reference else 0.0,
             "policy.model_name": options["model"],
             "policy.train_global_batch_size": rl.mini_batch,
             "policy.train_micro_batch_size": c.micro_batch_size,
-            "policy.logprob_batch_size": c.micro_batch_size,
             "policy.max_total_sequence_length": workload.seq_len,
             "policy.precision": PRECISIONS[c.precision],
             f"{DTENSOR}.enabled": rl.engine == "fsdp",
@@ -170,8 +251,9 @@ class NemoRl(PostTrainer):
             f"{where}.activation_checkpointing": c.recompute == "full",
             f"{where}.sequence_parallel": c.sequence_parallel,
             **{f"{where}.{path}": getattr(c, knob) for knob, path in DEGREES[rl.engine].items()},
-            f"{PACKING}.enabled": tokens > 0,
-            "policy.dynamic_batching.enabled": False,
+            f"{PACKING}.enabled": tokens > 0 and not rl.padded,
+            f"{DYNAMIC}.enabled": tokens > 0 and rl.padded,
+            "grpo.async_grpo.enabled": stale > 0,
             f"{GENERATION}.vllm_cfg.tensor_parallel_size": int(rl_value(rl, c, "rollout_tp")),
             f"{GENERATION}.colocated.enabled": generating == 0,
             "cluster.num_nodes": nodes,
@@ -181,27 +263,50 @@ class NemoRl(PostTrainer):
             "learning_rate"
         ]
         if tokens:
-            found |= {f"{PACKING}.train_mb_tokens": tokens, f"{PACKING}.logprob_mb_tokens": before or tokens}
+            way = DYNAMIC if rl.padded else PACKING
+            found |= {f"{way}.train_mb_tokens": tokens, f"{way}.logprob_mb_tokens": before or tokens}
         if rl.rollout is not None and rl.rollout.memory_fraction:
             found[f"{GENERATION}.vllm_cfg.gpu_memory_utilization"] = rl.rollout.memory_fraction
         if generating:
             several = workload.cluster.num_nodes > 1
             engines = workload.cluster.gpus_per_node
-            stale = int(rl_value(rl, c, "staleness"))
             found |= {
                 f"{GENERATION}.colocated.resources.num_nodes": generating // engines if several else None,
                 f"{GENERATION}.colocated.resources.gpus_per_node": engines if several else generating,
-                "grpo.async_grpo.enabled": stale > 0, "grpo.async_grpo.max_trajectory_age_steps": max(stale, 1),
+                "grpo.async_grpo.max_trajectory_age_steps": max(stale, 1),
                 **(dict.fromkeys(WITH_ASYNC, True) if stale else {}),
             }  # fmt: skip
         return found
 
+    def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
+        """Its file; of a command, one that starts from the file that it names."""
+        words = self.words(present)
+        told = PresentConfiguration(argv=words).option("config") or ""
+        if not words or told.endswith(self.settings_file):
+            return super().present_document(present)
+        return "the command", {"defaults": told or BASE.default, **nested(overrides(words))}
+
+    def read_config(self, present: PresentConfiguration) -> Reading:
+        """Its file, over those that it starts from."""
+        name, document = self.present_document(present)
+        below, missing = _inherited(document, name, present.files)
+        whole = merged(below, document)
+        values = {path: _resolved(whole, path) for path in DEFAULTS}
+        written = {path: value for path, value in values.items() if path in dict(flat(document))}
+        found = self.read_document(name, merged(document, nested(written)), values)
+        base = next(iter(bases_of(document)), "")
+        if (
+            base
+            and PurePosixPath(base).name == PurePosixPath(BASE.default).name
+            and _beside(name, base) not in present.files
+        ):
+            base = BASE.default
+        options = {**found.options, BASE.name: base, START.name: self.start_of(present.argv)}
+        return replace(found, options=options, missing=missing)
+
     def read_keys(self, keys: KeyReader) -> Reading:
         """Both engines."""
-        keys.drop("policy.dynamic_batching.enabled")
-        base = keys.text("defaults")
-        if base is not None and base != BASE.default:
-            keys.remarks.append(f"{keys.name}: {base} (defaults) was not read, but launches still start from it")
+        keys.drop("defaults")
         is_megatron = bool(keys.flag(f"{MEGATRON}.enabled"))
         keys.flag(f"{DTENSOR}.enabled")
         engine, where = ("megatron", MEGATRON) if is_megatron else ("fsdp", DTENSOR)
@@ -215,12 +320,9 @@ class NemoRl(PostTrainer):
         degrees = {knob: keys.count(f"{where}.{path}") or 1 for knob, path in DEGREES[engine].items()}
         recompute, sequence = keys.flag(f"{where}.activation_checkpointing"), keys.flag(f"{where}.sequence_parallel")
         micro, length = keys.count("policy.train_micro_batch_size") or 1, keys.count("policy.max_total_sequence_length")
-        sizes = {"train": micro, "logprob": keys.count("policy.logprob_batch_size") or micro}
-        packs = keys.flag(f"{PACKING}.enabled")
-        tokens, before = (
-            _tokens(keys, f"{PACKING}.{name}_mb_tokens", length, size) if packs else None
-            for name, size in sizes.items()
-        )
+        packs, groups = keys.flag(f"{PACKING}.enabled"), keys.flag(f"{DYNAMIC}.enabled")
+        way = PACKING if packs else DYNAMIC if groups else ""
+        tokens, before = (keys.count(f"{way}.{name}_mb_tokens") if way else None for name in ("train", "logprob"))
         knobs: dict[str, Any] = {
             **degrees,
             "precision": keys.word("policy.precision", {v: k for k, v in PRECISIONS.items()}) or "bf16",
@@ -232,7 +334,7 @@ class NemoRl(PostTrainer):
         batch = keys.count("policy.train_global_batch_size")
         knobs = fitted(knobs, ranks, batch, alone={"zero_stage": 0})  # there is nothing to shard
         prompts, responses = keys.count("grpo.num_prompts_per_step"), keys.count("grpo.num_generations_per_prompt") or 1
-        penalty = keys.number("loss_fn.reference_policy_kl_penalty")
+        penalty = keys.number(PENALTY)
         stale, overlaps = keys.count("grpo.async_grpo.max_trajectory_age_steps"), keys.flag("grpo.async_grpo.enabled")
         placement = None
         if overlaps:
@@ -244,7 +346,7 @@ class NemoRl(PostTrainer):
         rl = {
             "algorithm": "grpo", "prompts": prompts, "responses": responses, "engine": engine, "placement": placement,
             "mini_batches": mini_batches(prompts, responses, batch),
-            "reference": None if penalty is None else penalty > 0,
+            "reference": None if penalty is None else penalty > 0, "padded": None if packs else True,
             "micro_batch_tokens": tokens,
             "log_prob_micro_batch_tokens": before,
             "response_lengths": length,
@@ -255,8 +357,10 @@ class NemoRl(PostTrainer):
         }
         path = keys.text("policy.model_name")
         rate = keys.number(f"{MEGATRON}.optimizer.lr") if is_megatron else keys.number("policy.optimizer.kwargs.lr")
-        options = {"model": path, "seed": keys.count("grpo.seed"), "learning_rate": rate, BASE.name: base}
-        keys.keep("loss_fn.reference_policy_kl_penalty", "grpo.seed")
+        options = {"model": path, "seed": keys.count("grpo.seed"), "learning_rate": rate}
+        keys.keep(PENALTY)
+        for path in ("grpo.seed", "grpo.max_num_steps"):  # what launches write otherwise
+            keys.keep_unless(path, None)
         return Reading(
             knobs=knobs,
             model_file=path or "",
@@ -273,15 +377,58 @@ class NemoRl(PostTrainer):
         return StepMetrics(step_time_s=float(found[1])) if found else None
 
 
-def _tokens(keys: KeyReader, path: str, length: int | None, sequences: int) -> int | None:
-    """Tokens of a packed micro-batch: a number, or as its examples write it, the longest sequence times the micro-batch."""
-    found = keys.find(path)
-    if isinstance(found, str) and found.startswith("${mul:") and length:
-        found = length * sequences
-    if not isinstance(found, int):
-        return None
-    keys.drop(path)
+def bases_of(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """The files that a configuration starts from, the last of which counts most."""
+    named = document.get("defaults")
+    named = named if isinstance(named, list) else [named]
+    return tuple(each for each in named if isinstance(each, str) and each.endswith((".yaml", ".yml")))
+
+
+def _beside(name: str, base: str) -> str:
+    """The name of a base, by the name of the file that starts from it."""
+    return os.path.normpath(os.path.join(os.path.dirname(name), base))
+
+
+def with_bases(files: Mapping[str, str], name: str, text_of: Callable[[str], str | None]) -> dict[str, str]:
+    """The files with those that the file of that name starts from. `text_of`: the text of a file, None where it is not there."""
+    found = dict(files)
+    for base in bases_of(parse_document(name, found[name])):
+        inner = _beside(name, base)
+        if inner not in found and (text := text_of(inner)) is not None:
+            found = with_bases({**found, inner: text}, inner, text_of)
     return found
+
+
+def _inherited(
+    document: Mapping[str, Any], name: str, files: Mapping[str, str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(what the files say that a configuration starts from, the names of those that are not there)"""
+    whole: dict[str, Any] = {}
+    missing: tuple[str, ...] = ()
+    for base in bases_of(document):
+        inner = _beside(name, base)
+        if inner in files:
+            own = parse_document(inner, files[inner])
+            below, lost = _inherited(own, inner, {key: text for key, text in files.items() if key != inner})
+            whole, missing = merged(merged(whole, below), own), (*missing, *lost)
+        elif PurePosixPath(base).name == PurePosixPath(BASE.default).name:
+            whole = merged(whole, nested(DEFAULTS))
+        else:
+            missing += (base,)
+    return whole, missing
+
+
+def _resolved(document: Mapping[str, Any], path: str, depth: int = 8) -> Any:
+    """The value, with what it refers to: `${policy.precision}`, and products such as `${mul:${policy.max_total_sequence_length}, 4}`."""
+    value: Any = document
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if not isinstance(value, str) or "${" not in value or not depth:
+        return value
+    plain = _REFERENCE.sub(lambda found: str(_resolved(document, found[1], depth - 1)), value)
+    if product := _PRODUCT.fullmatch(plain):
+        return int(product[1]) * int(product[2])
+    return int(plain) if plain.isdecimal() else plain
 
 
 TRAINER = NemoRl()

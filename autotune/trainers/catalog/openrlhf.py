@@ -1,12 +1,15 @@
 """OpenRLHF: the flags of `openrlhf.cli.train_ppo_ray`, which trains by DeepSpeed and generates by vLLM.
 
-Names are those of openrlhf 0.11.2 (cli/train_ppo_ray.py): `--train.micro_batch_size`, `--vllm.num_engines` and the like. `micro_batch_tokens` is `--train.max_tokens_per_gpu` with
-`--train.dynamic_batch_enable`. A launch has no file: its settings are further flags.
+Names and defaults are those of openrlhf 0.11.2 (cli/train_ppo_ray.py): `--train.micro_batch_size`, `--vllm.num_engines` and the like. `micro_batch_tokens` is
+`--train.max_tokens_per_gpu` with `--train.dynamic_batch_enable`. A launch has no file: its settings are further flags.
+
+Releases before 0.11 have other names for the same (`OLD`: cli/train_ppo_ray.py of v0.10.4, and of v0.9.10 where that differs); a launch keeps to the names that it has today.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -16,20 +19,77 @@ from autotune.trainers.base.effective import effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.base.trainer import needs
+from autotune.trainers.base.trainer_option import Option, Reach
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.post_training.trainer import PostTrainer, fitted, grid, mini_batches, nested, rl_value
+from autotune.trainers.post_training.programs import USUAL
+from autotune.trainers.post_training.trainer import OPTIONS, PostTrainer, fitted, flags_of, grid, mini_batches, rl_value
 from autotune.trainers.present_configuration import (
     SETTINGS,
     KeyReader,
     PresentConfiguration,
     Reading,
-    dotted,
+    flat,
     merged,
-    options_of,
+    nested,
 )
 
 PROGRAM = "openrlhf.cli.train_ppo_ray"
 ESTIMATORS = {"ppo": "gae", "grpo": "group_norm", "dapo": "group_norm"}
+KL = "algo.kl.init_coef"
+ROLES = ("actor", "ref", "critic")
+DEFAULTS: Mapping[str, Any] = {
+    "actor.adam.lr": 1e-6,
+    "actor.num_gpus_per_node": 8,
+    "actor.num_nodes": 1,
+    "algo.advantage.estimator": "gae",
+    KL: 0.01,
+    "critic.num_gpus_per_node": 8,
+    "critic.num_nodes": 1,
+    "data.max_len": 2048,
+    "ds.param_dtype": "bf16",
+    "ds.ring_attn_size": 1,
+    "ds.tensor_parallel_size": 1,
+    "ds.zero_stage": 2,
+    "ref.num_gpus_per_node": 8,
+    "ref.num_nodes": 1,
+    "rollout.batch_size": 1024,
+    "rollout.max_new_tokens": False,
+    "rollout.micro_batch_size": 1,
+    "rollout.n_samples_per_prompt": 1,
+    "train.async_queue_size": 1,
+    "train.batch_size": 128,
+    "train.max_epochs": 1,
+    "train.max_tokens_per_gpu": 16192,
+    "train.micro_batch_size": 1,
+    "train.seed": 42,
+    "vllm.gpu_memory_utilization": 0.95,
+    "vllm.tensor_parallel_size": 1,
+}
+"""what is read; false: no flag, and the program decides for each sample"""
+FLAGS = Option(
+    name="flags",
+    meaning="release whose names of flags a launch has; 0.9: before 0.10",
+    default="0.11",
+    choices=("0.11", "0.10", "0.9"),
+    reach=Reach.NOTHING,
+)
+OLD: Mapping[str, str] = {
+    **{f"{role}.{key}": f"{role}_{key}" for role in ROLES for key in ("num_nodes", "num_gpus_per_node")},
+    **{f"vllm.{key}": f"vllm_{key}" for key in ("num_engines", "tensor_parallel_size", "enable_sleep", "gpu_memory_utilization")},
+    "train.colocate_all": "colocate_all_models", "train.colocate_actor_ref": "colocate_actor_ref", "ds.enable_sleep": "deepspeed_enable_sleep",
+    "ds.zero_stage": "zero_stage", "ds.tensor_parallel_size": "ds_tensor_parallel_size", "ds.ring_attn_size": "ring_attn_size", "ds.adam_offload": "adam_offload",
+    "ds.param_dtype": "param_dtype", "ds.packing_samples": "packing_samples", "actor.gradient_checkpointing_enable": "gradient_checkpointing",
+    "actor.model_name_or_path": "pretrain", "actor.adam.lr": "actor_learning_rate", "algo.advantage.estimator": "advantage_estimator", KL: "init_kl_coef",
+    "rollout.batch_size": "rollout_batch_size", "rollout.n_samples_per_prompt": "n_samples_per_prompt", "rollout.micro_batch_size": "micro_rollout_batch_size",
+    "rollout.max_new_tokens": "max_new_tokens", "rollout.max_tokens_per_gpu": "rollout_max_tokens_per_gpu", "data.max_len": "max_len",
+    "train.batch_size": "train_batch_size", "train.micro_batch_size": "micro_train_batch_size", "train.max_epochs": "max_epochs", "train.seed": "seed",
+    "train.dynamic_batch_enable": "use_dynamic_batch", "train.max_tokens_per_gpu": "train_max_tokens_per_gpu", "train.async_enable": "async_train",
+    "train.async_queue_size": "async_queue_size", "logger.logging_steps": "logging_steps",
+}  # fmt: skip
+"""the names of 0.10 for those of 0.11, of the flags that are read or written"""
+OLDER: Mapping[str, str] = {"rollout.max_new_tokens": "generate_max_len", "ds.param_dtype": "", "data.max_len": ""}
+"""what was otherwise before 0.10; empty: no flag that a launch writes"""
+OF_OLDER = frozenset({"generate_max_len", "prompt_max_len", "bf16", "flash_attn"})
 
 
 class OpenRlhf(PostTrainer):
@@ -70,6 +130,8 @@ class OpenRlhf(PostTrainer):
         "virtual_stages": "it has no pipeline: pp above 1 is refused",
     }
     recognized_by = (PROGRAM,)
+    defaults = DEFAULTS
+    options = (*OPTIONS, FLAGS)
     step_marks = ("Global step",)
     settings_file = "flags.yaml"
 
@@ -105,20 +167,25 @@ class OpenRlhf(PostTrainer):
 
     def command(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> tuple[str, ...]:
         """The program; its flags follow."""
-        return ("python3", "-m", PROGRAM)
+        return USUAL[self.name]
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """One command, flags by flags."""
         assert workload.rl is not None  # refused by find_limits
         c = effective(config)
         needs(options, "model", "it starts from existing weights")
-        document = merged(nested(self.document(workload, workload.rl, c, options)), options[SETTINGS.name])
+        names = names_of(options[FLAGS.name])
+        document = {
+            names.get(path, path): value for path, value in self.document(workload, workload.rl, c, options).items()
+        }
+        document.pop("", None)
+        document = merged(nested(document), options[SETTINGS.name])
         notes = (
             ("start Ray on all nodes first (`ray start`), then this command on the head node only",)
             if workload.cluster.num_nodes > 1
             else ()
         )
-        return Launch(argv=(*self.command(workload, workload.rl, c), *_flags(document)), notes=notes)
+        return Launch(argv=(*self.started(workload, c, options), *_flags(document)), notes=notes)
 
     def document(
         self, workload: Workload, rl: PostTraining, c: ParallelConfig, options: Mapping[str, Any]
@@ -147,7 +214,6 @@ class OpenRlhf(PostTrainer):
             "actor.model_name_or_path": options["model"],
             "actor.adam.lr": options["learning_rate"],
             "algo.advantage.estimator": ESTIMATORS[rl.algorithm],
-            "algo.kl.use_loss": rl.reference,
             "rollout.batch_size": rl.prompts,
             "rollout.n_samples_per_prompt": rl.responses,
             "rollout.micro_batch_size": c.micro_batch_size,
@@ -161,7 +227,7 @@ class OpenRlhf(PostTrainer):
             "logger.logging_steps": 1,
         }
         if not rl.reference:
-            found["algo.kl.init_coef"] = 0
+            found[KL] = 0
         if tokens:
             found |= {"train.max_tokens_per_gpu": tokens, "rollout.max_tokens_per_gpu": before or tokens}
         if rl.rollout is not None and rl.rollout.memory_fraction:
@@ -171,34 +237,56 @@ class OpenRlhf(PostTrainer):
         return found
 
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
-        """More flags."""
-        return replace(launch, argv=(*launch.argv, *_flags(settings)))
+        """They are among its flags already, in the place of others of their name."""
+        return launch
 
     def present_of(self, settings: Mapping[str, Any]) -> PresentConfiguration:
         """Flags alone."""
         return PresentConfiguration(argv=_flags(settings))
 
     def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
-        """The flags of its command."""
+        """The flags of its command, by the names of 0.11."""
         words = self.words(present)
         own = words[words.index(PROGRAM) + 1 :] if PROGRAM in words else words  # those before are `ray job submit`'s
-        flags = {name: _typed(value) for name, value in options_of(own)}
-        return "command", nested(flags)
+        flags = flags_of(own)
+        new = {old: path for path, old in names_of(_release(flags)).items() if old}
+        return "command", nested({new.get(name, name): value for name, value in flags.items()})
+
+    def read_config(self, present: PresentConfiguration) -> Reading:
+        """The flags, and whose names they have."""
+        words = self.words(present)
+        release = _release(flags_of(words))
+        found = super().read_config(replace(present, argv=words))
+        kept = {**found.options, FLAGS.name: release}
+        if release == FLAGS.default:
+            return replace(found, options=kept)
+        names = names_of(release)
+        settings = {names.get(path, path): value for path, value in flat(found.settings)}
+        return replace(found, options=kept, settings=nested(settings))
 
     def read_keys(self, keys: KeyReader) -> Reading:
         """Its flags."""
-        keys.drop("logger.logging_steps", "train.colocate_all", "train.colocate_actor_ref", "vllm.enable_sleep", "ds.packing_samples", "rollout.micro_batch_size",
-                  *(f"{role}.num_{what}" for role in ("ref", "critic") for what in ("nodes", "gpus_per_node")))  # fmt: skip
-        nodes, per_node = keys.count("actor.num_nodes") or 1, keys.count("actor.num_gpus_per_node")
-        ranks = None if per_node is None else nodes * per_node
-        whole = bool(keys.find("train.colocate_all"))
-        engines, degree = keys.count("vllm.num_engines") or 0, keys.count("vllm.tensor_parallel_size") or 1
-        cp = keys.count("ds.ring_attn_size") or 1
-        stage = keys.count("ds.zero_stage")
+        keys.drop("logger.logging_steps", "vllm.enable_sleep")
+        whole, with_reference = keys.flag("train.colocate_all"), keys.flag("train.colocate_actor_ref")
+        estimator, penalty = keys.text("algo.advantage.estimator"), keys.number(KL)
+        gpus = {
+            role: _product(keys.count(f"{role}.num_{what}") for what in ("nodes", "gpus_per_node")) for role in ROLES
+        }
+        beside = {"ref": bool(penalty) and not with_reference, "critic": estimator == "gae"}
+        apart = {} if whole else {role: gpus[role] for role, has_own in beside.items() if has_own}
+        keys.keep(*(f"{role}.num_{what}" for role in apart for what in ("nodes", "gpus_per_node")))
+        keys.remarks.extend(
+            f"the {role} model has {count} GPUs of its own, which exports keep; plans treat it as on the policy's"
+            for role, count in apart.items()
+        )
+        ranks, degree = gpus["actor"], keys.count("vllm.tensor_parallel_size")
+        engines, cp = keys.count("vllm.num_engines") or 0, keys.count("ds.ring_attn_size")
         dynamic, sequences = keys.flag("train.dynamic_batch_enable"), keys.count("train.micro_batch_size") or 1
+        keys.keep_unless("rollout.micro_batch_size", 1 if dynamic else sequences)
+        packs = keys.flag("ds.packing_samples") or dynamic or (cp or 1) > 1  # the latter two switch it on
         knobs: dict[str, Any] = {
-            "tp": keys.count("ds.tensor_parallel_size") or 1, "cp": cp, "zero_stage": 2 if stage is None else stage, "micro_batch_size": 1 if dynamic else sequences,
-            "precision": keys.text("ds.param_dtype") or "bf16", "recompute": "full" if keys.flag("actor.gradient_checkpointing_enable") else "none",
+            "tp": keys.count("ds.tensor_parallel_size"), "cp": cp, "zero_stage": keys.count("ds.zero_stage"), "micro_batch_size": 1 if dynamic else sequences,
+            "precision": keys.text("ds.param_dtype"), "recompute": "full" if keys.flag("actor.gradient_checkpointing_enable") else "none",
             "offload": "optimizer" if keys.flag("ds.adam_offload") else "none",
         }  # fmt: skip
         batch = keys.count("train.batch_size")
@@ -206,27 +294,31 @@ class OpenRlhf(PostTrainer):
         prompts, responses = keys.count("rollout.batch_size"), keys.count("rollout.n_samples_per_prompt") or 1
         tokens, before = keys.count("train.max_tokens_per_gpu"), keys.count("rollout.max_tokens_per_gpu")
         stale, overlaps = keys.count("train.async_queue_size"), keys.flag("train.async_enable")
-        placement = None
-        if not whole and engines and ranks:
-            placement = (
-                {"async": [ranks, engines * degree], "staleness": stale or 1}
-                if overlaps
-                else {"split": [ranks, engines * degree]}
-            )
-        estimator = keys.text("algo.advantage.estimator") or "gae"
+        placement: dict[str, Any] | None = None
+        if (overlaps or not whole) and engines and ranks and degree:
+            both = [ranks + sum(apart.values()), engines * degree]
+            placement = {"async": both, "staleness": stale or 1} if overlaps else {"split": both}
         sleeps = keys.flag("ds.enable_sleep")
-        length, response = keys.count("data.max_len"), keys.count("rollout.max_new_tokens")
+        length, response = keys.count("data.max_len"), None
+        if keys.keep_unless("rollout.max_new_tokens", None):  # else a response may be as long as its prompt leaves room
+            response = keys.count("rollout.max_new_tokens")
+        prompt = length - response if length and response and length > response else None
+        if (older := keys.count("prompt_max_len")) is not None:  # before 0.10, which has no `max_len`
+            keys.keep("prompt_max_len")
+            prompt, length = older, older + (response or 0)
         rl = {
             "algorithm": "ppo" if estimator == "gae" else "grpo", "prompts": prompts, "responses": responses, "engine": "deepspeed", "placement": placement,
             "mini_batches": mini_batches(prompts, responses, batch),
-            "epochs": keys.count("train.max_epochs"), "reference": keys.flag("algo.kl.use_loss"), "phase_offload": "all" if sleeps else None,
+            "epochs": keys.count("train.max_epochs"), "reference": bool(penalty), "phase_offload": "all" if sleeps else None,
+            "padded": None if packs else True,
             "micro_batch_tokens": tokens if dynamic else None, "log_prob_micro_batch_tokens": before if dynamic else None,
-            "prompt_lengths": length - response if length and response and length > response else None, "response_lengths": response,
+            "prompt_lengths": prompt, "response_lengths": response,
         }  # fmt: skip
         rollout = {"tp": degree, "memory_fraction": keys.number("vllm.gpu_memory_utilization")}
         path = keys.text("actor.model_name_or_path")
         options = {"model": path, "learning_rate": keys.number("actor.adam.lr"), "seed": keys.count("train.seed")}
-        keys.keep("train.seed")
+        keys.keep(KL)
+        keys.keep_unless("train.seed", None)
         return Reading(
             knobs=knobs,
             model_file=path or "",
@@ -238,28 +330,29 @@ class OpenRlhf(PostTrainer):
         )
 
 
+def names_of(release: str) -> Mapping[str, str]:
+    """The names of a release for those of 0.11."""
+    return {} if release == FLAGS.default else OLD if release == "0.10" else {**OLD, **OLDER}
+
+
+def _release(flags: Iterable[str]) -> str:
+    """Whose names the flags have, by those that another release has not."""
+    given = set(flags)
+    return "0.9" if given & OF_OLDER else "0.10" if given & set(OLD.values()) else FLAGS.default
+
+
+def _product(counts: Iterable[int | None]) -> int:
+    return math.prod(count or 1 for count in counts)
+
+
 def _flags(document: Mapping[str, Any]) -> tuple[str, ...]:
     """`--a.b value` for each value; true is a flag without one, false none."""
     found: list[str] = []
-    for path in dotted(document):
-        value: Any = document
-        for key in path.split("."):
-            value = value[key]
+    for path, value in flat(document):
         if value is not False:
-            found += [f"--{path}"] if value is True else [f"--{path}", str(value)]
+            values = () if value is True else value if isinstance(value, list) else (value,)
+            found += [f"--{path}", *map(str, values)]
     return tuple(found)
-
-
-def _typed(text: str) -> Any:
-    """A flag's value as a number where it is one; a flag without a value is on."""
-    if not text:
-        return True
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 TRAINER = OpenRlhf()

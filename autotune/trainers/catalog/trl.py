@@ -4,7 +4,8 @@
     steps_per_generation            micro-batches per rank between two generations: accumulation times mini-batches
     num_iterations                  passes over them
 
-Names are those of GRPOConfig in trl 1.16 and transformers 5. ZeRO 0 is DDP, ZeRO 3 FSDP2, ZeRO 2 FSDP2 that keeps weights gathered. Without vLLM the ranks generate by transformers.
+Names and defaults are those of GRPOConfig in trl 1.16.0 (trainer/grpo_config.py, base_config.py) and of TrainingArguments in transformers 5; a command's flags count over the file
+(cli/commands/training.py). ZeRO 0 is DDP, ZeRO 3 FSDP2, ZeRO 2 FSDP2 that keeps weights gathered. Without vLLM the ranks generate by transformers.
 """
 
 from __future__ import annotations
@@ -23,8 +24,44 @@ from autotune.trainers.launch_files import FOLDER
 from autotune.trainers.logs.formats import parse_loss_dictionary
 from autotune.trainers.logs.step_metrics import StepMetrics
 from autotune.trainers.post_training.logs import step_metrics_of
-from autotune.trainers.post_training.trainer import PostTrainer, grid, rl_value
-from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, completed
+from autotune.trainers.post_training.programs import USUAL, program_of
+from autotune.trainers.post_training.trainer import PostTrainer, flags_of, grid, rl_value
+from autotune.trainers.present_configuration import (
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    completed,
+    merged,
+    parse_document,
+)
+
+DEFAULTS: Mapping[str, Any] = {
+    "beta": 0.0,
+    "gradient_accumulation_steps": 1,
+    "gradient_checkpointing": True,
+    "learning_rate": 1e-6,
+    "logging_steps": 10,
+    "loss_type": "dapo",
+    "max_completion_length": 512,
+    "max_steps": -1,
+    "num_generations": 8,
+    "num_iterations": 1,
+    "output_dir": "trainer_output",
+    "per_device_train_batch_size": 8,
+    "save_strategy": "steps",
+    "seed": 42,
+    "use_vllm": False,
+    "vllm_gpu_memory_utilization": 0.3,
+    "vllm_mode": "colocate",
+    "vllm_tensor_parallel_size": 1,
+}
+ACCELERATE: Mapping[str, tuple[int, int]] = {
+    **{f"zero{stage}": (stage, 8) for stage in (1, 2, 3)},
+    **{f"fsdp{version}": (3, 8) for version in (1, 2)},
+    "multi_gpu": (0, 8),
+    "single_gpu": (0, 1),
+}
+"""(ZeRO stage, ranks) of what `--accelerate_config` names (trl/accelerate_configs)"""
 
 
 class Trl(PostTrainer):
@@ -56,7 +93,8 @@ class Trl(PostTrainer):
         "virtual_stages": "it has no pipeline: pp above 1 is refused",
         "sequence_parallel": "it has no tensor parallelism: tp above 1 is refused",
     }
-    recognized_by = ("num_generations", "steps_per_generation", "max_completion_length")
+    recognized_by = ("per_device_train_batch_size", "num_generations", "steps_per_generation", "max_completion_length")
+    defaults = DEFAULTS
     settings_file = "grpo.yaml"
     watching = (
         "output_dir", "max_steps", "num_train_epochs", "logging_*", "save_*", "load_best_model_at_end", "eval_*", "do_eval", "report_to", "run_name", "push_to_hub", "hub_*",
@@ -104,7 +142,7 @@ class Trl(PostTrainer):
 
     def command(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> tuple[str, ...]:
         """`trl grpo`, which starts the ranks by Accelerate."""
-        start = ("trl", "grpo", "--config", f"{FOLDER}/{self.settings_file}", "--num_processes", str(c.world_size))
+        start = (*USUAL[self.name], "--config", f"{FOLDER}/{self.settings_file}", "--num_processes", str(c.world_size))
         nodes, _ = grid(workload, c.world_size)
         return (*start, "--num_machines", str(nodes)) if nodes > 1 else start
 
@@ -150,65 +188,93 @@ class Trl(PostTrainer):
         return found
 
     def read_config(self, present: PresentConfiguration) -> Reading:
-        """The file, and the ranks of the command."""
+        """The file, and the ranks: of file or command, else all of a cluster."""
         found = super().read_config(present)
-        ranks = present.option("num_processes") or present.option("num-processes")
-        knobs = completed(found.knobs, ranks=int(ranks) if ranks and ranks.isdecimal() else None)
-        micro, steps, responses = (
-            knobs.get("micro_batch_size"),
-            found.rl.get("steps_per_generation"),
-            found.rl.get("responses"),
-        )
-        rl = {name: value for name, value in found.rl.items() if name != "steps_per_generation"}
-        if micro and steps and responses and "dp" in knobs:
-            rl["prompts"] = max(micro * steps * knobs["dp"] // responses, 1)
-        batch = (
-            None
-            if not {"micro_batch_size", "accumulation_steps", "dp"} <= knobs.keys()
-            else knobs["micro_batch_size"] * knobs["accumulation_steps"] * knobs["dp"]
-        )
-        # transformers saves every 500 steps unless it is told otherwise; trials never save
-        saves = {} if "save_strategy" in found.settings else {"save_strategy": "steps"}
-        return replace(found, knobs=knobs, global_batch_size=batch, rl=rl, settings={**saves, **found.settings})
+        knobs = completed(found.knobs, ranks=found.knobs.get("dp") or present.ranks_of_cluster)
+        rl = {name: value for name, value in found.rl.items() if name not in ("steps", "sequences")}
+        micro, accumulation, ranks = knobs["micro_batch_size"], knobs["accumulation_steps"], knobs.get("dp")
+        batch, sequences = None, found.rl.get("sequences")  # of a step; else so many micro-batches of each rank
+        if ranks:
+            batch, sequences = micro * accumulation * ranks, sequences or micro * found.rl["steps"] * ranks
+            rl |= {"prompts": max(sequences // rl["responses"], 1), "mini_batches": max(sequences // batch, 1)}
+        return replace(found, knobs=knobs, global_batch_size=batch, rl=rl)
+
+    def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
+        """The file, over which the flags of the command count."""
+        words = self.words(present)
+        program = program_of(words)
+        flags = flags_of(words[program.end :] if program else words)
+        named = flags.pop("config", "")
+        name = next((name for name in present.files if name.endswith((".yaml", ".yml"))), "")
+        if not name and not flags:
+            name, _ = present.named(".yaml", ".yml")
+        document = parse_document(name, present.files[name]) if name else {}
+        told = {key: {"true": True, "false": False}.get(str(value).lower(), value) for key, value in flags.items()}
+        return name or named or "the command", merged(document, told)
 
     def read_keys(self, keys: KeyReader) -> Reading:
         """GRPOConfig."""
         keys.drop(
             "use_cpu",
-            "use_vllm",
-            "vllm_mode",
+            "num_machines",
             "fsdp_config.version",
             "fsdp_config.transformer_layer_cls_to_wrap",
             "fsdp_config.auto_wrap_policy",
         )
-        flags = {word: keys.flag(word) for word in ("bf16", "fp16", "tf32")}
+        flags = {word: keys.flag(word) for word in ("fp16", "bf16", "tf32")}
+        flags["bf16"] = not flags["fp16"] if flags["bf16"] is None else flags["bf16"]
         shards, kept = keys.find("fsdp"), keys.flag("fsdp_config.reshard_after_forward")
+        launcher = keys.text("accelerate_config")
+        stage, usual_ranks = ACCELERATE.get(launcher or "", (0, None))
         keys.drop("fsdp")
-        accumulation = keys.count("gradient_accumulation_steps") or 1
+        if shards:
+            stage = 2 if kept is False or "grad_op" in str(shards) else 3
+        if launcher or keys.find("deepspeed"):
+            what = f"accelerate_config={launcher}" if launcher else "deepspeed"
+            known = "" if launcher in ACCELERATE else ", and what it says was not read"
+            keys.remarks.append(f"{keys.name}: {what}: exports shard by FSDP2 or not at all{known}")
+            keys.drop("deepspeed")
+        processes = keys.count("num_processes") or usual_ranks  # those of all machines
+        accumulation = keys.count("gradient_accumulation_steps")
         steps = keys.count("steps_per_generation") or accumulation
-        beta, response = keys.number("beta"), keys.count("max_completion_length")
+        beta, response, loss = keys.number("beta"), keys.count("max_completion_length"), keys.text("loss_type")
+        algorithm = "dapo" if loss == "dapo" else "grpo"
+        keys.keep_unless("loss_type", algorithm)
+        generates_by_vllm = keys.keep_unless("use_vllm", True)
+        is_server = keys.keep_unless("vllm_mode", "colocate") == "server" and generates_by_vllm
+        if is_server:
+            keys.remarks.append(
+                f"{keys.name}: vllm_mode=server: the GPUs of the server are not among those of the launch, and a trial needs it to run; "
+                "plans count its speed alone"
+            )
         knobs = {
-            "micro_batch_size": keys.count("per_device_train_batch_size") or 8,
+            "dp": processes,
+            "micro_batch_size": keys.count("per_device_train_batch_size"),
             "accumulation_steps": accumulation,
             "precision": next((word for word, on in flags.items() if on), "fp32"),
             "recompute": "full" if keys.flag("gradient_checkpointing") else "none",
             "compile": keys.flag("torch_compile") or False,
-            "zero_stage": 0 if not shards else 2 if kept is False or "grad_op" in str(shards) else 3,
+            "zero_stage": stage,
         }
         rl = {
-            "algorithm": {"dapo": "dapo"}.get(keys.text("loss_type") or "", "grpo"), "responses": keys.count("num_generations") or 8,
-            "mini_batches": max(steps // accumulation, 1), "epochs": keys.count("num_iterations"), "reference": None if beta is None else beta > 0,
-            "response_lengths": response, "steps_per_generation": steps,
+            "algorithm": algorithm, "responses": keys.count("num_generations"), "epochs": keys.count("num_iterations"), "reference": bool(beta),
+            "response_lengths": response, "steps": steps, "sequences": keys.count("generation_batch_size"),
         }  # fmt: skip
-        rollout = {
-            "tp": keys.count("vllm_tensor_parallel_size"),
-            "memory_fraction": keys.number("vllm_gpu_memory_utilization"),
-        }
+        tp, share = keys.count("vllm_tensor_parallel_size"), keys.number("vllm_gpu_memory_utilization")
+        rollout = {"tp": tp, "memory_fraction": share} if generates_by_vllm and not is_server else {"tp": 1}
         path = keys.text("model_name_or_path")
         options = {"model": path, "learning_rate": keys.number("learning_rate"), "seed": keys.count("seed")}
-        keys.keep("beta", "seed")
+        keys.keep("beta")
+        for path in (
+            "seed",
+            "logging_steps",
+            "max_steps",
+            "output_dir",
+            "save_strategy",
+        ):  # what launches write otherwise
+            keys.keep_unless(path, None)
         return Reading(
-            knobs=knobs,
+            knobs={name: value for name, value in knobs.items() if value is not None},
             model_file=path or "",
             options=options,
             rl=rl,

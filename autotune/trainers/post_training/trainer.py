@@ -10,6 +10,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import dropwhile
 from typing import Any, ClassVar
 
 from autotune.spec import KNOBS, ParallelConfig, Workload
@@ -19,9 +20,10 @@ from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.trainer import Trainer, needs
 from autotune.trainers.base.trainer_option import PYTHON, SHARED_OPTIONS, Option, Reach
 from autotune.trainers.documents.file_formats import to_yaml
-from autotune.trainers.launch_files import Launch
+from autotune.trainers.launch_files import INTERPRETER, Launch
 from autotune.trainers.logs.step_metrics import StepMetrics
 from autotune.trainers.post_training.logs import step_metrics_of
+from autotune.trainers.post_training.programs import USUAL, program_of
 from autotune.trainers.present_configuration import (
     SETTINGS,
     KeyReader,
@@ -29,6 +31,7 @@ from autotune.trainers.present_configuration import (
     Reading,
     completed,
     merged,
+    nested,
     parse_document,
 )
 from autotune.trainers.readers.shell_words import commands_of
@@ -40,8 +43,20 @@ MODEL = Option(
     is_path=True,
     reach=Reach.FILE,
 )
-_TAKEN = ("nearest", "steps", "learning_rate", "seed")
-OPTIONS = (*(option for option in SHARED_OPTIONS if option.name in _TAKEN), PYTHON, MODEL, SETTINGS)
+LEARNING_RATE = Option(
+    name="learning_rate", meaning="peak learning rate; default: the program's", default=1e-6, reach=Reach.NOTHING
+)
+START = Option(
+    name="start",
+    meaning="words that start the program, where they are not the usual ones: [uv, run, examples/run_grpo.py]",
+    default=(),
+    reach=Reach.PROGRAM,
+)
+_TAKEN = ("nearest", "steps", "seed")
+OPTIONS = (
+    *(option for option in SHARED_OPTIONS if option.name in _TAKEN),
+    *(LEARNING_RATE, PYTHON, MODEL, START, SETTINGS),
+)
 
 
 class PostTrainer(Trainer):
@@ -116,12 +131,33 @@ class PostTrainer(Trainer):
         notes = []
         if workload.cluster.num_nodes > 1:
             notes.append("start Ray on all nodes first (`ray start`), then this command on the head node only")
-        return Launch(argv=self.command(workload, workload.rl, c), files=files, notes=tuple(notes))
+        return Launch(argv=self.started(workload, c, options), files=files, notes=tuple(notes))
+
+    def started(self, workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """The command, by the words that start the program today."""
+        assert workload.rl is not None
+        argv = self.command(workload, workload.rl, c)
+        return (*options[START.name], *argv[len(USUAL[self.name]) :]) if options[START.name] else argv
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """Its file, with the overrides of its command."""
         name, document = self.present_document(present)
-        keys = KeyReader(document, name, self.defaults_of(document))
+        found = self.read_document(name, document, self.defaults_of(document))
+        return replace(found, options={**found.options, START.name: self.start_of(present.argv)})
+
+    def start_of(self, argv: Sequence[str]) -> tuple[str, ...] | None:
+        """The words that start its program, where they are not the usual ones."""
+        if (program := program_of(argv)) is None:
+            return None
+        words = argv[: program.end]
+        before = len(words) - words[::-1].index("--") if "--" in words else 0
+        start, usual = tuple(dropwhile(re.compile(r"\w+=").match, words[before:])), USUAL[self.name]
+        alike = bool(INTERPRETER.fullmatch(start[0])) == bool(INTERPRETER.fullmatch(usual[0]))
+        return None if start[1:] == usual[1:] and alike else start
+
+    def read_document(self, name: str, document: Mapping[str, Any], defaults: Mapping[str, Any]) -> Reading:
+        """What a document says, over the program's defaults."""
+        keys = KeyReader(document, name, defaults)
         found = self.read_keys(keys)
         left = {key: value for key, value in keys.left.items() if value is not None}
         left = {key: with_environment(value) for key, value in left.items()} if self.resolves else left
@@ -163,23 +199,6 @@ def with_environment(value: Any) -> Any:
     return value
 
 
-def nested(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted paths as mappings of mappings; a None is left out."""
-    found: dict[str, Any] = {}
-    for path, value in document.items():
-        if value is None:
-            continue
-        inner: dict[str, Any] = {}
-        node = inner
-        *outer, last = path.split(".")
-        for key in outer:
-            node[key] = {}
-            node = node[key]
-        node[last] = value
-        found = merged(found, inner)
-    return found
-
-
 def overrides(argv: tuple[str, ...]) -> dict[str, Any]:
     """Overrides of Hydra's kind among the words of a command: `a.b=1`, `+a.b=true`, `++a.b=x`."""
     import yaml  # imported here because it is slow to import
@@ -194,6 +213,32 @@ def overrides(argv: tuple[str, ...]) -> dict[str, Any]:
         except yaml.YAMLError:
             found[path] = text
     return found
+
+
+def flags_of(words: Sequence[str]) -> dict[str, Any]:
+    """The values of a command's flags: `--name`, `--name value`, `--name=value`, `--name low high`. A number is one where it reads the same again."""
+    found: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            name, sign, value = word[2:].partition("=")
+            values = [value] if sign else []
+            found[name] = values
+        else:
+            values.append(word)
+    return {
+        name: True if not told else _typed(told[0]) if len(told) == 1 else [*map(_typed, told)]
+        for name, told in found.items()
+    }
+
+
+def _typed(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text) if str(kind(text)) == text else text
+        except ValueError:
+            continue
+    return text
 
 
 def fitted(

@@ -1,0 +1,123 @@
+"""Launches of programs that post-train, as people write them: the words that start the program, its overrides or flags, and the files that it is told.
+
+    uv run examples/run_grpo.py --config grpo.yaml cluster.gpus_per_node=8
+    ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --actor.num_nodes 1
+    trl grpo --config grpo.yaml --num_processes 8
+
+NeMo-RL's files start from others, which are looked for where its program looks for them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.errors import SpecError
+from autotune.onboarding.configuration_files import read_present
+from autotune.onboarding.launch.launch_script import Started, started_by
+from autotune.onboarding.launch.started_program import where_it_runs
+from autotune.trainers.catalog.nemo_rl import BASE, bases_of, with_bases
+from autotune.trainers.post_training.programs import PROGRAMS, UNREAD, USUAL, program_of
+from autotune.trainers.present_configuration import PresentConfiguration, parse_document
+from autotune.trainers.readers.shell_words import commands_of
+
+NEMO_RL = "nemo_rl"
+_OTHER_ALGORITHMS = frozenset({"dpo", "sft", "ppo", "rm", "distillation"})
+_OF_TESTS = re.compile(r"tests/test_suites/(.+)\.sh$")
+"""NeMo-RL's own launches, whose configuration has their name (tests/test_suites/llm/common.env)"""
+
+
+def post_training_launch(text: str, path: Path) -> tuple[str, PresentConfiguration] | None:
+    """(the trainer, what a text of commands tells it); None where it starts no program of post-training. `path`: where the text lies, or would lie.
+
+    Raises `SpecError` for a program whose configuration is not read, and for a file that is not there.
+    """
+    started = started_by(text)
+    for words, _, folder in commands_of(text).commands:
+        if (program := program_of(words)) is None:
+            continue
+        if program.name in UNREAD:
+            raise SpecError(
+                f"{path.name} starts {UNREAD[program.name]}, which autotune does not read",
+                remedy=f"programs of post-training that it reads: {', '.join(PROGRAMS)}",
+                field="FILE",
+            )
+        name = PROGRAMS[program.name]
+        present = PresentConfiguration(argv=words, cwd=_folder(path, started, folder, program.name))
+        return name, _with_files(name, present, path)
+    return None
+
+
+def with_its_bases(present: PresentConfiguration, path: Path) -> PresentConfiguration:
+    """A configuration with the files that it starts from, and NeMo-RL's checkout in which it lies."""
+    if path.suffix not in (".yaml", ".yml"):
+        return present
+    files = with_bases(present.files, path.name, _reader(path.parent)) if _starts_from(present, path) else present.files
+    program = USUAL[NEMO_RL][-1]
+    checkout = next((str(each) for each in path.resolve().parents if (each / program).is_file()), "")
+    return replace(present, files=files, cwd=present.cwd or checkout)
+
+
+def inheriting_trainer(present: PresentConfiguration, path: Path) -> str | None:
+    """NeMo-RL, where a configuration starts from files that say the rest and none of them is of another of its algorithms; None otherwise."""
+    keys = {key for name, text in present.files.items() for key in _document(name, text)}
+    return NEMO_RL if _starts_from(present, path) and "policy" in keys and not keys & _OTHER_ALGORITHMS else None
+
+
+def _starts_from(present: PresentConfiguration, path: Path) -> tuple[str, ...]:
+    return bases_of(_document(path.name, present.files.get(path.name, "")))
+
+
+def _document(name: str, text: str) -> dict[str, object]:
+    with suppress(SpecError):
+        return parse_document(name, text)
+    return {}
+
+
+def _folder(path: Path, started: Started | None, folder: str, program: str) -> str:
+    """Where the program runs: where its file is found, else where the text changes to; empty where that is not known."""
+    file = program if program.endswith(".py") else ""
+    where = where_it_runs(path, started, file)
+    if not where.is_known or (file and not (where.cwd / file).is_file()):
+        return folder if os.path.isabs(folder) and "$" not in folder else str(where.cwd)
+    return str(where.cwd)
+
+
+def _with_files(name: str, present: PresentConfiguration, path: Path) -> PresentConfiguration:
+    """With the file that `--config` names, and those from which that one starts."""
+    told = present.option("config")
+    if name == NEMO_RL:
+        told = told or BASE.default
+        if "$" in told and (of_tests := _OF_TESTS.search(path.resolve().as_posix())):
+            named = f"examples/configs/recipes/{of_tests[1]}.yaml"
+            at = present.argv.index(told)
+            present = replace(present, argv=(*present.argv[:at], named, *present.argv[at + 1 :]))
+            told = named
+    if told is None or name not in (NEMO_RL, "trl"):
+        return present
+    read = _reader(Path(present.cwd))
+    if (text := read(told)) is not None:
+        inner = os.path.normpath(told)
+        files = {inner: text}
+        return replace(present, files=with_bases(files, inner, read) if name == NEMO_RL else files)
+    if name == "trl":
+        raise SpecError(
+            f"{path.name} starts `trl grpo` with {told}, which was not found in {present.cwd}",
+            remedy="give the command where that file is, or the file itself",
+            field="FILE",
+        )
+    return present
+
+
+def _reader(folder: Path) -> Callable[[str], str | None]:
+    def text_of(name: str) -> str | None:
+        file = folder / name
+        with suppress(SpecError, OSError):
+            return read_present(file).files[file.name] if file.is_file() else None
+        return None
+
+    return text_of

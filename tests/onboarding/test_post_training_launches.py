@@ -1,0 +1,248 @@
+"""Launches of programs that post-train, as people write them: what is read, and what an export keeps of it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune import api
+from autotune.errors import SpecError
+from autotune.onboarding.draft import Draft
+from autotune.onboarding.first_spec import command_draft, first_draft
+from autotune.trainers import trainer
+from autotune.trainers.post_training.trainer import PostTrainer
+
+NODE = "h100-sxm-1x8"
+MODEL = "--actor.model_name_or_path meta-llama/Meta-Llama-3-8B"
+OPENRLHF = (
+    f"python3 -m openrlhf.cli.train_ppo_ray {MODEL} --vllm.num_engines 8 --train.colocate_all --train.micro_batch_size 2"
+    " --rollout.batch_size 128 --rollout.n_samples_per_prompt 8 --algo.advantage.estimator group_norm --data.max_len 4096"
+)
+OLD = (
+    "python3 -m openrlhf.cli.train_ppo_ray --actor_num_nodes 1 --actor_num_gpus_per_node 8 --vllm_num_engines 4 --vllm_tensor_parallel_size 2"
+    " --colocate_all_models --pretrain meta-llama/Meta-Llama-3-8B --micro_train_batch_size 8 --train_batch_size 128 --rollout_batch_size 1024"
+    " --micro_rollout_batch_size 16 --prompt_max_len 1024 --generate_max_len 1024 --zero_stage 3 --bf16 --init_kl_coef 0.01 --packing_samples"
+)
+TRL = "model_name_or_path: Qwen/Qwen2.5-7B\nmax_completion_length: 512\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 8\n"
+BASE = """
+grpo: {num_prompts_per_step: 64, num_generations_per_prompt: 8, seed: 7, max_num_steps: 300, async_grpo: {enabled: false}}
+loss_fn: {reference_policy_kl_penalty: 0.02}
+policy:
+  model_name: meta-llama/Meta-Llama-3-8B
+  train_global_batch_size: 512
+  train_micro_batch_size: 2
+  logprob_batch_size: 3
+  max_total_sequence_length: 4096
+  precision: bfloat16
+  dtensor_cfg: {enabled: false}
+  megatron_cfg: {enabled: true, tensor_model_parallel_size: 2, optimizer: {lr: 2.0e-7}}
+  sequence_packing: {enabled: true, train_mb_tokens: "${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}"}
+cluster: {num_nodes: 1, gpus_per_node: 8}
+"""
+
+
+def exported(draft: Draft, folder: Path, **knobs: Any) -> tuple[str, dict[str, Any]]:
+    """The command of an export with what was read, with other knobs where some are given, and its file."""
+    study = api.load_study(draft.document, base=folder)
+    assert study.baseline is not None
+    launch = trainer(study.trainer).launch(
+        study.workload, replace(study.baseline, **knobs), dict(study.trainer_options)
+    )
+    return " ".join(launch.argv), yaml.safe_load(next(iter(launch.files.values()), "{}"))
+
+
+def of_text(text: str, folder: Path, name: str = "run.sh", cluster: str | None = NODE) -> Draft:
+    (folder / name).write_text(text)
+    return first_draft(folder / name, cluster=cluster, folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reference", "has", "has_not"),
+    [
+        ("", True, ["--ref.num_gpus_per_node 8", "--rollout.micro_batch_size 1", "--actor.adam.lr 1e-06", "--train.seed 42"],
+         ["init_coef", "use_loss", "packing_samples", "max_new_tokens"]),
+        ("--algo.kl.init_coef 0.001 --algo.kl.use_loss --rollout.micro_batch_size 2", True, ["--algo.kl.init_coef 0.001", "--algo.kl.use_loss", "--rollout.micro_batch_size"], []),
+        ("--algo.kl.init_coef 0 --ds.packing_samples", False, ["--algo.kl.init_coef 0", "--ds.packing_samples"], ["use_loss"]),
+        ("--actor.eps_clip_low_high 0.2 0.27 --algo.dynamic_filtering_range 0 1 --reward.clip_range -10 10", True,
+         ["--actor.eps_clip_low_high 0.2 0.27", "--algo.dynamic_filtering_range 0 1", "--reward.clip_range -10 10"], []),
+    ],
+)  # fmt: skip
+def test_openrlhf_keeps_what_a_script_says_and_what_it_leaves_to_the_program(
+    flags: str, reference: bool, has: list[str], has_not: list[str], tmp_path: Path
+) -> None:
+    draft = of_text(f"{OPENRLHF} {flags}\n", tmp_path)
+    assert draft.document["rl"]["reference"] is reference
+    assert draft.document["rl"].get("padded", False) is ("packing" not in flags)
+    command, _ = exported(draft, tmp_path)
+    assert [part for part in has if part not in command] == []
+    assert [part for part in has_not if part in command] == []
+
+
+def test_openrlhf_before_0_11_is_read_and_written_by_its_own_names(tmp_path: Path) -> None:
+    draft = of_text(OLD, tmp_path)
+    assert "micro_batch_size=8,accumulation_steps=2" in draft.document["baseline"]
+    assert (draft.document["rl"]["prompts"], draft.document["rl"]["mini_batches"]) == (1024, 8)
+    command, _ = exported(draft, tmp_path, micro_batch_size=4, accumulation_steps=4)
+    words = shlex.split(command)
+    assert not any("." in word for word in words if word.startswith("--"))
+    assert "--micro_train_batch_size 4" in command
+    assert "--micro_rollout_batch_size 16" in command
+    assert "--generate_max_len 1024" in command
+    assert {"--bf16", "--prompt_max_len", "--packing_samples"} <= set(words)
+    assert not {"--param_dtype", "--max_len", "--max_new_tokens"} & set(words)
+    assert len(words) == len(OLD.split()) + sum(
+        1 + (following[:2] != "--") for word, following in zip(words, [*words[1:], "--"], strict=True)
+        if word.startswith("--") and word not in OLD.split()
+    )  # each once  # fmt: skip
+
+
+def test_a_critic_with_gpus_of_its_own_is_said_and_kept(tmp_path: Path) -> None:
+    flags = "--actor.num_gpus_per_node 2 --ref.num_gpus_per_node 2 --critic.num_gpus_per_node 2 --vllm.num_engines 2 --vllm.tensor_parallel_size 2 --train.colocate_actor_ref"
+    draft = of_text(
+        f"python3 -m openrlhf.cli.train_ppo_ray {MODEL} {flags} --ds.packing_samples --train.micro_batch_size 8",
+        tmp_path,
+    )
+    assert draft.document["rl"]["placement"] == {"split": [4, 4]}
+    assert any("critic model has 2 GPUs of its own" in note for note in draft.notes)
+    command, _ = exported(draft, tmp_path)
+    assert "--critic.num_gpus_per_node 2" in command
+    assert "--vllm.num_engines 2" in command
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("", {"loss_type": "dapo", "use_vllm": False, "bf16": True, "gradient_checkpointing": True, "learning_rate": 1e-6, "seed": 42, "max_steps": -1, "num_generations": 8}),
+        ("loss_type: dr_grpo\nuse_vllm: true\nvllm_mode: server\nseed: 3\n", {"loss_type": "dr_grpo", "use_vllm": True, "vllm_mode": "server", "seed": 3}),
+        ("fp16: true\ngradient_checkpointing: false\nloss_type: bnpo\n", {"fp16": True, "bf16": False, "gradient_checkpointing": False, "loss_type": "bnpo"}),
+    ],
+)  # fmt: skip
+def test_trl_keeps_what_a_file_says_and_what_it_leaves_to_the_program(
+    said: str, kept: dict[str, Any], tmp_path: Path
+) -> None:
+    draft = of_text(TRL + said, tmp_path, "grpo.yaml")
+    assert draft.document["rl"]["prompts"] == 4 * 8 * 8 // 8
+    _, written = exported(draft, tmp_path)
+    assert {key: written[key] for key in kept} == kept
+
+
+@pytest.mark.parametrize("command", ["trl grpo --config grpo.yaml --num_processes 4 --bf16 false --reward_funcs a b"])
+def test_flags_of_trl_count_over_its_file(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "grpo.yaml").write_text(TRL + "num_processes: 8\n")
+    monkeypatch.chdir(tmp_path)
+    for draft in (of_text(command, tmp_path), command_draft(shlex.split(command), cluster=NODE, folder=tmp_path)):
+        assert draft.document["baseline"].startswith("dp=4,")
+        assert draft.document["space"]["precision"] == ["fp32"]
+        assert draft.document["trainer"]["settings"]["reward_funcs"] == ["a", "b"]
+    with pytest.raises(SpecError, match=r"other\.yaml, which was not found"):
+        of_text("trl grpo --config other.yaml --num_processes 4", tmp_path)
+
+
+def test_ranks_of_trl_are_its_files_or_the_clusters_or_asked_for(tmp_path: Path) -> None:
+    assert of_text(TRL, tmp_path, "grpo.yaml", "h100-sxm-2x8").document["baseline"].startswith("dp=16,")
+    assert of_text(TRL + "num_processes: 4\n", tmp_path, "grpo.yaml").document["baseline"].startswith("dp=4,")
+    with pytest.raises(SpecError, match="on how many GPUs"):
+        of_text(TRL, tmp_path, "grpo.yaml", None)
+
+
+def test_what_a_base_of_nemo_rl_decides_is_read_and_stays_with_it(tmp_path: Path) -> None:
+    (tmp_path / "bases").mkdir()
+    (tmp_path / "bases" / "base.yaml").write_text(BASE)
+    (tmp_path / "bases" / "inner.yaml").write_text("defaults: base.yaml\npolicy: {train_micro_batch_size: 4}\n")
+    draft = of_text("defaults: [bases/inner.yaml]\npolicy: {tokenizer: {name: x}}\n", tmp_path, "own.yaml")
+    rl = draft.document["rl"]
+    assert (rl["engine"], rl["responses"], rl["reference"], rl["micro_batch_tokens"]) == ("megatron", 8, True, 16384)
+    assert draft.document["baseline"].startswith("tp=2,pp=1,dp=4,")
+    _, written = exported(draft, tmp_path)
+    assert written["defaults"] == str(tmp_path / "bases" / "inner.yaml")
+    assert "loss_fn" not in written
+    assert "logprob_batch_size" not in written["policy"]
+    assert written["grpo"]["seed"] == 7
+    assert written["grpo"]["max_num_steps"] == 300
+    assert written["policy"]["megatron_cfg"]["optimizer"]["lr"] == 2e-7
+
+
+def test_a_base_of_nemo_rl_that_is_not_there_is_named_or_known(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"starts from my_base\.yaml, which was not found"):
+        of_text("defaults: my_base.yaml\npolicy: {model_name: x}\n", tmp_path, "own.yaml")
+    draft = of_text(
+        "defaults: ../../grpo_math_1B.yaml\npolicy: {model_name: meta-llama/Meta-Llama-3-8B, logprob_batch_size: 2}\ncluster: {gpus_per_node: 8}\n",
+        tmp_path, "own.yaml",
+    )  # fmt: skip
+    rl = draft.document["rl"]
+    assert (rl["prompts"], rl["responses"], rl["reference"]) == (32, 16, True)
+    assert (rl["micro_batch_tokens"], rl["log_prob_micro_batch_tokens"]) == (2048, 1024)
+    _, written = exported(draft, tmp_path)
+    assert written["defaults"] == "${oc.env:PWD}/examples/configs/grpo_math_1B.yaml"
+    assert written["policy"]["logprob_batch_size"] == 2
+    assert written["policy"]["optimizer"]["kwargs"]["lr"] == 5e-6
+
+
+def test_dynamic_batches_of_nemo_rl_stay_dynamic(tmp_path: Path) -> None:
+    text = BASE.replace(
+        "  sequence_packing: {enabled: true,",
+        "  dynamic_batching: {enabled: true, train_mb_tokens: 8192}\n  sequence_packing: {enabled: false,",
+    )
+    draft = of_text(text, tmp_path, "own.yaml")
+    assert (draft.document["rl"]["padded"], draft.document["rl"]["micro_batch_tokens"]) == (True, 8192)
+    _, written = exported(draft, tmp_path)
+    assert "defaults" not in written
+    assert written["policy"]["dynamic_batching"] == {
+        "enabled": True,
+        "train_mb_tokens": 8192,
+        "logprob_mb_tokens": 8192,
+    }
+    assert written["policy"]["sequence_packing"]["enabled"] is False
+
+
+@pytest.mark.parametrize("start", ["uv run examples/run_grpo.py", "uv run python examples/run_grpo.py", "python examples/run_grpo.py"])  # fmt: skip
+def test_overrides_of_nemo_rl_count_over_the_file_that_its_command_names(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "examples" / "configs").mkdir(parents=True)
+    (tmp_path / "examples" / "run_grpo.py").write_text("import ray\n")
+    (tmp_path / "examples" / "configs" / "mine.yaml").write_text(BASE)
+    monkeypatch.chdir(tmp_path)
+    command = f"{start} --config examples/configs/mine.yaml policy.train_micro_batch_size=1 grpo.num_generations_per_prompt=16"
+    (tmp_path / "elsewhere").mkdir()
+    for draft in (
+        of_text(command, tmp_path),
+        of_text(f"cd {tmp_path}\n{command}\nuv run tests/dump.py a --output b\n", tmp_path / "elsewhere"),
+        command_draft(shlex.split(command), cluster=NODE, folder=tmp_path),
+    ):
+        assert draft.document["rl"]["micro_batch_tokens"] == 4096
+        assert draft.document["rl"]["mini_batches"] == 2
+        argv, written = exported(draft, tmp_path)
+        assert re.sub("^python3? ", "", argv).startswith(start.removeprefix("python "))
+        assert "=" not in argv
+        assert Path(written["defaults"]) == tmp_path / "examples" / "configs" / "mine.yaml"
+    with pytest.raises(SpecError, match="starts NeMo-RL's DPO, which autotune does not read"):
+        of_text("uv run examples/run_dpo.py --config examples/configs/dpo.yaml", tmp_path)
+
+
+def test_commands_of_verl_and_its_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = ["actor_rollout_ref.model.path=Qwen/Qwen2.5-7B", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2"]
+    plain = command_draft(["python3", "-m", "verl.trainer.main_ppo", *told], cluster=NODE, folder=tmp_path)
+    assert plain.document["trainer"]["kind"] == "verl"
+    assert "start" not in plain.document["trainer"]
+    recipe = ["python3", "-m", "recipe.dapo.main_dapo"]
+    draft = command_draft([*recipe, *told], cluster=NODE, folder=tmp_path)
+    assert draft.document["trainer"]["start"] == recipe
+    assert exported(draft, tmp_path)[0].startswith("python3 -m recipe.dapo.main_dapo --config-path=")
+    with pytest.raises(SpecError, match="one_step_off_policy, whose engines have GPUs by keys of its own"):
+        command_draft(["python3", "-m", "recipe.one_step_off_policy.main_ppo", *told], cluster=NODE, folder=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["trl", "nemo_rl", "openrlhf"])
+def test_the_learning_rate_that_nobody_told_is_the_programs(name: str) -> None:
+    subject = trainer(name)
+    assert isinstance(subject, PostTrainer)
+    rate = next(option.default for option in subject.options if option.name == "learning_rate")
+    assert rate == (5e-6 if name == "nemo_rl" else 1e-6)
