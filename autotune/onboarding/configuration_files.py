@@ -176,12 +176,24 @@ def sharding_of(settings: Mapping[str, Any], base: Path) -> dict[str, Any]:
     if named:
         found = decided_by("deepspeed", str(named), base)
         return {"zero_stage": 0, **{knob: found[knob] for knob in ("zero_stage", "offload") if knob in found}}
-    inner = settings.get("fsdp_config")
+    inner = _fsdp_config(settings.get("fsdp_config"), base)
     shards = f"{settings.get('fsdp') or ''} {inner or ''}".lower()
     if shards.strip() or kind.get("name") == "fsdp2":
         is_gathered = isinstance(inner, Mapping) and inner.get("reshard_after_forward") is False
-        return {"zero_stage": 2 if is_gathered or "shard_grad_op" in shards else 3}
+        recomputes = isinstance(inner, Mapping) and inner.get("activation_checkpointing") in ON
+        return {
+            "zero_stage": 2 if is_gathered or "shard_grad_op" in shards else 3,
+            **({"recompute": "full"} if recomputes else {}),
+        }
     return {"zero_stage": 1 if settings.get("use_distributed_optimizer") in ON else 0}
+
+
+def _fsdp_config(value: Any, base: Path) -> Any:
+    """`fsdp_config` of TrainingArguments: a mapping, JSON, or a file of it."""
+    if not isinstance(value, str):
+        return value
+    text = value if value.lstrip().startswith("{") else _text(base / value) if (base / value).is_file() else ""
+    return document_of("fsdp_config.json", text) or value
 
 
 def decided_for(started: Started, base: Path) -> dict[str, Any]:
@@ -209,9 +221,13 @@ def unread_files(started: Started, base: Path) -> Iterator[str]:
     config = started.option("config_file") if started.launcher == "accelerate" else ""
     for name, file in (
         ("deepspeed", settings.get("deepspeed") or settings.get("deepspeed_config")),
+        ("fsdp", settings.get("fsdp_config")),
         ("accelerate", config),
     ):
         if isinstance(file, str) and PurePosixPath(file).suffix.lower() in DOCUMENTS and not (base / file).is_file():
+            if name == "fsdp":
+                yield f"{UNREAD}{file} was not found: no activation checkpointing is assumed of it"
+                continue
             stage = decided_by(name, file, base).get("zero_stage", 0)
             why = ", as its name says" if stage else ""
             yield f"{UNREAD}{file} was not found: ZeRO stage {stage} is assumed{why}"

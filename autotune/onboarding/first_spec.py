@@ -162,7 +162,9 @@ def lawful(draft: Draft, what: str, folder: Path, here: ClusterSpec | None = Non
         return draft  # what its stand-in allows says nothing of the program
     base = folder.resolve()
     try:
-        trainer = with_program_files(draft.document["trainer"], base)  # a folder that is relative is refused in a text
+        trainer = draft.document["trainer"]
+        if isinstance(trainer, dict):  # a folder that is relative is refused in a text
+            trainer = with_program_files(trainer, base)
         document = {**draft.document, "trainer": trainer}
         parse_study(document, base=base, local_cluster=None if here is None else lambda: here, inspect=None)
     except AutotuneError as error:

@@ -228,15 +228,16 @@ def _follows(lines: Mapping[str, list[str]], change: Change) -> bool:
 
 
 def _of_option(lines: list[str], spelled: str, change: Change) -> int | None:
-    if not change.old and change.new is None:  # a flag that goes
-        pattern = re.compile(rf"(^|\s)--?{spelled}(?=[\s\\]|$)")
+    if change.new is None:  # an option that goes, with its values
+        count = len(change.old.split()) if change.old else 0
+        pattern = re.compile(rf"(^|\s)--?{spelled}" + r"(?:(?:=|\s+)(?!-)[^\s\\]+)" * count + r"(?=[\s\\]|$)")
         for at, line in enumerate(lines):
             if not _is_comment(line) and pattern.search(line):
                 left = pattern.sub("", line, count=1)
                 lines[at] = left if left.strip(" \\\t") else ""  # a line of its own goes whole
                 return at
         return None
-    if change.old in (None, "") or change.new is None:
+    if change.old in (None, ""):
         return None
     option = re.compile(
         rf"""((?<![\w-])--?(?:[\w.]+\.)?{spelled}(?:=|\s+|["']\s*,\s*["']|["']?\s*$))(["']?)([^\s"'\\]+)"""

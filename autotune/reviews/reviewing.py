@@ -173,13 +173,14 @@ def _review(
     config = _config(study, said.get("config"))
     if found.asked is not None and math.prod(found.asked) != study.workload.cluster.num_gpus and said.get("cluster"):
         nodes, per_node = found.asked
-        assumed += (
+        said_and_read = (
             f"the launch starts {nodes * per_node} ranks ({nodes} x {per_node}), but the review is of {study.workload.cluster.name} as --cluster says, "
-            f"with {config.world_size} ranks",
+            f"with {config.world_size} ranks"
         )
+        assumed += (said_and_read,)
     constants = stored_calibration(study.workload, store, program_of(study)) or calibration_for(study.workload)
     predicted = estimate(study.workload, config, calibration=constants)
-    measured_s, source = _measured(study, predicted, measured_s, log)
+    measured_s, source = _measured(study, config, predicted, measured_s, log)
     observed = None
     if measured_s is not None:
         observed = Observed(step_time_s=measured_s, source=source, slower=measured_s / float(predicted.step_time_s))
@@ -317,7 +318,9 @@ def _config(study: Study, asked: str | None) -> ParallelConfig:
     return default_config(SearchSpace.of_study(study))
 
 
-def _measured(study: Study, predicted: Estimate, measured_s: float | None, log: str | None) -> tuple[float | None, str]:
+def _measured(
+    study: Study, config: ParallelConfig, predicted: Estimate, measured_s: float | None, log: str | None
+) -> tuple[float | None, str]:
     if measured_s is not None and log is not None:
         raise SpecError("--measured and --log both give the step time", remedy="give one of them", field="--measured")
     if measured_s is not None:
@@ -331,7 +334,19 @@ def _measured(study: Study, predicted: Estimate, measured_s: float | None, log: 
         told = float(predicted.step_time_s) - sum(float(getattr(predicted.phases_s, name)) for name in TRAINED)
         return told + seconds, f"phases of {steps} steps of the log, without evaluation and saving"
     read = trainer(study.trainer).reader(study.trainer_options)
-    times = [m.step_time_s for line in log.splitlines() if (m := read(line)) is not None and m.step_time_s]
+    of_step: dict[str, int] = {
+        "tokens_per_step": study.workload.seq_len * config.global_batch_size,
+        "sequences_per_step": config.global_batch_size,
+        "num_ranks": config.world_size,
+    }
+    read_lines = [m for line in log.splitlines() if (m := read(line)) is not None]
+    times = [time for m in read_lines if (time := m.time_of(**of_step))]
+    if len(times) < 2 and study.workload.loop == "hf_trainer":
+        times = [
+            float(rate) if unit == "s/it" else 1.0 / float(rate)
+            for rate, unit in _BAR_RATE.findall(log)
+            if float(rate) > 0
+        ]
     if len(times) < 2:
         raise SpecError(
             f"the log must show at least 2 step times in the format of the trainer {study.trainer}, but it shows {len(times)}",
@@ -339,6 +354,10 @@ def _measured(study: Study, predicted: Estimate, measured_s: float | None, log: 
             field="--log",
         )
     return median(times[1:]), f"median of {len(times) - 1} steps of the log"
+
+
+_BAR_RATE = re.compile(r"\d+/\d+ \[[^\]]*?([\d.]+)(s/it|it/s)")
+"""of a bar of tqdm, as transformers' Trainer draws one of its optimizer steps"""
 
 
 def _trained_s(log: str) -> tuple[float, int] | None:

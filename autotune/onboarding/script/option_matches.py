@@ -224,7 +224,7 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
     if "precision" not in told and "precision" not in decided and script.autocast:
         decided = {**decided, "precision": script.autocast}
     for knob, value in (("recompute", "full"), ("compile", True)):
-        if knob in script.does:
+        if knob in script.does or (knob == "recompute" and decided.get(knob) == value):
             found.used.pop(knob, None)
             told -= {knob}
             decided = {**decided, knob: value}
