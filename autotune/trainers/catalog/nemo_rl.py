@@ -339,6 +339,8 @@ class NemoRl(PostTrainer):
         placement = None
         if overlaps:
             keys.drop(*WITH_ASYNC)
+        else:
+            keys.keep("grpo.async_grpo.max_trajectory_age_steps")
         if apart and ranks:
             placement = (
                 {"async": [ranks, generating], "staleness": stale or 1} if overlaps else {"split": [ranks, generating]}
