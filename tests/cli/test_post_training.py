@@ -32,7 +32,7 @@ def test_the_command_line_prints_the_phases(run: Any, tmp_path: Path) -> None:
     for words in (
         "step of the first config by phase: ",
         "best split: ",
-        "one more node for training",
+        "more nodes for training",
         "trainer waits",
     ):
         assert words in shown.out
@@ -50,7 +50,10 @@ def test_a_script_of_verl_becomes_a_draft_that_asks_for_lengths_and_speed(run: A
     assert document["rl"]["prompts"] == 512
     assert document["rl"]["micro_batch_tokens"] == 2 * 9216
     assert document["rl"]["response_lengths"]["max"] == 8192
-    assert document["trainer"]["settings"] == {"data": {"train_files": "train.parquet"}}
+    assert document["trainer"]["settings"] == {
+        "data": {"train_files": "train.parquet"},
+        "trainer": {"total_epochs": 30},
+    }  # how long verl trains where nobody says
     study = parse_study(document, base=tmp_path)
     assert study.baseline is not None
     assert (study.baseline.tp, study.baseline.dp, study.baseline.accumulation_steps) == (4, 2, 256)
