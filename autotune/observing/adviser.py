@@ -14,8 +14,8 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import import_module
@@ -125,19 +125,39 @@ class _Adviser:
         self._finish(json.loads(packet[1:]), started, found, program, versions)
 
     def _review(self) -> Review | None:
+        """The review of the launch, which is said; one that only tells how its log is read where it fails, None where nothing is known."""
+        target = target_of(self._asked.command, os.environ)
         try:
-            with _store(self._asked.store, is_needed=False) as store:
-                target = target_of(self._asked.command, os.environ)
+            with self._known() as store:
                 found = review(target, store=store, here=cluster_here, **self._asked.said)
-        except AutotuneError as error:
-            self._say(f"not reviewed: {error.message}")
-            return None
         except Exception as error:  # the run is worth keeping all the same
-            self._say(f"not reviewed: {type(error).__name__}: {error}")
-            return None
+            why = error.message if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
+            self._say(f"not reviewed: {why}")
+            return self._unreviewed(target)
         for line in short_lines(found):
             self._say(line)
         return found
+
+    @contextmanager
+    def _known(self) -> Iterator[Any]:
+        """The results database; None where it is not there or does not answer, as a review does without."""
+        with ExitStack() as stack:
+            try:
+                store = stack.enter_context(_store(self._asked.store, is_needed=False))
+            except Exception as error:
+                why = error.message if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
+                self._say(f"reviewed without the results database: {why}")
+                store = None
+            yield store
+
+    def _unreviewed(self, target: Any) -> Review | None:
+        with suppress(Exception):
+            found = review(target, here=cluster_here)
+            of_study = (
+                found.study.trainer_options.get("metrics") if found.study and found.study.trainer == COMMAND else None
+            )
+            return Review(target=found.target, understood="", metrics=found.metrics or of_study or {})
+        return None
 
     def _finish(
         self, end: Mapping[str, Any], started: Mapping[str, Any], found: Review | None, program: Any, versions: Mapping[str, str]

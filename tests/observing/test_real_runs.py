@@ -85,6 +85,30 @@ def test_a_plain_program_is_reviewed_before_measured_and_kept(tmp_path: Path) ->
     assert f"stored as observed run {run.id}" in said[-1]
 
 
+TIMED = "import time\nfor n in range(10):\n    time.sleep(0.05)\n    print(f'step {n} loss {3.0 - n / 10:.3f} step_time 0.050 s', flush=True)\n"
+
+
+def test_a_review_that_fails_loses_no_times(tmp_path: Path) -> None:
+    found = observed(tmp_path, TIMED, ["python", "train.py"], "--cluster", "h100-nonsense")
+    assert "not reviewed: " in found.err
+    assert "measured: 50 ms a step" in found.err
+    assert found.run.step_time_s == pytest.approx(0.05)
+
+
+def test_a_store_that_does_not_answer_costs_no_review(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(programs.PLAIN)
+    words = autotune(
+        "--store", "postgresql://nobody@127.0.0.1:9/none", *MODEL, "--", "python", "train.py", "--batch-size", "4"
+    )
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=LONG_S, check=False
+    )
+    assert "reviewed without the results database: " in done.stderr
+    assert "predicted: " in done.stderr
+    assert "not kept: " in done.stderr
+    assert done.returncode == 0
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("program", "command", "ranks", "prints_steps"),

@@ -205,7 +205,8 @@ def _print_predicted(document: dict[str, Any]) -> None:
         rows.append([str(rank), config_label(ParallelConfig.from_dict(config)), *sizes, memory, risk])
     numbers = ("tokens/s", "step", "memory", "OOM risk")
     print_table(("rank", "config", *numbers), rows, numbers=numbers)
-    print("predicted by the cost model; nothing similar has been measured")
+    print("predicted by the cost model; no study has measured anything similar")
+    _print_observed(document)
     assumed = document["assumed"]
     batches = ", ".join(map(str, assumed["global_batch_size"]))
     note(
@@ -215,16 +216,22 @@ def _print_predicted(document: dict[str, Any]) -> None:
         note(remark)
 
 
-def _print_evidence(document: dict[str, Any]) -> None:
-    """Prints where results across studies come from."""
-    from autotune.report.terminal import format_duration
-    from autotune.spec import ObservedRun, ParallelConfig, config_label
+def _print_observed(document: dict[str, Any]) -> None:
+    """Prints runs that people started themselves."""
+    from autotune.spec import ObservedRun, config_label
 
     for run in map(ObservedRun.from_dict, document.get("observed") or ()):
         if run.config is not None and run.measurement is not None:
             speed = f"{run.measurement.median_tokens_per_s:,.0f} tokens/s"
             print(f"observed, not tuned: {speed} with {config_label(run.config)} (run {run.id} of {run.program})")
 
+
+def _print_evidence(document: dict[str, Any]) -> None:
+    """Prints where results across studies come from."""
+    from autotune.report.terminal import format_duration
+    from autotune.spec import ParallelConfig, config_label
+
+    _print_observed(document)
     if near := document.get("nearest"):
         here = near["here"]["estimate"]
         what = f"{near['model']} on {near['cluster']}, {near['seq_len']:,} tokens"
