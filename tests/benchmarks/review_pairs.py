@@ -10,6 +10,7 @@ published, by the constants that ship; with --usual among those of the usual spa
     named     an edit is about a knob in which the two differ, and goes where the best one lies
     other     edits are proposed, and none of them does
     silent    nothing is proposed
+    chance    how many would be named by as many changes that are drawn from all configs of the space
     trial     nothing is proposed, and a change that is called worth a trial goes where the best one lies; `trial?`: none does
     slower    all edits together, or one alone that was published too, were measured slower than the plain config, or failed
 """
@@ -17,7 +18,8 @@ published, by the constants that ship; with --usual among those of the usual spa
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -36,6 +38,8 @@ from tests.benchmarks.published.unseen import BATCHES, unseen
 WORTH = 1.05
 """gain of the best config from which it is worth naming"""
 VERDICTS = ("named", "trial", "other", "trial?", "silent")
+SAMPLE = 400
+"""configs of a space of which chance is computed"""
 NOISE = 1.01
 """factor between step times that are called equal"""
 
@@ -52,6 +56,41 @@ class Pair:
     plain: ParallelConfig
     best: ParallelConfig
     found: Proposal
+    others: ConfigTable
+    """what there was to propose"""
+
+    @property
+    def by_chance(self) -> float:
+        """The chance that as many changes as the review names, drawn from all configs, have one that goes where the best lies."""
+        count = len(self.found.edits or self.found.trials)
+        rows = [row for row in range(len(self.others)) if self.others[row] != self.plain]
+        rows = rows[:: max(len(rows) // SAMPLE, 1)]
+        hits = sum(self._is_toward(self._changes(self.others[row])) for row in rows)
+        misses = math.comb(len(rows) - hits, count) if count <= len(rows) - hits else 0
+        return 1.0 - misses / math.comb(len(rows), count) if count <= len(rows) else float(hits > 0)
+
+    @property
+    def kept(self) -> float | None:
+        """What is left of the best gain (in logarithms) where the first thing that the review names is tried and the faster launch kept; None where that was not published."""
+        named = self.found.together.config if self.found.together else None
+        if named is None and self.found.trials:
+            changes = self.found.trials[0].changes
+            named = replace(self.plain, **{name: new for name, (_, new) in changes.items()})
+        return None if named is not None and named not in self.step_time_s else self._share(named)
+
+    @property
+    def kept_by_chance(self) -> float:
+        """The same of a config that is drawn from those that were published."""
+        return float(np.mean([self._share(config) for config in self.step_time_s if config != self.plain]))
+
+    def _share(self, config: ParallelConfig | None) -> float:
+        if config is None or not math.isfinite(self.step_time_s[config]):
+            return 0.0
+        return max(0.0, math.log(self.step_time_s[self.plain] / self.step_time_s[config])) / math.log(self.gain)
+
+    def _changes(self, config: ParallelConfig) -> dict[str, tuple[object, object]]:
+        old, new = self.plain.values(), config.values()
+        return {name: (old[name], new[name]) for name in old if old[name] != new[name]}
 
     @property
     def gain(self) -> float:
@@ -156,6 +195,7 @@ def _pair(source: str, is_blind: bool, block: Block, usual: bool) -> Pair | None
         plain=plain,
         best=min(ran, key=lambda config: step_time_s[config]),
         found=proposal(space, plain, calibration_for(workload), None),
+        others=space.table,
     )
 
 
@@ -193,6 +233,8 @@ def main() -> None:
     asked = parser.parse_args()
     worth: Counter[tuple[str, str]] = Counter()
     slower: Counter[str] = Counter()
+    chance: defaultdict[str, float] = defaultdict(float)
+    kept: list[tuple[bool, float, float]] = []
     tried: list[tuple[float, float]] = []
     for pair in pairs(asked.source, usual=asked.usual, every=asked.every):
         kind = "blind" if pair.is_blind else "fitted"
@@ -202,17 +244,25 @@ def main() -> None:
         if pair.gain >= WORTH:
             for name in (pair.source, f"all {kind}", "all"):
                 worth[name, pair.verdict] += 1
+                chance[name] += pair.by_chance
+            if (share := pair.kept) is not None:
+                kept.append((pair.source == "vtrain", share, pair.kept_by_chance))
         if not asked.brief and (pair.gain >= WORTH or pair.slower or pair.tried):
             print(_line(pair), flush=True)
     print(
-        f"\n| source | pairs with a best config at least {WORTH - 1:.0%} faster | {' | '.join(VERDICTS)} |\n|---|---|---|---|---|---|---|"
+        f"\n| source | pairs with a best config at least {WORTH - 1:.0%} faster | {' | '.join(VERDICTS)} | named or trial by chance |\n|---|---|---|---|---|---|---|---|"
     )
     for source in dict.fromkeys(name for name, _ in worth):
         counts = [worth[source, verdict] for verdict in VERDICTS]
-        print(f"| {source} | {sum(counts)} | {' | '.join(map(str, counts))} |")
+        print(f"| {source} | {sum(counts)} | {' | '.join(map(str, counts))} | {chance[source]:.1f} |")
     print(
         f"\nproposals that were measured slower or failed: {slower['fitted']} + {slower['blind']} blind, of {slower['all']} pairs"
     )
+    for what, chosen in (("all", kept), ("all but vtrain", [row for row in kept if not row[0]])):
+        ours, drawn = (np.mean([row[i] for row in chosen]) for i in (1, 2))
+        print(
+            f"the first change named, tried and kept where faster, has {ours:.0%} of the best's gain ({what}, {len(chosen)} pairs), one that is drawn {drawn:.0%}"
+        )
     faster = sum(gain > 1.0 for _, gain in tried)
     print(
         f"worth a trial, and published: {faster} of {len(tried)} were measured faster, {sum(chance for chance, _ in tried):.1f} predicted"
