@@ -40,10 +40,10 @@ def dangers_of(
     if workload is not None and config is not None and predicted is not None:
         yield from _of_the_config(texts, workload, config, predicted)
     for name, text in texts.items():
-        yield from _of_variables(name, text)
+        yield from _of_flags(name, text, workload)
         if name.endswith(".py"):
             yield from _of_a_program(name, text, config)
-        yield from _of_flags(name, text, workload)
+        yield from _of_variables(name, text)
 
 
 def _of_the_config(

@@ -178,6 +178,11 @@ def _review(
             f"with {config.world_size} ranks"
         )
         assumed += (said_and_read,)
+    used = config.world_size + (study.workload.rl.rollout_gpus if study.workload.rl else 0)
+    if used < study.workload.cluster.num_gpus:
+        assumed += (
+            f"the launch uses {used} of the {study.workload.cluster.num_gpus} GPUs of {study.workload.cluster.name}",
+        )
     constants = stored_calibration(study.workload, store, program_of(study)) or calibration_for(study.workload)
     predicted = estimate(study.workload, config, calibration=constants)
     measured_s, source = _measured(study, config, predicted, measured_s, log)
@@ -278,6 +283,13 @@ def _completed(
     if "baseline" not in document and not found.is_spec:
         open_keys["baseline"] = None
     missing = []
+    if (nodes := _open_nodes(found.started)) and not said.get("config"):
+        missing.append(
+            Missing(
+                what=f"the number of nodes: only the shell knows {nodes}",
+                remedy="write the number into the launch, or give the config: --config dp=...",
+            )
+        )
     for key in open_keys:
         if log is not None and key.startswith(("rl.", "rollout.")):
             missing.append(
@@ -301,6 +313,12 @@ def _completed(
             what = f"the current configuration ({said_why})" if said_why else what
         missing.append(Missing(what=what, remedy=remedy))
     return document, missing
+
+
+def _open_nodes(started: Started | None) -> str:
+    """The word that a launcher is told for its nodes, where that is a variable whose value nothing in the launch says."""
+    told = next((word for name in ("nnodes", "num_machines") if started and (word := started.option(name))), "")
+    return told if told.startswith("$") and started is not None and started.nodes == 1 else ""
 
 
 def _one_gpu(found: Target, said: Mapping[str, Any]) -> str:
