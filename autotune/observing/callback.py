@@ -57,6 +57,7 @@ class AutotuneCallback:
         self._began_s = self._ended_s = 0.0
         self._times: list[float] = []
         self._count, self._every, self._steps = 0, 1, 0
+        self._awaits_batch = False
 
     def __reduce__(self) -> Any:
         return (_again, (self._options,))
@@ -74,8 +75,22 @@ class AutotuneCallback:
     # Lightning
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        """The review."""
-        self._begin(trainer)
+        """The review, where the tokens of a sequence are known; else they are those of the first batch."""
+        from autotune.observing.objects import length_of
+
+        loader = getattr(trainer, "train_dataloader", None)
+        self._awaits_batch = self._options["seq_len"] is None and length_of(getattr(loader, "dataset", None)) is None
+        if not self._awaits_batch:
+            self._begin(trainer)
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int, *more: Any) -> None:
+        """The review, where the first batch says how long sequences are."""
+        if self._awaits_batch:
+            from autotune.observing.objects import length_of_batch
+
+            self._awaits_batch = False
+            self._options["seq_len"] = length_of_batch(batch)
+            self._begin(trainer)
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int, *more: Any) -> None:
         """The end of a micro-batch, whether or not it is the last of a step."""

@@ -106,7 +106,7 @@ def _of_transformers(trainer: Any) -> dict[str, Any]:
         "ranks": int(args.world_size),
         "micro_batch": int(args.per_device_train_batch_size),
         "accumulation": int(args.gradient_accumulation_steps),
-        "seq_len": _first(args, _LENGTHS) or _length_of(getattr(trainer, "train_dataset", None)),
+        "seq_len": _first(args, _LENGTHS) or length_of(getattr(trainer, "train_dataset", None)),
         "knobs": knobs,
     }
 
@@ -120,7 +120,7 @@ def _of_lightning(trainer: Any, model: Any) -> dict[str, Any]:
         "ranks": int(trainer.world_size),
         "micro_batch": _batch_of(loaders),
         "accumulation": int(trainer.accumulate_grad_batches),
-        "seq_len": _length_of(getattr(loaders, "dataset", None)),
+        "seq_len": length_of(getattr(loaders, "dataset", None)),
         "knobs": {"precision": next((told for sign, told in _PRECISIONS if sign in precision), "fp32")},
     }
 
@@ -138,7 +138,7 @@ def _of_accelerate(accelerator: Any, model: Any) -> dict[str, Any]:
         "ranks": int(accelerator.num_processes),
         "micro_batch": _batch_of(loaders[0]) if loaders else None,
         "accumulation": int(accelerator.gradient_accumulation_steps),
-        "seq_len": _length_of(getattr(loaders[0], "dataset", None)) if loaders else None,
+        "seq_len": length_of(getattr(loaders[0], "dataset", None)) if loaders else None,
         "knobs": knobs,
     }
 
@@ -173,7 +173,7 @@ def _batch_of(loader: Any) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _length_of(dataset: Any) -> int | None:
+def length_of(dataset: Any) -> int | None:
     """Tokens of a sequence, where they can be told without a sample: taking one may draw random numbers, read files or wait."""
     tensor = dataset
     tensors = getattr(dataset, "tensors", None)
@@ -181,6 +181,16 @@ def _length_of(dataset: Any) -> int | None:
         tensor = tensors[0]
     if "Tensor" in [kind.__name__ for kind in type(tensor).__mro__] and tensor.dim() == 2:
         return int(tensor.shape[1])
+    return None
+
+
+def length_of_batch(batch: Any) -> int | None:
+    """Tokens of a sequence of a batch: the second dimension of its first tensor of whole numbers with two; None where it has none."""
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
+    for value in values:
+        is_tensor = "Tensor" in [kind.__name__ for kind in type(value).__mro__]
+        if is_tensor and value.dim() == 2 and not value.is_floating_point():
+            return int(value.shape[1])
     return None
 
 

@@ -441,7 +441,10 @@ def batch_of(knobs: Mapping[str, Any]) -> int | None:
 
 def _divides(divisor: int, number: int, law: str) -> None:
     if divisor < 1 or number % divisor:
-        raise SpecError(f"{law}, but do not", remedy="give the whole exported folder, or the ranks of the job")
+        raise SpecError(
+            f"{law}, but do not",
+            remedy="change one of them; where the ranks are wrong, give the whole exported folder, or the ranks of the job",
+        )
 
 
 def _words(values: Mapping[str, int]) -> str:

@@ -112,3 +112,17 @@ data = torch.utils.data.DataLoader(torch.randint(0, 64, (48, 32)), batch_size=4,
 trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False)
 trainer.fit(Module(), data)
 """
+
+LIGHTNING_OF_ITEMS = LIGHTNING.replace(
+    "data = torch.utils.data.DataLoader(torch.randint(0, 64, (48, 32)), batch_size=4, num_workers=0)",
+    """class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        return torch.randint(0, 64, (32,))
+
+
+data = torch.utils.data.DataLoader(Items(), batch_size=4, num_workers=0)""",
+)
+"""the same, with data whose length nothing but a batch shows"""

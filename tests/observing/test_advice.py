@@ -113,8 +113,9 @@ def with_callback(program: str, before: str) -> str:
     [
         (programs.HF_TRAINER, "Trainer(model=model, args=args, train_dataset=Tokens())"),
         (programs.LIGHTNING, "enable_checkpointing=False)"),
+        (programs.LIGHTNING_OF_ITEMS, "enable_checkpointing=False)"),
     ],
-    ids=["transformers", "lightning"],
+    ids=["transformers", "lightning", "lightning, length of the first batch"],
 )
 def test_one_line_in_a_stock_script_prints_the_review_and_keeps_the_run(
     program: str, line: str, tmp_path: Path
