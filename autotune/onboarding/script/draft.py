@@ -433,7 +433,11 @@ def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> 
 
 
 def _loop(script: Script) -> str:
-    """The training loop that the program runs, by its options, imports and launcher; empty where none of them says."""
+    """The training loop that the program runs, by its options, imports and launcher; empty where none of them says. transformers' Trainer leaves the step to DeepSpeed where it is told to."""
+    if script.started is not None and any(
+        a.name.rpartition(".")[2] in ("deepspeed", "deepspeed_config") for a in script.started.arguments
+    ):
+        return "deepspeed"
     if script.parser == "HfArgumentParser":
         return "hf_trainer"
     if script.imports & {"lightning", "pytorch_lightning"}:
@@ -504,7 +508,7 @@ def _what_reads(found: OptionMatches) -> str:
 
 def _what_is_not_printed(script: Script, metrics: Mapping[str, str]) -> str:
     """What no pattern was found for; empty where all is found, or where the training loop has lines that are known."""
-    if _loop(script) in ("hf_trainer", "lightning") or is_known(script.printed):
+    if script.parser == "HfArgumentParser" or _loop(script) in ("hf_trainer", "lightning") or is_known(script.printed):
         return ""
     has_time = any("_per_s" in name or "_time_" in name for name in metrics)
     found = {"step": "step" in metrics or has_time, "time": has_time, "loss": "loss" in metrics}

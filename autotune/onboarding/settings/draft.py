@@ -117,6 +117,7 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
                 **_optimizer(program, document),
                 **({"pure_bf16": True} if is_pure_bf16(document) else {}),
                 **_peft(program, document),
+                **({"loop": loop} if (loop := "deepspeed" if document.get("deepspeed") else program.loop) else {}),
             },
             comment=f"batch: {micro} x {batch // (micro * replicas)} on {place.ranks} ranks"
             + (f", {replicas} with their own data" if replicas < place.ranks else ""),

@@ -56,6 +56,8 @@ class SettingsProgram:
     """keys of the degrees that its file alone decides, by knob"""
     whole_batch: str = ""
     """its key of the global batch, from which accumulation follows; empty: it has its own"""
+    loop: str = ""
+    """whose training loop it runs, unless its settings name DeepSpeed; empty: unknown"""
     env: Mapping[str, str] = field(default_factory=dict)
     """variables that make it this program"""
     metrics: Mapping[str, str] = field(default_factory=dict)
@@ -83,6 +85,7 @@ _FACTORY = SettingsProgram(
     more=("max_steps={steps}", "logging_steps=1", "save_strategy='no'", "plot_loss=false"),
     optimizer="optim",
     optimizers=("use_muon", "use_galore", "use_apollo", "use_badam", "use_adam_mini"),
+    loop="hf_trainer",
 )
 PROGRAMS = (
     replace(
@@ -97,6 +100,7 @@ PROGRAMS = (
             "cp": ("context_parallel_size",),
             "ep": ("expert_model_parallel_size",),
         },
+        loop="megatron",
         env={"USE_MCA": "1"},
     ),
     replace(
@@ -115,6 +119,7 @@ PROGRAMS = (
         optimizers=(),
         precision="bf16",
         degrees={"cp": ("dist_config.cp_size",)},
+        loop="",
         env={"USE_V1": "1"},
         metrics={"loss": "loss: ([0-9.]+)", "grad_norm": "grad_norm: ([0-9.]+)", "step": "step: ([0-9]+)"},
     ),
@@ -140,6 +145,7 @@ PROGRAMS = (
             "ep": ("expert_parallel_size",),
             "dp_replicas": ("dp_replicate_size",),
         },
+        loop="hf_trainer",
     ),
 )
 
