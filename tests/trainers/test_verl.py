@@ -345,3 +345,10 @@ def test_an_export_keeps_what_is_no_knob(word: str) -> None:
     whole = yaml.safe_load(launch.files["verl.yaml"])
     assert not (whole["algorithm"].get("use_kl_in_reward") and whole["actor_rollout_ref"]["actor"].get("use_kl_loss"))
     assert ("total_training_steps" in whole["trainer"]) == (whole["trainer"].get("total_epochs") is None)
+
+
+def test_a_value_that_only_the_shell_knows_is_named() -> None:
+    words = "actor_rollout_ref.rollout.tensor_model_parallel_size=$ROLLOUT_TP actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8"
+    reading = trainer("verl").read_config(PresentConfiguration(files={"run.sh": SCRIPT.format(words)}))
+    assert reading.rollout["tp"] == 2
+    assert any("rollout.tensor_model_parallel_size: only the shell knows" in remark for remark in reading.remarks)

@@ -143,7 +143,12 @@ class PostTrainer(Trainer):
         """Its file, with the overrides of its command."""
         name, document = self.present_document(present)
         found = self.read_document(name, document, self.defaults_of(document))
-        return replace(found, options={**found.options, START.name: self.start_of(present.argv)})
+        empty = [
+            f"{path}: only the shell knows its value, so {self.name}'s default was taken"
+            for path in unsaid(self.words(present))
+        ]
+        options = {**found.options, START.name: self.start_of(present.argv)}
+        return replace(found, options=options, remarks=(*found.remarks, *empty))
 
     def start_of(self, argv: Sequence[str]) -> tuple[str, ...] | None:
         """The words that start its program, where they are not the usual ones."""
@@ -212,6 +217,17 @@ def overrides(argv: tuple[str, ...]) -> dict[str, Any]:
             found[path] = yaml.safe_load(text)
         except yaml.YAMLError:
             found[path] = text
+    return found
+
+
+def unsaid(argv: Sequence[str]) -> list[str]:
+    """Paths of overrides without a value, as a shell's unknown variable leaves them: `a.b=`, `a.b=$X`."""
+    found = []
+    for word in argv:
+        path, sign, text = word.lstrip("+").partition("=")
+        is_path = "." in path and all(part.replace("_", "a").isalnum() for part in path.split("."))
+        if sign and is_path and re.fullmatch(r"|\$\{?\w+\}?", text):
+            found.append(path)
     return found
 
 
