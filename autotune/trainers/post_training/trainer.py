@@ -142,11 +142,12 @@ class PostTrainer(Trainer):
     def read_config(self, present: PresentConfiguration) -> Reading:
         """Its file, with the overrides of its command."""
         name, document = self.present_document(present)
-        found = self.read_document(name, document, self.defaults_of(document))
-        empty = [
-            f"{path}: only the shell knows its value, so {self.name}'s default was taken"
-            for path in unsaid(self.words(present))
-        ]
+        defaults, open_paths = self.defaults_of(document), unsaid(self.words(present))
+        for path in open_paths:
+            if path in defaults:
+                document = merged(document, nested({path: defaults[path]}))
+        found = self.read_document(name, document, defaults)
+        empty = [f"{path}: only the shell knows its value, so {self.name}'s default was taken" for path in open_paths]
         options = {**found.options, START.name: self.start_of(present.argv)}
         return replace(found, options=options, remarks=(*found.remarks, *empty))
 
