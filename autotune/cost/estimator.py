@@ -25,6 +25,7 @@ from autotune.cost.learn.uncertainty import interval, memory_sigma, time_sigma, 
 from autotune.cost.memory.peak import RankMemory, fullest, rank_memories
 from autotune.cost.model_knobs import COST_MODEL
 from autotune.cost.rl.step import estimate_step
+from autotune.cost.rl.step import step_times as rl_step_times
 from autotune.cost.time.compute import peak_flops_per_s
 from autotune.cost.time.stalls import with_stalls
 from autotune.cost.time.step import time_parts
@@ -210,7 +211,7 @@ class Sensitivity:
 def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration], TimeParts]:
     """The time parts of the configs by constants; what no constant changes is computed once."""
     if workload.rl is not None:
-        return lambda constants: estimate_step(workload, table, constants).time_parts_s
+        return rl_step_times(workload, table)
     traits = loop_traits(workload)
     layout, stages = layout_of(workload, table), stages_of(workload.model, table, traits.split)
 

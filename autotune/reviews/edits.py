@@ -40,6 +40,8 @@ LOOKED_AT, FOLLOWED = 48, 3
 """of the fastest configs: whose intervals are computed, and that are taken apart"""
 LOOKED_AT_RISKY, LOOKED_AT_ALIKE = 16, 4
 """of those that may be worth a trial: whose intervals are computed though they do not surely fit, and of those that change one group of knobs"""
+OF_PACKED = 4
+"""of steps whose sequences are packed, one in so many is looked at: each way to pack is an estimate of its own"""
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("tp", "pp", "dp", "cp", "ep", "sequence_parallel", "virtual_stages", "pp_schedule", "micro_batch_size", "accumulation_steps"),
     ("micro_batch_size", "accumulation_steps"),
@@ -87,18 +89,19 @@ def proposal(space: SearchSpace, config: ParallelConfig, constants: Calibration,
     if measured_s is not None:
         predicted = given_that_it_ran(predicted, estimate(workload, config, calibration=constants))
     risk, speed = np.asarray(predicted.oom_probability), np.asarray(predicted.tokens_per_s)
-    fastest = _first(space, speed * (risk <= SURE), LOOKED_AT)
+    share = OF_PACKED if workload.rl is not None else 1
+    fastest = _first(space, speed * (risk <= SURE), LOOKED_AT // share)
     launch = estimate(workload, config, calibration=constants)
     is_safe = float(launch.oom_probability) < AT_THE_LIMIT[0]
     # another arithmetic is no way to save memory
     same = space.table.column("precision") == space.table.knobs["precision"].encode(config.precision)
     speed = np.where(same | (speed >= LEAST * float(launch.tokens_per_s)), speed, 0.0)
     may_fit = speed * (1.0 - risk) * (risk <= (RISKY if is_safe else FITS))
-    risky = _first(space, may_fit * (risk > SURE), LOOKED_AT_RISKY)
+    risky = _first(space, may_fit * (risk > SURE), LOOKED_AT_RISKY // share)
     alike = [
         each
         for rows in _one_group_apart(space.table, config)
-        for each in _first(space, may_fit * rows, LOOKED_AT_ALIKE)
+        for each in _first(space, may_fit * rows, LOOKED_AT_ALIKE // share)
     ]
     weighed = _Weighed(space, config, constants, measured_s)
     weighed.look_at((*fastest, *risky, *alike))

@@ -118,6 +118,7 @@ def test_there_are_thirty_questions() -> None:
     assert len(QUESTIONS) >= 30
 
 
+@pytest.mark.thorough  # the index takes as long to make as the site
 @pytest.mark.parametrize(("question", "page"), QUESTIONS.items())
 def test_the_search_answers_among_its_first_three_pages(index, question: str, page: str) -> None:
     words = re.sub(r"[-:^~+']", " ", question).lower().split()

@@ -30,8 +30,8 @@ A critic's states stand beside the policy's; one of both is updated at a time. A
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -243,41 +243,69 @@ def passes_of(workload: Workload, chosen: dict[str, Any]) -> tuple[Packed, Packe
     return one(asked.mini_batches, tokens), one(1, before)
 
 
-def _alike_estimate(
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """The passes of rows that pack alike."""
+
+    policy: Pass
+    before: Pass
+    """those without gradients, over the whole batch"""
+    values: Pass | None
+    critic: Pass | None
+    """its update"""
+
+    @classmethod
+    def of(cls, workload: Workload, table: ConfigTable, chosen: dict[str, Any], constants: Calibration) -> _Passes:
+        asked, traits = asked_of(workload), loop_traits(workload)
+        in_update, in_forward = passes_of(workload, chosen)
+        own = None if asked.critic is None else replace(workload, model=asked.critic)
+        return cls(
+            Pass.of(workload, table, in_update, constants, traits),
+            Pass.of(workload, table, in_forward, constants, traits),
+            None if own is None else Pass.of(own, table, in_forward, constants, traits),
+            None if own is None else Pass.of(own, table, in_update, constants, traits),
+        )
+
+    def memory(
+        self, workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]]
+    ) -> tuple[MemoryParts, RankMemory, Column]:
+        """As `phases_memory`."""
+        memories = [each.memory() for each in (self.policy, self.critic) if each is not None]
+        return phases_memory(workload, table, knobs, memories, self.before, _is_split(workload, table, knobs))
+
+
+def _is_split(workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    generates = asked_of(workload).generates
+    return np.asarray(knobs["rollout_gpus"] > 0) if generates else np.zeros(len(table), dtype=np.bool_)
+
+
+def _timed(
     workload: Workload,
     table: ConfigTable,
     knobs: dict[str, NDArray[Any]],
-    chosen: dict[str, Any],
+    passes: _Passes,
     constants: Calibration,
-) -> Estimate:
-    asked, traits, gpu = asked_of(workload), loop_traits(workload), workload.cluster.gpu
-    in_update, in_forward = passes_of(workload, chosen)
-    policy = Pass.of(workload, table, in_update, constants, traits)
-    before = Pass.of(workload, table, in_forward, constants, traits)
-    nothing = np.zeros(len(table))
-    forward = nothing if asked.algorithm == "sft" else before.forward()
-    update = policy.update()
+    between: MemoryParts,
+) -> tuple[dict[str, Column], dict[str, Column]]:
+    """(seconds of the updates by cause, of the step by phases). `between`: the trainer's states between phases."""
+    asked, nothing = asked_of(workload), np.zeros(len(table))
+    forward = nothing if asked.algorithm == "sft" else passes.before.forward()
+    update = passes.policy.update()
     parts = {f.name: asked.steps * np.asarray(getattr(update, f.name)) for f in fields(update)}
-    memories: list[RankMemory] = [policy.memory()]
-    values = nothing
-    if asked.critic is not None:
-        own = replace(workload, model=asked.critic)
-        values = Pass.of(own, table, in_forward, constants, traits).forward()
-        judged = Pass.of(own, table, in_update, constants, traits)
-        critic = judged.update()
+    if passes.critic is not None:
+        critic = passes.critic.update()
         parts = {name: part + asked.steps * np.asarray(getattr(critic, name)) for name, part in parts.items()}
-        memories.append(judged.memory())
-    is_split = np.asarray(knobs["rollout_gpus"] > 0) if asked.generates else nothing > 0
-    plain, memory, spread = phases_memory(workload, table, knobs, memories, before, is_split)
-    phases = {
+    phases: dict[str, Any] = {
         "generation": nothing, "reward": nothing + asked.reward_s,
         "log_prob": nothing if asked.algorithm == "dpo" else forward,
         "reference": forward if asked.reference else nothing,
-        "values": values, "update": sum(parts.values()), "refit": nothing, "waiting": nothing,
+        "values": nothing if passes.values is None else passes.values.forward(),
+        "update": sum(parts.values()), "refit": nothing, "waiting": nothing,
     }  # fmt: skip
     if asked.generates:
-        weights, gradients, optimizer = (np.asarray(getattr(plain, n)) for n in ("weights", "gradients", "optimizer"))
-        away = np.where(is_split, "none", knobs["phase_offload"])
+        states = (np.asarray(getattr(between, n)) for n in ("weights", "gradients", "optimizer"))
+        weights, gradients, optimizer = states
+        away = np.where(_is_split(workload, table, knobs), "none", knobs["phase_offload"])
         copies, in_update_s = (
             copied_s(weights, gradients, optimizer, away, for_update=whole) for whole in (False, True)
         )
@@ -287,15 +315,60 @@ def _alike_estimate(
         phases["reference"] = phases["reference"] + np.where(phases["reference"] > 0, copies, 0.0)
         busy = sum(phases[name] for name in TRAINED)
         phases |= _beside(workload, table, knobs, constants, np.asarray(busy))
+    return parts, phases
+
+
+def _of_step(parts: dict[str, Column], phases: dict[str, Column]) -> tuple[PhaseParts, TimeParts, Column]:
+    """(the step by phases, by cause, what of it is told, sent or waited for)"""
     made = PhaseParts(**phases)
-    step = np.asarray(made.total)
     forwards = phases["log_prob"] + phases["reference"] + phases["values"]
-    told = step - sum(parts.values()) - forwards
-    parts["compute"] = parts["compute"] + forwards
-    parts["other"] = parts["other"] + told
-    times = TimeParts(**parts)
+    told = np.asarray(made.total) - sum(parts.values()) - forwards
+    times = TimeParts(**{**parts, "compute": parts["compute"] + forwards, "other": parts["other"] + told})
+    return made, times, told
+
+
+def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration], TimeParts]:
+    """The time parts of every row by constants; what no constant changes is computed once."""
+    knobs = {name: knob_values(workload, table, name) for name in asked_of(workload).knob_names}
+    kinds = [
+        (rows, table.take(rows), {name: values[rows] for name, values in knobs.items()}, chosen)
+        for rows, chosen in _alike(workload, table, knobs)
+    ]
+    order = np.argsort(np.concatenate([rows for rows, *_ in kinds]), kind="stable")
+    states: list[MemoryParts] = []
+
+    def at(constants: Calibration) -> TimeParts:
+        found = []
+        for i, (_, part, own, chosen) in enumerate(kinds):
+            passes = _Passes.of(workload, part, chosen, constants)
+            if len(states) == i:  # bytes of states are no matter of constants
+                states.append(passes.memory(workload, part, own)[0])
+            found.append(_of_step(*_timed(workload, part, own, passes, constants, states[i]))[1])
+        return TimeParts(
+            **{
+                f.name: np.concatenate([np.asarray(getattr(times, f.name)) for times in found])[order]
+                for f in fields(TimeParts)
+            }
+        )
+
+    return at
+
+
+def _alike_estimate(
+    workload: Workload,
+    table: ConfigTable,
+    knobs: dict[str, NDArray[Any]],
+    chosen: dict[str, Any],
+    constants: Calibration,
+) -> Estimate:
+    asked, gpu = asked_of(workload), workload.cluster.gpu
+    passes = _Passes.of(workload, table, chosen, constants)
+    between, memory, spread = passes.memory(workload, table, knobs)
+    parts, phases = _timed(workload, table, knobs, passes, constants, between)
+    made, times, told = _of_step(parts, phases)
+    step, nothing = np.asarray(made.total), np.zeros(len(table))
     level_sigma = np.full_like(step, constants.level_sigma)
-    of_training = TimeParts(**{**parts, "other": parts["other"] - told})
+    of_training = replace(times, other=times.other - told)
     share = np.asarray(of_training.total) / step
     sigma = share * np.hypot(time_sigma(of_training, constants, workload.model), level_sigma)
     low, high = interval(step, sigma)
@@ -310,7 +383,7 @@ def _alike_estimate(
         time_parts_s=times,
         tokens_per_s=tokens / step,
         tokens_per_s_per_gpu=per_gpu,
-        mfu=per_gpu * training_flops_per_token(policy.workload) / reference,
+        mfu=per_gpu * training_flops_per_token(passes.policy.workload) / reference,
         **memory.columns(spread, gpu, constants),
         mfu_peak_flops_per_s=reference,
         level=np.ones_like(step),
