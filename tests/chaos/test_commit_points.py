@@ -77,7 +77,8 @@ def test_a_death_at_any_write_changes_nothing(
 @pytest.mark.parametrize(
     ("kind", "every"),
     [
-        ("sqlite", 27),
+        ("sqlite", 60),
+        pytest.param("sqlite", 27, marks=pytest.mark.thorough),
         pytest.param("postgresql", 60, marks=pytest.mark.thorough),
         pytest.param("sqlite", 5, marks=pytest.mark.chaos),
         pytest.param("postgresql", 5, marks=pytest.mark.chaos),
