@@ -184,7 +184,7 @@ def tune(
     runner: TrialRunner | None = None,
     profile: bool = True,
 ) -> Result:
-    """Run a study in the foreground, to its end or to Ctrl-C (then the record is PAUSED and the same call continues it).
+    """Run a study in the foreground until it ends or you press Ctrl-C. Ctrl-C pauses it (PAUSED), and the same call resumes it.
 
     `resume`: continue an unfinished study of the same name and spec instead of starting a new one; `study_id` selects it directly; `spec`: the document as written, stored with the study. `searcher`: another searcher than the study's: a registered name, a class of
     `autotune.search.Searcher`, a function that makes one of an `autotune.search.Problem`, or a fresh searcher over

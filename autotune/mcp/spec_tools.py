@@ -137,13 +137,24 @@ class SpecTools:
         seq_len: Annotated[int | None, Field(ge=1, description="Tokens per sequence.")] = None,
         batch: Annotated[int | None, Field(ge=1, description="Sequences per optimizer step.")] = None,
         measured_s: Annotated[float | None, Field(gt=0, description="Measured seconds per step.")] = None,
+        precision: Annotated[
+            str | None, Field(description="bf16, fp16 or fp32, if the launch does not name the number format.")
+        ] = None,
+        config: Annotated[
+            str | None, Field(description="KNOB=VALUE,...: the config it trains with, if the launch does not say.")
+        ] = None,
+        log: Annotated[str | None, Field(description="Text of its log, to read step times from.")] = None,
+        train_tokens: Annotated[
+            float | None, Field(gt=0, description="Tokens of the whole training run, to compute days and cost.")
+        ] = None,
     ) -> ReviewedLaunch:
         """Review a launch as it is, without a spec and without running it: whether it fits, how fast it should be, and which lines to edit."""
         found = review_texts(
-            files, store=self._store, cluster=cluster, model=model, seq_len=seq_len, batch=batch, measured_s=measured_s
-        )
+            files, store=self._store, cluster=cluster, model=model, seq_len=seq_len, batch=batch, measured_s=measured_s,
+            precision=precision, config=config, log=log,
+        )  # fmt: skip
         return ReviewedLaunch(
-            text="\n".join(lines_of(found)),
+            text="\n".join(lines_of(found, tokens=train_tokens)),
             fits=found.fits,
             missing=[f"{each.what}; {each.remedy}" for each in found.missing],
             edits=[edit.to_dict() for edit in found.edits],

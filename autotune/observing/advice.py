@@ -99,7 +99,9 @@ def reviewed(training: Training, *, cluster: str | None, store: str | Path | Non
         path = Path(folder, "study.json")
         path.write_text(json.dumps(document), encoding="utf-8")
         found = review(path, store=database, local_cluster=lambda: here)
-        return replace(found, target=document["name"])
+        # the study is autotune's own, no file of the user's
+        warnings = tuple(replace(each, file="", line=None) for each in found.warnings)
+        return replace(found, target=document["name"], warnings=warnings)
 
 
 def program() -> str:

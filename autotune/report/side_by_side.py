@@ -68,7 +68,9 @@ def trial_facts(trial: Trial) -> dict[str, str]:
         "peak memory": format_bytes(m.peak_memory_bytes if m else None),
         "predicted peak memory": format_bytes(float(estimate.peak_memory_bytes) if estimate else None),
         "probability of running out of memory": f"{float(estimate.oom_probability):.0%}" if estimate else UNKNOWN,
-        "model FLOPs utilization": f"{measured.mfu:.1%}" if measured and measured.mfu is not None else UNKNOWN,
+        "model FLOPs utilization": f"{measured.mfu:.1%}"
+        if measured and measured.mfu is not None and measured.mfu <= 1.0
+        else UNKNOWN,
         "last loss": f"{losses[-1]:.4f}" if losses else UNKNOWN,
         "reward": f"{reward.total:+.3f}" if reward else UNKNOWN,
         "stability": f"{reward.stability:.2f}" if reward else UNKNOWN,

@@ -282,7 +282,7 @@ class ModelSpec(Plain):
 
     @classmethod
     def of_parameters(cls, parameters: int, *, name: str) -> ModelSpec:
-        """A model with only its number of weights known, such as an image model; predictions use a decoder of about that size."""
+        """A model known only by its parameter count, such as an image model; predictions use a decoder of about that size."""
         positive_int("parameters", parameters, at_most=1 << 50)
         layers = max(1, round((parameters / (12 * _ASPECT**2)) ** (1 / 3)))
         width = max(1, math.isqrt(parameters // (12 * layers)))

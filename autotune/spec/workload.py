@@ -59,7 +59,7 @@ class Workload(Plain):
     seq_len: int
     """tokens per sequence, >= 1"""
     global_batch_size: int | tuple[int, ...]
-    """sequences per optimizer step: one value, or the allowed values in rising order"""
+    """sequences per optimizer step: one value, or the allowed values in ascending order"""
     optimizer: str = "adamw"
     """adamw, sgd, adamw_8bit, muon or adafactor"""
     trainer: str = "native"
@@ -115,7 +115,7 @@ class Workload(Plain):
 
     @property
     def global_batch_sizes(self) -> tuple[int, ...]:
-        """All allowed global batch sizes, in rising order."""
+        """All allowed global batch sizes, in ascending order."""
         return self.global_batch_size if isinstance(self.global_batch_size, tuple) else (self.global_batch_size,)
 
     @property

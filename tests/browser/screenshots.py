@@ -59,7 +59,7 @@ ENDED = (
     Picture(name="trial", path="/studies/{study}/trials/{best}"),
     Picture(name="trial-figures", path="/studies/{study}/trials/{best}", at="Figures"),
     Picture(name="compare", path="/studies/{study}/compare?trial={default}&trial={best}"),
-    Picture(name="export", path="/studies/{study}/export?trainer=megatron&on=slurm"),
+    Picture(name="export", path="/studies/{study}/export?trainer=native&on=slurm"),
     Picture(name="submit", path="/submit?from={study}", ready=".preview table"),
 )
 

@@ -261,9 +261,9 @@ def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
     if unknown := blind_words(name for row in proxies if row["proxy"] for name in row["proxy"]["blind"]):
         out.print(f"proxies cannot show: {', '.join(unknown)}")
     first = ParallelConfig.from_dict(findings["configs"][0]["config"])
-    counted = "counting the risk that a run fails or that sends between nodes stall, and earlier studies, "
+    counted = ". The ranking includes the risk of failures, network stalls and earlier studies"
     out.print(
-        f"before any of them ran, {'' if first == found.rows[0].config else counted}the first config is {config_label(first)}; {statement_sentence(findings)}"
+        f"ranked first before any proxy ran: {config_label(first)}{'' if first == found.rows[0].config else counted}. {statement_sentence(findings)}"
     )
 
 

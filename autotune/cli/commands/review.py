@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -116,7 +116,7 @@ def review(
         _write(found, write)
         _note_what_the_files_lack(found)
     if json:
-        emit(found.to_dict())
+        emit({**found.to_dict(), **_bill(found, train_tokens)})
     elif diff:
         print(_patch(found), end="")
         _note_what_the_files_lack(found)
@@ -172,6 +172,15 @@ def _note_what_the_files_lack(found: Review) -> None:
         note(f"also set (no line for these in the files): {', '.join(found.unplaced)}")
     if found.together is None and not found.missing:
         note("no edit is proposed: see the review without --diff")
+
+
+def _bill(found: Review, tokens: float | None) -> dict[str, Any]:
+    """What the whole training takes, where its tokens are given and something is predicted."""
+    from autotune.planning import Bill
+
+    if tokens is None or found.estimate is None or found.study is None:
+        return {}
+    return {"bill": Bill.of(found.study.workload.cluster, float(found.estimate.tokens_per_s), tokens).to_dict()}
 
 
 def _write(found: Review, file: Path) -> None:

@@ -108,7 +108,11 @@ def _levels(source: FigureSource, end: float) -> list[Line]:
         speed = tokens_per_s(default)
         found.append(Line(points=[(0.0, speed), (end, speed)], kind="dashed", label="baseline"))
     optimum = source.space.optimum_tokens_per_s if source.space is not None else None
-    if optimum is not None:
+    # a calibration of the cluster moves the trials' own predictions, and not these
+    is_calibrated = optimum is not None and any(
+        t.estimate is not None and float(t.estimate.tokens_per_s) > 1.05 * optimum for t in source.own
+    )
+    if optimum is not None and not is_calibrated:
         label = f"best prediction: {format_count(optimum)}"
         found.append(Line(points=[(0.0, optimum), (end, optimum)], kind="dotted", label=label))
     return found

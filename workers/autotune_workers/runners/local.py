@@ -134,7 +134,7 @@ class LocalRunner(AnyTrainerRunner):
             check_gpus(self._gpus)
         self.check(request)
         if request.id in self._turns:
-            raise RunnerError(f"attempt {request.id} is running already")
+            raise RunnerError(f"attempt {request.id} is already running")
         self._said += self._turns.add(request)
 
     def poll(self, timeout_s: float) -> list[RunnerEvent]:
