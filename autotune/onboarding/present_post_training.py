@@ -136,6 +136,6 @@ def _longest(reading: Reading, seq_len: int) -> tuple[int, int]:
     """(tokens of the longest prompt, of the longest response); half of the sequence each where nothing tells."""
     response: Any = reading.rl.get("response_lengths")
     prompt: Any = reading.rl.get("prompt_lengths")
-    if response is None or response >= seq_len:
+    if response is None or (reading.seq_len is not None and response >= seq_len):
         response = max(seq_len // 2, 1)
     return int(prompt or max(seq_len - response, 1)), int(response)

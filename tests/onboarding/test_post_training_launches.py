@@ -30,6 +30,10 @@ OLD = (
     " --micro_rollout_batch_size 16 --prompt_max_len 1024 --generate_max_len 1024 --zero_stage 3 --bf16 --init_kl_coef 0.01 --packing_samples"
 )
 TRL = "model_name_or_path: Qwen/Qwen2.5-7B\nmax_completion_length: 512\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 8\n"
+VERL = (
+    "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-7B data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=64"
+    " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 trainer.n_gpus_per_node=8"
+)
 BASE = """
 grpo: {num_prompts_per_step: 64, num_generations_per_prompt: 8, seed: 7, max_num_steps: 300, async_grpo: {enabled: false}}
 loss_fn: {reference_policy_kl_penalty: 0.02}
@@ -68,6 +72,7 @@ def of_text(text: str, folder: Path, name: str = "run.sh", cluster: str | None =
         ("", True, ["--ref.num_gpus_per_node 8", "--rollout.micro_batch_size 1", "--actor.adam.lr 1e-06", "--train.seed 42"],
          ["init_coef", "use_loss", "packing_samples", "max_new_tokens"]),
         ("--algo.kl.init_coef 0.001 --algo.kl.use_loss --rollout.micro_batch_size 2", True, ["--algo.kl.init_coef 0.001", "--algo.kl.use_loss", "--rollout.micro_batch_size"], []),
+        ("--algo.advantage.estimator rloo", True, ["--algo.advantage.estimator rloo"], ["group_norm"]),
         ("--algo.kl.init_coef 0 --ds.packing_samples", False, ["--algo.kl.init_coef 0", "--ds.packing_samples"], ["use_loss"]),
         ("--actor.eps_clip_low_high 0.2 0.27 --algo.dynamic_filtering_range 0 1 --reward.clip_range -10 10", True,
          ["--actor.eps_clip_low_high 0.2 0.27", "--algo.dynamic_filtering_range 0 1", "--reward.clip_range -10 10"], []),
@@ -224,6 +229,50 @@ def test_overrides_of_nemo_rl_count_over_the_file_that_its_command_names(
         assert Path(written["defaults"]) == tmp_path / "examples" / "configs" / "mine.yaml"
     with pytest.raises(SpecError, match="starts NeMo-RL's DPO, which autotune does not read"):
         of_text("uv run examples/run_dpo.py --config examples/configs/dpo.yaml", tmp_path)
+
+
+def test_an_estimator_that_costs_what_grpo_costs_stays_what_it_is(tmp_path: Path) -> None:
+    draft = of_text(f"{VERL} algorithm.adv_estimator=rloo", tmp_path)
+    assert draft.document["rl"]["algorithm"] == "grpo"
+    assert exported(draft, tmp_path)[1]["algorithm"]["adv_estimator"] == "rloo"
+
+
+@pytest.mark.parametrize(
+    ("said", "targets", "modules"),
+    [
+        ("", "attention", ["q_proj", "v_proj"]),
+        ("lora_target_modules: [q_proj, down_proj]", "all", ["q_proj", "down_proj"]),
+        ("lora_target_modules: all-linear", "all", "all-linear"),
+    ],
+)
+def test_adapters_of_trl_are_counted_and_kept(said: str, targets: str, modules: Any, tmp_path: Path) -> None:
+    draft = of_text(f"{TRL}use_peft: true\nlora_r: 32\nlora_alpha: 64\n{said}\n", tmp_path, "grpo.yaml")
+    peft = draft.document["workload"]["peft"]
+    assert (peft["method"], peft["rank"], peft["targets"]) == ("lora", 32, targets)
+    _, written = exported(draft, tmp_path)
+    assert (written["use_peft"], written["lora_r"], written["lora_alpha"]) == (True, 32, 64)
+    assert written["lora_target_modules"] == modules
+
+
+@pytest.mark.parametrize("flags", ["--ds.lora.rank 8", "--ds.lora.rank 8 --ds.lora.target_modules q_proj v_proj"])
+def test_adapters_of_openrlhf_are_counted_and_kept(flags: str, tmp_path: Path) -> None:
+    draft = of_text(f"{OPENRLHF} {flags}", tmp_path)
+    peft = draft.document["workload"]["peft"]
+    assert (peft["rank"], peft["targets"]) == (8, "attention" if "q_proj" in flags else "all")
+    assert flags in exported(draft, tmp_path)[0]
+
+
+@pytest.mark.parametrize("key", ["lora_rank", "lora.rank"])
+def test_adapters_of_verl_are_counted_and_written_once(key: str, tmp_path: Path) -> None:
+    draft = of_text(f"{VERL} actor_rollout_ref.model.{key}=64", tmp_path)
+    assert draft.document["workload"]["peft"]["rank"] == 64
+    model = exported(draft, tmp_path)[1]["actor_rollout_ref"]["model"]
+    assert [model.get("lora_rank"), model.get("lora", {}).get("rank")].count(64) == 1
+
+
+def test_a_long_response_is_not_cut_at_the_assumed_sequence(tmp_path: Path) -> None:
+    draft = of_text(TRL.replace("max_completion_length: 512", "max_completion_length: 4096"), tmp_path, "grpo.yaml")
+    assert draft.document["rl"]["response_lengths"]["max"] == 4096
 
 
 def test_commands_of_verl_and_its_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

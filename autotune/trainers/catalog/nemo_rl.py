@@ -62,6 +62,9 @@ DTENSOR, MEGATRON, PACKING, DYNAMIC, GENERATION = (
     "policy.dynamic_batching",
     "policy.generation",
 )
+UNCOUNTED = tuple(
+    f"{engine}.{name}.enabled" for engine in (MEGATRON, DTENSOR) for name in ("lora_cfg", "peft", "fp8_cfg")
+)
 PENALTY = "loss_fn.reference_policy_kl_penalty"
 _LENGTH = "${mul:${policy.max_total_sequence_length}, ${policy.%s}}"
 DEFAULTS: Mapping[str, Any] = {
@@ -308,6 +311,11 @@ class NemoRl(PostTrainer):
         """Both engines."""
         keys.drop("defaults")
         is_megatron = bool(keys.flag(f"{MEGATRON}.enabled"))
+        keys.remarks += [
+            f"{switch}: plans do not count what it saves; launches keep it"
+            for switch in UNCOUNTED
+            if keys.written(switch) is True
+        ]
         keys.flag(f"{DTENSOR}.enabled")
         engine, where = ("megatron", MEGATRON) if is_megatron else ("fsdp", DTENSOR)
         nodes, per_node = keys.count("cluster.num_nodes") or 1, keys.count("cluster.gpus_per_node")

@@ -21,6 +21,7 @@ from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.base.trainer import needs
 from autotune.trainers.base.trainer_option import Option, Reach
 from autotune.trainers.launch_files import Launch
+from autotune.trainers.post_training.adapters import read_adapters, written_modules
 from autotune.trainers.post_training.programs import USUAL
 from autotune.trainers.post_training.trainer import OPTIONS, PostTrainer, fitted, flags_of, grid, mini_batches, rl_value
 from autotune.trainers.present_configuration import (
@@ -78,7 +79,8 @@ OLD: Mapping[str, str] = {
     **{f"vllm.{key}": f"vllm_{key}" for key in ("num_engines", "tensor_parallel_size", "enable_sleep", "gpu_memory_utilization")},
     "train.colocate_all": "colocate_all_models", "train.colocate_actor_ref": "colocate_actor_ref", "ds.enable_sleep": "deepspeed_enable_sleep",
     "ds.zero_stage": "zero_stage", "ds.tensor_parallel_size": "ds_tensor_parallel_size", "ds.ring_attn_size": "ring_attn_size", "ds.adam_offload": "adam_offload",
-    "ds.param_dtype": "param_dtype", "ds.packing_samples": "packing_samples", "actor.gradient_checkpointing_enable": "gradient_checkpointing",
+    "ds.param_dtype": "param_dtype", "ds.packing_samples": "packing_samples", "ds.lora.rank": "lora_rank", "ds.lora.target_modules": "target_modules",
+    "ds.load_in_4bit": "load_in_4bit", "actor.gradient_checkpointing_enable": "gradient_checkpointing",
     "actor.model_name_or_path": "pretrain", "actor.adam.lr": "actor_learning_rate", "algo.advantage.estimator": "advantage_estimator", KL: "init_kl_coef",
     "rollout.batch_size": "rollout_batch_size", "rollout.n_samples_per_prompt": "n_samples_per_prompt", "rollout.micro_batch_size": "micro_rollout_batch_size",
     "rollout.max_new_tokens": "max_new_tokens", "rollout.max_tokens_per_gpu": "rollout_max_tokens_per_gpu", "data.max_len": "max_len",
@@ -99,6 +101,8 @@ class OpenRlhf(PostTrainer):
     summary = "OpenRLHF, the flags of train_ppo_ray with DeepSpeed and vLLM"
     checked_against = "openrlhf 0.11.2"
     engines = frozenset({"deepspeed"})
+    peft_methods = frozenset({"lora"})
+    no_adapters = "its plans have no weights of 4 bits"
     carried = frozenset(
         {"rollout_tp", "rollout_gpus", "micro_batch_tokens", "log_prob_micro_batch_tokens", "staleness"}
     )
@@ -226,6 +230,8 @@ class OpenRlhf(PostTrainer):
             "train.dynamic_batch_enable": tokens > 0,
             "logger.logging_steps": 1,
         }
+        if workload.peft is not None:
+            found |= {"ds.lora.rank": workload.peft.rank, "ds.lora.target_modules": written_modules(workload.peft)}
         if not rl.reference:
             found[KL] = 0
         if tokens:
@@ -269,6 +275,8 @@ class OpenRlhf(PostTrainer):
         keys.drop("logger.logging_steps", "vllm.enable_sleep")
         whole, with_reference = keys.flag("train.colocate_all"), keys.flag("train.colocate_actor_ref")
         estimator, penalty = keys.text("algo.advantage.estimator"), keys.number(KL)
+        if estimator not in ESTIMATORS.values():  # rloo and reinforce cost what grpo costs, and stay what they are
+            keys.keep_unless("algo.advantage.estimator", None)
         gpus = {
             role: _product(keys.count(f"{role}.num_{what}") for what in ("nodes", "gpus_per_node")) for role in ROLES
         }
@@ -319,6 +327,8 @@ class OpenRlhf(PostTrainer):
         options = {"model": path, "learning_rate": keys.number("actor.adam.lr"), "seed": keys.count("train.seed")}
         keys.keep(KL)
         keys.keep_unless("train.seed", None)
+        if keys.find("ds.load_in_4bit"):
+            keys.remarks.append("ds.load_in_4bit: launches keep it; plans count weights of 16 bits")
         return Reading(
             knobs=knobs,
             model_file=path or "",
@@ -327,6 +337,7 @@ class OpenRlhf(PostTrainer):
             options=options,
             rl=rl,
             rollout=rollout,
+            peft=read_adapters(keys.count("ds.lora.rank"), keys.find("ds.lora.target_modules")),
         )
 
 

@@ -23,6 +23,7 @@ from autotune.trainers.documents.file_formats import hf_layer_class
 from autotune.trainers.launch_files import FOLDER
 from autotune.trainers.logs.formats import parse_loss_dictionary
 from autotune.trainers.logs.step_metrics import StepMetrics
+from autotune.trainers.post_training.adapters import read_adapters, written_modules
 from autotune.trainers.post_training.logs import step_metrics_of
 from autotune.trainers.post_training.programs import USUAL, program_of
 from autotune.trainers.post_training.trainer import PostTrainer, flags_of, grid, rl_value
@@ -41,6 +42,8 @@ DEFAULTS: Mapping[str, Any] = {
     "gradient_checkpointing": True,
     "learning_rate": 1e-6,
     "logging_steps": 10,
+    "lora_r": 16,
+    "lora_target_modules": ["q_proj", "v_proj"],  # PEFT's own, of Llama and Qwen
     "loss_type": "dapo",
     "max_completion_length": 512,
     "max_steps": -1,
@@ -95,6 +98,8 @@ class Trl(PostTrainer):
     }
     recognized_by = ("per_device_train_batch_size", "num_generations", "steps_per_generation", "max_completion_length")
     defaults = DEFAULTS
+    peft_methods = frozenset({"lora"})
+    no_adapters = "its models are not in 4 bits"
     settings_file = "grpo.yaml"
     watching = (
         "output_dir", "max_steps", "num_train_epochs", "logging_*", "save_*", "load_best_model_at_end", "eval_*", "do_eval", "report_to", "run_name", "push_to_hub", "hub_*",
@@ -172,6 +177,12 @@ class Trl(PostTrainer):
             "save_strategy": "no",
             "report_to": "none",
         }
+        if workload.peft is not None:
+            found |= {
+                "use_peft": True,
+                "lora_r": workload.peft.rank,
+                "lora_target_modules": written_modules(workload.peft),
+            }
         if workload.cluster.gpu.is_cpu:
             found["use_cpu"] = True
         else:
@@ -273,12 +284,17 @@ class Trl(PostTrainer):
             "save_strategy",
         ):  # what launches write otherwise
             keys.keep_unless(path, None)
+        adapters = keys.count("lora_r") if keys.flag("use_peft") else 0
+        modules = keys.keep_unless("lora_target_modules", None) if adapters else None
+        if keys.find("load_in_4bit") or keys.find("load_in_8bit"):
+            keys.remarks.append("load_in_4bit, load_in_8bit: launches keep them; plans count weights of 16 bits")
         return Reading(
             knobs={name: value for name, value in knobs.items() if value is not None},
             model_file=path or "",
             options=options,
             rl=rl,
             rollout=rollout,
+            peft=read_adapters(adapters, modules),
         )
 
     step_marks = ("{", "'train_samples")

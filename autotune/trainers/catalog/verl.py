@@ -22,6 +22,7 @@ from autotune.trainers.base.effective import word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.launch_files import FOLDER
+from autotune.trainers.post_training.adapters import read_adapters, written_modules
 from autotune.trainers.post_training.trainer import PostTrainer, fitted, grid, rl_value
 from autotune.trainers.present_configuration import SETTINGS, KeyReader, PresentConfiguration, Reading, dotted, merged
 
@@ -158,6 +159,11 @@ class Verl(PostTrainer):
             # a run that counts epochs has them among its settings, which trials leave out
             "trainer.total_training_steps": None if _has(options[SETTINGS.name], EPOCHS) else options["steps"],
         }
+        if workload.peft is not None and not _has(options[SETTINGS.name], f"{MODEL}.lora"):
+            found |= {
+                f"{MODEL}.lora_rank": workload.peft.rank,
+                f"{MODEL}.target_modules": written_modules(workload.peft),
+            }
         if rl.rollout is not None and rl.rollout.memory_fraction:
             found[f"{ROLLOUT}.gpu_memory_utilization"] = rl.rollout.memory_fraction
         if tokens:
@@ -240,11 +246,14 @@ class Verl(PostTrainer):
         where = f"{ACTOR}.{'megatron' if is_megatron else 'fsdp_config'}"
         params, states = keys.flag(f"{where}.param_offload"), keys.flag(f"{where}.optimizer_offload")
         estimator = keys.text("algorithm.adv_estimator")
+        if estimator not in ESTIMATORS.values():  # rloo, gpg and others cost what grpo costs, and stay what they are
+            keys.keep_unless("algorithm.adv_estimator", None)
         in_loss, in_reward = keys.flag(f"{ACTOR}.use_kl_loss"), keys.flag(KL_IN_REWARD)
         keys.keep(KL_IN_REWARD)
         of_reference = f"{REF}.{'megatron' if is_megatron else 'fsdp_config'}.param_offload"
-        packs, adapters = keys.find(f"{MODEL}.use_remove_padding"), keys.count(f"{MODEL}.lora_rank")
-        keys.keep(f"{MODEL}.lora_rank")
+        packs = keys.find(f"{MODEL}.use_remove_padding")
+        adapters = keys.count(f"{MODEL}.lora_rank") or keys.count(f"{MODEL}.lora.rank")
+        keys.keep(f"{MODEL}.lora.rank")
         if keys.find("reward_model.enable") or keys.find("reward.reward_model.enable"):
             keys.remarks.append(
                 "the reward model's memory and time are not counted: give its seconds a step as rl.reward_s"
@@ -283,7 +292,7 @@ class Verl(PostTrainer):
             options=options,
             rl=rl,
             rollout=rollout,
-            peft={"method": "lora", "rank": adapters, "targets": "all", "library": "peft"} if adapters else {},
+            peft=read_adapters(adapters, keys.find(f"{MODEL}.target_modules")),
         )
 
 
