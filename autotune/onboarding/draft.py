@@ -125,6 +125,8 @@ class Draft:
     """keys whose value is only a stand-in"""
     notes: tuple[str, ...] = ()
     """what was kept and what was not understood, in words"""
+    remarks: tuple[str, ...] = ()
+    """those of the notes that a prediction needs: what is not counted, or counted as something else"""
     as_options: Draft | None = None
     """the same launch as if options said what the program's text does, for a review, which edits that text"""
     beside: str = ""

@@ -34,9 +34,11 @@ from autotune.trainers.present_configuration import (
     PresentConfiguration,
     Reading,
     dotted,
+    flat,
     split_by_path,
     without_equal,
 )
+from autotune.trainers.readers.shell_folders import OF_SCRIPT
 
 STAND_IN_MODEL = "nano-gpt"
 STAND_IN_VOCAB = 32000
@@ -45,6 +47,8 @@ STAND_IN_CLUSTER = "h100-sxm"
 """GPU type of the launch that is only read again"""
 NODE = 8
 """GPUs of a node, where only the number of ranks is known"""
+OF_SHELL = re.compile(r"\$\(|`|\$[@*\d]")
+"""what is left of a command's output, or of a script's arguments, where nothing says them"""
 OF_THE_RUN = ("steps", "master_addr", "master_port", "seed")
 """options that belong to one run: a study sets them itself"""
 
@@ -82,7 +86,8 @@ def import_draft(
             field="--cluster",
         )
     fill_in: list[str] = []
-    notes = list(reading.remarks)
+    reading, uncomputed = _in_folder(reading, str(path.resolve().parent))
+    notes = [*reading.remarks, *uncomputed]
     shape = _model(reading, path, model, folder)
     guessed = shape is not None and model is None and "vocab_size" not in reading.model and not reading.model_file
     if shape is None or guessed:
@@ -181,7 +186,9 @@ def import_draft(
     if watching := split_by_path(settings, subject.watching)[1]:
         notes.append(f"monitoring is only in exports, not in trials: {', '.join(watching)}")
     heading = (f"The current configuration of {name}, read from {path.name} by `autotune import`.",)
-    return Draft(heading=heading, entries=tuple(entries), fill_in=tuple(fill_in), notes=tuple(notes))
+    return Draft(
+        heading=heading, entries=tuple(entries), fill_in=tuple(fill_in), notes=tuple(notes), remarks=reading.remarks
+    )
 
 
 def _is_offload(path: str, settings: Mapping[str, Any]) -> bool:
@@ -333,6 +340,30 @@ def _present_job(
 def _broken_law(job: tuple[Workload, ParallelConfig] | None) -> str:
     """Why no study can measure the current configuration, whatever its cluster; empty where one can, or where that is not known."""
     return (why_not(*job) or "") if job else ""
+
+
+def _in_folder(reading: Reading, folder: str) -> tuple[Reading, list[str]]:
+    """The reading with the folder of its script written out, and what else of its values only the shell can compute, in words."""
+    options = {name: _written_out(value, folder) for name, value in reading.options.items()}
+    settings = _written_out(dict(reading.settings), folder)
+    notes = [
+        f"{path}: only the shell can compute {value!r:.60}; write its value"
+        for path, value in flat(settings)
+        if OF_SHELL.search(str(value))
+    ]
+    model_file = _written_out(reading.model_file, folder)
+    return replace(reading, options=options, settings=settings, model_file=model_file), notes
+
+
+def _written_out(value: Any, folder: str) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _written_out(inner, folder) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_written_out(inner, folder) for inner in value]
+    if not isinstance(value, str) or OF_SCRIPT not in value:
+        return value
+    found = value.replace(OF_SCRIPT, folder)
+    return os.path.normpath(found) if value.startswith(OF_SCRIPT) else found
 
 
 def _beyond_a_launch(

@@ -3,6 +3,7 @@
     uv run examples/run_grpo.py --config grpo.yaml cluster.gpus_per_node=8
     ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --actor.num_nodes 1
     trl grpo --config grpo.yaml --num_processes 8
+    accelerate launch --config_file zero3.yaml -m trl.scripts.grpo --config grpo.yaml
 
 NeMo-RL's files start from others, which are looked for where its program looks for them.
 """
@@ -21,11 +22,13 @@ from autotune.onboarding.configuration_files import read_present
 from autotune.onboarding.launch.launch_script import Started, started_by
 from autotune.onboarding.launch.started_program import where_it_runs
 from autotune.trainers.catalog.nemo_rl import BASE, bases_of, with_bases
+from autotune.trainers.catalog.trl import as_trl_grpo
 from autotune.trainers.post_training.programs import PROGRAMS, UNREAD, USUAL, program_of
 from autotune.trainers.present_configuration import PresentConfiguration, parse_document
 from autotune.trainers.readers.shell_words import commands_of
 
 NEMO_RL = "nemo_rl"
+TRL = " ".join(USUAL["trl"])
 _OTHER_ALGORITHMS = frozenset({"dpo", "sft", "ppo", "rm", "distillation"})
 _OF_TESTS = re.compile(r"tests/test_suites/(.+)\.sh$")
 """NeMo-RL's own launches, whose configuration has their name (tests/test_suites/llm/common.env)"""
@@ -47,6 +50,8 @@ def post_training_launch(text: str, path: Path) -> tuple[str, PresentConfigurati
                 field="FILE",
             )
         name = PROGRAMS[program.name]
+        if name == "trl" and program.name != TRL:
+            words = as_trl_grpo(words, program)
         present = PresentConfiguration(argv=words, cwd=_folder(path, started, folder, program.name))
         return name, _with_files(name, present, path)
     return None
@@ -97,12 +102,15 @@ def _with_files(name: str, present: PresentConfiguration, path: Path) -> Present
             at = present.argv.index(told)
             present = replace(present, argv=(*present.argv[:at], named, *present.argv[at + 1 :]))
             told = named
+    read = _reader(Path(present.cwd))
+    if told is None and name == "trl":
+        return replace(present, files=_launchers_file(present, read))
     if told is None or name not in (NEMO_RL, "trl"):
         return present
-    read = _reader(Path(present.cwd))
     if (text := read(told)) is not None:
         inner = os.path.normpath(told)
         files = {inner: text}
+        files |= _launchers_file(present, read)
         return replace(present, files=with_bases(files, inner, read) if name == NEMO_RL else files)
     if name == "trl":
         raise SpecError(
@@ -111,6 +119,13 @@ def _with_files(name: str, present: PresentConfiguration, path: Path) -> Present
             field="FILE",
         )
     return present
+
+
+def _launchers_file(present: PresentConfiguration, read: Callable[[str], str | None]) -> dict[str, str]:
+    """The file of Accelerate that `trl grpo` is given, by its name; nothing where it is one of TRL's own, or not here."""
+    named = present.option("accelerate_config")
+    text = read(named) if named else None
+    return {} if named is None or text is None else {os.path.normpath(named): text}
 
 
 def _reader(folder: Path) -> Callable[[str], str | None]:

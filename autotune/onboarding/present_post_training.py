@@ -5,7 +5,7 @@ A configuration says how long prompts and responses may be, not how long they ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autotune.onboarding.draft import Entry
@@ -38,6 +38,10 @@ SPACES: dict[str, dict[str, Any]] = {
 """by the engine that trains"""
 SPEED = "tokens_per_s_per_gpu"
 LENGTHS = ("prompt_lengths", "response_lengths")
+
+
+NO_TIME = 1e15
+"""tokens per second per GPU of a generation whose time is left out"""
 
 
 def asked_of_post_training(reading: Reading) -> list[str]:
@@ -100,6 +104,27 @@ def answered_by_log(document: Mapping[str, Any], text: str) -> tuple[dict[str, A
     if reward_s := log.median("reward"):
         rl["reward_s"] = reward_s
     return {"rl": rl, "rollout": rollout}, tuple(answered)
+
+
+def at_the_longest(
+    document: Mapping[str, Any], open_keys: Iterable[str], seq_len: int | None = None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(`rl` and `rollout` of a draft, with lengths that nobody told at their limit and without a generation whose speed nobody told, what that assumes).
+
+    `seq_len`: tokens of the longest sequence, where the launch does not say them.
+    """
+    rl, rollout, assumed, asked = dict(document["rl"]), dict(document["rollout"]), [], set(open_keys)
+    limits = {key: rl[key]["max"] for key in LENGTHS if f"rl.{key}" in asked}
+    if seq_len is not None and "prompt_lengths" in limits:
+        limits["prompt_lengths"] = max(seq_len - rl["response_lengths"]["max"], 1)
+    rl |= {key: {"mean": limit, "max": limit} for key, limit in limits.items()}
+    if limits:
+        said = " and ".join(f"every {key.partition('_')[0]} has {limit:,} tokens" for key, limit in limits.items())
+        assumed.append(f"{said}, which is the limit: an upper bound of time and memory; --log gives a run's lengths")
+    if f"rollout.{SPEED}" in asked:
+        rollout[SPEED] = NO_TIME
+        assumed.append(f"times are without generation; --log gives its time, or rollout.{SPEED} in a spec")
+    return {"rl": rl, "rollout": rollout}, tuple(assumed)
 
 
 def present_post_training(reading: Reading, batch: int) -> PostTraining:

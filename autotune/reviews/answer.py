@@ -215,7 +215,7 @@ class Review:
     if_out_of_memory: Edit | None = None
     """what makes it fit where it may not and no edit surely does; it may cost speed"""
     is_upper_bound: bool = False
-    """whether the launch has options that lower the memory and are not in the cost model"""
+    """whether the launch may need less memory than is predicted"""
     warnings: tuple[Danger, ...] = ()
     """what is wrong or dangerous, the worst first"""
     lines: tuple[LineEdit, ...] = ()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cost import calibration_for, estimate
 from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import UNREAD
-from autotune.onboarding.present_post_training import LENGTHS, SPEED, answered_by_log
+from autotune.onboarding.present_post_training import LENGTHS, SPEED, answered_by_log, at_the_longest
 from autotune.onboarding.script.draft import ASSUMED_WEIGHTS, NOT_PREDICTED
 from autotune.results.calibrations import program_of, stored_calibration
 from autotune.reviews.answer import Edit, LineEdit, Missing, Observed, Review
@@ -146,8 +146,11 @@ def _review(
     store: BestKnownStore | None,
     local_cluster: Callable[[], ClusterSpec] | None,
 ) -> Review:
-    document, missing = _completed(found, said, local_cluster, log)
-    assumed = tuple(dict.fromkeys(c for c in found.comments if _is_assumed(c)))
+    document, missing, bounds = _completed(
+        found, said, local_cluster, log, is_measured=log is not None or measured_s is not None
+    )
+    assumed = (*bounds, *(found.draft.remarks if found.draft else ()))
+    assumed += tuple(dict.fromkeys(c for c in found.comments if _is_assumed(c)))
     assumed += tuple(note for note in found.notes if note.startswith((NOT_PREDICTED, ASSUMED_WEIGHTS, UNREAD)))
     shape = document.get("model")
     if isinstance(shape, dict) and any(VOCABULARY in comment for comment in found.comments):
@@ -207,7 +210,7 @@ def _review(
         earlier=earlier_of(study, config, store),
         edits=edits,
         together=proposed.together,
-        is_upper_bound=bool(unmodelled),
+        is_upper_bound=bool(unmodelled or bounds),
         best_gain=proposed.best_gain,
         trials=tuple(_located(found, study, config, edit) for edit in proposed.trials),
         if_out_of_memory=_located(found, study, config, proposed.if_out_of_memory)
@@ -230,9 +233,14 @@ def _spec(found: Target, said: Mapping[str, Any]) -> str:
 
 
 def _completed(
-    found: Target, said: Mapping[str, Any], local_cluster: Callable[[], ClusterSpec] | None, log: str | None
-) -> tuple[dict[str, Any], list[Missing]]:
-    """The spec with what was said in its place, and what is still missing."""
+    found: Target,
+    said: Mapping[str, Any],
+    local_cluster: Callable[[], ClusterSpec] | None,
+    log: str | None,
+    *,
+    is_measured: bool,
+) -> tuple[dict[str, Any], list[Missing], tuple[str, ...]]:
+    """The spec with what was said in its place, what is still missing, and what is at its limit because nobody told it."""
     document = dict(found.document)
     workload = dict(document.get("workload") or {})
     open_keys = dict.fromkeys(key for key in found.fill_in if key not in ("trainer.argv", "trainer.cwd"))
@@ -282,6 +290,16 @@ def _completed(
             open_keys["cluster"] = None
     if "baseline" not in document and not found.is_spec:
         open_keys["baseline"] = None
+    bounds: tuple[str, ...] = ()
+    if "rl" in document and not found.is_spec and not open_keys.keys() & {"workload.seq_len", "rl.prompts"}:
+        seq_len = said.get("seq_len") if "workload.seq_len" in found.fill_in else None
+        # a measured step has its own lengths and generation: at their limits they would pass for its error
+        bounded = [
+            key for key in open_keys if key.startswith("rl.prompt_lengths" if is_measured else ("rl.", "rollout."))
+        ]
+        changed, bounds = at_the_longest(document, bounded, seq_len)
+        document |= changed
+        open_keys = {key: None for key in open_keys if key not in bounded}
     missing = []
     if (nodes := _open_nodes(found.started)) and not said.get("config"):
         missing.append(
@@ -312,7 +330,7 @@ def _completed(
             said_why = why.partition("; ")[0].removeprefix("no baseline: ")
             what = f"the current configuration ({said_why})" if said_why else what
         missing.append(Missing(what=what, remedy=remedy))
-    return document, missing
+    return document, missing, bounds
 
 
 def _open_nodes(started: Started | None) -> str:

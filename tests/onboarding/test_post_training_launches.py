@@ -149,6 +149,47 @@ def test_flags_of_trl_count_over_its_file(command: str, tmp_path: Path, monkeypa
         of_text("trl grpo --config other.yaml --num_processes 4", tmp_path)
 
 
+ZERO3 = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nmixed_precision: bf16\nnum_processes: 8\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "accelerate launch --config_file zero3.yaml -m trl.scripts.grpo --config grpo.yaml --seed 3",
+        "accelerate launch --config_file=zero3.yaml --main_process_port 29501 trl/scripts/grpo.py --config grpo.yaml --seed 3",
+        "trl grpo --config grpo.yaml --seed 3 --accelerate_config zero3.yaml",
+    ],
+)
+def test_trl_by_accelerate_is_trl_grpo(command: str, tmp_path: Path) -> None:
+    (tmp_path / "grpo.yaml").write_text(TRL)
+    (tmp_path / "zero3.yaml").write_text(ZERO3)
+    draft = of_text(command, tmp_path)
+    assert "dp=8" in draft.document["baseline"]
+    assert "zero_stage=3" in draft.document["baseline"]
+    argv, written = exported(draft, tmp_path)
+    assert argv.startswith("trl grpo --config")
+    assert argv.endswith("--num_processes 8")
+    assert written["seed"] == 3
+    assert not {"config_file", "main_process_port", "num_processes"} & written.keys()
+
+
+def test_trl_by_accelerate_with_flags_that_are_not_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "grpo.yaml").write_text(TRL)
+    with pytest.raises(SpecError, match="is given --use_fsdp, which autotune does not read"):
+        of_text("accelerate launch --num_processes 8 --use_fsdp -m trl.scripts.grpo --config grpo.yaml", tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["$(dirname $0)", '$(cd "$(dirname "$0")" && pwd)'])
+def test_the_folder_of_a_script_is_written_out_and_what_only_a_shell_computes_is_named(
+    folder: str, tmp_path: Path
+) -> None:
+    draft = of_text(
+        f"HERE={folder}\n{VERL} data.train_files=$HERE/train.parquet trainer.experiment_name=at_$(date +%s)\n", tmp_path
+    )
+    assert draft.document["trainer"]["settings"]["data"]["train_files"] == str(tmp_path / "train.parquet")
+    assert any("experiment_name: only the shell can compute" in note for note in draft.notes)
+
+
 def test_ranks_of_trl_are_its_files_or_the_clusters_or_asked_for(tmp_path: Path) -> None:
     assert of_text(TRL, tmp_path, "grpo.yaml", "h100-sxm-2x8").document["baseline"].startswith("dp=16,")
     assert of_text(TRL + "num_processes: 4\n", tmp_path, "grpo.yaml").document["baseline"].startswith("dp=4,")

@@ -64,11 +64,33 @@ def test_a_draft_has_the_shape_of_the_named_weights_and_what_its_engine_can_run(
     assert float(present.oom_probability) < 0.3, "it is an example that verl ships for this node"
 
 
-def test_without_a_log_it_says_what_to_give(launch: Path) -> None:
+def test_lengths_that_nobody_told_are_at_their_limits_and_generation_is_left_out(launch: Path) -> None:
     found = review(launch, cluster="h100-sxm-1x8")
+    lengths, generation, *_ = found.assumed
+    assert "512 tokens" in lengths
+    assert "1,024 tokens" in lengths
+    assert "upper bound" in lengths
+    assert all("--log" in each for each in (lengths, generation))
+    assert found.is_upper_bound
+    assert found.estimate is not None
+    assert found.estimate.phases_s is not None
+    assert float(found.estimate.phases_s.generation) == pytest.approx(0, abs=1e-6)
+    told = review(launch, cluster="h100-sxm-1x8", log=LOG).estimate
+    assert told is not None
+    assert told.phases_s is not None
+    assert float(found.estimate.phases_s.update) > float(told.phases_s.update)
+
+
+def test_a_measured_step_needs_its_lengths_and_its_generation(launch: Path) -> None:
+    found = review(launch, cluster="h100-sxm-1x8", measured_s=104)
     assert found.study is None
-    assert len(found.missing) == 3
-    assert all("--log" in each.remedy for each in found.missing)
+    assert {each.what for each in found.missing} == {"the response lengths", "the generation speed"}
+
+
+@pytest.mark.parametrize(("said", "named"), [("algorithm.filter_groups.enable=True", "generated again"), ("reward_model.enable=True", "reward model")])  # fmt: skip
+def test_what_is_not_counted_is_said(said: str, named: str, launch: Path) -> None:
+    launch.write_text(f"{launch.read_text().rstrip()} {said}\n")
+    assert any(named in each for each in review(launch, cluster="h100-sxm-1x8").assumed)
 
 
 def test_a_log_answers_what_no_configuration_says(launch: Path) -> None:

@@ -10,10 +10,12 @@ Names and defaults are those of GRPOConfig in trl 1.16.0 (trainer/grpo_config.py
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from autotune.errors import SpecError
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
 from autotune.trainers.base.effective import word_limit
@@ -25,7 +27,7 @@ from autotune.trainers.logs.formats import parse_loss_dictionary
 from autotune.trainers.logs.step_metrics import StepMetrics
 from autotune.trainers.post_training.adapters import read_adapters, written_modules
 from autotune.trainers.post_training.logs import step_metrics_of
-from autotune.trainers.post_training.programs import USUAL, program_of
+from autotune.trainers.post_training.programs import USUAL, Program, program_of
 from autotune.trainers.post_training.trainer import PostTrainer, flags_of, grid, rl_value
 from autotune.trainers.present_configuration import (
     KeyReader,
@@ -35,6 +37,7 @@ from autotune.trainers.present_configuration import (
     merged,
     parse_document,
 )
+from autotune.trainers.readers.accelerate_yaml import stage_and_ranks
 
 DEFAULTS: Mapping[str, Any] = {
     "beta": 0.0,
@@ -65,6 +68,13 @@ ACCELERATE: Mapping[str, tuple[int, int]] = {
     "single_gpu": (0, 1),
 }
 """(ZeRO stage, ranks) of what `--accelerate_config` names (trl/accelerate_configs)"""
+
+LAUNCHER = {"config_file": "accelerate_config", "num_processes": "num_processes", "num_machines": "num_machines"}
+"""flags of `accelerate launch`, by `trl grpo`'s names for them"""
+OF_ONE_MACHINE = frozenset(
+    {"machine_rank", "main_process_ip", "main_process_port", "mixed_precision", "multi_gpu", "gpu_ids", "rdzv_backend"}
+)
+"""flags of `accelerate launch` that a launch writes itself, or that the program's own arguments decide"""
 
 
 class Trl(PostTrainer):
@@ -216,10 +226,15 @@ class Trl(PostTrainer):
         program = program_of(words)
         flags = flags_of(words[program.end :] if program else words)
         named = flags.pop("config", "")
-        name = next((name for name in present.files if name.endswith((".yaml", ".yml"))), "")
+        launcher = os.path.normpath(str(flags.get("accelerate_config", "")))
+        name = next((name for name in present.files if name.endswith((".yaml", ".yml")) and name != launcher), "")
         if not name and not flags:
             name, _ = present.named(".yaml", ".yml")
         document = parse_document(name, present.files[name]) if name else {}
+        if launcher in present.files:
+            stage, ranks = stage_and_ranks(launcher, present.files[launcher])
+            flags["accelerate_config"] = f"zero{stage}" if stage else "multi_gpu"
+            document |= {"num_processes": ranks} if ranks else {}
         told = {key: {"true": True, "false": False}.get(str(value).lower(), value) for key, value in flags.items()}
         return name or named or "the command", merged(document, told)
 
@@ -302,6 +317,24 @@ class Trl(PostTrainer):
     def parse_line(self, line: str) -> StepMetrics | None:
         """The dictionary of a logged step: its `step_time`, which is that of all micro-batches; else as of any trainer of transformers."""
         return (step_metrics_of(line) if "'step_time'" in line else None) or parse_loss_dictionary(line)
+
+
+def as_trl_grpo(words: Sequence[str], program: Program) -> tuple[str, ...]:
+    """`accelerate launch ... -m trl.scripts.grpo ...` as `trl grpo`, which starts Accelerate itself.
+
+    Raises `SpecError` for flags of the launcher that decide how it trains and are not read.
+    """
+    behind = tuple(words[program.end :])
+    before = [word for word in words[: program.end - 1] if word not in ("-m", "--module")]
+    told = {name.replace("-", "_"): value for name, value in flags_of(before).items()}
+    if unread := sorted(told.keys() - LAUNCHER.keys() - OF_ONE_MACHINE):
+        raise SpecError(
+            f"accelerate launch is given --{', --'.join(unread)}, which autotune does not read",
+            remedy="write that into the file of --config_file",
+            field="FILE",
+        )
+    read = [word for name, value in told.items() if name in LAUNCHER for word in (f"--{LAUNCHER[name]}", str(value))]
+    return (*USUAL["trl"], *behind, *read)
 
 
 TRAINER = Trl()

@@ -258,6 +258,10 @@ class Verl(PostTrainer):
             keys.remarks.append(
                 "the reward model's memory and time are not counted: give its seconds a step as rl.reward_s"
             )
+        if keys.find("algorithm.filter_groups.enable"):
+            keys.remarks.append(
+                "algorithm.filter_groups: responses that are generated again are not counted, unless `rollout: {log: run.log}` says how long generation takes"
+            )
         prompt, response = keys.count("data.max_prompt_length"), keys.count("data.max_response_length")
         generating = (keys.count(f"{ROLLOUT}.nnodes") or 0) * (
             keys.count(f"{ROLLOUT}.n_gpus_per_node") or per_node or 0

@@ -19,7 +19,7 @@ PROGRAMS: Mapping[str, str] = {
     **dict.fromkeys(("verl.trainer.main_ppo", "recipe.dapo.main_dapo"), "verl"),
     **dict.fromkeys(("examples/run_grpo.py", "examples/run_vlm_grpo.py", "examples/run_grpo_sliding_puzzle.py"), "nemo_rl"),
     "openrlhf.cli.train_ppo_ray": "openrlhf",
-    "trl grpo": "trl",
+    **dict.fromkeys(("trl grpo", "trl.scripts.grpo", "trl/scripts/grpo.py"), "trl"),
 }  # fmt: skip
 """the trainer that reads the configuration of a program; a file is named by the end of its path"""
 _APART = "whose engines have GPUs by keys of its own"

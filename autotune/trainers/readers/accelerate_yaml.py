@@ -87,6 +87,12 @@ def read(present: PresentConfiguration) -> Reading:
     )
 
 
+def stage_and_ranks(name: str, text: str) -> tuple[int, int | None]:
+    """(ZeRO stage, ranks of all machines) of a configuration of Accelerate; None: it does not say how many."""
+    keys = KeyReader(parse_document(name, text), name)
+    return _sharding(keys)[0], keys.count("num_processes")
+
+
 def _sharding(keys: KeyReader) -> tuple[int, bool]:
     """(ZeRO stage, whether every layer is recomputed)"""
     kind = keys.word("distributed_type", KINDS) or "NO"
