@@ -153,6 +153,7 @@ def present_post_training(reading: Reading, batch: int) -> PostTraining:
             tokens_per_s_per_gpu=((tp, STAND_IN_RATE),),
             tp=tp,
             memory_fraction=float(reading.rollout.get("memory_fraction") or 0.0),
+            sleeps=reading.rollout.get("sleeps", True),
         ),
     )
 

@@ -161,6 +161,9 @@ class RolloutDocument(Document, defer_build=True):
     memory_fraction: Fraction = Field(
         default=0.0, description="share of a GPU's memory that the engine uses while generating"
     )
+    sleeps: StrictBool = Field(
+        default=True, description="whether a colocated engine gives that memory back while the trainer works"
+    )
     tokens_per_s_per_response: Positive | None = Field(
         default=None, description="tokens per second of a single response"
     )
@@ -437,6 +440,7 @@ def _rollout(
         tokens_per_s_per_gpu=rates,
         tp=asked.tp,
         memory_fraction=asked.memory_fraction,
+        sleeps=asked.sleeps,
         tokens_per_s_per_response=asked.tokens_per_s_per_response or 0.0,
     )
 

@@ -62,6 +62,8 @@ class Rollout:
     """the engine's tensor-parallel degree today"""
     memory_fraction: float = 0.0
     """share of a GPU's memory that the engine uses while generating, 0 to 1"""
+    sleeps: bool = True
+    """whether a colocated engine gives that memory back while the trainer works"""
     tokens_per_s_per_response: float = 0.0
     """tokens per second of a single response, which determines the time of the longest; 0: not given"""
 

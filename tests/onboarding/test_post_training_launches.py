@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from autotune import api
+from autotune.cost import estimate
 from autotune.errors import SpecError
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import command_draft, first_draft
@@ -293,6 +294,47 @@ def test_adapters_of_trl_are_counted_and_kept(said: str, targets: str, modules: 
     _, written = exported(draft, tmp_path)
     assert (written["use_peft"], written["lora_r"], written["lora_alpha"]) == (True, 32, 64)
     assert written["lora_target_modules"] == modules
+
+
+def _sleeping(text: str, says_it_sleeps: str, folder: Path, name: str) -> list[tuple[bool, float, str]]:
+    """(whether the engine sleeps, peak in bytes, what an export writes) of a launch without and with the words."""
+    found = []
+    for i, written in enumerate((text, f"{text}{says_it_sleeps}")):
+        inside = folder / str(i)
+        inside.mkdir()
+        draft = of_text(written, inside, name)
+        study = api.load_study(draft.document, base=inside)
+        assert study.baseline is not None
+        predicted = estimate(study.workload, study.baseline)
+        argv, file = exported(draft, inside)
+        found.append(
+            (draft.document["rollout"].get("sleeps", True), float(predicted.peak_memory_bytes), f"{argv} {file}")
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "written", "name"),
+    [
+        (f"{OPENRLHF} --vllm.gpu_memory_utilization 0.5", " --vllm.enable_sleep", "--vllm.enable_sleep", "run.sh"),
+        (f"{TRL}use_vllm: true\n", "vllm_enable_sleep_mode: true\n", "'vllm_enable_sleep_mode': True", "grpo.yaml"),
+    ],
+    ids=["openrlhf", "trl"],
+)
+def test_an_engine_that_never_sleeps_keeps_its_memory(
+    text: str, words: str, written: str, name: str, tmp_path: Path
+) -> None:
+    (awake, kept, without), (asleep, freed, with_words) = _sleeping(text, words, tmp_path, name)
+    assert (awake, asleep) == (False, True)
+    assert kept > freed + 10 * 2**30
+    assert written in with_words
+    assert written not in without
+
+
+def test_an_engine_of_verl_that_keeps_its_cache_is_counted(tmp_path: Path) -> None:
+    draft = of_text(f"{VERL} actor_rollout_ref.rollout.free_cache_engine=False", tmp_path)
+    assert draft.document["rollout"]["sleeps"] is False
+    assert exported(draft, tmp_path)[1]["actor_rollout_ref"]["rollout"]["free_cache_engine"] is False
 
 
 @pytest.mark.parametrize("flags", ["--ds.lora.rank 8", "--ds.lora.rank 8 --ds.lora.target_modules q_proj v_proj"])

@@ -20,7 +20,7 @@ Memory of each phase with what stays of the others; the peak is that of the full
 generation     of a colocated engine: the told fraction of the device, beside the trainer's weights, gradients and optimizer states that are not in host memory then (`phase_offload`), the
                reference model and the framework's own. Gradients stay where the trainer keeps a buffer for them (Megatron-LM), not where its step frees them
 log-prob       the trainer's states, the reference model, and logits of one micro-batch with their log-softmax; nothing is kept for a backward pass
-update         the peak of a plain step on the fullest micro-batch, beside the reference model (in host memory with `phase_offload: all` and `reference_offload`) and what a sleeping engine keeps
+update         the peak of a plain step on the fullest micro-batch, beside the reference model (in host memory with `phase_offload: all` and `reference_offload`) and what a sleeping engine keeps, or all that one keeps which never sleeps
 
 Where adapters are trained, the policy without them is the reference model.
 
@@ -110,7 +110,10 @@ def phases_memory(
     has_reference = asked.reference and workload.peft is None
     scoring = np.where(away == "all", 0.0, _reference_bytes(workload, table)) if has_reference else nothing
     reference = nothing if asked.reference_offload else scoring
-    asleep = np.where(is_split | (not asked.generates), 0.0, ENGINE_ASLEEP)
+    share = asked.rollout.memory_fraction if asked.rollout is not None else 0.0
+    engine = np.where(is_split, 0.0, share * float(workload.cluster.gpu.memory_bytes))
+    awake = engine if asked.rollout is not None and not asked.rollout.sleeps else nothing
+    asleep = np.where(is_split | (not asked.generates), 0.0, np.maximum(awake, ENGINE_ASLEEP))
     # of each: its parts, what of them is spare, unsure, and told
     phases: list[tuple[dict[str, Column], Column, Column | float, Column | float]] = []
     for i, u in enumerate(updates):
@@ -118,7 +121,7 @@ def phases_memory(
         parts = {name: np.asarray(getattr(u.parts, name)) + others.get(name, nothing) for name in NAMES}
         parts["weights"] = parts["weights"] + reference
         parts["framework"] = parts["framework"] + asleep
-        phases.append((parts, u.spare, u.unsure, 0.0))
+        phases.append((parts, u.spare, u.unsure, awake))
     bare = dict.fromkeys(NAMES, nothing)
     if asked.algorithm != "sft":
         own = constants.framework_bytes + asleep
@@ -130,11 +133,10 @@ def phases_memory(
             "logits": logits,
             "framework": own,
         }
-        phases.append((at_log_prob, nothing, nothing, 0.0))
+        phases.append((at_log_prob, nothing, nothing, awake))
     if asked.generates and asked.rollout is not None:
         held = {name: np.where(away == "all", 0.0, resident[name]) for name in resident}
         held["optimizer"] = np.where(away == "none", held["optimizer"], 0.0)
-        engine = np.where(is_split, 0.0, asked.rollout.memory_fraction * float(workload.cluster.gpu.memory_bytes))
         generating = {
             **bare,
             **held,

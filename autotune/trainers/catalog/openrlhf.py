@@ -206,7 +206,7 @@ class OpenRlhf(PostTrainer):
             "train.colocate_actor_ref": generating > 0,
             "vllm.num_engines": (generating or c.world_size) // degree,
             "vllm.tensor_parallel_size": degree,
-            "vllm.enable_sleep": generating == 0,
+            "vllm.enable_sleep": generating == 0 and (rl.rollout is None or rl.rollout.sleeps),
             "ds.enable_sleep": generating == 0 and rl_value(rl, c, "phase_offload") != "none",
             "ds.zero_stage": c.zero_stage,
             "ds.tensor_parallel_size": c.tp,
@@ -272,7 +272,7 @@ class OpenRlhf(PostTrainer):
 
     def read_keys(self, keys: KeyReader) -> Reading:
         """Its flags."""
-        keys.drop("logger.logging_steps", "vllm.enable_sleep")
+        keys.drop("logger.logging_steps")
         whole, with_reference = keys.flag("train.colocate_all"), keys.flag("train.colocate_actor_ref")
         estimator, penalty = keys.text("algo.advantage.estimator"), keys.number(KL)
         if estimator not in ESTIMATORS.values():  # rloo and reinforce cost what grpo costs, and stay what they are
@@ -323,6 +323,8 @@ class OpenRlhf(PostTrainer):
             "prompt_lengths": prompt, "response_lengths": response,
         }  # fmt: skip
         rollout = {"tp": degree, "memory_fraction": keys.number("vllm.gpu_memory_utilization")}
+        if not keys.flag("vllm.enable_sleep") and whole:
+            rollout["sleeps"] = False
         path = keys.text("actor.model_name_or_path")
         options = {"model": path, "learning_rate": keys.number("actor.adam.lr"), "seed": keys.count("train.seed")}
         keys.keep(KL)

@@ -57,6 +57,7 @@ DEFAULTS: Mapping[str, Any] = {
     "save_strategy": "steps",
     "seed": 42,
     "use_vllm": False,
+    "vllm_enable_sleep_mode": False,
     "vllm_gpu_memory_utilization": 0.3,
     "vllm_mode": "colocate",
     "vllm_tensor_parallel_size": 1,
@@ -198,7 +199,7 @@ class Trl(PostTrainer):
         else:
             found["tf32"] = c.precision == "tf32"
             found |= {
-                "use_vllm": True, "vllm_mode": "colocate", "vllm_tensor_parallel_size": int(rl_value(rl, c, "rollout_tp")),
+                "use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": rl.rollout is None or rl.rollout.sleeps, "vllm_tensor_parallel_size": int(rl_value(rl, c, "rollout_tp")),
                 **({"vllm_gpu_memory_utilization": rl.rollout.memory_fraction} if rl.rollout and rl.rollout.memory_fraction else {}),
             }  # fmt: skip
         if c.zero_stage >= 2:
@@ -287,7 +288,10 @@ class Trl(PostTrainer):
             "response_lengths": response, "steps": steps, "sequences": keys.count("generation_batch_size"),
         }  # fmt: skip
         tp, share = keys.count("vllm_tensor_parallel_size"), keys.number("vllm_gpu_memory_utilization")
-        rollout = {"tp": tp, "memory_fraction": share} if generates_by_vllm and not is_server else {"tp": 1}
+        sleeps = keys.flag("vllm_enable_sleep_mode")
+        rollout: dict[str, Any] = {"tp": 1}
+        if generates_by_vllm and not is_server:
+            rollout = {"tp": tp, "memory_fraction": share, **({} if sleeps else {"sleeps": False})}
         path = keys.text("model_name_or_path")
         options = {"model": path, "learning_rate": keys.number("learning_rate"), "seed": keys.count("seed")}
         keys.keep("beta")

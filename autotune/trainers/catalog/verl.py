@@ -166,6 +166,8 @@ class Verl(PostTrainer):
             }
         if rl.rollout is not None and rl.rollout.memory_fraction:
             found[f"{ROLLOUT}.gpu_memory_utilization"] = rl.rollout.memory_fraction
+        if rl.rollout is not None and not rl.rollout.sleeps:
+            found[f"{ROLLOUT}.free_cache_engine"] = False
         if tokens:
             found[f"{ACTOR}.ppo_max_token_len_per_gpu"] = tokens
             found |= {f"{part}.log_prob_max_token_len_per_gpu": before or tokens for part in (ROLLOUT, REF)}
@@ -279,10 +281,12 @@ class Verl(PostTrainer):
             "prompt_lengths": prompt, "response_lengths": response,
             "placement": {"async": [ranks, generating], "staleness": max((stale or 1) - 1, 0)} if generating and ranks else None,
         }  # fmt: skip
-        rollout = {
+        rollout: dict[str, Any] = {
             "tp": keys.count(f"{ROLLOUT}.tensor_model_parallel_size"),
             "memory_fraction": keys.number(f"{ROLLOUT}.gpu_memory_utilization"),
         }
+        if keys.flag(f"{ROLLOUT}.free_cache_engine") is False:
+            rollout["sleeps"] = False
         keys.keep("data.max_prompt_length", "data.max_response_length")  # what a log says of lengths cuts no prompt
         path = keys.text(f"{MODEL}.path")
         if estimator == "gae":
