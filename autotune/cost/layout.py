@@ -181,7 +181,7 @@ def layout_of(workload: Workload, table: ConfigTable) -> Layout:
     """The layout of every row."""
     tp, pp, dp, cp, ep = (table.column(n).astype(np.float64) for n in ("tp", "pp", "dp", "cp", "ep"))
     world = tp * pp * dp * cp
-    expert_tp = np.ones_like(tp) if keeps_experts_whole(workload.loop or workload.trainer) else tp
+    expert_tp = np.ones_like(tp) if keeps_experts_whole(workload) else tp
     crowd = np.minimum(world, float(workload.cluster.gpus_per_node))
     domain = workload.cluster.domain_ranks(world)
 

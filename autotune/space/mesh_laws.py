@@ -83,11 +83,11 @@ def _tp_within_node(workload: Workload, table: ConfigTable) -> Mask:
 
 def _expert_ranks(workload: Workload, tp: Any, dp: Any, cp: Any) -> Any:
     """Ranks of one stage of the pipeline that can hold different experts."""
-    return tp * dp * cp if keeps_experts_whole(workload.trainer) else dp * cp
+    return tp * dp * cp if keeps_experts_whole(workload) else dp * cp
 
 
 def _named_expert_ranks(workload: Workload) -> str:
-    return "tp * dp * cp" if keeps_experts_whole(workload.trainer) else "dp * cp"
+    return "tp * dp * cp" if keeps_experts_whole(workload) else "dp * cp"
 
 
 def _domain_size(workload: Workload, config: ParallelConfig) -> int:

@@ -160,7 +160,7 @@ def _legal(
 
 def _least_ranks(target: Workload, config: ParallelConfig) -> int:
     """Ranks that tensor, context and expert degrees need together; experts are spread over ranks that the data-parallel degree adds."""
-    lends = config.tp * config.cp if keeps_experts_whole(target.trainer) else config.cp
+    lends = config.tp * config.cp if keeps_experts_whole(target) else config.cp
     return config.tp * config.cp * (math.lcm(config.ep, lends) // lends)
 
 
@@ -195,7 +195,7 @@ def _read(workload: Workload, config: ParallelConfig) -> tuple[str, ...]:
     """
     domain = float(workload.cluster.domain_ranks(np.array(float(config.world_size))))
     shards = config.dp * config.cp // config.dp_replicas
-    expert_tp = 1 if keeps_experts_whole(workload.trainer) else config.tp
+    expert_tp = 1 if keeps_experts_whole(workload) else config.tp
     expert_copies = max(1, config.tp * shards // (expert_tp * config.ep)) if config.ep > 1 else 1
     rings = {
         "tensor": (config.tp, 1),

@@ -16,6 +16,7 @@ from autotune.cost import estimate
 from autotune.errors import SpecError
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import command_draft, first_draft
+from autotune.space import why_not
 from autotune.trainers import trainer
 from autotune.trainers.post_training.trainer import PostTrainer
 
@@ -271,6 +272,26 @@ def test_overrides_of_nemo_rl_count_over_the_file_that_its_command_names(
         assert Path(written["defaults"]) == tmp_path / "examples" / "configs" / "mine.yaml"
     with pytest.raises(SpecError, match="starts NeMo-RL's DPO, which autotune does not read"):
         of_text("uv run examples/run_dpo.py --config examples/configs/dpo.yaml", tmp_path)
+
+
+@pytest.mark.parametrize(("said", "whole"), [("=1", True), ("=4", False), ("", False)])
+def test_experts_of_verl_are_whole_or_cut_as_its_launch_says(said: str, whole: bool, tmp_path: Path) -> None:
+    degree = f" actor_rollout_ref.actor.megatron.expert_tensor_parallel_size{said}" if said else ""
+    text = (
+        f"{VERL} actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4"
+        f" actor_rollout_ref.actor.megatron.expert_model_parallel_size=2{degree}"
+    ).replace("Qwen2.5-7B", "Qwen3-30B-A3B")
+    draft = of_text(text, tmp_path)
+    study = api.load_study(draft.document, base=tmp_path)
+    assert study.workload.rl is not None
+    assert study.workload.rl.whole_experts is whole
+    assert study.baseline is not None
+    eight = why_not(study.workload, replace(study.baseline, ep=8))
+    assert (eight is None) is whole  # over tp * dp, or over dp alone
+    model = exported(draft, tmp_path)[1]["actor_rollout_ref"]
+    assert [model[role]["megatron"].get("expert_tensor_parallel_size") for role in ("actor", "ref")] == (
+        [1, 1] if whole else [None, None]
+    )
 
 
 def test_an_estimator_that_costs_what_grpo_costs_stays_what_it_is(tmp_path: Path) -> None:

@@ -5,10 +5,14 @@ Megatron's --expert-tensor-parallel-size 1, as in NVIDIA's recipes. Elsewhere te
 
 from __future__ import annotations
 
+from autotune.spec.workload import Workload
+
 WHOLE_EXPERTS = frozenset({"megatron", "megatron_bridge", "nemo", "nvidia_recipes"})
 """names of the trainers; nemo and nvidia_recipes are loops of published runs"""
 
 
-def keeps_experts_whole(trainer: str) -> bool:
-    """Whether the tensor-parallel ranks of this trainer hold different experts."""
-    return trainer in WHOLE_EXPERTS
+def keeps_experts_whole(workload: Workload) -> bool:
+    """Whether the tensor-parallel ranks of its trainer hold different experts. Where programs can do both, a workload of post-training says which."""
+    if workload.rl is not None and workload.rl.whole_experts:
+        return True
+    return (workload.loop or workload.trainer) in WHOLE_EXPERTS

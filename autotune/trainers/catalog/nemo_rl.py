@@ -30,6 +30,7 @@ from autotune.trainers.launch_files import FOLDER, Launch
 from autotune.trainers.logs.step_metrics import MAX_LINE, StepMetrics
 from autotune.trainers.post_training.programs import USUAL
 from autotune.trainers.post_training.trainer import (
+    EXPERT_TP,
     LEARNING_RATE,
     OPTIONS,
     START,
@@ -38,6 +39,7 @@ from autotune.trainers.post_training.trainer import (
     grid,
     mini_batches,
     overrides,
+    read_whole_experts,
     rl_value,
 )
 from autotune.trainers.present_configuration import (
@@ -96,6 +98,7 @@ DEFAULTS: Mapping[str, Any] = {
     f"{MEGATRON}.context_parallel_size": 1,
     f"{MEGATRON}.enabled": False,
     f"{MEGATRON}.expert_model_parallel_size": 1,
+    f"{MEGATRON}.{EXPERT_TP}": 1,
     f"{MEGATRON}.optimizer.lr": 5e-6,
     f"{MEGATRON}.pipeline_model_parallel_size": 1,
     f"{MEGATRON}.sequence_parallel": False,
@@ -265,6 +268,8 @@ class NemoRl(PostTrainer):
         found["policy.optimizer.kwargs.lr" if rl.engine == "fsdp" else f"{MEGATRON}.optimizer.lr"] = options[
             "learning_rate"
         ]
+        if workload.model.num_experts and rl.engine == "megatron":
+            found[f"{MEGATRON}.{EXPERT_TP}"] = 1 if rl.whole_experts else c.tp
         if tokens:
             way = DYNAMIC if rl.padded else PACKING
             found |= {f"{way}.train_mb_tokens": tokens, f"{way}.logprob_mb_tokens": before or tokens}
@@ -353,9 +358,11 @@ class NemoRl(PostTrainer):
             placement = (
                 {"async": [ranks, generating], "staleness": stale or 1} if overlaps else {"split": [ranks, generating]}
             )
+        whole = read_whole_experts(keys, MEGATRON, degrees["tp"]) if is_megatron else None
         rl = {
             "algorithm": "grpo", "prompts": prompts, "responses": responses, "engine": engine, "placement": placement,
             "mini_batches": mini_batches(prompts, responses, batch),
+            "whole_experts": False if whole is False else None,
             "reference": None if penalty is None else penalty > 0, "padded": None if packs else True,
             "micro_batch_tokens": tokens,
             "log_prob_micro_batch_tokens": before,

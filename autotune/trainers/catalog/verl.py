@@ -23,7 +23,7 @@ from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.launch_files import FOLDER
 from autotune.trainers.post_training.adapters import read_adapters, written_modules
-from autotune.trainers.post_training.trainer import PostTrainer, fitted, grid, rl_value
+from autotune.trainers.post_training.trainer import EXPERT_TP, PostTrainer, fitted, grid, read_whole_experts, rl_value
 from autotune.trainers.present_configuration import SETTINGS, KeyReader, PresentConfiguration, Reading, dotted, merged
 
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
@@ -273,6 +273,7 @@ class Verl(PostTrainer):
             "algorithm": "ppo" if estimator == "gae" else "grpo",
             "prompts": prompts, "responses": responses, "mini_batch_prompts": mini, "epochs": keys.count(f"{ACTOR}.ppo_epochs"),
             "fused_rope": keys.flag(f"{ACTOR}.megatron.override_transformer_config.apply_rope_fusion"),
+            "whole_experts": read_whole_experts(keys, f"{ACTOR}.megatron", knobs.get("tp", 1)),
             "engine": "megatron" if is_megatron else "fsdp", "reference": bool(in_loss or in_reward),
             "reference_offload": keys.flag(of_reference), "padded": True if packs is False else None,
             "micro_batch_tokens": tokens if is_dynamic else None, "log_prob_micro_batch_tokens": before if is_dynamic else None,
@@ -389,6 +390,8 @@ def _read_fsdp(keys: KeyReader) -> dict[str, Any]:
 def _megatron(c: ParallelConfig, rl: PostTraining, role: str) -> dict[str, Any]:
     found: dict[str, Any] = {path: getattr(c, knob) for knob, path in MEGATRON.items()}
     found["sequence_parallel"] = c.sequence_parallel
+    if rl.whole_experts:
+        found[EXPERT_TP] = 1
     if rl.fused_rope:
         found["override_transformer_config.apply_rope_fusion"] = True
     if c.virtual_stages > 1:
@@ -397,13 +400,13 @@ def _megatron(c: ParallelConfig, rl: PostTraining, role: str) -> dict[str, Any]:
         found |= {f"{RECOMPUTE}granularity": "full", f"{RECOMPUTE}method": "uniform", f"{RECOMPUTE}num_layers": 1}
     elif c.recompute == "selective":
         found |= {f"{RECOMPUTE}granularity": "selective", f"{RECOMPUTE}modules": ["core_attn"]}
-    reference = {f"{REF}.megatron.{path}": getattr(c, knob) for knob, path in MEGATRON.items()}
+    reference = {f"{REF}.megatron.{path}": found[path] for path in (*MEGATRON.values(), EXPERT_TP) if path in found}
     return {**(reference if role == ACTOR else {}), **{f"{role}.megatron.{path}": v for path, v in found.items()}}
 
 
 def _read_megatron(keys: KeyReader) -> dict[str, Any]:
     found = {knob: keys.count(f"{ACTOR}.megatron.{path}") or 1 for knob, path in MEGATRON.items()}
-    keys.drop(*(f"{REF}.megatron.{path}" for path in MEGATRON.values()))
+    keys.drop(*(f"{REF}.megatron.{path}" for path in (*MEGATRON.values(), EXPERT_TP)))
     recompute = f"{ACTOR}.megatron.{RECOMPUTE}"
     granularity = keys.text(f"{recompute}granularity")
     keys.drop(*(f"{recompute}{key}" for key in ("method", "num_layers", "modules")))

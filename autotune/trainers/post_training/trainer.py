@@ -52,6 +52,8 @@ START = Option(
     default=(),
     reach=Reach.PROGRAM,
 )
+EXPERT_TP = "expert_tensor_parallel_size"
+"""Megatron-Core's key"""
 _TAKEN = ("nearest", "steps", "seed")
 OPTIONS = (
     *(option for option in SHARED_OPTIONS if option.name in _TAKEN),
@@ -273,6 +275,18 @@ def fitted(
 def mini_batches(prompts: int | None, responses: int, batch: int | None) -> int | None:
     """Optimizer steps of a step; None where the batch does not divide its sequences, or is not known."""
     return prompts * responses // batch if prompts and batch and prompts * responses % batch == 0 else None
+
+
+def read_whole_experts(keys: KeyReader, where: str, tp: int) -> bool | None:
+    """`rl.whole_experts` of a launch of Megatron-Core; None where it leaves that to the program."""
+    path = f"{where}.{EXPERT_TP}"
+    degree = keys.count(path)
+    if degree is not None and degree not in (1, tp):
+        keys.keep(path)
+        keys.remarks.append(
+            f"{path}={degree}: plans leave experts whole (1) or cut them by tp ({tp}); launches keep it"
+        )
+    return None if degree is None else degree == 1
 
 
 def rl_value(rl: PostTraining, c: ParallelConfig, name: str) -> Any:
