@@ -177,11 +177,12 @@ class Layout:
     """neighbouring pipeline ranks that share a domain"""
 
 
-def layout_of(workload: Workload, table: ConfigTable) -> Layout:
-    """The layout of every row."""
+def layout_of(workload: Workload, table: ConfigTable, *, whole_experts: bool | None = None) -> Layout:
+    """The layout of every row. `whole_experts`: whether tensor parallelism leaves experts whole; default: as the workload's trainer does."""
     tp, pp, dp, cp, ep = (table.column(n).astype(np.float64) for n in ("tp", "pp", "dp", "cp", "ep"))
     world = tp * pp * dp * cp
-    expert_tp = np.ones_like(tp) if keeps_experts_whole(workload) else tp
+    is_whole = keeps_experts_whole(workload) if whole_experts is None else whole_experts
+    expert_tp = np.ones_like(tp) if is_whole else tp
     crowd = np.minimum(world, float(workload.cluster.gpus_per_node))
     domain = workload.cluster.domain_ranks(world)
 

@@ -89,6 +89,8 @@ def import_draft(
     reading, uncomputed = _in_folder(reading, str(path.resolve().parent))
     notes = [*reading.remarks, *uncomputed]
     shape = _model(reading, path, model, folder)
+    if shape is not None and not shape[1].num_experts:
+        reading = replace(reading, rl={name: value for name, value in reading.rl.items() if name != "whole_experts"})
     guessed = shape is not None and model is None and "vocab_size" not in reading.model and not reading.model_file
     if shape is None or guessed:
         fill_in.append("model")

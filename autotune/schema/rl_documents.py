@@ -133,9 +133,8 @@ class PostTrainingDocument(Document, defer_build=True):
         default=None,
         description="whether a Megatron-Core engine uses apply_rope_fusion; default: not in verl, yes in others",
     )
-    whole_experts: StrictBool | None = Field(
-        default=None,
-        description="whether a Megatron-Core engine has expert_tensor_parallel_size 1; default: in nemo_rl, not in verl",
+    whole_experts: StrictBool = Field(
+        default=True, description="whether a Megatron-Core engine has expert_tensor_parallel_size 1"
     )
     padded: StrictBool | None = Field(
         default=None,
@@ -252,8 +251,7 @@ def post_training_of(
         fused_rope=not (trainer == "verl" and (asked.engine or engine) == "megatron")
         if asked.fused_rope is None
         else asked.fused_rope,
-        whole_experts=(trainer == "nemo_rl" if asked.whole_experts is None else asked.whole_experts)
-        and (asked.engine or engine) == "megatron",
+        whole_experts=asked.whole_experts,
         padded=padded if asked.padded is None else asked.padded,
     )
 

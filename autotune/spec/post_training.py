@@ -135,7 +135,7 @@ class PostTraining:
     """today's"""
     fused_rope: bool = True
     """whether an engine of Megatron-Core rotates positions by one fused kernel (`apply_rope_fusion`)"""
-    whole_experts: bool = False
+    whole_experts: bool = True
     """whether an engine of Megatron-Core leaves experts whole under tensor parallelism (`expert_tensor_parallel_size: 1`) instead of cutting each"""
     padded: bool = False
     """whether micro-batches are padded to their longest sequence, instead of tokens without padding"""

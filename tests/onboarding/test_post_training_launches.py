@@ -288,6 +288,8 @@ def test_experts_of_verl_are_whole_or_cut_as_its_launch_says(said: str, whole: b
     assert study.baseline is not None
     eight = why_not(study.workload, replace(study.baseline, ep=8))
     assert (eight is None) is whole  # over tp * dp, or over dp alone
+    weights = estimate(study.workload, study.baseline).memory_parts_bytes.weights
+    assert (float(weights) > 16 * 2**30) is whole  # 57 GiB of experts over ep=2, or over ep * tp = 8
     model = exported(draft, tmp_path)[1]["actor_rollout_ref"]
     assert [model[role]["megatron"].get("expert_tensor_parallel_size") for role in ("actor", "ref")] == (
         [1, 1] if whole else [None, None]

@@ -56,6 +56,7 @@ from autotune.cost.time.step import time_parts
 from autotune.cost.time.traffic import context_s, tensor_layer_s
 from autotune.cost.traits import POST_TRAINERS, Traits, loop_of
 from autotune.spec import ConfigTable, TimeParts, Workload
+from autotune.trainers.base.whole_experts import keeps_experts_whole
 
 SEQUENCE_HOST_S, MICRO_BATCH_HOST_S = 4.5e-3, 25e-3
 LAST_STAGE = 4.0 / 5.0
@@ -90,7 +91,7 @@ class Pass:
         plain = replace(
             workload, seq_len=max(int(np.ceil(packed.attended)), 1), document_len=0, rl=None, trainer=loop_of(workload)
         )
-        layout = layout_of(plain, table)
+        layout = layout_of(plain, table, whole_experts=keeps_experts_whole(workload))
         found = replace(
             layout, tokens=packed.tokens / layout.cp, accumulation=np.full_like(layout.tp, packed.micro_batches)
         )

@@ -13,6 +13,6 @@ WHOLE_EXPERTS = frozenset({"megatron", "megatron_bridge", "nemo", "nvidia_recipe
 
 def keeps_experts_whole(workload: Workload) -> bool:
     """Whether the tensor-parallel ranks of its trainer hold different experts. Where programs can do both, a workload of post-training says which."""
-    if workload.rl is not None and workload.rl.whole_experts:
-        return True
-    return (workload.loop or workload.trainer) in WHOLE_EXPERTS
+    rl = workload.rl
+    is_told = rl is not None and rl.engine == "megatron" and rl.whole_experts
+    return is_told or (workload.loop or workload.trainer) in WHOLE_EXPERTS

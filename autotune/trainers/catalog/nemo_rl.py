@@ -362,7 +362,7 @@ class NemoRl(PostTrainer):
         rl = {
             "algorithm": "grpo", "prompts": prompts, "responses": responses, "engine": engine, "placement": placement,
             "mini_batches": mini_batches(prompts, responses, batch),
-            "whole_experts": False if whole is False else None,
+            "whole_experts": whole,
             "reference": None if penalty is None else penalty > 0, "padded": None if packs else True,
             "micro_batch_tokens": tokens,
             "log_prob_micro_batch_tokens": before,

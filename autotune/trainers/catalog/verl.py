@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from autotune.errors import ExportError
-from autotune.spec import ParallelConfig, Workload
+from autotune.spec import ModelSpec, ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
 from autotune.trainers.base.effective import word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
@@ -202,7 +202,7 @@ class Verl(PostTrainer):
             where = f"{role}.{ENGINE[role][rl.engine]}"
             found[f"{where}.param_offload"] = offload == "all"
             found[f"{where}.optimizer_offload"] = offload != "none"
-            found |= _megatron(c, rl, role) if rl.engine == "megatron" else _fsdp(c, role)
+            found |= _megatron(c, rl, role, workload.model) if rl.engine == "megatron" else _fsdp(c, role)
         return found
 
     def read_config(self, present: PresentConfiguration) -> Reading:
@@ -273,7 +273,7 @@ class Verl(PostTrainer):
             "algorithm": "ppo" if estimator == "gae" else "grpo",
             "prompts": prompts, "responses": responses, "mini_batch_prompts": mini, "epochs": keys.count(f"{ACTOR}.ppo_epochs"),
             "fused_rope": keys.flag(f"{ACTOR}.megatron.override_transformer_config.apply_rope_fusion"),
-            "whole_experts": read_whole_experts(keys, f"{ACTOR}.megatron", knobs.get("tp", 1)),
+            "whole_experts": read_whole_experts(keys, f"{ACTOR}.megatron", knobs.get("tp", 1)) if is_megatron else None,
             "engine": "megatron" if is_megatron else "fsdp", "reference": bool(in_loss or in_reward),
             "reference_offload": keys.flag(of_reference), "padded": True if packs is False else None,
             "micro_batch_tokens": tokens if is_dynamic else None, "log_prob_micro_batch_tokens": before if is_dynamic else None,
@@ -387,10 +387,10 @@ def _read_fsdp(keys: KeyReader) -> dict[str, Any]:
     }
 
 
-def _megatron(c: ParallelConfig, rl: PostTraining, role: str) -> dict[str, Any]:
+def _megatron(c: ParallelConfig, rl: PostTraining, role: str, model: ModelSpec) -> dict[str, Any]:
     found: dict[str, Any] = {path: getattr(c, knob) for knob, path in MEGATRON.items()}
     found["sequence_parallel"] = c.sequence_parallel
-    if rl.whole_experts:
+    if rl.whole_experts and model.num_experts:
         found[EXPERT_TP] = 1
     if rl.fused_rope:
         found["override_transformer_config.apply_rope_fusion"] = True

@@ -278,7 +278,7 @@ def mini_batches(prompts: int | None, responses: int, batch: int | None) -> int 
 
 
 def read_whole_experts(keys: KeyReader, where: str, tp: int) -> bool | None:
-    """`rl.whole_experts` of a launch of Megatron-Core; None where it leaves that to the program."""
+    """`rl.whole_experts` of a launch of Megatron-Core, which cuts experts by tp unless it is told otherwise; None: as specs have it by default."""
     path = f"{where}.{EXPERT_TP}"
     degree = keys.count(path)
     if degree is not None and degree not in (1, tp):
@@ -286,7 +286,7 @@ def read_whole_experts(keys: KeyReader, where: str, tp: int) -> bool | None:
         keys.remarks.append(
             f"{path}={degree}: plans leave experts whole (1) or cut them by tp ({tp}); launches keep it"
         )
-    return None if degree is None else degree == 1
+    return None if degree == 1 or tp == 1 else False
 
 
 def rl_value(rl: PostTraining, c: ParallelConfig, name: str) -> Any:
