@@ -47,6 +47,7 @@ STAND_IN_CLUSTER = "h100-sxm"
 """GPU type of the launch that is only read again"""
 NODE = 8
 """GPUs of a node, where only the number of ranks is known"""
+NOT_VALID = "the current configuration is not the baseline, because it is not valid: "
 OF_SHELL = re.compile(r"\$\(|`|\$[@*\d]")
 """what is left of a command's output, or of a script's arguments, where nothing says them"""
 OF_THE_RUN = ("steps", "master_addr", "master_port", "seed")
@@ -117,7 +118,7 @@ def import_draft(
     settings, told = _beyond_a_launch(subject, reading, values, job)
     notes += told
     if broken := _broken_law(job):
-        notes.append(f"the current configuration is not the baseline, because it is not valid: {broken}")
+        notes.append(f"{NOT_VALID}{broken}")
     if cluster is None:
         fill_in.append("cluster")
     fill_in += [] if reading.seq_len else ["workload.seq_len"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cost import calibration_for, estimate
 from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import UNREAD
+from autotune.onboarding.imported_spec import NOT_VALID
 from autotune.onboarding.present_post_training import LENGTHS, SPEED, answered_by_log, at_the_longest
 from autotune.onboarding.script.draft import ASSUMED_WEIGHTS, NOT_PREDICTED
 from autotune.results.calibrations import program_of, stored_calibration
@@ -328,6 +329,9 @@ def _completed(
         if key == "baseline":
             why = next((note for note in found.notes if note.startswith("no baseline")), "")
             said_why = why.partition("; ")[0].removeprefix("no baseline: ")
+            if broken := next((note for note in found.notes if note.startswith(NOT_VALID)), ""):
+                what = f"a configuration that can run: {broken.removeprefix(NOT_VALID)}"
+                remedy = "correct the launch, or give another: --config micro_batch_size=4,tp=2,..."
             what = f"the current configuration ({said_why})" if said_why else what
         missing.append(Missing(what=what, remedy=remedy))
     return document, missing, bounds

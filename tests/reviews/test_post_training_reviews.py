@@ -87,6 +87,16 @@ def test_a_measured_step_needs_its_lengths_and_its_generation(launch: Path) -> N
     assert {each.what for each in found.missing} == {"the response lengths", "the generation speed"}
 
 
+def test_a_limit_of_tokens_below_the_longest_sequence_is_named(launch: Path) -> None:
+    text = launch.read_text()
+    assert "ppo_max_token_len_per_gpu=24000" in text
+    launch.write_text(text.replace("ppo_max_token_len_per_gpu=24000", "ppo_max_token_len_per_gpu=1000"))
+    (missing,) = review(launch, cluster="h100-sxm-1x8").missing
+    assert "a micro-batch must hold the longest sequence" in missing.what
+    assert "micro_batch_tokens=1000" in missing.what
+    assert "correct the launch" in missing.remedy
+
+
 @pytest.mark.parametrize(("said", "named"), [("algorithm.filter_groups.enable=True", "generated again"), ("reward_model.enable=True", "reward model")])  # fmt: skip
 def test_what_is_not_counted_is_said(said: str, named: str, launch: Path) -> None:
     launch.write_text(f"{launch.read_text().rstrip()} {said}\n")

@@ -79,6 +79,7 @@ POST_TRAINING = [
     Text(HANG, "waited for the engine that generates", raised("TimeoutError: RPC call to sample_tokens timed out."), steps=3),
     Text(HANG, "timed out", raised("ray.exceptions.GetTimeoutError: Get timed out: some object(s) not ready."), steps=3),
     Text(HANG, "WorkNCCL(SeqNum=9, OpType=BROADCAST", "[rank0]:[E101 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=BROADCAST, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.", steps=3, code=-6),
+    Text(INVALID, "must be greater than the sequence length", raised("AssertionError: max_token_len must be greater than the sequence length. Got max_token_len=16384 and max_seq_len=40960")),
     Text(INVALID, "must be divisible by minimal possible batch size", raised("AssertionError: real_train_batch_size (8) must be divisible by minimal possible batch size (16)")),
     Text(INVALID, "normalized ppo_mini_batch_size 3", raised("AssertionError: normalized ppo_mini_batch_size 3 should be divisible by ppo_micro_batch_size_per_gpu 2")),
     Text(INVALID, "ppo_mini_batch_size 0", raised("AssertionError: ppo_mini_batch_size 0 should be larger than 0 after normalization")),

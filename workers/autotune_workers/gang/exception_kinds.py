@@ -140,6 +140,8 @@ _BATCH_LAW = re.compile(
 ppo_mini_batch_size 3 should be divisible by ...`, verl#833; `rollout world_size: 1 is not divisible by infer_tp: 2`, verl#1191; `only support equal chunk`, EasyR1#44), NeMo-RL (`Data dict
 size (2) is not a multiple of the provided microbatch size (8)`, NeMo-RL#355), TRL (`The global train batch size (7 x 1) must be evenly divisible by the number of generations`,
 open-r1#249), DeepSpeed under OpenRLHF (`train_batch_size is not equal to micro_batch_per_gpu * ...`, OpenRLHF#346)"""
+_SHORT_LIMIT = re.compile(r"max_token_len must be greater than the sequence length")
+"""verl's micro-batches by tokens, which the longest sequence of any later step must fit (utils/seqlen_balancing.py, Trinity-RFT#398)"""
 _ENGINE_MEMORY = re.compile(
     r"no available memory for the cache"
     r"|KV cache is ?needed, which is larger than the available KV cache memory"
@@ -216,6 +218,8 @@ def judged(name: str, text: str, *, code: str = "", is_started: bool = False) ->
         return Judged("death", FailureKind.WORKER_LOST, "was ended by a signal")
     if not is_started and (_REFUSALS.match(name) or short in _REFUSAL_NAMES or _REFUSAL_TEXTS.search(text)):
         return Judged("verdict", FailureKind.INVALID, "refused its settings")
+    if short == "AssertionError" and _SHORT_LIMIT.search(text):
+        return Judged("verdict", FailureKind.INVALID, "refused its limit of tokens")
     if not is_started and short in ("ValueError", "AssertionError") and _BATCH_LAW.search(text):
         return Judged("verdict", FailureKind.INVALID, "refused its batch")
     return None
