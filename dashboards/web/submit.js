@@ -29,7 +29,7 @@ async function check() {
       shown = text;
     } else {
       say(answer.redirected ? "You are logged out: log in on another page, then go on here." : "The service could not check the spec.");
-      if (answer.status === 429) later(BUSY_MS);
+      if (answer.status === 429 || answer.status >= 500) later(BUSY_MS);
     }
   } catch {
     say("The service cannot be reached.");

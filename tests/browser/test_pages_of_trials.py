@@ -51,9 +51,9 @@ def test_a_new_study_is_checked_while_it_is_typed_and_followed_to_its_launch(bro
         at = spec_field.evaluate("area => area.value.slice(area.selectionStart).split(':')[0]")
         assert at == "tpp"
         spec_field.fill(TYPED)
-        page.get_by_text("configs are valid").wait_for()
+        page.get_by_text("valid configs").wait_for()
         page.get_by_role("button", name="Check").click()
-        page.get_by_text("configs are valid").wait_for()
+        page.get_by_text("valid configs").wait_for()
         assert spec_field.input_value() == TYPED
         page.get_by_role("button", name="Submit").click()
         page.wait_for_url("**/studies/*?done=submit")
@@ -124,7 +124,7 @@ def test_the_owner_tags_notes_ranks_copies_and_deletes(browser: Any, tuning: Ser
         page.get_by_role("link", name="short-lived").click()
         follow(page, page.get_by_role("link", name="Copy into a new study"))
         assert "name: short-lived" in page.get_by_label("Spec, in YAML").input_value()
-        page.get_by_text("configs are valid").wait_for()
+        page.get_by_text("valid configs").wait_for()
         page.go_back()
         page.get_by_role("link", name="Delete").click()
         page.get_by_role("link", name="Keep it").click()
@@ -177,4 +177,4 @@ def test_without_scripts_the_button_checks_the_spec(browser: Any, tuning: Servic
         assert "gpt2-medium" in page.locator(".problems").inner_text()
         page.get_by_label("Spec, in YAML").fill(TYPED)
         page.get_by_role("button", name="Check").click()
-        page.get_by_text("configs are valid").wait_for()
+        page.get_by_text("valid configs").wait_for()

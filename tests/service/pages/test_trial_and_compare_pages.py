@@ -149,7 +149,7 @@ def test_a_new_study_is_checked_with_lines_and_columns_and_previewed_and_submitt
     assert "modell:" in wrong, "the text stays"
     broken = sent("/submit", SPEC + "searcher: [\n")
     assert (broken.status_code, "Line " in broken.text) == (422, True)
-    assert "4 configs are valid" in sent("/submit/preview", SPEC).text
+    assert "4 valid configs" in sent("/submit/preview", SPEC).text
     before = len(guarded.store.studies(name="typed"))
     first, second = sent("/submit", SPEC), sent("/submit", SPEC)
     assert first.status_code == 303
