@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.errors import SpecError
-from autotune.onboarding.configuration_files import read_present
+from autotune.onboarding.configuration_files import read_present, recognized
 from autotune.onboarding.launch.launch_script import Started, started_by
 from autotune.onboarding.launch.started_program import where_it_runs
 from autotune.trainers.catalog.nemo_rl import BASE, bases_of, with_bases
-from autotune.trainers.catalog.trl import as_trl_grpo
+from autotune.trainers.catalog.trl import LAUNCHERS_FILES, as_trl_grpo
 from autotune.trainers.post_training.programs import PROGRAMS, UNREAD, USUAL, program_of
 from autotune.trainers.present_configuration import PresentConfiguration, parse_document
 from autotune.trainers.readers.shell_words import commands_of
@@ -61,7 +61,10 @@ def with_its_bases(present: PresentConfiguration, path: Path) -> PresentConfigur
     """A configuration with the files that it starts from, and NeMo-RL's checkout in which it lies."""
     if path.suffix not in (".yaml", ".yml"):
         return present
-    files = with_bases(present.files, path.name, _reader(path.parent)) if _starts_from(present, path) else present.files
+    read = _reader(path.parent)
+    files = with_bases(present.files, path.name, read) if _starts_from(present, path) else present.files
+    if recognized(present) == "trl":
+        files = {**files, **_launchers_files(present, read)}
     program = USUAL[NEMO_RL][-1]
     checkout = next((str(each) for each in path.resolve().parents if (each / program).is_file()), "")
     return replace(present, files=files, cwd=present.cwd or checkout)
@@ -104,13 +107,13 @@ def _with_files(name: str, present: PresentConfiguration, path: Path) -> Present
             told = named
     read = _reader(Path(present.cwd))
     if told is None and name == "trl":
-        return replace(present, files=_launchers_file(present, read))
+        return replace(present, files=_launchers_files(present, read))
     if told is None or name not in (NEMO_RL, "trl"):
         return present
     if (text := read(told)) is not None:
         inner = os.path.normpath(told)
         files = {inner: text}
-        files |= _launchers_file(present, read)
+        files |= _launchers_files(replace(present, files=files), read) if name == "trl" else {}
         return replace(present, files=with_bases(files, inner, read) if name == NEMO_RL else files)
     if name == "trl":
         raise SpecError(
@@ -121,11 +124,15 @@ def _with_files(name: str, present: PresentConfiguration, path: Path) -> Present
     return present
 
 
-def _launchers_file(present: PresentConfiguration, read: Callable[[str], str | None]) -> dict[str, str]:
-    """The file of Accelerate that `trl grpo` is given, by its name; nothing where it is one of TRL's own, or not here."""
-    named = present.option("accelerate_config")
-    text = read(named) if named else None
-    return {} if named is None or text is None else {os.path.normpath(named): text}
+def _launchers_files(present: PresentConfiguration, read: Callable[[str], str | None]) -> dict[str, str]:
+    """The files of Accelerate and DeepSpeed that `trl grpo` is given, by command or configuration, by their names; without TRL's own and those that are not here."""
+    found = {}
+    for key in LAUNCHERS_FILES:
+        told = [present.option(key), *(_document(name, text).get(key) for name, text in present.files.items())]
+        for named in told:
+            if isinstance(named, str) and (text := read(named)) is not None:
+                found[os.path.normpath(named)] = text
+    return found
 
 
 def _reader(folder: Path) -> Callable[[str], str | None]:

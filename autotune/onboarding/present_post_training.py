@@ -84,7 +84,8 @@ def post_training_space(reading: Reading, trainer: str) -> dict[str, Any]:
         space["ep"] = {"powers_of_two": [1, max(experts, 8)]}
     for name, values in space.items():
         if isinstance(values, list) and name in reading.knobs:
-            space[name] = [*values, *({reading.knobs[name]} - set(values))]
+            today = reading.knobs[name]
+            space[name] = [today] if name in reading.held else [*values, *({today} - set(values))]
     return space
 
 

@@ -389,6 +389,8 @@ class Reading:
     """what was not understood, in words"""
     missing: tuple[str, ...] = ()
     """names of files that decide some of it, but were not there"""
+    held: frozenset[str] = frozenset()
+    """knobs that files decide which launches do not write"""
 
     def __post_init__(self) -> None:
         for name in ("options", "rl", "rollout"):

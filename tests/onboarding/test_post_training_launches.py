@@ -168,11 +168,37 @@ def test_trl_by_accelerate_is_trl_grpo(command: str, tmp_path: Path) -> None:
     draft = of_text(command, tmp_path)
     assert "dp=8" in draft.document["baseline"]
     assert "zero_stage=3" in draft.document["baseline"]
+    assert draft.document["rl"]["engine"] == "deepspeed"
+    assert draft.document["space"]["zero_stage"] == [3]  # a file decides it that launches do not write
     argv, written = exported(draft, tmp_path)
     assert argv.startswith("trl grpo --config")
     assert argv.endswith("--num_processes 8")
-    assert written["seed"] == 3
+    assert (written["seed"], written["accelerate_config"]) == (3, "zero3")
     assert not {"config_file", "main_process_port", "num_processes"} & written.keys()
+
+
+@pytest.mark.parametrize(
+    ("line", "engine", "stages"),
+    [
+        ("accelerate_config: zero2", "deepspeed", [2, 3]),
+        ("accelerate_config: zero3.yaml", "deepspeed", [3]),
+        ("deepspeed: ds.json", "deepspeed", [1]),
+        ("accelerate_config: fsdp2", None, [3]),
+        ("fsdp: full_shard", None, [2, 3]),
+    ],
+)
+def test_how_trl_shards_is_read_from_the_files_that_its_configuration_names(
+    line: str, engine: str | None, stages: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "zero3.yaml").write_text(ZERO3)
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1}}')
+    (tmp_path / "grpo.yaml").write_text(f"{TRL}\n{line}\n")
+    draft = of_text("trl grpo --config grpo.yaml --num_processes 8", tmp_path)
+    assert draft.document["rl"].get("engine") == engine
+    assert draft.document["space"]["zero_stage"] == stages
+    (tmp_path / "grpo.yaml").write_text(f"{TRL}\naccelerate_config: other.yaml\n")
+    with pytest.raises(SpecError, match=r"starts from other\.yaml, which was not found"):
+        of_text("trl grpo --config grpo.yaml --num_processes 8", tmp_path)
 
 
 def test_trl_by_accelerate_with_flags_that_are_not_read_is_refused(tmp_path: Path) -> None:

@@ -170,3 +170,18 @@ def test_the_longest_that_may_come_is_said_beside_a_log(launch: Path) -> None:
     assert study.workload.rl.reward_s == 2.0
     rate = dict(study.workload.rl.rollout.tokens_per_s_per_gpu)[2] if study.workload.rl.rollout else 0
     assert rate == pytest.approx(1_800_000 * 250 / 354 / 51 / 8, rel=0.02), "of the log's own tokens"
+
+
+@pytest.mark.parametrize(
+    ("line", "edited"), [("accelerate_config: zero3", "accelerate_config: zero2"), ("accelerate_config: fsdp2", "")]
+)
+def test_the_edit_of_how_trl_shards_is_the_line_that_says_so(line: str, edited: str, tmp_path: Path) -> None:
+    """What TRL's fsdp2 does is not in the file: no edit of it is proposed, which would not hold."""
+    (tmp_path / "grpo.yaml").write_text(
+        f"model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct\n{line}\nper_device_train_batch_size: 8\ngradient_accumulation_steps: 4\n"
+        "num_generations: 8\nmax_completion_length: 512\nbf16: true\nuse_vllm: true\n"
+    )
+    found = review(tmp_path / "grpo.yaml", cluster="h100-sxm-1x8", seq_len=1024)
+    edits = [edit for edit in (*found.edits, *found.trials) if "zero_stage" in edit.changes]
+    assert [each.after for edit in edits for each in edit.lines] == ([edited] if edited else [])
+    assert not any("fsdp_config" in each for edit in (*found.edits, *found.trials) for each in edit.unplaced)

@@ -22,7 +22,7 @@ generation     of a colocated engine: the told fraction of the device, beside th
 log-prob       the trainer's states, the reference model, and logits of one micro-batch with their log-softmax; nothing is kept for a backward pass
 update         the peak of a plain step on the fullest micro-batch, beside the reference model (in host memory with `phase_offload: all` and `reference_offload`) and what a sleeping engine keeps, or all that one keeps which never sleeps
 
-Where adapters are trained, the policy without them is the reference model.
+Where adapters are trained, the policy without them is the reference model, but in OpenRLHF, which loads one all the same (`ReferenceModelActor` in trainer/ray/launcher.py).
 
 A critic's states stand beside the policy's; one of both is updated at a time. An engine that sleeps gives back its cache and weights and keeps its CUDA context and graphs
 (`ENGINE_ASLEEP`; vLLM prints "2.12 GiB memory is still in use" after "Sleep mode freed 63.53 GiB memory").
@@ -80,6 +80,8 @@ def knob_value(workload: Workload, config: ParallelConfig, name: str) -> Any:
 
 
 ENGINE_ASLEEP = 2.12 * 2**30
+OWN_REFERENCE = "openrlhf"
+"""the trainer that loads a reference model beside adapters, too"""
 NAMES = tuple(f.name for f in fields(MemoryParts))
 
 
@@ -107,7 +109,7 @@ def phases_memory(
     ]
     resident = {name: sum((s[name] for s in states), nothing) for name in ("weights", "gradients", "optimizer")}
     away = knobs["phase_offload"] if "phase_offload" in knobs else np.full(len(table), "none")
-    has_reference = asked.reference and workload.peft is None
+    has_reference = asked.reference and (workload.peft is None or workload.trainer == OWN_REFERENCE)
     scoring = np.where(away == "all", 0.0, _reference_bytes(workload, table)) if has_reference else nothing
     reference = nothing if asked.reference_offload else scoring
     share = asked.rollout.memory_fraction if asked.rollout is not None else 0.0

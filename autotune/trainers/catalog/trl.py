@@ -5,14 +5,15 @@
     num_iterations                  passes over them
 
 Names and defaults are those of GRPOConfig in trl 1.16.0 (trainer/grpo_config.py, base_config.py) and of TrainingArguments in transformers 5; a command's flags count over the file
-(cli/commands/training.py). ZeRO 0 is DDP, ZeRO 3 FSDP2, ZeRO 2 FSDP2 that keeps weights gathered. Without vLLM the ranks generate by transformers.
+(cli/commands/training.py). ZeRO 0 is DDP, ZeRO 3 FSDP2, ZeRO 2 FSDP2 that keeps weights gathered; with the engine `deepspeed`, ZeRO 1 to 3 are the files of that name that TRL
+brings for Accelerate. Without vLLM the ranks generate by transformers.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from autotune.errors import SpecError
@@ -37,7 +38,7 @@ from autotune.trainers.present_configuration import (
     merged,
     parse_document,
 )
-from autotune.trainers.readers.accelerate_yaml import stage_and_ranks
+from autotune.trainers.readers.accelerate_yaml import sharding_and_ranks
 
 DEFAULTS: Mapping[str, Any] = {
     "beta": 0.0,
@@ -70,6 +71,8 @@ ACCELERATE: Mapping[str, tuple[int, int]] = {
 }
 """(ZeRO stage, ranks) of what `--accelerate_config` names (trl/accelerate_configs)"""
 
+LAUNCHERS_FILES = ("accelerate_config", "deepspeed")
+"""keys and flags that may name a file which tells Accelerate how to shard"""
 LAUNCHER = {"config_file": "accelerate_config", "num_processes": "num_processes", "num_machines": "num_machines"}
 """flags of `accelerate launch`, by `trl grpo`'s names for them"""
 OF_ONE_MACHINE = frozenset(
@@ -84,7 +87,7 @@ class Trl(PostTrainer):
     name = "trl"
     summary = "TRL's GRPO, grpo.yaml for `trl grpo`"
     checked_against = "trl 1.16.0, transformers 5.23.0"
-    engines = frozenset({"fsdp"})
+    engines = frozenset({"fsdp", "deepspeed"})
     carried = frozenset({"rollout_tp"})
     reads = frozenset(
         {
@@ -134,7 +137,12 @@ class Trl(PostTrainer):
             *broken(
                 workload,
                 c,
-                Rule(c.zero_stage == 1, "zero_stage", "its launches shard with FSDP2 (2 or 3), or not at all (0)", 2),
+                Rule(
+                    c.zero_stage == 1 and rl.engine == "fsdp",
+                    "zero_stage",
+                    "its launches shard with FSDP2 (2 or 3), or not at all (0)",
+                    2,
+                ),
                 Rule(
                     rl.algorithm not in ("grpo", "dapo"),
                     "workload.rl.algorithm",
@@ -202,7 +210,9 @@ class Trl(PostTrainer):
                 "use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": rl.rollout is None or rl.rollout.sleeps, "vllm_tensor_parallel_size": int(rl_value(rl, c, "rollout_tp")),
                 **({"vllm_gpu_memory_utilization": rl.rollout.memory_fraction} if rl.rollout and rl.rollout.memory_fraction else {}),
             }  # fmt: skip
-        if c.zero_stage >= 2:
+        if rl.engine == "deepspeed":
+            found["accelerate_config"] = _of_trl(c.zero_stage)
+        elif c.zero_stage >= 2:
             found |= {
                 "fsdp": True, "fsdp_config.version": 2, "fsdp_config.reshard_after_forward": c.zero_stage == 3,
                 "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_config.transformer_layer_cls_to_wrap": [hf_layer_class(workload.model)],
@@ -232,12 +242,8 @@ class Trl(PostTrainer):
         if not name and not flags:
             name, _ = present.named(".yaml", ".yml")
         document = parse_document(name, present.files[name]) if name else {}
-        if launcher in present.files:
-            stage, ranks = stage_and_ranks(launcher, present.files[launcher])
-            flags["accelerate_config"] = f"zero{stage}" if stage else "multi_gpu"
-            document |= {"num_processes": ranks} if ranks else {}
         told = {key: {"true": True, "false": False}.get(str(value).lower(), value) for key, value in flags.items()}
-        return name or named or "the command", merged(document, told)
+        return name or named or "the command", _with_launchers(merged(document, told), present.files)
 
     def read_keys(self, keys: KeyReader) -> Reading:
         """GRPOConfig."""
@@ -251,17 +257,12 @@ class Trl(PostTrainer):
         flags = {word: keys.flag(word) for word in ("fp16", "bf16", "tf32")}
         flags["bf16"] = not flags["fp16"] if flags["bf16"] is None else flags["bf16"]
         shards, kept = keys.find("fsdp"), keys.flag("fsdp_config.reshard_after_forward")
-        launcher = keys.text("accelerate_config")
-        stage, usual_ranks = ACCELERATE.get(launcher or "", (0, None))
+        launched = _launched(keys)
+        stage = launched.stage
         keys.drop("fsdp")
         if shards:
             stage = 2 if kept is False or "grad_op" in str(shards) else 3
-        if launcher or keys.find("deepspeed"):
-            what = f"accelerate_config={launcher}" if launcher else "deepspeed"
-            known = "" if launcher in ACCELERATE else ", and what it says was not read"
-            keys.remarks.append(f"{keys.name}: {what}: exports shard by FSDP2 or not at all{known}")
-            keys.drop("deepspeed")
-        processes = keys.count("num_processes") or usual_ranks  # those of all machines
+        processes = keys.count("num_processes") or launched.ranks  # those of all machines
         accumulation = keys.count("gradient_accumulation_steps")
         steps = keys.count("steps_per_generation") or accumulation
         beta, response, loss = keys.number("beta"), keys.count("max_completion_length"), keys.text("loss_type")
@@ -284,7 +285,7 @@ class Trl(PostTrainer):
             "zero_stage": stage,
         }
         rl = {
-            "algorithm": algorithm, "responses": keys.count("num_generations"), "epochs": keys.count("num_iterations"), "reference": bool(beta),
+            "algorithm": algorithm, "engine": launched.engine, "responses": keys.count("num_generations"), "epochs": keys.count("num_iterations"), "reference": bool(beta),
             "response_lengths": response, "steps": steps, "sequences": keys.count("generation_batch_size"),
         }  # fmt: skip
         tp, share = keys.count("vllm_tensor_parallel_size"), keys.number("vllm_gpu_memory_utilization")
@@ -314,6 +315,8 @@ class Trl(PostTrainer):
             rl=rl,
             rollout=rollout,
             peft=read_adapters(adapters, modules),
+            missing=launched.missing,
+            held=frozenset({"zero_stage"} if launched.is_held else ()),
         )
 
     step_marks = ("{", "'train_samples")
@@ -321,6 +324,67 @@ class Trl(PostTrainer):
     def parse_line(self, line: str) -> StepMetrics | None:
         """The dictionary of a logged step: its `step_time`, which is that of all micro-batches; else as of any trainer of transformers."""
         return (step_metrics_of(line) if "'step_time'" in line else None) or parse_loss_dictionary(line)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """How Accelerate shards the model, as it is told outside of GRPOConfig's own `fsdp`."""
+
+    engine: str | None = None
+    """None: the usual one"""
+    stage: int = 0
+    """of ZeRO"""
+    ranks: int | None = None
+    is_held: bool = False
+    """whether a file decides it that launches do not write"""
+    missing: tuple[str, ...] = ()
+    """that file, where it was not there"""
+
+
+def _launched(keys: KeyReader) -> _Launched:
+    launcher, of_deepspeed = keys.find("accelerate_config"), keys.find("deepspeed")
+    keys.drop("accelerate_config", "deepspeed")
+    if isinstance(of_deepspeed, Mapping):
+        inner = of_deepspeed.get("zero_optimization")
+        stage = int(inner.get("stage", 0)) if isinstance(inner, Mapping) else 0
+        keys.remarks.append(f"{keys.name}: deepspeed: exports use TRL's own {_of_trl(stage)} instead")
+        return _Launched("deepspeed", stage, is_held=True)
+    if isinstance(launcher, Mapping):
+        kind, stage = launcher["kind"], launcher["stage"]
+        if kind not in ("DEEPSPEED", "FSDP"):
+            return _Launched()
+        instead = f"TRL's own {_of_trl(stage)}" if kind == "DEEPSPEED" else f"FSDP2 in {Trl.settings_file}"
+        keys.remarks.append(f"{keys.name}: accelerate_config={launcher['file']}: exports use {instead} instead")
+        return _Launched("deepspeed" if kind == "DEEPSPEED" else None, stage, is_held=True)
+    if launcher in ACCELERATE:
+        stage, ranks = ACCELERATE[launcher]
+        if launcher.startswith("zero"):
+            return _Launched("deepspeed", stage, ranks)
+        if stage:
+            keys.remarks.append(
+                f"{keys.name}: accelerate_config={launcher}: exports use FSDP2 in {Trl.settings_file} instead"
+            )
+        return _Launched(None, stage, ranks, is_held=stage > 0)
+    named = launcher or of_deepspeed
+    return _Launched(is_held=True, missing=(str(named),)) if named else _Launched()
+
+
+def _of_trl(stage: int) -> str:
+    """The file of TRL's accelerate_configs that has this ZeRO stage."""
+    return f"zero{stage}" if stage else "multi_gpu"
+
+
+def _with_launchers(document: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
+    """A configuration with the contents of the files that tell Accelerate how to shard, in place of their names."""
+    found = dict(document)
+    launcher, of_deepspeed = (os.path.normpath(str(found.get(key, ""))) for key in LAUNCHERS_FILES)
+    if launcher in files:
+        kind, stage, ranks = sharding_and_ranks(launcher, files[launcher])
+        found["accelerate_config"] = {"file": launcher, "kind": kind, "stage": stage}
+        found = {"num_processes": ranks} | found if ranks else found
+    if of_deepspeed in files:
+        found["deepspeed"] = parse_document(of_deepspeed, files[of_deepspeed])
+    return found
 
 
 def as_trl_grpo(words: Sequence[str], program: Program) -> tuple[str, ...]:

@@ -87,10 +87,11 @@ def read(present: PresentConfiguration) -> Reading:
     )
 
 
-def stage_and_ranks(name: str, text: str) -> tuple[int, int | None]:
-    """(ZeRO stage, ranks of all machines) of a configuration of Accelerate; None: it does not say how many."""
+def sharding_and_ranks(name: str, text: str) -> tuple[str, int, int | None]:
+    """(how ranks share the model, of `KINDS`, ZeRO stage, ranks of all machines) of a configuration of Accelerate; None: it does not say how many."""
     keys = KeyReader(parse_document(name, text), name)
-    return _sharding(keys)[0], keys.count("num_processes")
+    kind = keys.word("distributed_type", KINDS) or "NO"
+    return kind, _sharding(keys)[0], keys.count("num_processes")
 
 
 def _sharding(keys: KeyReader) -> tuple[int, bool]:

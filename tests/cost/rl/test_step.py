@@ -15,6 +15,7 @@ from autotune.cost.traits import loop_traits
 from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, Workload
 from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import TRAINED, PostTraining, Rollout
+from autotune.spec.workload import Peft
 from tests.benchmarks import post_training
 from tests.benchmarks.post_training import QWEN_7B
 
@@ -132,6 +133,17 @@ def test_sides_of_a_split_wait_and_those_of_async_do_not() -> None:
     assert split["step"] > stale[0.25]["step"] > stale[0.5]["step"] > stale[1.0]["step"] == stale[2.0]["step"]
     busy = sum(stale[1.0][name] for name in ("log_prob", "update"))
     assert stale[1.0]["step"] == pytest.approx(max(busy, split["generation"]) + stale[1.0]["refit"])
+
+
+@pytest.mark.parametrize(("trainer", "loads"), [("verl", False), ("trl", False), ("openrlhf", True)])
+def test_adapters_have_a_reference_model_of_their_own_in_openrlhf_alone(trainer: str, loads: bool) -> None:
+    peaks = []
+    for reference in (False, True):
+        rl = step(engine="deepspeed", micro_batch_tokens=0, reference=reference)
+        adapted = replace(workload(rl), trainer=trainer, peft=Peft())
+        peaks.append(float(estimate(adapted, replace(CONFIG, tp=1, zero_stage=2)).peak_memory_bytes))
+    assert (peaks[1] > peaks[0] + 2**30) is loads
+    assert peaks[1] >= peaks[0]
 
 
 def test_an_engine_takes_its_share_until_states_make_room() -> None:
