@@ -278,7 +278,7 @@ def mini_batches(prompts: int | None, responses: int, batch: int | None) -> int 
 
 
 def read_whole_experts(keys: KeyReader, where: str, tp: int) -> bool | None:
-    """`rl.whole_experts` of a launch of Megatron-Core, which cuts experts by tp unless it is told otherwise; None: as specs have it by default."""
+    """`rl.whole_experts` of a launch of Megatron-Core, which by default cuts experts by tp; None: the default of specs."""
     path = f"{where}.{EXPERT_TP}"
     degree = keys.count(path)
     if degree is not None and degree not in (1, tp):
