@@ -26,10 +26,8 @@ def measured_configs(store: HistoryReader, asked: Asked, **names: Any) -> list[t
     """All measured configs of that model and cluster (or workload), best first."""
     without = "" if asked.runner else SIMULATED
     filters = {"limit": MOST_CONFIGS, "without_runner": without, **asked.measured_filters, **names}
-    if asked.objective is None:
-        return confirmed_best(store, **filters)
-    found = store.best(**filters)
-    return _by_objective(found, asked.objective) if found else []
+    found = confirmed_best(store, **filters)
+    return _by_objective(found, asked.objective) if found and asked.objective is not None else found
 
 
 def _by_objective(pairs: list[tuple[StudyRecord, Trial]], objective: Objective) -> list[tuple[StudyRecord, Trial]]:

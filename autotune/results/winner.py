@@ -8,14 +8,15 @@ Measured configs of many studies in the order in which they stand, each as its s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from autotune import reward
 from autotune.ports import HistoryReader, StudyRecord
-from autotune.reward import slowed, speeds_in_finals, tokens_per_s
-from autotune.spec import ParallelConfig, Study, Trial, TrialPurpose
+from autotune.reward import moved, slowed, speeds_in_finals, tokens_per_s
+from autotune.spec import ParallelConfig, Reward, Study, Trial, TrialPurpose
 from autotune.study.controller import Winner, decide, failed_in_finals
 
 
@@ -51,12 +52,24 @@ def may_win(trials: Sequence[Trial], study: Study) -> list[Trial]:
 
 
 def confirmed_best(store: HistoryReader, **filters: Any) -> list[tuple[StudyRecord, Trial]]:
-    """The best of all studies, best first; measurements of configs that were re-measured have the speed of the finals. `filters`: of `HistoryReader.best`."""
+    """The best of all studies, best first; configs that were re-measured have the speed of the finals, and rewards are relative to the baseline there. `filters`: of `HistoryReader.best`."""
     return [(record, _as_confirmed(record, trial)) for record, trial in store.best(**filters)]
 
 
 def _as_confirmed(record: StudyRecord, trial: Trial) -> Trial:
-    speed = speeds_in_finals(record.result).get(trial.config)
-    if trial.measurement is None or speed is None:
+    speeds = speeds_in_finals(record.result)
+    if trial.measurement is None or not speeds:
         return trial
-    return replace(trial, measurement=slowed(trial.measurement, tokens_per_s(trial) / speed))
+    speed = speeds.get(trial.config, tokens_per_s(trial))
+    measurement = slowed(trial.measurement, tokens_per_s(trial) / speed)
+    return replace(trial, measurement=measurement, reward=_reward_at(speed, record, trial))
+
+
+def _reward_at(speed: float, record: StudyRecord, trial: Trial) -> Reward | None:
+    """The trial's reward at that speed, relative to the baseline in the finals; unchanged if the baseline was not re-measured."""
+    finals = record.result["finals"]
+    default = next((final["tokens_per_s"] for final in finals if final.get("number") == record.baseline), None)
+    ratio = trial.reward.parts.get("tokens_per_s_ratio") if trial.reward is not None else None
+    if trial.reward is None or not default or not ratio:
+        return trial.reward
+    return moved(trial.reward, math.log(speed / default / ratio), record.study.objective.stability_weight)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,11 @@ from autotune import api, registry
 from autotune.errors import CatalogError, NotFoundError, SpecError
 from autotune.ports import Store
 from autotune.report import html_report
+from autotune.results.best_known import best_known
+from autotune.results.question import Asked
 from autotune.reward import tokens_per_s
 from autotune.space import SearchSpace
-from autotune.spec import Failure, FailureKind, Objective, StudyStatus, Trial, TrialPurpose, TrialStatus
+from autotune.spec import Failure, FailureKind, Objective, Reward, StudyStatus, Trial, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore
 from autotune.testing.stores import measured, pending, run_trial, running_study
 from tests.small_studies import spec
@@ -188,6 +191,42 @@ def test_a_config_of_the_finals_is_shown_at_their_speed() -> None:
     assert [row["number"] for row in shown] == [second.number, lucky.number]
     assert [row["measurement"]["tokens_per_s"] for row in shown] == pytest.approx([speed, tokens_per_s(lucky)])
     assert [row["best"] for row in api.past_studies(store)] == shown[:1]
+    store.close()
+
+
+def test_rewards_across_studies_belong_to_the_speeds_that_are_shown() -> None:
+    """The baseline's run in the search was slow, so rewards of the search are too high. Each is moved to the baseline's speed in the finals."""
+    store = MemoryStore()
+    lease = running_study(store)
+    raw = {0: 0.9, 1: 0.2, 2: 0.3}
+    ended = [measured(pending(number), step_time_s=step_s) for number, step_s in raw.items()]
+    for trial in ended:
+        ratio = raw[0] / raw[trial.number]
+        parts = {"tokens_per_s_ratio": ratio}
+        reward = Reward(total=0.8 * math.log(ratio) + 0.2, throughput=math.log(ratio), stability=1.0, parts=parts)
+        run_trial(store, lease, replace(trial, reward=reward))
+    speeds = {0: 2.0 * tokens_per_s(ended[0]), 1: 0.8 * tokens_per_s(ended[1])}  # trial 2 was not re-measured
+    finals = [
+        {"number": number, "config": ended[number].config.to_dict(), "tokens_per_s": speed}
+        for number, speed in sorted(speeds.items(), reverse=True)
+    ]
+    store.set_status(
+        lease.study,
+        StudyStatus.COMPLETED,
+        expect=[StudyStatus.RUNNING],
+        lease=lease,
+        baseline=0,
+        result={"finals": finals},
+    )
+    cluster = store.study(lease.study).study.workload.cluster.name
+    asked = Asked(model="tiny", cluster=cluster, metric="throughput")
+    for rows in (api.past_studies(store, model="tiny"), best_known(store, asked, top=9)["configs"]):
+        for shown in (row["best"] for row in rows):
+            speed = speeds.get(shown["number"], tokens_per_s(ended[2]))
+            assert shown["measurement"]["tokens_per_s"] == pytest.approx(speed)
+    totals = {row["best"]["number"]: row["best"]["reward"]["total"] for row in api.past_studies(store, model="tiny")}
+    expected = {number: 0.2 + 0.8 * math.log(speed / speeds[0]) for number, speed in speeds.items()}
+    assert totals == pytest.approx(expected | {2: 0.2 + 0.8 * math.log(tokens_per_s(ended[2]) / speeds[0])})
     store.close()
 
 
