@@ -26,6 +26,7 @@ from autotune.errors import AutotuneError, SpecError
 from autotune.reviews.answer import Review
 from autotune.reviews.lines import edited
 from autotune.reviews.reviewing import review_texts
+from autotune.reviews.words import gain_words
 
 PLUGIN = "trainer.kubeflow.org/autoconf-plugin"
 """annotation that names the plugin"""
@@ -147,8 +148,7 @@ def _operations(before: Any, after: Any, path: str) -> Iterator[dict[str, Any]]:
 def _why(found: Review) -> str:
     assert found.together is not None
     changes = ", ".join(f"{name} {old} -> {new}" for edit in found.edits for name, (old, new) in edit.changes.items())
-    gain = found.together.gain
-    return f"{changes}: predicted {gain.gain - 1:+.0%} tokens/s ({gain.low - 1:+.0%} to {gain.high - 1:+.0%})"
+    return f"{changes}: predicted {gain_words(found.together.gain)} in tokens/s"
 
 
 def _mapping(value: Any) -> Any:

@@ -16,7 +16,7 @@ from autotune.reviews.answer import Edit, Gain, LineEdit, Review
 from autotune.reviews.earlier import PUBLISHED, TRIAL, Earlier
 from autotune.spec.estimate import AT_THE_LIMIT
 from autotune.spec.runs.observed import OBSERVED
-from autotune.spec.texts.as_text import format_bytes, format_count, format_duration
+from autotune.spec.texts.as_text import format_bytes, format_count, format_duration, format_gain
 
 MOST = 25
 """rows"""
@@ -169,7 +169,7 @@ def _edit(number: int, edit: Edit, review: Review) -> list[str]:
 def _trial(edit: Edit) -> list[str]:
     assert edit.alone is not None
     risk = f", {edit.oom_probability:.0%} OOM risk" if edit.oom_probability >= 0.01 else ""
-    first = f"- {_changes(edit)}: {_gain(edit.alone)}, {edit.alone.chance:.0%} chance of a gain, {_memory(edit.memory_bytes)}{risk}"
+    first = f"- {_changes(edit)}: {gain_words(edit.alone)}, {edit.alone.chance:.0%} chance of a gain, {_memory(edit.memory_bytes)}{risk}"
     return [row for line in (first, *_where(edit)) for row in _rows(line)]
 
 
@@ -185,7 +185,7 @@ def _if_out_of_memory(review: Review) -> Iterator[str]:
         assert edit.alone is not None
         risk = f", {edit.oom_probability:.0%} OOM risk" if edit.oom_probability >= 0.01 else ""
         when = "if it runs out of memory" if review.fits or risk == "" else "may fit"
-        yield f"{when}: {_changes(edit)}: {_gain(edit.alone)}, {_memory(edit.memory_bytes)}{risk}"
+        yield f"{when}: {_changes(edit)}: {gain_words(edit.alone)}, {_memory(edit.memory_bytes)}{risk}"
         yield from _where(edit)
 
 
@@ -200,13 +200,13 @@ def _together(review: Review) -> Iterator[str]:
         elif review.trials:
             yield "no edit is certain to fit and to be faster; worth a trial:"
         elif more >= 0.03:
-            yield f"no edit is certain to be faster: the best guess is {more:+.0%}, but its interval includes losses; run a trial, or give --measured"
+            yield f"no edit is certain to be faster: the best guess is {format_gain(review.best_gain)}, but its interval includes losses; run a trial, or give --measured"
         else:
             yield "no edit gains 3% or more"
     elif len(review.edits) > 1:
         together = review.together
         yield (
-            f"together: {_gain(together.gain)}, {format_bytes(float(together.estimate.peak_memory_bytes))}, "
+            f"together: {gain_words(together.gain)}, {format_bytes(float(together.estimate.peak_memory_bytes))}, "
             f"{float(together.estimate.oom_probability):.0%} risk"
         )
 
@@ -221,14 +221,16 @@ def _value(value: object) -> str:
 
 def _gain_of(edit: Edit, review: Review) -> str:
     if edit.alone is not None:
-        return _gain(edit.alone)
+        return gain_words(edit.alone)
     if edit.beside is not None:
-        return f"{_gain(edit.beside)} with the others"
+        return f"{gain_words(edit.beside)} with the others"
     return "the others need it" if review.fits else "needed to fit"
 
 
-def _gain(gain: Gain) -> str:
-    return f"{gain.gain - 1:+.0%} ({gain.low - 1:+.0%} to {gain.high - 1:+.0%})"
+def gain_words(gain: Gain) -> str:
+    """`+36% (+13% to +71%)`, or `3.3x the speed (1.2x to 4.1x)`."""
+    ends = f"{gain.low:.3g}x to {gain.high:.3g}x" if gain.gain >= 2 else f"{gain.low - 1:+.0%} to {gain.high - 1:+.0%}"
+    return f"{format_gain(gain.gain)} ({ends})"
 
 
 def _memory(change: float) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 
 from autotune.search.model_based import ModelBasedSearcher
 from autotune.search.surrogate.acquisition import log_mixture_improvement
+from autotune.spec.texts.as_text import format_gain
 
 SURE = 0.75
 """probability of running from which a config may be the first that is tried: an answer comes before a bet. In replays of published sweeps it changes nothing"""
@@ -42,7 +43,6 @@ class BayesianSearcher(ModelBasedSearcher):
             candidates, mean, sd, runs = candidates[likely], mean[:, likely], sd[:, likely], runs[likely]
         gain = log_mixture_improvement(log_weights, mean, sd, best)
         at = int(np.argmax(gain + runs))
-        return int(candidates[at]), (
-            f"expected gain {self.as_throughput_gain(math.exp(gain[at])):.1%} over the best so far, "
-            f"{math.exp(runs[at]):.0%} likely to run"
-        )
+        expected = self.as_throughput_gain(math.exp(gain[at]))
+        said = f"expected gain {expected:.1%} over" if expected < 1 else f"expected {format_gain(1 + expected)} of"
+        return int(candidates[at]), f"{said} the best so far, {math.exp(runs[at]):.0%} likely to run"

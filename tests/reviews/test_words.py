@@ -12,7 +12,7 @@ import pytest
 from autotune.cli import run
 from autotune.reviews import MOST, Review, lines_of, review
 from autotune.reviews.answer import Danger, Edit, Gain, LineEdit, Missing
-from autotune.reviews.words import WIDTH
+from autotune.reviews.words import WIDTH, gain_words
 from tests.reviews.test_reviews import PYTORCH_JOB, SPEC, TITAN, TRAIN_JOB, TRAINER
 
 LOOP = """import argparse, torch
@@ -60,6 +60,17 @@ def test_a_review_of_anything_is_at_most_25_rows_of_100_columns(
     everything = lines_of(found, tokens=1e12, most=None)
     assert len(everything) >= len(lines)
     assert all("--all" not in line for line in everything)
+
+
+@pytest.mark.parametrize(
+    ("gain", "said"),
+    [
+        (Gain(gain=1.36, low=1.13, high=1.71), "+36% (+13% to +71%)"),
+        (Gain(gain=3.266, low=1.2, high=4.1), "3.27x the speed (1.2x to 4.1x)"),
+    ],
+)
+def test_a_gain_from_twice_the_speed_on_is_a_factor(gain: Gain, said: str) -> None:
+    assert gain_words(gain) == said
 
 
 def stuffed(tmp_path: Path) -> Review:

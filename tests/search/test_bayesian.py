@@ -81,6 +81,29 @@ def test_the_expected_gain_falls_towards_zero() -> None:
     assert late < 0.05
 
 
+class _Ahead(BayesianSearcher):
+    """One model, sure of one candidate that is faster than the best by this factor."""
+
+    factor = 1.0
+
+    def predict(self, candidates: NDArray[np.intp]) -> tuple[Array, Array, Array, Array]:
+        mean = np.full((1, len(candidates)), (self.best_score() or 0.0) - 5.0)
+        mean[0, -1] = (self.best_score() or 0.0) + np.log(self.factor)
+        return np.zeros(1), mean, np.full(mean.shape, 1e-6), np.zeros(len(candidates))
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [(1.25, "expected gain 25.0% over the best so far"), (3.25, "expected 3.25x the speed of the best so far")],
+)
+def test_a_reason_gives_a_small_gain_as_a_share_and_a_large_one_as_a_factor(factor: float, said: str) -> None:
+    searcher = _Ahead(Problem(space=SPACE))
+    searcher.factor = factor
+    searcher.tell([measured(next(config for config in SPACE if measured(config).is_measured))])
+    (asked,) = searcher.ask(1)
+    assert searcher.reason(asked) == f"{said}, 100% likely to run"
+
+
 class _TwoModels(BayesianSearcher):
     """Two models: the likelier one expects a small gain of the first candidate only, the other a large gain of the last."""
 

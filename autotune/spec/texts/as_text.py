@@ -56,15 +56,20 @@ def format_duration(seconds: float | None) -> str:
     return f"{hours}h {minutes:02d}m"
 
 
+def format_gain(factor: float) -> str:
+    """`+36%`; from a doubling on `3.3x the speed`."""
+    return f"{factor:.3g}x the speed" if factor >= 2 else f"{factor - 1:+.0%}"
+
+
 DEFAULT_IS_BEST = "no speedup: the baseline is the best"
 
 
 def format_speedup(
     speedup: float, low: float | None, high: float | None, *, times: str = "x", over: str = "", is_open: bool = False
 ) -> str:
-    """`1.18x (95% CI 1.14-1.22)`; without the ends of an interval `1.18x`; `DEFAULT_IS_BEST` where it is the baseline's own.
+    """`1.18x (95% CI 1.14-1.22)`; without an interval `1.18x`; `DEFAULT_IS_BEST` if the baseline itself is the best.
 
-    `times`: what stands behind the number. `over`: what stands behind it all. `is_open`: the study is running, so that the baseline is only the best so far.
+    `times`: text after the number. `over`: text at the end. `is_open`: the study is running, so the baseline is only the best so far.
     """
     if speedup == low == high == 1.0:
         return DEFAULT_IS_BEST + (" so far" if is_open else "")
