@@ -28,6 +28,10 @@ def test_a_study_from_queue_to_report(tuning: Service) -> None:
     listed = tuning.http.get("/", follow_redirects=True)
     assert f'href="/studies/{study}"' in listed.text
     page = tuning.http.get("/studies/seen").text
+    runs = sum(done["study"]["trials"].values())  # one truth: the list and the study's table count the same runs
+    assert f'<td class="n wide">{runs}</td>' in listed.text
+    assert f", in {runs} runs; speeds in" in page
+    assert f"of {runs} runs; speeds in" in tuning.http.get("/studies/seen?runs=each").text
     assert "<h2>Best</h2>" in page
     assert "autotune export" in page
     assert format_speedup(done["speedup"], done["speedup_low"], done["speedup_high"], times="×") in page
