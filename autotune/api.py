@@ -122,7 +122,7 @@ def load_study(
 def read_document(
     source: str | Path | Mapping[str, Any], *, overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The spec as a document of plain values, with the overrides in place. Raises `SpecError`."""
+    """The spec as a document of plain values, with the overrides applied. Raises `SpecError`."""
     from autotune.schema import ReadDocument, read_spec
     from autotune.schema.reading import check_size
 

@@ -33,7 +33,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcePlace:
-    """A place in the text that a spec was read from."""
+    """A position in the text of a spec."""
 
     file: str
     """its name; empty for a text without a name, such as a request"""

@@ -131,19 +131,19 @@ class Operations(ABC, Generic[One, Many]):
         return self._ask(Call(method="DELETE", path=of(study_id)))
 
     def pause(self, study_id: str) -> One:
-        """Pause a study: running trials finish, and no new ones start: {study}. Raises `ConflictError` when the study has ended."""
+        """Pause a study: running trials finish, and no new ones start: {study}. Raises `ConflictError` if the study has ended."""
         return self.act(study_id, "pause")
 
     def resume(self, study_id: str) -> One:
-        """Resume a paused study: {study}. Raises `ConflictError` when it has ended."""
+        """Resume a paused study: {study}. Raises `ConflictError` if it has ended."""
         return self.act(study_id, "resume")
 
     def stop(self, study_id: str) -> One:
-        """Stop a study: running trials finish, then the best config is named: {study}. Raises `ConflictError` when the study has ended."""
+        """Stop a study: running trials finish, then the best config is named: {study}. Raises `ConflictError` if the study has ended."""
         return self.act(study_id, "stop")
 
     def cancel(self, study_id: str) -> One:
-        """Cancel a study and kill its running trials: {study}. Raises `ConflictError` when the study has ended."""
+        """Cancel a study and kill its running trials: {study}. Raises `ConflictError` if the study has ended."""
         return self.act(study_id, "cancel")
 
     def best(
@@ -182,7 +182,7 @@ class Operations(ABC, Generic[One, Many]):
     ) -> One:
         """Find the best configs across all studies, by speed or by the given objective.
 
-        With model and cluster, where nothing was measured: the configs of the nearest workload, otherwise the cost model's ranking. `source` says which.
+        With model and cluster, if nothing was measured: the configs of the nearest workload, or else the cost model's ranking. `source` says which.
         """
         asked: dict[str, Any] = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner, "top": top}
         asked |= {"num_gpus": num_gpus, "measured_after": measured_after.isoformat() if measured_after else None}
@@ -204,7 +204,7 @@ class Operations(ABC, Generic[One, Many]):
     ) -> One:
         """Rank the feasible configs by the cost model: {configs, feasible, infeasible}.
 
-        With `clusters` (names, or GPU types) also the best on each of them, as `clusters`, with the bill for a training on `tokens` tokens.
+        With `clusters` (names, or GPU types) also the best on each of them, as `clusters`, with the bill for training on `tokens` tokens.
         """
         params = {"top": top, "clusters": ",".join(clusters) or None, "tokens": tokens}
         return self._ask(Call(method="POST", path="/plan", body=spec, params=_given(params)))

@@ -186,7 +186,7 @@ def _verdict(evidence: Evidence, steps: Steps, found: Sequence[Finding]) -> str:
         _, low, high = evidence.predicted_s
         seen = float(np.median(evidence.step_times_s))
         if low <= seen <= high and high > WIDE * low:
-            return f"Nothing found: no cause costs a noticeable share of the step ({format_duration(seen)}; the prediction, {format_duration(low)} to {format_duration(high)}, is too wide to tell more)"
+            return f"Nothing found: no cause costs a noticeable share of the step ({format_duration(seen)}; the prediction, {format_duration(low)} to {format_duration(high)}, is too wide to say more)"
         if low <= seen <= high:
             return f"Nothing found: it runs as predicted ({format_duration(seen)} a step, predicted {format_duration(low)} to {format_duration(high)})"
     return "Nothing found: no cause costs a noticeable share of the step"

@@ -102,7 +102,7 @@ def pauses(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         # a few pauses among many steps scatter by their number, not by chance
         low=max(low, share / 2) if events > 1 else low,
         high=high,
-        what=f"the training pauses for {what}{every}",
+        what=f"training pauses for {what}{every}",
         evidence=tuple(time_spent(steps, part, None, f"in {what}")),
         confirm=f"switch {what} off for a hundred steps: the mean step should get shorter by this share",
         change="save less often, or asynchronously" if saves else "evaluate less often, on fewer batches, or in a separate job",

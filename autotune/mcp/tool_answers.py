@@ -91,7 +91,7 @@ class RankedConfig(ToolAnswer):
     rank: int
     """from 1, by predicted speed times the probability that it fits"""
     config: str
-    """as every tool takes it"""
+    """in the form that every tool accepts"""
     predicted: Prediction
     """what the cost model expects"""
 
@@ -150,7 +150,7 @@ class TrialRow(ToolAnswer):
     number: int
     """within its study"""
     config: str
-    """as every tool takes it"""
+    """in the form that every tool accepts"""
     status: str
     """COMPLETED, STOPPED, FAILED, ..."""
     purpose: str
@@ -160,7 +160,7 @@ class TrialRow(ToolAnswer):
     step_time_s: float | None
     """measured, median"""
     peak_memory_bytes: float | None
-    """measured, of the fullest rank"""
+    """measured on the fullest rank"""
     predicted_tokens_per_s: float | None
     """predicted when the trial was proposed"""
     failure: str
@@ -205,7 +205,7 @@ class TargetConfig(ToolAnswer):
     rank: int
     """from 1, by the cost model and the proxies"""
     config: str
-    """as every tool takes it"""
+    """in the form that every tool accepts"""
     predicted_tokens_per_s: float
     """of the whole job"""
     step_time_s: float
@@ -293,7 +293,7 @@ class KnownConfig(ToolAnswer):
     """One of the best known configs."""
 
     config: str
-    """as every tool takes it"""
+    """in the form that every tool accepts"""
     study: str
     """id of the study that measured it; empty if it is only predicted"""
     tokens_per_s: float | None

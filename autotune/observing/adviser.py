@@ -221,7 +221,7 @@ class _Adviser:
                 )
             )
         if self._asked.profiles and not evidence.parts_s and not evidence.profile_failed:
-            evidence = replace(evidence, profile_failed="the training ended before the tenth step")
+            evidence = replace(evidence, profile_failed="training ended before the tenth step")
         if (config := (found and found.config) or self._said_config()) is not None:
             evidence = with_asked(evidence, config, said_by="launch")
             evidence = replace(evidence, asked_at=_asked_at(found, evidence) if found else {})

@@ -62,7 +62,7 @@ def training_of(thing: Any, *, model: Any = None, batch: int | None = None, seq_
         read = {"trainer": "native", "model": thing, "ranks": _ranks(), "knobs": _precision_of(thing)}
     else:
         raise SpecError(
-            f"a {type(thing).__name__} is not something autotune can read a training from",
+            f"autotune cannot read a training setup from a {type(thing).__name__}",
             remedy="give transformers' or Lightning's Trainer, accelerate's Accelerator with model=, or a module",
             field="object",
         )

@@ -43,7 +43,7 @@ FOREIGN = (
     Foreign("llm-foundry (Composer)", (("device_train_microbatch_size",), ("global_train_batch_size",), ("train_loader", "max_duration"), ("variables", "train_loader"), ("max_duration", "eval_interval"))),
     Foreign("Primus", (("modules.pre_trainer",), ("modules.post_trainer",), ("modules.trainer.framework",), ("work_group", "exp_name", "modules"))),
     Foreign("NeMo 1", (("exp_manager", "trainer"), ("run", "exp_manager"), ("trainer.num_nodes", "model.encoder_seq_length"), ("model.megatron_amp_O2",))),
-    Foreign("NeMo-RL that does not train by GRPO", (("policy", "dpo"), ("policy", "sft"), ("policy", "ppo"), ("policy.dtensor_cfg",), ("policy.megatron_cfg",))),
+    Foreign("NeMo-RL without GRPO", (("policy", "dpo"), ("policy", "sft"), ("policy", "ppo"), ("policy.dtensor_cfg",), ("policy.megatron_cfg",))),
     Foreign("NeMo Automodel", (("step_scheduler", "model._target_"), ("recipe", "step_scheduler"))),
     Foreign("verl", (("actor_rollout_ref",), ("data.train_batch_size", "trainer.total_epochs"), ("actor", "rollout"), ("algorithm.adv_estimator",))),
     Foreign("GPT-NeoX", (("pipe_parallel_size",), ("pipe-parallel-size",), ("model_parallel_size", "train_micro_batch_size_per_gpu"), ("train-iters", "lr-decay-style"))),

@@ -76,13 +76,13 @@ def import_draft(
     reading = subject.read_config(present)
     if reading.missing:
         raise SpecError(
-            f"{path.name} starts from {', '.join(reading.missing)}, which was not found",
-            remedy="give it where that file is: it decides what this one does not say",
+            f"{path.name} is based on {', '.join(reading.missing)}, which was not found",
+            remedy="run this where that file exists: it sets what this one leaves out",
             field="FILE",
         )
     if reading.rl and "prompts" not in reading.rl and "dp" not in reading.knobs:
         raise SpecError(
-            f"{path.name} does not say on how many GPUs it runs, from which its prompts per step follow",
+            f"{path.name} does not give the number of GPUs, which determines its prompts per step",
             remedy="name the cluster, such as --cluster h100-sxm-1x8, or give the command with --num_processes",
             field="--cluster",
         )

@@ -46,7 +46,7 @@ def post_training_launch(text: str, path: Path) -> tuple[str, PresentConfigurati
         if program.name in UNREAD:
             raise SpecError(
                 f"{path.name} starts {UNREAD[program.name]}, which autotune does not read",
-                remedy=f"programs of post-training that it reads: {', '.join(PROGRAMS)}",
+                remedy=f"post-training programs it reads: {', '.join(PROGRAMS)}",
                 field="FILE",
             )
         name = PROGRAMS[program.name]
@@ -118,7 +118,7 @@ def _with_files(name: str, present: PresentConfiguration, path: Path) -> Present
     if name == "trl":
         raise SpecError(
             f"{path.name} starts `trl grpo` with {told}, which was not found in {present.cwd}",
-            remedy="give the command where that file is, or the file itself",
+            remedy="run this where that file exists, or give the file itself",
             field="FILE",
         )
     return present

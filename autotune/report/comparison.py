@@ -70,7 +70,7 @@ def facts(found: Result) -> dict[str, str]:
         "proxies on": record.study.at_hand.name if record.study.at_hand is not None else "-",
         "tokens per sequence": str(workload.seq_len),
         "sequences per step": ", ".join(map(str, workload.global_batch_sizes)),
-        "objective": f"{objective.metric}, stability weighing {objective.stability_weight:g}",
+        "objective": f"{objective.metric}, stability weight {objective.stability_weight:g}",
         "searcher": record.study.searcher,
         "trials": ", ".join(f"{n} {status.lower()}" for status, n in status_counts(found.shown).items()) or "-",
         "time": format_duration(record.elapsed_s),

@@ -121,7 +121,7 @@ def _payback(record: StudyRecord, winner: Winner) -> list[str]:
         ours = default / math.exp(best.reward.throughput - baseline.reward.throughput)  # a token may be worth less
     cost = f"; the study took {format_duration(record.elapsed_s)}" if record.study.runner != SIMULATED else ""
     return [
-        f"a training on {tokens:.3g} tokens takes {format_duration(ours)} with the best config, {format_duration(default)} with the baseline{cost}"
+        f"training on {tokens:.3g} tokens takes {format_duration(ours)} with the best config, {format_duration(default)} with the baseline{cost}"
     ]
 
 

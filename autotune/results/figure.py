@@ -37,17 +37,17 @@ class Column:
     """A column of a figure's data."""
 
     name: str
-    """in CSV; ends in its unit"""
+    """column name in CSV; ends in the unit"""
     head: str
     """for people"""
     show: Callable[[Any], str] = field(default=str, compare=False)
-    """a value as people read it"""
+    """formats a value"""
     is_number: bool = True
     bar_of: float | None = None
-    """Markdown draws a bar beside the value, as long as its share of this; 0: of the largest value; None: no bar"""
+    """Markdown draws a bar next to the value, as long as its share of this; 0: of the largest value; None: no bar"""
 
     def shown(self, value: Any) -> str:
-        """The value as people read it; a dash where there is none."""
+        """The formatted value; a dash if there is none."""
         return "–" if value is None or (isinstance(value, float) and math.isnan(value)) else self.show(value)
 
 
@@ -57,7 +57,7 @@ class FigureTable:
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Any, ...], ...]
-    """plain values, None where there is none"""
+    """plain values; None if missing"""
 
     def csv(self) -> str:
         """All rows as CSV (RFC 4180), with the columns' names first."""
@@ -68,7 +68,7 @@ class FigureTable:
         return out.getvalue()
 
     def shown_rows(self, most: int) -> list[list[str]]:
-        """The first `most` rows as people read them."""
+        """The first `most` rows, formatted."""
         return [[c.shown(v) for c, v in zip(self.columns, row, strict=True)] for row in self.rows[:most]]
 
 
@@ -131,7 +131,7 @@ class Figure:
 
 
 def picture_of(svg: str) -> str:
-    """Inline SVG as a file that stands alone, in light colours."""
+    """Inline SVG as a self-contained file, in light colours."""
     head, _, rest = svg.partition(">")
     opening = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" class="autotune-figure picture" ', 1)
     return f"{opening}><style>{assets.web_file('figures.css')}</style>{rest}"
@@ -143,10 +143,10 @@ def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> Figure
 
 
 class ResultView(Protocol):
-    """What shows a result; registered under `autotune.views`."""
+    """A view of results; registered under `autotune.views`."""
 
     def plots(self) -> Mapping[str, Callable[[Result], Figure | None]]:
-        """Figures by name; None where the result has no data for one."""
+        """Figures by name; None if the result has no data for one."""
         ...
 
     def summary_html(self, result: Result) -> str:
@@ -194,6 +194,6 @@ class Plots:
 
 
 def result_view() -> ResultView:
-    """What shows results in a notebook."""
+    """The view that shows results in a notebook."""
     view: ResultView = load(VIEWS, "notebook")()
     return view

@@ -72,7 +72,7 @@ def ranking_document(
         asked = replace(asked, stability_weight=stability_weight)
     if result.record.study.at_hand is not None and (pareto or asked != objective):
         raise SpecError(
-            "a study with a target has one ranking, by throughput: its proxies are different trainings and are not compared with each other",
+            "a study with a target has one ranking, by throughput: its proxies are different jobs and are not compared with each other",
             remedy="leave pareto, metric and stability_weight out",
         )
     if versions := asked_versions(version):

@@ -43,7 +43,7 @@ class Result:
     speedup_high: float | None = None
     """its upper end"""
     below: Mapping[int, str] = field(default_factory=dict)
-    """for each trial with a higher figure than `best`: why it does not rank above it (`standing_notes`)"""
+    """for each trial with a higher speed than `best`: why it does not rank above it (`standing_notes`)"""
     tied_with: tuple[int, ...] = ()
     """numbers of the trials whose configs are statistically tied with the best"""
     final_rounds: int = 0
@@ -53,7 +53,7 @@ class Result:
     infeasible: Mapping[str, int] = field(default_factory=dict)
     """configs that cannot run here, counted by reason: the rule, the trainer's limit, or what the runner lacks"""
     notes: tuple[str, ...] = ()
-    """what to know about the speedup, in words"""
+    """notes on the speedup"""
     too_noisy: TooNoisy | None = None
     """why no speedup can be claimed: how far apart the baseline's runs are"""
     is_left: bool = False
@@ -75,7 +75,7 @@ class Result:
         return Plots(self)
 
     def to_dataframe(self) -> DataFrame:
-        """One row for each trial as people read it (`shown`), indexed by number: knobs, status, measurement, estimate, reward, failure.
+        """One row for each displayed trial (`shown`), indexed by number: knobs, status, measurement, estimate, reward, failure.
 
         Columns carry units in their names; they are those of `autotune store export`. Raises `MissingExtraError` without pandas.
         """

@@ -472,7 +472,7 @@ def _part(document: Mapping[str, Any], found: Target) -> str:
     trainer_entry = document.get("trainer")
     kind = trainer_entry.get("kind", "") if isinstance(trainer_entry, Mapping) else trainer_entry
     started = (
-        f"starts {found.started.program} by {found.started.launcher}"
+        f"starts {found.started.program} with {found.started.launcher}"
         if found.started
         else "a Python program"
         if kind == "command"

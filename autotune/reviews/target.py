@@ -162,7 +162,7 @@ def folder_of(texts: Mapping[str, str]) -> Iterator[Path]:
                 (inner / path).write_text(_confined(text), encoding="utf-8")
             except (OSError, ValueError) as error:
                 raise SpecError(
-                    f"{name!r} cannot be written beside the other files: {error}",
+                    f"{name!r} cannot be written next to the other files: {error}",
                     remedy="give plain file names: train.sh",
                     field="files",
                 ) from None

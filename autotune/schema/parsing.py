@@ -339,7 +339,7 @@ def _refuse_export_options(name: str, options: Mapping[str, Any]) -> None:
         if option in StudyDocument.model_fields:
             message, remedy = (
                 f"{option} is a key of the study, not of its trainer",
-                f"write it beside `trainer`: {option}: ...",
+                f"write it next to `trainer`: {option}: ...",
             )
         else:
             message = f"trials do not use {option}: it belongs to an export"

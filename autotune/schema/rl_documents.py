@@ -183,7 +183,7 @@ USUAL = {
 }
 """(engine, balance, padded) that trainers have unless told"""
 ANY = ("fsdp", "none", True)
-"""the same of programs of one's own"""
+"""the same for the user's own programs"""
 
 
 def post_training_of(
@@ -257,7 +257,7 @@ def post_training_of(
 
 
 def fine_tuning_of(lengths: Any, batch: int, *, trainer: str, base: Path | None) -> PostTraining:
-    """Fine-tuning on told sequences of unequal length: a step of so many sequences, without generation and log-probabilities."""
+    """Fine-tuning on sequences of the given, unequal lengths: a step without generation and log-probabilities."""
     _, balance, _ = USUAL.get(trainer, ANY)
     return PostTraining(
         algorithm="sft",
@@ -272,7 +272,7 @@ def fine_tuning_of(lengths: Any, batch: int, *, trainer: str, base: Path | None)
 
 
 def lengths_of(asked: float | LengthsDocument, field: str, base: Path | None, which: str) -> Lengths:
-    """The distribution that a spec asks for. `which`: prompt or response, where a log prints both."""
+    """The distribution that a spec asks for. `which`: prompt or response, if a log prints both."""
     if not isinstance(asked, LengthsDocument):
         return Lengths(values=(float(asked),))
     ways = [name for name in ("histogram", "file", "log") if getattr(asked, name) is not None]

@@ -43,7 +43,7 @@ class ValueRule(Document, defer_build=True):
         return self
 
     def listed(self) -> tuple[int, ...]:
-        """The values, in rising order."""
+        """The values, in ascending order."""
         if self.range is not None:
             low, high, *step = self.range
             return tuple(range(low, high + 1, *step))
@@ -110,7 +110,7 @@ _DOC = "The values that each knob may take. Omitted knobs keep their default; dp
 if TYPE_CHECKING:
 
     class SpaceDocument(_SpaceHead):
-        """See below: one key for each knob that is declared."""
+        """See below: one key for each declared knob."""
 else:
     SpaceDocument = create_model(
         "SpaceDocument",
@@ -121,7 +121,7 @@ else:
 
 
 def usual_space(document: Mapping[str, Any], *, base: Path | None = None) -> str:
-    """The name of the space for a spec's `model` (a name or a file) and `cluster` (a name). Raises `SpecError` or `CatalogError` for one that nobody knows."""
+    """The name of the space for a spec's `model` (a name or a file) and `cluster` (a name). Raises `SpecError` or `CatalogError` for an unknown one."""
     model, cluster = str(document["model"]), str(document["cluster"])
     read = located("model", lambda: read_model(model, base) if is_model_file(model) else catalog.model(model))
     return space_for(read, located("cluster", lambda: catalog.cluster(cluster)))

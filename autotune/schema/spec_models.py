@@ -56,7 +56,7 @@ _OBJECTIVE, _BUDGET, _MEASURE = Objective(), Budget(), MeasureSpec()
 
 
 Word = Annotated[StrictStr, Field(pattern=r"^[^\s\"'`$\\]{1,1000}$")]
-"""text without blanks and quotes, which sbatch and shells leave as it is"""
+"""text without blanks and quotes, which sbatch and shells leave unchanged"""
 Line = Annotated[StrictStr, Field(pattern=r"^[^\n\r\x00]{1,1000}$")]
 WRITTEN = frozenset(
     {
@@ -296,7 +296,7 @@ ConfigValue = Annotated[
     | Annotated[dict[StrictStr, OwnScalar], Field(max_length=MAX_OWN_KNOBS), Tag("<extra>")],
     Discriminator(lambda value: "<extra>" if isinstance(value, dict) else "<one>"),
 ]
-"""A knob's value, or under `extra` those of the study's own knobs, as documents of configs hold them."""
+"""A knob's value, or under `extra` the values of the study's own knobs, as in documents of configs."""
 Config = Annotated[
     Annotated[Text, Tag("<text>")]
     | Annotated[dict[StrictStr, ConfigValue], Field(max_length=len(KNOBS) + MAX_OWN_KNOBS), Tag("<inline>")],

@@ -50,7 +50,7 @@ class Problem:
     history: tuple[tuple[Workload, Trial], ...] = ()
     """trials of earlier studies, each with its workload"""
     times_are_learnt: bool = False
-    """whether the estimate is what the history's step times say, so that these teach nothing new"""
+    """whether the estimate already reflects the history's step times, so that they add nothing"""
     enqueue: tuple[ParallelConfig, ...] = ()
     """configs to try first"""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Searcher(ABC):
     options: ClassVar[tuple[str, ...]] = ()
     """names that `Problem.options` may hold"""
     variants: ClassVar[Mapping[str, str]] = {}
-    """of a family, its members with a line about each: `FAMILY:VARIANT` is made with the keyword `variant`"""
+    """for a family of searchers, its members with one line about each: `FAMILY:VARIANT` is made with the keyword `variant`"""
 
     def __init__(self, problem: Problem) -> None:
         """Raises `ConfigError` when an enqueued config is not in the space."""
@@ -102,7 +102,7 @@ class Searcher(ABC):
         return configs
 
     def tell(self, trials: Iterable[Trial]) -> None:
-        """Learn the state of these trials, in this order. A trial that was passed before adds no evidence."""
+        """Learn the state of these trials, in this order. A trial that was passed before adds nothing."""
         for trial in trials:
             index = self.space.index_of(trial.config)
             if self._was_told(index, trial):
@@ -126,15 +126,15 @@ class Searcher(ABC):
         self.left_out[candidates] = True
 
     def correct(self, trials: Iterable[Trial], *, without: Collection[int] = ()) -> None:
-        """Replace what is known about these trials, by number, and forget the trials `without`, because the machine changed while they were measured.
-        No candidate changes its state."""
+        """Replace these trials, by number, and forget the trials `without`, because the machine changed while they were measured.
+        The state of the candidates stays the same."""
         by_number = {trial.number: trial for trial in trials}
         self.trials = [(i, by_number.get(t.number, t)) for i, t in self.trials if t.number not in without]
         self.relearn()
 
     @abstractmethod
     def propose(self) -> tuple[int, str] | None:
-        """The index of the next candidate, with the reason in words; None if no candidate should be tried. Must not change any state."""
+        """The index of the next candidate, with the reason as text; None if no candidate should be tried. It must not change any state."""
 
     def learn(self, index: int | None, trial: Trial) -> None:  # noqa: B027  most searchers do not learn
         """Learn from a measured or failed trial of candidate `index` (None: a config outside the space)."""
@@ -147,7 +147,7 @@ class Searcher(ABC):
         return None
 
     def nothing_left(self) -> str:
-        """Why `ask` returns nothing, in words."""
+        """Why `ask` returns nothing, as text."""
         free = len(self.free())
         if not free:
             count = len(self.space) - int(self.left_out.sum())
@@ -195,7 +195,7 @@ class Searcher(ABC):
 
 
 def score(trial: Trial) -> float:
-    """The number that is maximized: the reward, or the log of tokens per second where there is no reward."""
+    """The number to maximize: the reward, or the log of tokens per second without a reward."""
     if trial.reward is not None:
         return trial.reward.total
     return math.log(trial.measurement.tokens_per_s) if trial.measurement is not None else math.nan

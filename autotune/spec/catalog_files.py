@@ -31,7 +31,7 @@ def entry_names(kind: str) -> tuple[str, ...]:
 
 @cache
 def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
-    """What the file of that entry holds. `CatalogError` names the nearest entry when there is none; `field` is the spec's field to blame."""
+    """The contents of that entry's file. `CatalogError` suggests the nearest entry for an unknown name; `field` is the spec's field that gave it."""
     names = entry_names(kind)
     if name not in names:
         raise CatalogError(
@@ -48,7 +48,7 @@ def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
 
 @cache
 def texts_of(kind: str, key: str) -> Mapping[str, str]:
-    """The plain text behind a key that stands at the beginning of a line, by entry, of those that have it. It is found without parsing all files."""
+    """The text after a key at the beginning of a line, by entry, for entries that have it. It is found without parsing all files."""
     line = re.compile(rf"^{key}: *(\S+) *$", re.MULTILINE)
     found = {name: line.search(_text(kind, name)) for name in entry_names(kind)}
     return {name: each[1] for name, each in found.items() if each}

@@ -16,9 +16,9 @@ Member = TypeVar("Member", bound=StrEnum)
 MAX_COUNT = 1 << 40
 """upper bound of counts, to catch typing errors"""
 LONGEST_NAME = 60
-"""characters of a word that is sought among names"""
+"""maximum characters of a word to look up among names"""
 NEAR, NEAR_SHORT = 0.7, 0.6
-"""share of characters that a word must have in common with a name that is suggested for it; of three letters one may be wrong"""
+"""minimum similarity of a word and the name suggested for it: one of three letters may be wrong"""
 _LEAST_FIGURE, _LARGEST_FIGURE = 1.0, 1e30
 
 
@@ -72,7 +72,7 @@ def member_of(name: str, value: str, kind: type[Member]) -> Member:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """ "did you mean X?", or nothing when no known word is near. A word that begins a few of them, as h100 does h100-sxm, is taken for one of these,
+    """ "did you mean X?", or nothing if no known word is similar. A word that begins a few of them, as h100 does h100-sxm, is taken for one of these,
     a name that trainers use for one of them is taken for it, and at last a word within the name of only one, as batch in global_batch_size."""
     known = list(known)
     begun = [name for name in known if name.startswith((f"{word}-", f"{word}_"))]

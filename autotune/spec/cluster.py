@@ -34,9 +34,9 @@ FABRICS: Mapping[str, float | None] = {
     "efa": None, "infiniband-edr": 12.5e9, "infiniband-hdr": 25e9, "infiniband-ndr": 50e9, "infiniband-xdr": 100e9,
     "roce": None, "ethernet": None, "nvlink": None,
 }  # fmt: skip
-"""kinds of network between nodes, with the bandwidth of a port, bytes/s, where the word fixes it; `ethernet` is TCP without RDMA"""
+"""kinds of network between nodes, with the bandwidth of a port in bytes/s if the kind determines it; `ethernet` is TCP without RDMA"""
 CLOCK_OF_POWER = 0.45
-"""exponent of the clock over the limit of power. The same multiprocessor at 350 and at 700 W: an H100 PCIe has 114 of them and multiplies at most 499.5 TFLOP/s, an H100 SXM
+"""exponent of the clock over the power limit. The same multiprocessor at 350 and at 700 W: an H100 PCIe has 114 of them and multiplies at most 499.5 TFLOP/s, an H100 SXM
 132 and 792.1 (mag-/gpu_benchmark, README.md), 0.73 of the rate; a V100 loses 12% from 250 to 175 W (exponent 0.35)"""
 _CLUSTER_NAME = re.compile(r"(?P<gpu>[A-Za-z0-9_ -]+)-(?P<nodes>[0-9]{1,7})x(?P<gpus>[0-9]{1,4})")
 
@@ -97,9 +97,9 @@ class GpuSpec:
                 )
 
     def ceiling_flops_per_s(self, precision: str) -> float:
-        """The rate that no matmul of this precision exceeds: the largest that was measured, else the datasheet's peak. The GPU must have the precision.
+        """Upper bound of a matmul's rate in this precision: the largest measured rate, or else the datasheet's peak. The GPU must have the precision.
 
-        fp16 and bf16 run at one rate, and so do fp8 and mxfp8: where one of the two was measured, it is the ceiling of both.
+        fp16 and bf16 run at one rate, and so do fp8 and mxfp8: if only one of the two was measured, it is the ceiling of both.
         """
         peak = self.peak_flops_per_s[precision]
         twin = _SAME_RATE.get(precision, precision)
@@ -107,10 +107,10 @@ class GpuSpec:
 
     @property
     def clock(self) -> float:
-        """Clock of kernels that the limit of power holds back, as a fraction of the one at `rated_watts`; 1 where no lower limit is stated.
+        """Clock of power-limited kernels as a fraction of the clock at `rated_watts`; 1 without a lower power limit.
 
-        Switching takes a power of C V^2 f (Chandrakasan et al., IEEE J. Solid-State Circuits 27(4), 1992, equation 2). Were the voltage proportional to the clock and nothing
-        else took power, the clock would go with the cube root of the power; measured is `CLOCK_OF_POWER`.
+        Switching takes a power of C V^2 f (Chandrakasan et al., IEEE J. Solid-State Circuits 27(4), 1992, equation 2). If voltage were proportional to the clock and
+        nothing else used power, the clock would follow the cube root of the power; the measured exponent is `CLOCK_OF_POWER`.
         """
         if not (self.power_watts and self.rated_watts):
             return 1.0
@@ -123,7 +123,7 @@ class GpuSpec:
 
     @classmethod
     def of(cls, name: str) -> GpuSpec:
-        """The catalog's GPU of that name. Raises `CatalogError` with the nearest name when there is none."""
+        """The catalog's GPU of that name. Raises `CatalogError` with the nearest name if it is unknown."""
         values = dict(read_entry("gpus", name, field="gpu"))
         for key in _OF_CLUSTER:
             values.pop(key, None)
@@ -196,8 +196,8 @@ class ClusterSpec:
     def domain_ranks(self, world: NDArray[np.float64]) -> NDArray[np.float64]:
         """Ranks per domain of a job of `world` ranks. The job takes the same number of whole nodes in each domain it needs.
 
-        64 or 256 nodes over domains of 18 take 16 of each, so that no group of a power of two straddles domains (Slurm's `--segment=16`). Where only
-        small shares divide the nodes, as with 37, it takes as few domains as can hold it.
+        64 or 256 nodes over domains of 18 take 16 of each, so that no group of a power of two straddles domains (Slurm's `--segment=16`). If only
+        small shares divide the nodes, as with 37, it takes as few domains as possible.
         """
         if self.nodes_per_domain == 1:
             return np.full(np.shape(world), float(self.gpus_per_node))

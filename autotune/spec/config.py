@@ -26,7 +26,7 @@ from autotune.spec.knob import Knob, Value, knob
 from autotune.spec.plain import Plain
 
 KEY_VERSION = 1
-"""version of `ParallelConfig.key`; raised when a default changes, so that equal keys go on to mean equal configs"""
+"""version of `ParallelConfig.key`; increased when a default changes, so that equal keys still mean equal configs"""
 
 
 @final
@@ -267,7 +267,7 @@ SCHEDULES: tuple[str, ...] = KNOBS["pp_schedule"].values
 
 
 def unknown_knob(name: Any, known: Mapping[str, Knob] = KNOBS) -> ConfigError:
-    """The error for a knob that does not exist, with the nearest that does."""
+    """The error for an unknown knob, with the nearest known one."""
     remedy = nearest(name, known) or f"knobs: {', '.join(known)}"
     return ConfigError(f"there is no knob {name!r}", remedy=remedy, field=str(name))
 
@@ -282,7 +282,7 @@ def config_label(config: ParallelConfig) -> str:
 
 
 def config_changes(before: ParallelConfig, after: ParallelConfig) -> str:
-    """What to change to come from one config to the other, in the words of labels: `mb 4 -> 8, acc 4 -> 2`; empty for equal ones."""
+    """The changes from one config to the other, in the style of labels: `mb 4 -> 8, acc 4 -> 2`; empty for equal ones."""
     own = {*before.extra, *after.extra}
     pairs = {
         **{_short_name(d): (getattr(before, d.name), getattr(after, d.name)) for d in KNOBS.values()},
@@ -303,7 +303,7 @@ def _as_word(value: Any) -> str:
 def knobs_of(text: str, own: Mapping[str, Knob] | None = None) -> dict[str, Any]:
     """The knobs that a text gives, typed as `tp=2,pp=1,precision=bf16` or pasted from a table as `tp2 pp1 dp2 mb8 acc1 fp32`.
 
-    `own`: declarations of the study's own knobs; their values stand under `extra`. Raises `ConfigError` for words that are no label, for unknown
+    `own`: declarations of the study's own knobs; their values are under `extra`. Raises `ConfigError` for words that are not part of a label, for unknown
     knobs and for a knob that is given twice.
     """
     known = {**KNOBS, **(own or {})}

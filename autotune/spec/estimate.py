@@ -18,11 +18,11 @@ Number = float | NDArray[np.float64]
 
 
 AT_THE_LIMIT = (0.4, 0.6)
-"""P(OOM) from and to which no sum of bytes tells whether a config fits: blocks of the allocator and the device's own buffers decide"""
+"""between these values of P(OOM), bytes alone do not decide whether a config fits: the allocator's blocks and the device's own buffers do"""
 
 
 def risk_text(oom_probability: float) -> str:
-    """The risk of running out of memory in words: a percentage, and that it is at the limit."""
+    """The risk of running out of memory as text: a percentage, and whether it is at the limit."""
     low, high = AT_THE_LIMIT
     return f"{oom_probability:.0%}" + (" (at the limit)" if low <= oom_probability <= high else "")
 
@@ -88,21 +88,21 @@ class PhaseParts(_Parts):
     """Seconds of one step of post-training by phase, on the trainer's clock; they add up to the step time."""
 
     generation: Number
-    """responses are generated, as fast as given, and the trainer does nothing else"""
+    """generating responses, at the given speed, while the trainer waits"""
     reward: Number
     """rewards, as told"""
     log_prob: Number
-    """log-probabilities of the policy"""
+    """computing log-probabilities of the policy"""
     reference: Number
-    """those of the reference model"""
+    """computing those of the reference model"""
     values: Number
     """values of the critic"""
     update: Number
     """optimizer steps of policy and critic"""
     refit: Number
-    """weights go to the engine that generates"""
+    """sending weights to the generation engine"""
     waiting: Number
-    """the trainer waits for responses that are generated beside it"""
+    """the trainer waits for responses that are generated in parallel"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Estimate(Plain):
     step_time_high_s: Number
     """upper end of the 90% interval, s"""
     time_parts_s: TimeParts
-    """the step time by cause"""
+    """parts of the step time by cause"""
     tokens_per_s: Number
     """of the whole job"""
     tokens_per_s_per_gpu: Number

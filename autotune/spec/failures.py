@@ -1,6 +1,6 @@
 """What failures and checkpoints cost a training, and how often to save.
 
-    delta   seconds that a checkpoint holds the training up         R    seconds from a failure to training again
+    delta   seconds that a checkpoint blocks training               R    seconds from a failure until training continues
     M       mean seconds between failures of the nodes in use: that of one node / nodes
     tau     seconds of training between two checkpoints             n    replica groups, each able to train on without the others
 
@@ -37,17 +37,17 @@ LONGEST_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """How a cluster fails, and what is done about it."""
+    """How often a cluster fails, and what checkpoints and restarts cost."""
 
     node_mtbf_s: float
     """mean seconds between failures of one node"""
     checkpoint_s: float | None = None
-    """seconds that a checkpoint holds the training up; None: its size over the bandwidth"""
+    """seconds that a checkpoint blocks training; None: its size divided by the bandwidth"""
     checkpoint_bytes: float | None = None
     write_bytes_per_s: float | None = None
-    """of the storage, for the whole job"""
+    """write bandwidth of the storage for the whole job"""
     restart_s: float
-    """seconds from a failure to training again"""
+    """seconds from a failure until training continues"""
     replicas: int = 1
     """groups with the same weights that can continue without each other"""
 
@@ -69,7 +69,7 @@ class Failures:
         return self.checkpoint_bytes / self.write_bytes_per_s
 
     def policy(self, nodes: int, step_s: float | None = None) -> CheckpointPolicy:
-        """The cheapest interval on so many nodes, and what is lost by it."""
+        """The cheapest checkpoint interval on this many nodes, and its cost."""
         apart_s, delta, lost_by_groups = self.node_mtbf_s / max(1, nodes), self.saving_s, 0.0
         between_s = apart_s
         n = self.replicas
@@ -100,27 +100,27 @@ class Failures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPolicy(Plain):
-    """How often to save, and what failures and saving cost all the same."""
+    """How often to save a checkpoint, and the remaining cost of failures and saving."""
 
     interval_s: float
     """seconds of training between two checkpoints"""
     interval_steps: int | None
-    """the same in optimizer steps, where their time is known"""
+    """the same in optimizer steps, if their time is known"""
     lost_share: float
-    """of the time, 0 to 1: saving, work that is done again, restarts"""
+    """fraction of time lost, 0 to 1, to saving, repeated work and restarts"""
     failures_per_day: float
-    """of the nodes in use"""
+    """failures per day of the nodes in use"""
     checkpoint_s: float
     is_capped: bool = False
-    """whether failures alone would allow longer, because replica groups go on without each other"""
+    """whether the interval is capped although failures would allow a longer one, because replica groups continue without each other"""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, with whose formula it is."""
+        """Plain JSON values, with the source of the formula."""
         return {**Plain.to_dict(self), "source": "Daly 2006, eq. 37 and 20 (Young 1974, eq. 3, in first order)"}
 
     @property
     def text(self) -> str:
-        """In words."""
+        """As a sentence."""
         steps = f" ({self.interval_steps:,} steps)" if self.interval_steps else ""
         if self.is_capped:
             return f"checkpoints: once a day{steps} is enough, because the other replicas continue when one fails; {self.lost_share:.1%} of the time is lost to saving and restarts, at {self.failures_per_day:.2g} failures a day (Daly 2006)"
@@ -128,7 +128,7 @@ class CheckpointPolicy(Plain):
 
 
 def policy_for(study: Study, config: ParallelConfig, step_s: float | None) -> CheckpointPolicy | None:
-    """That of a config of a study; None where its spec does not say how the cluster fails."""
+    """The checkpoint plan of a study's config; None if the spec does not describe failures."""
     failures = study.objective.failures
     per_node = study.workload.cluster.gpus_per_node
     return failures.policy(-(-config.world_size // per_node), step_s) if failures is not None else None

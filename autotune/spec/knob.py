@@ -45,29 +45,29 @@ class Knob:
     kind: str
     """degree, count, number, word or flag"""
     default: Any
-    """the value of a config that says nothing"""
+    """the value if a config does not set it"""
     doc: str
-    """one line: what it does"""
+    """what it does, in one line"""
     values: tuple[Any, ...] = ()
-    """what a number, word or flag may be, in the order of their codes; empty for degrees and counts"""
+    """allowed values of a number, word or flag, in the order of their codes; empty for degrees and counts"""
     label: str = "{}"
-    """how a value is written in labels, with {} for the value: `tp{}`, `{}-recompute`; for a flag, the word for true"""
+    """how labels show a value, with {} for the value: `tp{}`, `{}-recompute`; for a flag, the word for true"""
     short: Mapping[str, str] = field(default_factory=dict)
     """words that labels shorten"""
     unit: str = ""
-    """what it counts; empty where it has no unit"""
+    """what it counts; empty without a unit"""
     always_shown: bool = False
-    """whether labels show it at its default too"""
+    """whether labels also show it at its default"""
     shown_beside: str = ""
-    """a degree beside which labels show it at its default too: once that is above 1"""
+    """a degree: if it is above 1, labels also show this knob at its default"""
     is_own: bool = False
-    """whether one study alone has it"""
+    """whether it belongs to one study only"""
 
     @classmethod
     def own(cls, name: str, values: Sequence[Any]) -> Knob:
         """A knob of one study, by its values: all true or false, all numbers, or all words. The first value is the default.
 
-        Raises `SpecError` for a name that is no identifier in lower case, and for values of different kinds.
+        Raises `SpecError` for a name that is not a lower-case identifier, and for values of different kinds.
         """
         where = f"knobs.{name}"
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -100,7 +100,7 @@ class Knob:
         )
 
     def check(self, value: Any) -> None:
-        """Raises `ConfigError` when the knob cannot have that value."""
+        """Raises `ConfigError` if the knob cannot have that value."""
         if self.kind in ("degree", "count"):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
                 raise self._wrong("must be a whole number from 1 to 2^30", value)
@@ -114,7 +114,7 @@ class Knob:
             raise self._wrong(f"must be {', '.join(listed[:-1])} or {listed[-1]}", value)
 
     def parse(self, text: str) -> Any:
-        """The value that a text stands for, not yet checked. Raises `ConfigError` for text that is no value of this kind."""
+        """The value of a text, not yet checked. Raises `ConfigError` for text that is not a value of this kind."""
         if self.kind == "word":
             return text
         if self.kind == "flag":
@@ -133,7 +133,7 @@ class Knob:
         raise self._wrong("must be a number" if self.is_own else "must be a whole number", text)
 
     def text(self, value: Any) -> str:
-        """The value as people write it: `true`, `8`, `bf16`."""
+        """The formatted value: `true`, `8`, `bf16`."""
         return str(value).lower() if self.kind == "flag" else str(value)
 
     def label_of(self, value: Any) -> str:
@@ -143,22 +143,22 @@ class Knob:
         return self.label.format(self.short.get(value, self.text(value)) if self.kind == "word" else self.text(value))
 
     def encode(self, value: Any) -> int:
-        """The integer under which a column keeps the value."""
+        """The integer that represents the value in a column."""
         return self.values.index(value) if self.values else int(value)
 
     def decode(self, code: Any) -> Any:
-        """The value of a column's entry."""
+        """The value represented by a column's entry."""
         return self.values[int(code)] if self.values else int(code)
 
     @property
     def dtype(self) -> Any:
-        """The type of its column: small where it holds few codes."""
+        """The type of its column: small if there are few codes."""
         return np.bool_ if self.kind == "flag" else np.int8 if self.kind == "word" and not self.is_own else np.int64
 
     def coordinate(self, column: NDArray[Any]) -> NDArray[np.float64]:
-        """Where each entry of a column lies on the axis of this knob: log2 of counts and of positive numbers, else the code.
+        """The position of each entry on this knob's axis: log2 of counts and positive numbers, otherwise the code.
 
-        One step of the knob is about one on the axis (a doubling, the next word, true against false).
+        One step of the knob is about 1 on the axis (a doubling, the next word, true against false).
         """
         if not self.values:
             return np.asarray(np.log2(column.astype(np.float64)))
@@ -171,7 +171,7 @@ class Knob:
 
 
 def knob(kind: str, default: Any, doc: str, **declared: Any) -> Any:
-    """Declares the field of `ParallelConfig` that this stands at: a `dataclasses.field` that carries its `Knob`."""
+    """Declare a field of `ParallelConfig`: a `dataclasses.field` that carries its `Knob`."""
     if kind == "flag":
         declared["values"] = (False, True)
     return field(default=default, metadata={"knob": {"kind": kind, "default": default, "doc": doc, **declared}})

@@ -31,21 +31,21 @@ class KnobUse:
     part: str
     """what people call it: `trainer megatron`, `cost model`"""
     reads: frozenset[str]
-    """names of the knobs that it reads; written out, so that a new knob is not among them by accident"""
+    """names of the knobs that it reads; written out, so that a new knob is not included by accident"""
     neutral: Mapping[str, str] = field(default_factory=dict)
-    """why a knob changes nothing there, by name"""
+    """why a knob has no effect, by name"""
     cannot: Mapping[str, str] = field(default_factory=dict)
-    """why a knob must keep its default there, by name; `recompute=norm` refers to one value of a knob that is read"""
+    """why a knob must keep its default, by name; `recompute=norm` refers to one value of a knob that is read"""
     own_knobs_neutral: str = ""
-    """why a study's own knobs change nothing there; empty: they are refused"""
+    """why a study's own knobs have no effect; empty: they are refused"""
 
     def forgotten(self) -> tuple[Knob, ...]:
-        """The knobs that it neither reads nor declares neutral or impossible."""
+        """The knobs that it neither reads nor declares as neutral or impossible."""
         declared = self.reads | self.neutral.keys() | self.cannot.keys()
         return tuple(knob for name, knob in KNOBS.items() if name not in declared)
 
     def mistakes(self) -> tuple[str, ...]:
-        """What is wrong with the declaration itself, in words: names that are no knob, values that a knob has not, and knobs declared in two ways."""
+        """Mistakes in the declaration itself, as text: unknown knobs, unknown values, and knobs declared in two ways."""
         whole, single = _split(self.cannot)
         strange = sorted((self.reads | self.neutral.keys() | whole | {name for name, _ in single}) - KNOBS.keys())
         answers = (
@@ -61,26 +61,26 @@ class KnobUse:
             *(f"the {self.part} declares {name}, which is not a knob" for name in strange),
             *(f"{name}: the {self.part} {' and '.join(said)}" for name, said in twice.items() if len(said) > 1),
             *(
-                f"the {self.part} declares that it cannot {name}={value}, but {name} never has this value"
+                f"the {self.part} declares {name}={value} as impossible, but {name} never has this value"
                 for name, value in sorted(single)
                 if name in KNOBS and value not in map(KNOBS[name].text, KNOBS[name].values)
             ),
             *(
-                f"the {self.part} declares that it cannot {name}={value}, but does not read {name}"
+                f"the {self.part} declares {name}={value} as impossible, but does not read {name}"
                 for name, value in sorted(single)
                 if name not in self.reads
             ),
         )
 
     def impossible(self, knob: Knob, value: Any) -> str:
-        """Why it cannot do this value, in words; empty where it can, and for knobs that it has forgotten."""
+        """Why it does not support this value; empty if it does, and for knobs that it does not declare."""
         if value == knob.default:
             return ""
         return self.cannot.get(knob.name) or self.cannot.get(f"{knob.name}={knob.text(value)}", "")
 
     def check(self, config: ParallelConfig) -> None:
-        """Raises `ConfigError` when the config gives a knob a value that the part cannot do, a forgotten knob another value than its default, or
-        has own knobs that are not neutral."""
+        """Raise `ConfigError` if the config has a value that the part does not support, a non-default value of an undeclared knob, or
+        own knobs that are not neutral."""
         for knob, forgotten in self._limited():
             if (value := getattr(config, knob.name)) != knob.default:
                 self._check_value(knob, value, forgotten)
@@ -92,14 +92,14 @@ class KnobUse:
             )
 
     def check_table(self, table: ConfigTable) -> None:
-        """The same for many configs, of the knobs that every config has."""
+        """The same for many configs and the built-in knobs."""
         for knob, forgotten in self._limited():
             for code in np.unique(table.column(knob.name)):
                 if (value := knob.decode(code)) != knob.default:
                     self._check_value(knob, value, forgotten)
 
     def key(self, config: ParallelConfig) -> str:
-        """The config as text of the knobs that are read: the same for configs between which this part sees no difference.
+        """The knobs of a config that are read, as text: equal for configs that are the same to this part.
 
         As `str(config)` writes them: those at their defaults are left out unless they are always shown.
         """
@@ -120,7 +120,7 @@ class KnobUse:
         said = f"{knob.name}={knob.text(value)}"
         if reason := self.impossible(knob, value):
             raise ConfigError(
-                f"the {self.part} cannot do {said}: {reason}",
+                f"the {self.part} does not support {said}: {reason}",
                 remedy=f"leave {knob.name} at {knob.text(knob.default)}",
                 field=knob.name,
             )
@@ -133,7 +133,7 @@ class KnobUse:
 
 
 def own_knob_remedy(name: str) -> str:
-    """What to do where a study's own knob cannot be carried."""
+    """What to do if a study's own knob cannot be passed on."""
     return f"use a trainer of kind command, whose argv or env passes it to your program with the placeholder {{{name}}}"
 
 

@@ -26,7 +26,7 @@ POINTS = 1024
 USUAL_SPREAD = 0.75
 """deviation of lengths as a fraction of their mean if only the mean is given"""
 _STEEPEST = 24.0
-"""largest exponent between two percentiles, and the inverse of the least"""
+"""largest exponent between two percentiles, and the inverse of the smallest"""
 _LOWEST, _HIGHEST = 0.0, 100.0
 _NORMAL = NormalDist()
 
@@ -34,14 +34,14 @@ _NORMAL = NormalDist()
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Tokens of a sequence, as equally probable values in rising order."""
+    """Tokens per sequence, as equally probable values in ascending order."""
 
     values: tuple[float, ...]
     """tokens, >= 0"""
     most: float = 0.0
-    """tokens of the longest possible sequence, where that is more than the last value"""
+    """tokens of the longest possible sequence, if that is more than the last value"""
     assumed: str = ""
-    """what was assumed about them, in words; empty: nothing"""
+    """what was assumed about them; empty: nothing"""
 
     def __post_init__(self) -> None:
         if not self.values or min(self.values) < 0 or not all(map(math.isfinite, self.values)):
@@ -58,13 +58,13 @@ class Lengths:
         return max(self.values[-1], self.most)
 
     def at(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The lengths below which such shares (0 to 1) of all lie, in whole tokens."""
+        """The lengths at these quantiles (0 to 1), in whole tokens."""
         middles = (np.arange(len(self.values)) + 0.5) / len(self.values)
         return np.rint(np.interp(shares, middles, self.values))
 
     @classmethod
     def of(cls, lengths: Iterable[float]) -> Lengths:
-        """The distribution of lengths that were seen."""
+        """The distribution of observed lengths."""
         seen = np.sort(np.asarray(list(lengths), dtype=np.float64))
         most = float(seen[-1]) if len(seen) else 0.0
         if len(seen) > POINTS:
@@ -73,7 +73,7 @@ class Lengths:
 
     @classmethod
     def of_histogram(cls, counts: Mapping[float, float]) -> Lengths:
-        """The distribution of a histogram: how many lie at each length."""
+        """The distribution of a histogram: the number of sequences of each length."""
         where = sorted(counts)
         weights = np.array([counts[length] for length in where], dtype=np.float64)
         if not len(weights) or weights.min() < 0 or weights.sum() <= 0:
@@ -85,9 +85,9 @@ class Lengths:
 
     @classmethod
     def of_percentiles(cls, percentiles: Mapping[float, float], mean: float | None = None) -> Lengths:
-        """The distribution with these lengths by percentile (0 the least, 100 the longest), and with that mean if it is given.
+        """The distribution with these lengths by percentile (0: shortest, 100: longest), and with this mean if it is given.
 
-        Raises `SpecError` for percentiles that fall, and for a mean that lengths between them cannot have.
+        Raises `SpecError` for decreasing percentiles, and for a mean that is impossible with them.
         """
         if not percentiles or set(percentiles) == {_HIGHEST}:
             if mean is None:

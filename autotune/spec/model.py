@@ -22,7 +22,7 @@ from autotune.spec.model_code import ModelCode
 from autotune.spec.plain import Plain
 
 _ASPECT, _HEAD = 64, 64
-"""width by layers, and width of a head, of the decoder that stands for a model with only its number of weights known"""
+"""width by layers, and head width, of the decoder that represents a model whose only known size is its number of weights"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class ModelSpec(Plain):
     num_kv_heads: int = 0
     """key and value heads per layer (GQA); 0 means num_attention_heads"""
     gated_mlp: bool = False
-    """three-matrix gated MLP, RMSNorm, rotary positions and no biases (Llama style)"""
+    """gated MLP with three matrices, RMSNorm, rotary positions and no biases (Llama style)"""
     tied_embeddings: bool = False
     """the output projection shares the input embedding's weights"""
     num_experts: int = 0
@@ -66,7 +66,7 @@ class ModelSpec(Plain):
     q_lora_rank: int = 0
     """width of the latent from which queries are made; 0: they are projected directly"""
     qk_rope_head_dim: int = 0
-    """rotated part of a head, whose keys all heads share; only with latent attention"""
+    """rotated part of a head, with keys shared by all heads; only with latent attention"""
     v_head_dim: int = 0
     """size of one head's values, if it differs from `attention_head_dim`; only with latent attention"""
     mtp_layers: int = 0
@@ -139,12 +139,12 @@ class ModelSpec(Plain):
 
     @property
     def is_latent(self) -> bool:
-        """Whether keys and values come from a latent."""
+        """Whether keys and values are projected from a latent (latent attention)."""
         return self.kv_lora_rank > 0
 
     @property
     def expert_share(self) -> float:
-        """Share of the layers that have experts, 0 to 1; 0 in a dense model."""
+        """Fraction of layers with experts, 0 to 1; 0 in a dense model."""
         return 1.0 - self.num_dense_layers / self.num_layers if self.num_experts else 0.0
 
     @property
@@ -176,7 +176,7 @@ class ModelSpec(Plain):
 
     @property
     def shared_parameters(self) -> int:
-        """Weights of one layer's shared experts; 0 when there are none."""
+        """Weights of one layer's shared experts; 0 without any."""
         return self._mlp(self.shared_ffn_hidden_size) if self.shared_ffn_hidden_size else 0
 
     @property
@@ -186,7 +186,7 @@ class ModelSpec(Plain):
 
     @property
     def active_ffn_width(self) -> float:
-        """Inner width of the MLPs that a token passes through in one layer, averaged over the layers."""
+        """Total inner width of the MLPs that process a token in one layer, averaged over the layers."""
         if not self.num_experts:
             return float(self.ffn_hidden_size)
         visited = self.experts_per_token * self.ffn_hidden_size + self.shared_ffn_hidden_size
@@ -221,14 +221,14 @@ class ModelSpec(Plain):
 
     @property
     def num_parameters(self) -> int:
-        """All weights: layers, embeddings, final norm and output projection (once when tied); for a model with its own code, those that it built."""
+        """All weights: layers, embeddings, final norm and output projection (counted once if tied); for a model with its own code, the weights it built."""
         if self.code is not None and self.code.num_parameters:
             return self.code.num_parameters
         return self.shape_parameters
 
     @property
     def shape_parameters(self) -> int:
-        """All weights of a decoder of this shape, however it is built."""
+        """All weights of a decoder of this shape, regardless of what builds it."""
         head = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
         dense = self.attention_parameters + self.norm_parameters + self._mlp(self.dense_ffn_hidden_size)
         layers = (self.num_layers - self.num_dense_layers) * self.layer_parameters + self.num_dense_layers * dense
@@ -237,18 +237,18 @@ class ModelSpec(Plain):
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token uses: `num_parameters` without the experts that it does not visit."""
+        """Weights that one token uses: `num_parameters` without the experts that the token does not use."""
         idle = max(0, self.num_experts - self.experts_per_token) * self.mlp_parameters
         return self.num_parameters - (self.num_layers - self.num_dense_layers + self.mtp_layers) * idle
 
     @property
     def is_counted(self) -> bool:
-        """Whether only its number of weights is known; its shape is then that of a decoder of that size."""
+        """Whether only its number of weights is known; its shape is then a decoder of that size."""
         return self.code is not None and not (self.code.module or self.source)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What predictions assume about a model other than the built-in decoder, in sentences."""
+        """What predictions assume about a model other than the built-in decoder, as sentences."""
         code, found = self.code, list[str]()
         if self.is_counted:
             stands_for = "activations and times are those of a decoder of that size, so only trials show which config is fast and which one fits"
@@ -308,7 +308,7 @@ class ModelSpec(Plain):
     def from_hf(cls, config: Mapping[str, Any] | str | Path, *, name: str = "") -> ModelSpec:
         """The model of a Hugging Face `config.json` (its path, or the parsed document), by its family: see `autotune.spec.hugging_face.reading`.
 
-        Raises `SpecError` if the file is missing or not a JSON object, the family is unknown, or a size field is not understood.
+        Raises `SpecError` if the file is missing or is not a JSON object, if the family is unknown, or if a size field is not understood.
         """
         document = read_config_json(config) if isinstance(config, str | Path) else config
         label = name or str(document.get("_name_or_path") or document.get("model_type") or "model")
@@ -323,7 +323,7 @@ class ModelSpec(Plain):
 
 
 def read_config_json(path: str | Path) -> Mapping[str, Any]:
-    """The JSON object of a model's file. Raises `SpecError` when it cannot be read or holds something else."""
+    """The JSON object of a model's file. Raises `SpecError` if it cannot be read or holds something else."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 OTHER_NAMED = 0.01
-"""share of the weights outside of the language model from which on they are parts of their own"""
+"""minimum share of weights outside the language model for them to be separate parts"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +13,7 @@ class LayerKind:
     """Repeated layers of one kind, counted on the module."""
 
     name: str
-    """classes that distinguish them from the others, or their parts"""
+    """classes of these layers, or of their parts, that distinguish them from the others"""
     count: int
     """layers of this kind"""
     parameters: int
@@ -26,10 +26,10 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCode:
-    """Builds an `nn.Module`. Plain values: it crosses process and machine borders as JSON, and the code runs where the model is built."""
+    """Builds an `nn.Module`. Plain values, sent between processes and machines as JSON; the code runs where the model is built."""
 
     module: str = ""
-    """`package.module:function` of the user; empty for transformers' own class of `ModelSpec.source`, and without that for a model with only
+    """the user's `package.module:function`; empty for transformers' own class of `ModelSpec.source`, and without that for a model with only
     `num_parameters` known"""
     args: str = "{}"
     """keyword arguments of the function, as JSON text"""
@@ -38,15 +38,15 @@ class ModelCode:
     num_parameters: int = 0
     """of the built model; 0 if only its shape is known"""
     has_tensor_plan: bool = False
-    """whether it comes with a plan for tensor parallelism"""
+    """whether it has a tensor-parallel plan"""
     has_pipeline_split: bool = False
     """whether it defines where to split it into pipeline stages"""
     has_attention: bool = True
-    """whether its blocks have modules named attention, which can be recomputed separately"""
+    """whether its blocks have modules with attention in their name, which can be recomputed separately"""
     num_cuts: int = 0
     """number of split points: one less than the maximum number of pipeline stages"""
     guessed: tuple[str, ...] = ()
-    """fields of `ModelSpec` that neither the module's config nor its `shapes` give: taken from a decoder with as many weights"""
+    """fields of `ModelSpec` that are in neither the module's config nor its `shapes`: taken from a decoder with as many weights"""
     layers: tuple[LayerKind, ...] = ()
     """repeated layers by kind, if not those of the built-in decoder; each kind has the shape of a decoder layer with the same weights"""
     other_parameters: int = 0
@@ -54,15 +54,15 @@ class ModelCode:
     reads_tokens: bool = True
     """whether it is trained on tokens with their cross entropy; false if the builder has its own input or loss"""
     fingerprint: str = ""
-    """digest of the code, its arguments and the versions of the packages that decide what it builds"""
+    """digest of the code, its arguments and the versions of the packages that determine what it builds"""
 
     @property
     def attending_share(self) -> float:
-        """Share of the layers that attend by scores, 0 to 1; 1 where nothing was counted."""
+        """Fraction of layers with softmax attention, 0 to 1; 1 if nothing was counted."""
         layers = sum(kind.count for kind in self.layers)
         return sum(kind.count for kind in self.layers if kind.attends) / layers if layers else 1.0
 
     @property
     def has_towers(self) -> bool:
-        """Whether so many weights lie outside of the language model that they are parts of their own."""
+        """Whether enough weights are outside the language model to be treated as separate parts."""
         return self.other_parameters > OTHER_NAMED * self.num_parameters

@@ -25,7 +25,7 @@ Reader = Callable[[Any], Any]
 
 
 class Plain:
-    """Base of frozen dataclasses that are JSON documents by their fields."""
+    """Base of frozen dataclasses whose fields form a JSON document."""
 
     __slots__ = ()
 
@@ -40,7 +40,7 @@ class Plain:
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses and mappings as dicts, tuples as lists, times and members of enums as text, all else as it is."""
+    """Convert dataclasses and mappings to dicts, tuples to lists, times and enum members to text; leave everything else unchanged."""
     if isinstance(value, Plain):
         return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):
@@ -59,7 +59,7 @@ def _by_field(value: Any) -> dict[str, Any]:
 
 
 def read_fields(kind: type[Part], values: Mapping[str, Any]) -> Part:
-    """The dataclass of `to_plain`'s values, each field read by its type."""
+    """The dataclass from `to_plain`'s values, each field read according to its type."""
     readers = _readers(kind)  # type: ignore[arg-type]
     for name in values:
         if name not in readers:
@@ -115,12 +115,12 @@ def _list_or_value(value: Any) -> Any:
 
 
 def canonical(values: Any) -> str:
-    """Plain values as JSON text that is the same for equal values: sorted keys, no spaces, ASCII."""
+    """Plain values as canonical JSON text: sorted keys, no spaces, ASCII."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
 
 def fingerprint(values: Any) -> str:
-    """32 hexadecimal digits that are the same for equal plain values."""
+    """32 hexadecimal digits, equal for equal plain values."""
     return hashlib.blake2b(canonical(values).encode(), digest_size=16).hexdigest()
 
 
@@ -134,7 +134,7 @@ def identity(values: Any) -> str:
 
 
 def finite(values: Any) -> Any:
-    """The values with null in place of every number that JSON cannot write (nan and infinities)."""
+    """The values with null in place of every number that JSON lacks (nan and infinities)."""
     if isinstance(values, float):
         return values if math.isfinite(values) else None
     if isinstance(values, Mapping):
@@ -145,7 +145,7 @@ def finite(values: Any) -> Any:
 
 
 _ADDED = frozenset({"host_bytes_per_s", "measured_flops_per_s", "rated_watts", "usual_fabric"})
-"""fields of `GpuSpec` that say more of the same GPU than stores hold of it"""
+"""fields of `GpuSpec` that describe the same GPU in more detail than stored studies do"""
 
 
 def _said(value: Any) -> Any:

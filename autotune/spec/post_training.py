@@ -41,14 +41,14 @@ RL_KNOBS: dict[str, tuple[str, tuple[Any, ...]]] = {
         (),
     ),
     "log_prob_micro_batch_tokens": ("the same for log-probabilities and values; 0: as for the update", ()),
-    "phase_offload": ("what of the trainer is in host memory while the engine generates", PHASE_OFFLOADS),
+    "phase_offload": ("which parts of the trainer are in host memory while the engine generates", PHASE_OFFLOADS),
     "staleness": ("how many steps the generating policy may lag behind the updated one", ()),
     "balance": ("how tokens are balanced between data-parallel ranks", BALANCES),
     "group_by_length": ("sequences of similar length share a micro-batch", ()),
 }
-"""names of the knobs of post-training: what each means, and its words where it has some"""
+"""post-training knobs: the meaning of each, and its words if it has any"""
 _SEQUENCES = ("micro_batch_tokens", "balance", "group_by_length")
-"""those that fine-tuning on sequences of unequal length has too"""
+"""those that also apply to fine-tuning on sequences of unequal length"""
 
 
 @final
@@ -59,11 +59,11 @@ class Rollout:
     tokens_per_s_per_gpu: tuple[tuple[int, float], ...]
     """tokens of responses per second per GPU, by the engine's tensor-parallel degree"""
     tp: int = 1
-    """the engine's tensor-parallel degree today"""
+    """the engine's current tensor-parallel degree"""
     memory_fraction: float = 0.0
     """share of a GPU's memory that the engine uses while generating, 0 to 1"""
     sleeps: bool = True
-    """whether a colocated engine gives that memory back while the trainer works"""
+    """whether a colocated engine returns that memory while the trainer works"""
     tokens_per_s_per_response: float = 0.0
     """tokens per second of a single response, which determines the time of the longest; 0: not given"""
 
@@ -80,14 +80,14 @@ class Rollout:
             raise SpecError("tokens_per_s_per_response must not be below 0", field="rollout.tokens_per_s_per_response")
 
     def rate(self, tp: int) -> float | None:
-        """Tokens per second per GPU with that degree; None if it was not given."""
+        """Tokens per second per GPU with this tensor-parallel degree; None if it was not given."""
         return dict(self.tokens_per_s_per_gpu).get(tp)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostTraining:
-    """What a step is beside a plain optimizer step."""
+    """A step of post-training: what it does in addition to a plain optimizer step."""
 
     algorithm: str
     """one of ALGORITHMS"""
@@ -108,13 +108,13 @@ class PostTraining:
     reference: bool = False
     """whether log-probabilities of a frozen reference model of the policy's shape are computed"""
     reference_offload: bool = False
-    """whether the reference model is in host memory but for its own log-probabilities"""
+    """whether the reference model is in host memory except while it computes log-probabilities"""
     critic: ModelSpec | None = None
-    """the critic, which computes values and is updated too"""
+    """the critic, which computes values and is also updated"""
     placement: str = "colocated"
     """one of PLACEMENTS"""
     rollout_gpus: int = 0
-    """GPUs that only generate today; 0 if colocated"""
+    """current number of GPUs that only generate; 0 if colocated"""
     staleness: float = 0.0
     """how many steps the generating policy may lag behind; 0: none"""
     rollout: Rollout | None = None
@@ -132,11 +132,11 @@ class PostTraining:
     balance: str = "batch"
     """today's, one of BALANCES"""
     group_by_length: bool = False
-    """today's"""
+    """current value"""
     fused_rope: bool = True
-    """whether an engine of Megatron-Core rotates positions by one fused kernel (`apply_rope_fusion`)"""
+    """whether a Megatron-Core engine rotates positions with one fused kernel (`apply_rope_fusion`)"""
     whole_experts: bool = True
-    """whether an engine of Megatron-Core leaves experts whole under tensor parallelism (`expert_tensor_parallel_size: 1`) instead of cutting each"""
+    """whether a Megatron-Core engine leaves experts whole under tensor parallelism (`expert_tensor_parallel_size: 1`) instead of splitting each"""
     padded: bool = False
     """whether micro-batches are padded to their longest sequence, instead of tokens without padding"""
 
@@ -173,7 +173,7 @@ class PostTraining:
 
     @property
     def generates(self) -> bool:
-        """Whether a step generates its responses."""
+        """Whether a step generates responses."""
         return self.algorithm in ("grpo", "dapo", "ppo")
 
     @property
@@ -193,23 +193,23 @@ class PostTraining:
 
     @property
     def tokens(self) -> float:
-        """Tokens of a step's sequences on average."""
+        """Mean tokens of a step's sequences."""
         return self.sequences * (self.prompt_lengths.mean + self.response_lengths.mean)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that may come."""
+        """Tokens of the longest possible sequence."""
         return int(self.prompt_lengths.longest + self.response_lengths.longest)
 
     @property
     def knob_names(self) -> tuple[str, ...]:
-        """The knobs of post-training that this one has."""
+        """The post-training knobs that apply to this step."""
         return tuple(RL_KNOBS) if self.generates else (_SEQUENCES if self.algorithm == "sft" else
             (*_SEQUENCES, "log_prob_micro_batch_tokens"))  # fmt: skip
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """What nobody told and was assumed, in words."""
+        """What was not given and therefore assumed, as text."""
         both = (("prompts", self.prompt_lengths), ("responses", self.response_lengths))
         told = tuple(f"{what}: {lengths.assumed}" for what, lengths in both if lengths.assumed)
         if self.generates and self.rollout is not None and not self.rollout.memory_fraction and not self.rollout_gpus:
@@ -219,14 +219,14 @@ class PostTraining:
         return told
 
     def today(self, name: str) -> Any:
-        """The value of a knob of post-training where the study does not list it."""
+        """The value of a post-training knob that the study does not list."""
         if name == "rollout_tp":
             return 1 if self.rollout is None else self.rollout.tp
         return getattr(self, name)
 
 
 def check_rl_knob(name: str, values: Iterable[Any]) -> None:
-    """Raises `SpecError` for a value that a knob of post-training cannot have."""
+    """Raise `SpecError` for an invalid value of a post-training knob."""
     words = RL_KNOBS[name][1]
     for value in values:
         if name == "group_by_length":

@@ -36,7 +36,7 @@ class StudyStatus(StrEnum):
 
 
 class Wanted(StrEnum):
-    """What people want of a study, beside its status, which says what is. Only people write the one, only the study's controller the other."""
+    """What people requested for a study; its status is the current state. Only people write the request, and only the study's controller writes the status."""
 
     RUN = "run"
     PAUSE = "pause"
@@ -47,7 +47,7 @@ class Wanted(StrEnum):
     """running trials are killed"""
 
     def may_become(self, other: Wanted) -> bool:
-        """Whether people may ask for `other` after this: a pause can be withdrawn, an end cannot."""
+        """Whether `other` may be requested after this: a pause can be undone, an end cannot."""
         return other in (self, Wanted.CANCEL) or self in (Wanted.RUN, Wanted.PAUSE)
 
 
@@ -66,7 +66,7 @@ class SpaceSpec:
 
     @property
     def own_knobs(self) -> tuple[Knob, ...]:
-        """The declarations of the study's own knobs, in the order of their names. Raises `SpecError` for values that no knob can have."""
+        """The declarations of the study's own knobs, in the order of their names. Raises `SpecError` for invalid values."""
         return tuple(Knob.own(name, values) for name, values in sorted(self.extra.items()))
 
 
@@ -82,7 +82,7 @@ class Objective:
     """failures of the cluster and cost of a checkpoint; used by the metric goodput"""
 
     def kept_share(self, ranks: int, gpus_per_node: int) -> float:
-        """Share of the time that failures leave a training on so many ranks; 1 unless goodput counts them."""
+        """Fraction of time left for training after failures on this many ranks; 1 unless goodput accounts for failures."""
         if self.metric != "goodput" or self.failures is None:
             return 1.0
         return max(1e-6, 1.0 - self.failures.policy(-(-ranks // gpus_per_node)).lost_share)
@@ -90,7 +90,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Limits of a study: it ends when the first of them is reached."""
+    """Limits of a study; the first one reached ends it."""
 
     max_trials: int = 20
     """search trials; baseline and final trials are additional"""
@@ -101,7 +101,7 @@ class Budget:
     max_gpu_s: float | None = None
     """rank-seconds; None: not limited"""
     train_tokens: float | None = None
-    """tokens of your training: the search ends when the next trial would take longer than it saves in that training. None: a training as long as 200 trials"""
+    """tokens of your training run: the search ends when the next trial would take longer than it saves in that run. None: a run as long as 200 trials"""
     min_gain: float | None = None
     """without `train_tokens`: the search ends when the expected relative gain of the next eight trials falls below this; 0: never"""
     parallel_trials: int = 1
@@ -141,7 +141,7 @@ SIMULATED = "simulated"
 
 
 USUAL_SEARCHER = "bayesian"
-"""registered name of the searcher of a study that names none"""
+"""registered name of the default searcher"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ class Study(Plain):
     name: str
     """its name"""
     workload: Workload
-    """what is trained, and on what; the target's, if the study has one"""
+    """what is trained, and on which cluster; if the study has a target, the target's"""
     space: SpaceSpec
     """which configs exist"""
     objective: Objective = Objective()
@@ -167,7 +167,7 @@ class Study(Plain):
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
     """options of the trainer, e.g. argv and metrics of `command`"""
     same_data: bool = True
-    """whether every config sees the same batches in the same order: only then losses are compared step by step with an fp32 reference"""
+    """whether every config sees the same batches in the same order: only then are losses compared step by step with an fp32 reference"""
     runner: str = "ray"
     """registered name of the runner"""
     runner_options: Mapping[str, Any] = field(default_factory=dict)
@@ -179,11 +179,11 @@ class Study(Plain):
     baseline: ParallelConfig | None = None
     """the baseline; None means pure data parallelism with micro-batch 1, in the space's first precision"""
     enqueue: tuple[ParallelConfig, ...] = ()
-    """configs that the user wants to try first"""
+    """configs to try first"""
     left_out: tuple[str, ...] = ()
-    """enqueued configs that were dropped because this cluster cannot run them, each with the reason in words"""
+    """enqueued configs that were dropped because this cluster cannot run them, each with the reason"""
     filled_in: tuple[str, ...] = ()
-    """varying knobs that enqueued configs did not set, with the values they got, in words"""
+    """varying knobs that enqueued configs did not set, with the values they got"""
     check: bool = True
     """whether a program new to the store runs a few steps before the search begins"""
     calibrate: bool = True
@@ -208,7 +208,7 @@ class Study(Plain):
 
 
 def is_same_study(kept: Study, kept_spec: Mapping[str, Any], study: Study, spec: Mapping[str, Any]) -> bool:
-    """Whether a study of the same values, or of the same spec where there is one, was kept. A model whose code has changed makes another study."""
+    """Whether a stored study has the same values, or the same spec if there is one. If the model's code has changed, it is a different study."""
     is_same = kept.to_dict() == study.to_dict() or (bool(spec) and to_plain(kept_spec) == to_plain(spec))
     return is_same and kept.workload.model.code == study.workload.model.code
 
@@ -227,7 +227,7 @@ def _check_no_baseline(baseline: ParallelConfig | None) -> None:
     """Raises `SpecError` for a baseline that nothing would be compared with."""
     if baseline is not None:
         raise SpecError(
-            f"proxies are different trainings and are never compared with a baseline, but baseline={baseline}",
+            f"proxies are different jobs and are never compared with a baseline, but baseline={baseline}",
             remedy="leave `baseline` out, or name the config under `enqueue` so that its proxy runs first; a study on the target itself takes a baseline",
             field="baseline",
         )

@@ -46,7 +46,7 @@ class ConfigTable:
     def of(cls, configs: Iterable[ParallelConfig], own: Iterable[Knob] | None = None) -> ConfigTable:
         """The table of these configs, in their order. Without `own` the configs' own knobs are declared by the values that occur.
 
-        Raises `ConfigError` when one config has own knobs that another lacks, or a value that its declaration does not list.
+        Raises `ConfigError` if a config has own knobs that another lacks, or a value that its declaration does not list.
         """
         rows = list(configs)
         declared = tuple(_declared_by(rows)) if own is None else tuple(own)
@@ -67,7 +67,7 @@ class ConfigTable:
 
     @classmethod
     def concatenate(cls, tables: Sequence[ConfigTable]) -> ConfigTable:
-        """All rows of all tables, one after the other; the tables have the same knobs."""
+        """All rows of all tables in order; the tables have the same knobs."""
         knobs = tables[0].knobs
         return cls({n: np.concatenate([t.column(n) for t in tables]) for n in knobs}, tables[0].own)
 
@@ -101,15 +101,15 @@ class ConfigTable:
         return (self[i] for i in range(len(self)))
 
     def take(self, index: Any) -> ConfigTable:
-        """The rows that `index` (integers or a mask) names."""
+        """The rows selected by `index` (integers or a mask)."""
         return ConfigTable({n: c[index] for n, c in self._columns.items()}, self.own)
 
     def is_word(self, name: str, word: str) -> NDArray[np.bool_]:
-        """Where the column `name` holds `word`: `table.is_word("precision", "bf16")`."""
+        """Mask of rows in which column `name` is `word`: `table.is_word("precision", "bf16")`."""
         return np.asarray(self._columns[name] == self.knobs[name].encode(word))
 
     def at_default(self, names: Iterable[str]) -> NDArray[np.bool_]:
-        """Where all these knobs have their default, shape (N,)."""
+        """Mask of rows in which all these knobs have their default, shape (N,)."""
         mask = np.ones(len(self), dtype=np.bool_)
         for name in names:
             mask &= self._columns[name] == self.knobs[name].encode(self.knobs[name].default)
@@ -120,7 +120,7 @@ class ConfigTable:
         return np.stack([knob.coordinate(self.column(name)) for name, knob in self.knobs.items()], axis=1)
 
     def check_counts(self) -> None:
-        """Raises `ConfigError` when a degree or count is below 1."""
+        """Raise `ConfigError` if a degree or count is below 1."""
         for name, knob in self.knobs.items():
             column = self._columns[name]
             if knob.kind in ("degree", "count") and len(self) and column.min() < 1:

@@ -1,4 +1,4 @@
-"""The workload: what is trained and on what. It is the fixed part of a study."""
+"""The workload: what is trained and on which cluster. It is the fixed part of a study."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ OPTIMIZERS = ("adamw", "sgd", "adamw_8bit", "muon", "adafactor")
 """adamw keeps two fp32 moments per weight, adamw_8bit two of one byte, muon one (adamw's two for embeddings, norms and the output projection),
 adafactor sums over rows and columns, sgd none"""
 PEFT_METHODS = ("lora", "qlora")
-"""lora trains adapters beside frozen weights (arXiv 2106.09685); qlora keeps the frozen weights in 4 bits (arXiv 2305.14314)"""
+"""lora trains adapters in addition to frozen weights (arXiv 2106.09685); qlora keeps the frozen weights in 4 bits (arXiv 2305.14314)"""
 PEFT_LIBRARIES = ("", "peft")
-"""libraries of adapters: Hugging Face's PEFT, which keeps them in fp32, or another"""
+"""libraries of adapters: Hugging Face's PEFT, which keeps them in fp32, or any other"""
 PEFT_TARGETS = ("attention", "all")
-"""which projections have adapters: those of the attention, or those of the MLP (or the experts) too"""
+"""projections with adapters: attention only, or the MLP (or experts) too"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peft:
-    """Fine-tuning that trains low-rank adapters and leaves the model's weights as they are."""
+    """Fine-tuning that trains low-rank adapters and freezes the model's weights."""
 
     method: str = "lora"
     """lora or qlora"""
@@ -45,7 +45,7 @@ class Peft:
 
 
 LOOPS = ("accelerate", "deepspeed", "hf_trainer", "lightning", "megatron", "nanotron", "torchtitan")
-"""training loops that a program of one's own may run"""
+"""training loops that the user's own program may run"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

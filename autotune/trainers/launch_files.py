@@ -28,15 +28,15 @@ from autotune.trainers.provenance_comments import comments
 MANIFEST = "launch.json"
 SCRIPT = "launch.sh"
 FOLDER = "@launch-folder@"
-"""what stands for the path of the launch's folder in arguments and variables"""
+"""placeholder for the path of the launch's folder in arguments and variables"""
 OUTPUTS = "outputs"
-"""the folder in `FOLDER` into which a trial's program writes"""
+"""the folder in `FOLDER` for the output of a trial's program"""
 NODE_RANK, MASTER_ADDR, MASTER_PORT = "@node-rank@", "@master-addr@", "@master-port@"
-"""what stands for the number of a node, from 0, and for address and port where all nodes meet"""
+"""placeholders for the number of a node, from 0, and for the rendezvous address and port"""
 DEFAULT_PORT = 29500
-"""where nodes meet unless MASTER_PORT is set: torchrun's own default"""
+"""rendezvous port unless MASTER_PORT is set: torchrun's own default"""
 _SHELL = {FOLDER: "here", NODE_RANK: "NODE_RANK", MASTER_ADDR: "MASTER_ADDR", MASTER_PORT: "MASTER_PORT"}
-"""the shell variables that take the place of these words in `launch.sh`"""
+"""the shell variables that replace these placeholders in `launch.sh`"""
 _WORD = re.compile("|".join(map(re.escape, _SHELL)))
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,3}")
 INTERPRETER = re.compile(r"python[0-9.]*")
@@ -55,9 +55,9 @@ class Launch:
     files: Mapping[str, str] = field(default_factory=dict)
     """text by file name, relative to the folder of the launch"""
     cwd: str = ""
-    """folder in which the command runs; empty: the folder of the launch if it has files; `.`: the one in which it is started"""
+    """folder in which the command runs; empty: the folder of the launch if it has files; `.`: the current folder"""
     python: str = ""
-    """interpreter or environment whose programs come before those in PATH; empty: only PATH"""
+    """interpreter or environment whose programs take precedence over PATH; empty: only PATH"""
     notes: tuple[str, ...] = ()
     """what to know before the start"""
     tuned: Mapping[str, Any] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Launch:
         )
 
     def on_node(self, rank: int, *, master_addr: str, master_port: int) -> Launch:
-        """The same launch as node `rank` starts it, from 0. All nodes meet at `master_addr:master_port`, which is on node 0."""
+        """The same launch for node number `rank`, from 0. All nodes meet at `master_addr:master_port`, which is on node 0."""
         words = {NODE_RANK: str(rank), MASTER_ADDR: master_addr, MASTER_PORT: str(master_port)}
         return replace(
             self,
@@ -104,7 +104,7 @@ class Launch:
 
     @property
     def shown(self) -> Launch:
-        """The launch without secrets, to be shown."""
+        """The launch without secrets, for display."""
         return replace(self, argv=masked(self.argv), env=masked(self.env), files=masked(self.files))
 
     @property
@@ -129,7 +129,7 @@ class Launch:
 
     @property
     def command(self) -> str:
-        """The command alone as one line of a POSIX shell; what a node receives at its start is a variable there, e.g. $NODE_RANK."""
+        """The command alone as one line of a POSIX shell; values that a node gets at start-up are variables, e.g. $NODE_RANK."""
         return " ".join(map(_quoted, self.argv))
 
     @property
@@ -192,7 +192,7 @@ def _quoted(text: str) -> str:
 
 
 def check_file_name(name: str) -> str:
-    """`name`, when it is a safe relative path: letters, digits, `_.-`, at most four parts, none of them hidden or `..`."""
+    """`name`, if it is a safe relative path: letters, digits, `_.-`, at most four parts, none of them hidden or `..`."""
     if not _NAME.fullmatch(name) or name in (MANIFEST, SCRIPT):
         raise ExportError(
             f"a file of a launch must have a plain relative name, but is named {name!r}",
@@ -207,7 +207,7 @@ def write_launch(launch: Launch, directory: str | Path, *, job: Mapping[str, Any
 
     `job`: a scheduler's job of this launch (`schedulers.job_of`), whose files are written with the others.
 
-    Each file is written atomically. An existing file is replaced only if an earlier export wrote it and nobody changed it since. Any other
+    Each file is written atomically. An existing file is replaced only if an earlier export wrote it and it has not changed since. Any other
     file, link or folder in the way raises `ExportError` before anything is written.
     """
     folder = Path(directory)
@@ -285,6 +285,6 @@ def _unwritable(path: Path, error: OSError) -> ExportError:
 
 
 def started_by(python: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """A command as this Python starts it. An interpreter that is named starts the program itself: the `python` that lies beside it may be another release."""
+    """The command, resolved for this Python. A named interpreter starts the program directly: the `python` in its folder may be a different release."""
     is_one = INTERPRETER.fullmatch(os.path.basename(python)) and INTERPRETER.fullmatch(argv[0])
     return (python, *argv[1:]) if is_one else argv

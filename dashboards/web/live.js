@@ -118,7 +118,7 @@ async function fetchLate() {
     }
     const waiting = now.querySelector(":scope > .waiting");
     if (!found) {
-      if (waiting) waiting.textContent = "This part of the page could not be had from the service. Load the page again.";
+      if (waiting) waiting.textContent = "This part of the page could not be loaded. Reload the page.";
       continue;
     }
     fill(now, found.body);

@@ -28,7 +28,7 @@ async function check() {
       checked.replaceChildren(...found.childNodes);
       shown = text;
     } else {
-      say(answer.redirected ? "You are logged out: log in on another page, then go on here." : "The service could not check the spec.");
+      say(answer.redirected ? "You are logged out: log in on another page, then continue here." : "The service could not check the spec.");
       if (answer.status === 429 || answer.status >= 500) later(BUSY_MS);
     }
   } catch {

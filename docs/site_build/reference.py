@@ -49,7 +49,7 @@ def commands() -> str:
         "| 0 | done |",
         "| 1 | failed, or no configuration is feasible |",
         "| 2 | the input is wrong |",
-        "| 3 | a store or service is unavailable: it cannot be reached, or not written |",
+        "| 3 | a store or service is unavailable: it cannot be reached or written |",
         "| 130 | interrupted; measurements are kept |",
         "",
     ]

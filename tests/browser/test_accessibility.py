@@ -189,7 +189,7 @@ def test_the_first_tab_leads_past_the_navigation(seen: Visit, studies: dict[str,
     page = seen.page
     go(page, "/studies")
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.innerText") == "Skip to the content"
+    assert page.evaluate("document.activeElement.innerText") == "Skip to content"
     assert page.evaluate("document.activeElement.getBoundingClientRect().top") >= 0
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")

@@ -121,7 +121,7 @@ def test_guesses_limits_and_what_was_left_out_are_said(run, write, fake):
     assert done.out.startswith(
         "the cost model of megatron says (the dry run below executes the native trainer's loop): "
     )
-    assert "megatron keeps other tensors" in done.out
+    assert "megatron keeps different tensors" in done.out
     assert (fake.limits[0].wall_s, fake.limits[0].memory_bytes) == (7, 2 * 2**30)
 
 

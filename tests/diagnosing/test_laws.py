@@ -400,4 +400,4 @@ def test_a_prediction_that_is_too_long_has_no_cause_in_the_run() -> None:
 
 def test_an_interval_that_is_too_wide_confirms_nothing() -> None:
     assert "runs as predicted" in diagnose(replace(run(ranks=1), predicted_s=(0.11, 0.08, 0.15))).verdict
-    assert "too wide to tell more" in diagnose(replace(run(ranks=1), predicted_s=(0.11, 0.03, 0.45))).verdict
+    assert "too wide to say more" in diagnose(replace(run(ranks=1), predicted_s=(0.11, 0.03, 0.45))).verdict

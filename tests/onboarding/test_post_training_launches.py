@@ -221,7 +221,7 @@ def test_the_folder_of_a_script_is_written_out_and_what_only_a_shell_computes_is
 def test_ranks_of_trl_are_its_files_or_the_clusters_or_asked_for(tmp_path: Path) -> None:
     assert of_text(TRL, tmp_path, "grpo.yaml", "h100-sxm-2x8").document["baseline"].startswith("dp=16,")
     assert of_text(TRL + "num_processes: 4\n", tmp_path, "grpo.yaml").document["baseline"].startswith("dp=4,")
-    with pytest.raises(SpecError, match="on how many GPUs"):
+    with pytest.raises(SpecError, match="does not give the number of GPUs"):
         of_text(TRL, tmp_path, "grpo.yaml", None)
 
 
@@ -243,7 +243,7 @@ def test_what_a_base_of_nemo_rl_decides_is_read_and_stays_with_it(tmp_path: Path
 
 
 def test_a_base_of_nemo_rl_that_is_not_there_is_named_or_known(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"starts from my_base\.yaml, which was not found"):
+    with pytest.raises(SpecError, match=r"is based on my_base\.yaml, which was not found"):
         of_text("defaults: my_base.yaml\npolicy: {model_name: x}\n", tmp_path, "own.yaml")
     draft = of_text(
         "defaults: ../../grpo_math_1B.yaml\npolicy: {model_name: meta-llama/Meta-Llama-3-8B, logprob_batch_size: 2}\ncluster: {gpus_per_node: 8}\n",

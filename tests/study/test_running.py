@@ -179,8 +179,8 @@ def test_a_short_training_is_not_worth_many_trials(store: Store) -> None:
 
     short, long = tuned(1e6), tuned(1e12)
     assert len(short.trials) < len(long.trials)
-    assert "of a training of" in short.record.message
-    assert short.notes[-1].startswith("a training on 1e+06 tokens takes ")
+    assert "of a training run of" in short.record.message
+    assert short.notes[-1].startswith("training on 1e+06 tokens takes ")
 
 
 @pytest.mark.thorough
@@ -205,7 +205,7 @@ def test_with_goodput_a_token_of_a_larger_batch_counts_for_less(store: Store) ->
     assert result.baseline.measurement is not None
     worth = result.best.reward.throughput - result.baseline.reward.throughput
     takes = format_duration(1e9 / result.baseline.measurement.tokens_per_s / math.exp(worth))
-    assert f"a training on 1e+09 tokens takes {takes} with the best config" in result.notes[-1]
+    assert f"training on 1e+09 tokens takes {takes} with the best config" in result.notes[-1]
 
 
 def test_nothing_legal_is_an_answer_before_anything_is_kept(store: Store) -> None:

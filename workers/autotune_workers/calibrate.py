@@ -199,7 +199,7 @@ def _measured(
                         f"this machine cannot be measured: {reason}", remedy="`autotune doctor` says what is missing"
                     )
                 return event.measurement
-    raise RunnerError(f"this machine cannot be measured: {what} on {ranks} ranks does not end")
+    raise RunnerError(f"this machine cannot be measured: {what} on {ranks} ranks does not finish")
 
 
 def _request(ranks: int, what: str, capacity: int, *, quick: bool) -> TrialRequest:

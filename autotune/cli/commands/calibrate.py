@@ -35,7 +35,7 @@ def calibrate(
         emit({"calibration": document, "out_of_line": strays})
         return
     for stray in strays:
-        print(f"{stray['text']}: fix it; `autotune tune` leaves its node out where the cluster has others")
+        print(f"{stray['text']}: fix it; `autotune tune` leaves its node out if the cluster has others")
     shown = {name: value for name, value in document.items() if isinstance(value, str | int | float)}
     rows = [[name, f"{value:.4g}" if isinstance(value, float) else str(value)] for name, value in shown.items()]
     print_table(("constant", "value"), rows, numbers=("value",))

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 def run(
     command: Annotated[
         list[str],
-        typer.Argument(metavar="-- COMMAND ...", help="The command that starts the training, as you would type it."),
+        typer.Argument(metavar="-- COMMAND ...", help="The command that starts your training, as you would type it."),
     ],
     model: ModelOption = None,
     cluster: Annotated[
@@ -93,7 +93,7 @@ def print_runs(runs: Sequence[Mapping[str, Any]], *, is_filtered: bool) -> None:
         note(
             "no observed runs match; leave filters out to see all"
             if is_filtered
-            else "no observed runs; start a training with `autotune run -- COMMAND`"
+            else "no observed runs; start your training with `autotune run -- COMMAND`"
         )
         return
     rows = []

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def share(text: str) -> float:
-    """A share as people write it: 3%, 0.03."""
+    """A share in the usual notation: 3%, 0.03."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:

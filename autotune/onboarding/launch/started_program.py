@@ -78,7 +78,7 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
     tasks = TASKS.get(started.launcher)
     if tasks is None:
         return
-    how = f"{path.name} starts {started.program} by {started.launcher}"
+    how = f"{path.name} starts {started.program} with {started.launcher}"
     if not tasks.start:
         raise SpecError(
             f"{how}, and autotune cannot set its number of ranks",
@@ -95,7 +95,7 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
         raise SpecError(
             f"{how}, one process for each of {started.nodes * started.gpus_per_node} ranks; over several nodes autotune starts a command once on each node, "
             "so that each would start all ranks again",
-            remedy="start the ranks of a node by torchrun (srun --ntasks-per-node=1 torchrun ... PROGRAM) and give that script, "
+            remedy="start the ranks of a node with torchrun (srun --ntasks-per-node=1 torchrun ... PROGRAM) and give that script, "
             "or tune on one node: --cluster GPU-1x8",
             field="FILE",
         )

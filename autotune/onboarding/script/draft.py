@@ -519,7 +519,7 @@ def _what_is_not_printed(script: Script, metrics: Mapping[str, str]) -> str:
     follows = "a diverging loss goes unnoticed" if has_time else "only the probe times the steps, and only in Python"
     return (
         f"no line with a {' or '.join(missing)} was recognized in {where}: {follows}; "
-        "write patterns of its log as `metrics`, or let `autotune init --run` start it and see"
+        "write patterns of its log as `metrics`, or let `autotune init --run` start and observe it"
     )
 
 

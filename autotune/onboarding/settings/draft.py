@@ -81,7 +81,7 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
         *(Item(f"{program.prefix}{word}" if told.file else f"--{word}".replace("'", "")) for word in overrides),
     ]
     added = {**program.env, **told.env}
-    why = f"as {told.source.name} exports it" if told.env else f"the sign of {program.name}"
+    why = f"as {told.source.name} exports it" if told.env else f"identifies {program.name}"
     env = (Entry(key="env", value=added, comment=why),) if added else ()
     trainer = (
         Entry(key="kind", value="command"),

@@ -185,7 +185,7 @@ def _memory_over_time(source: TrialSource) -> Figure | None:
         name="memory_over_time",
         title="Memory over time",
         shows="Peak memory in bytes of the fullest rank since the trial began, at the end of each step, over the seconds of training after warm-up.",
-        how_to_read="It should level off soon after the first steps. A line that keeps rising means a leak or growing fragmentation: a longer training may run out of memory.",
+        how_to_read="It should level off soon after the first steps. A line that keeps rising means a leak or growing fragmentation: a longer run may run out of memory.",
         svg=plot(
             [],
             lines,
@@ -224,7 +224,7 @@ def _time(source: TrialSource) -> Figure | None:
         title="Where the time of a step goes",
         shows="Seconds of one optimizer step by cause, as predicted by the cost model"
         + (" and as profiled in the trial." if is_profiled else "; this trial was not profiled."),
-        how_to_read="The number beside a bar is its whole length; the tick is the measured step time. Communication hidden behind computation is not shown.",
+        how_to_read="The number next to a bar is its whole length; the tick is the measured step time. Communication hidden behind computation is not shown.",
         svg=stacked_bars(
             bars,
             names=names,

@@ -56,5 +56,5 @@ def _number(asked: dict[str, str], name: str) -> int | None:
     """The whole number that was asked for; None where nothing was. Raises `SpecError`."""
     text = asked[name].strip()
     if text and not (text.isascii() and text.isdigit() and int(text[:10]) > 0 and len(text) < 10):
-        raise SpecError(f"{name} must be a whole number from 1, but is {text[:40]!r}", field=name)
+        raise SpecError(f"{name} must be a whole number, 1 or more, but is {text[:40]!r}", field=name)
     return int(text) if text else None

@@ -199,7 +199,7 @@ def count_of(text: str, what: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and 0 < int(text[:12]) <= MOST_COUNT):
-        raise SpecError(f"the {what} must be a whole number from 1, but {text[:40]!r} was entered")
+        raise SpecError(f"the {what} must be a whole number, 1 or more, but {text[:40]!r} was entered")
     return int(text)
 
 

@@ -78,7 +78,7 @@ async def form_of(request: Request) -> dict[str, str]:
 def trial_number(text: str) -> int:
     """The number of a trial that was typed. Raises `SpecError`."""
     if not (text.isascii() and text.isdigit() and len(text) < len(str(MAX_TRIAL))):
-        raise SpecError(f"a trial number must be a whole number from 0, but is {text[:40]!r}", field="trial")
+        raise SpecError(f"a trial number must be a whole number, 0 or more, but is {text[:40]!r}", field="trial")
     return int(text)
 
 

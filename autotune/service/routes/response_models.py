@@ -224,7 +224,7 @@ class ExplainAnswer(Answer):
     relative_to: str = Field(description="the trial whose speed the reward is relative to", examples=["the baseline's"])
     reward: Plain | None = Field(description="total, throughput, stability and parts; null without a measurement")
     parts: Plain
-    formulas: Plain = Field(description="how each part of stability is scored, in words")
+    formulas: Plain = Field(description="how each part of stability is scored, as text")
     shares: Plain = Field(description="contributions of throughput and stability to the total")
     against: Plain = Field(description="baseline, runner-up or winner: number, config_changes, speed_ratio, reward")
     step_parts_s: Plain

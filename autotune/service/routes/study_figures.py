@@ -20,7 +20,7 @@ router = APIRouter(tags=["studies"])
 
 CSV, SVG = "text/csv", "image/svg+xml"
 SVG_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
-"""a drawing holds its own style sheet"""
+"""a drawing contains its own style sheet"""
 FigureName = Annotated[str, Path(pattern=r"^[a-z_]{1,60}$", description="name of the figure", examples=["best_so_far"])]
 
 

@@ -93,7 +93,7 @@ class ProcessLauncher:
             server.stdin.flush()
         except BrokenPipeError:
             raise RunnerError(
-                "the process that forks studies has died", remedy="the service starts it again by itself"
+                "the process that forks studies has died", remedy="the service restarts it automatically"
             ) from None
         self._running[record.id] = 0
 

@@ -51,19 +51,19 @@ def cluster_names() -> tuple[str, ...]:
 
 
 def gpus_per_node(gpu_type: str) -> int:
-    """GPUs of that type that a node usually has."""
+    """The usual number of GPUs of that type per node."""
     return int(read_entry("gpus", gpu_type, field="gpu").get("gpus_per_node", 8))
 
 
 def usual_cluster(gpu_type: str, *, num_gpus: int) -> ClusterSpec:
-    """A cluster of at least `num_gpus` GPUs in whole nodes of the usual size; fewer than a node has make one smaller node."""
+    """A cluster of at least `num_gpus` GPUs in whole nodes of the usual size, or one smaller node if that is enough."""
     per_node = min(gpus_per_node(gpu_type), num_gpus)
     return cluster_of(gpu_type, num_nodes=-(-num_gpus // per_node), gpus_per_node=per_node)
 
 
 @cache
 def model(name: str) -> ModelSpec:
-    """The model of that name, or of that id on Hugging Face's hub (`Qwen/Qwen2.5-7B`); `CatalogError` names the nearest one when there is none."""
+    """The model of that name, or of that id on Hugging Face's hub (`Qwen/Qwen2.5-7B`); `CatalogError` suggests the nearest name for an unknown one."""
     known = hub_models().get(name.lower(), name) if "/" in name else name
     entry = read_entry("models", known, field="model")
     fields = fields_of(entry[CONFIG]) if CONFIG in entry else {key: entry[key] for key in entry if key != HUB}
@@ -71,7 +71,7 @@ def model(name: str) -> ModelSpec:
 
 
 def published_config(spec: ModelSpec) -> Mapping[str, Any] | None:
-    """The config.json of a model that has the name and the shape of one of the catalog; None for others, and where the catalog holds none.
+    """The config.json of a model with the name and shape of a catalog model; None for others, and if the catalog has none.
 
     Learned positions, tying and layers of multi-token prediction may differ: a study with longer sequences has more positions, and trainers differ in the others.
     """
@@ -92,13 +92,13 @@ def hub_models() -> Mapping[str, str]:
 
 
 def hub_ids() -> Mapping[str, str]:
-    """Ids on Hugging Face's hub by the name of the model, where it has one."""
+    """Ids on Hugging Face's hub by model name, for models that have one."""
     return texts_of("models", HUB)
 
 
 @cache
 def gpu(name: str) -> GpuSpec:
-    """The GPU type of that name; `CatalogError` names the nearest one when there is none."""
+    """The GPU type of that name; `CatalogError` suggests the nearest name for an unknown one."""
     return GpuSpec.of(name)
 
 

@@ -27,13 +27,13 @@ class Alike:
     family: str
     """the other's `model_type`"""
     keys: Mapping[str, str] = field(default_factory=dict)
-    """its name of a key -> the other's"""
+    """its own key -> the other family's key"""
     change: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """keys that follow from its own: (file with the other's names) -> keys that change; None: the key goes"""
+    """derived keys: (file with the other family's keys) -> keys that change; None removes a key"""
 
 
 def as_alike(document: Document) -> Document:
-    """The file in the words of the family that it is like; the same object where it is like none."""
+    """The file translated to the equivalent family; the same object if there is none."""
     name = str(document.get("model_type") or "")
     alike = ALIKE.get(name)
     if alike is None:
@@ -47,9 +47,9 @@ def as_alike(document: Document) -> Document:
 
 
 _OF_OWN_CODE = ("auto_map", "architectures", "attn_implementation")
-"""keys that name the family's own classes and kernels"""
+"""keys for the family's own classes and kernels"""
 _REMOVED = ("multi_query_attention", "multi_query_group_num", "rope_scaling", "no_bias")
-"""keys that `change` takes away"""
+"""keys that `change` removes"""
 
 
 def _qwen(own: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ _MAY_BE_NULL = frozenset(
         "n_routed_experts",
     }
 )
-"""keys whose null means that the model has no such thing, whatever the default: DeepSeek-V2-Lite has `"q_lora_rank": null`"""
+"""keys whose null means that the model lacks the feature, regardless of the default: DeepSeek-V2-Lite has `"q_lora_rank": null`"""
 _NAMES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "ffn_hidden_size", "num_kv_heads")
 _CLASS_SIZES: Mapping[str, tuple[int, ...]] = {
     "apertus": (32, 4096, 32, 131072, 14336, 0),
@@ -123,11 +123,11 @@ _CLASS_SIZES: Mapping[str, tuple[int, ...]] = {
     "xglm": (24, 1024, 16, 256008, 4096, 0),
     "youtu": (32, 2048, 16, 128256, 6144, 16),
 }
-"""`_NAMES` by `model_type`; 0 where the class derives the size from others"""
+"""`_NAMES` by `model_type`; 0 if the class derives the size from others"""
 
 
 def with_class_defaults(document: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The file with `defaults`, the family's own, and with the class's sizes where it leaves them out.
+    """The file completed with the family's `defaults` and the class's default sizes.
 
     A file without `model_type` gets no sizes: its family is a guess.
     """

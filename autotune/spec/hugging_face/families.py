@@ -39,15 +39,15 @@ class Family:
     tied: bool = False
     """whether the output projection shares the embedding if the file does not say"""
     positions: str = ""
-    """key of the number of learned positions; empty where positions have no weights"""
+    """key with the number of learned positions; empty if positions have no weights"""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """values of keys that a file may leave out"""
     special: Callable[[Document, dict[str, Any]], dict[str, Any]] | None = None
     """fields that follow from the family's own keys: (file with defaults, fields so far) -> fields that change"""
     reads: tuple[str, ...] = ()
-    """the family's own keys that `special` reads"""
+    """family-specific keys that `special` reads"""
     keys: Mapping[str, str] = field(default_factory=dict)
-    """the family's own names of usual keys; `a.b` is b inside of a"""
+    """the family's own names for common keys; `a.b` is b inside a"""
     has_class: bool = True
     """whether transformers has a class for it; otherwise the code comes with the checkpoint"""
 
@@ -259,7 +259,7 @@ FAMILIES: Mapping[str, Family] = {
         reads=("interleave_moe_layer_step", "intermediate_size_mlp", "moe_layers"),
     ),
 }
-"""What is known, by `model_type`."""
+"""Known families, by `model_type`."""
 
 _NO_ATTENTION = "mixes state-space, linear or convolution layers with attention"
 _INDEXED = "attends to tokens chosen by an indexer"
@@ -280,6 +280,6 @@ APART: Mapping[str, str] = {
     "longcat_flash": "has two attention blocks per layer, and experts that compute nothing",
     "mllama_text_model": "attends to images in some layers with separate weights",
     "jetmoe": "has experts in its attention",
-    "arctic": "has a dense MLP with its own norms beside the experts of each layer",
+    "arctic": "has a dense MLP with its own norms next to the experts of each layer",
 }  # fmt: skip
-"""What sets apart the layers of families that no shape describes, by `model_type`."""
+"""How the layers of families differ that no shape describes, by `model_type`."""

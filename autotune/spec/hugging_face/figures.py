@@ -22,36 +22,36 @@ from autotune.spec.hugging_face.reading import text_model
 from autotune.spec.model import ModelSpec
 
 QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "glm", "seed_oss"})
-"""families whose query, key and value projections have biases where the file does not say"""
+"""families whose query, key and value projections have biases by default"""
 QKV_BIAS_KEYS = ("attention_bias", "qkv_bias", "use_qkv_bias")
-"""keys under which families say so"""
+"""keys that override this"""
 NORM_TOPK = frozenset({"qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2"})
-"""families whose `norm_topk_prob` says whether the weights of the chosen experts are made to add up to 1"""
+"""families in which `norm_topk_prob` normalizes the weights of the chosen experts to a sum of 1"""
 QK_NORM = frozenset({"qwen3", "qwen3_moe", "olmo2", "olmo3", "gemma3_text", "exaone4", "hunyuan_v1_dense", "dots1"})
 """families that normalize queries and keys"""
 SIGMOID_ROUTERS = frozenset({"deepseek_v3", "glm4_moe", "glm4_moe_lite"})
-"""families whose experts are weighed by sigmoids, and chosen with a bias that balances their load (arXiv:2412.19437, section 2.1.2)"""
+"""families that weight experts by sigmoids and choose them with a load-balancing bias (arXiv:2412.19437, section 2.1.2)"""
 ROUTER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "deepseek_v2": {"n_group": 1, "topk_group": 1},
     "deepseek_v3": {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5},
     "glm4_moe": {"n_group": 1, "topk_group": 1},
     "glm4_moe_lite": {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8},
 }
-"""what these families' classes in transformers 5.23 take where the file does not say"""
+"""defaults of these families' classes in transformers 5.23"""
 WINDOWED = frozenset({"mistral", "mixtral", "phi3"})
-"""families all of whose layers attend to `sliding_window` tokens, where the file names some; of others some layers do, or none"""
+"""families in which every layer attends to `sliding_window` tokens, if the file sets it; in others only some layers do, or none"""
 _SOURCE = "leave `source` out, or give the text of the model's config.json"
 ROTARY_SHARES: Mapping[str, float] = {"glm4_moe": 0.5}
-"""shares of a head that are rotated where the file does not say, of families that rotate a part"""
+"""default fraction of a head that is rotated, for families that rotate only a part"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """How the experts of a token are chosen and weighed beyond the plain softmax over those chosen."""
+    """How a token's experts are chosen and weighted, if not by a plain softmax over the chosen ones."""
 
     is_sigmoid: bool
-    """sigmoids, and a bias per expert that balances the load; else a softmax"""
+    """sigmoids with a load-balancing bias per expert; otherwise a softmax"""
     groups: int
     """groups of experts; a token uses `chosen_groups` of them; 1: all"""
     chosen_groups: int
@@ -62,7 +62,7 @@ class Router:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFigures:
-    """What a config.json says beside the shape; None where it says nothing."""
+    """What a config.json contains in addition to the shape; None if it is not given."""
 
     family: str
     """its `model_type`"""
@@ -75,11 +75,11 @@ class ModelFigures:
     router_loss: float | None = None
     """weight of the loss that balances the load of the experts"""
     softmax_over_all: bool = False
-    """the chosen experts keep the weights of a softmax over all experts, which then add up to less than 1"""
+    """the chosen experts keep their softmax weights over all experts, so that they add up to less than 1"""
     rotary_scaling: str = ""
     """kind of rotary scaling for long contexts; empty: none"""
     rotary_share: float = 1.0
-    """share of a head that is rotated"""
+    """fraction of a head that is rotated"""
     router: Router | None = None
     """of families in `ROUTER_DEFAULTS`"""
     window: int = 0
@@ -92,7 +92,7 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""figures of the rotary scaling that a config.json calls llama3, with those of Llama 3.1"""
+"""parameters of the rotary scaling that a config.json calls llama3, with Llama 3.1's values"""
 
 
 @cache
@@ -140,7 +140,7 @@ def _window(family: str, document: Mapping[str, Any]) -> int:
 
 
 def yarn_scaling(model: ModelSpec) -> dict[str, float] | None:
-    """The figures of the model's YaRN (arXiv:2309.00071) by the file's names; None where it has none."""
+    """The parameters of the model's YaRN scaling (arXiv:2309.00071) by the file's names; None if it has none."""
     figures = figures_of(model)
     if figures is None or figures.rotary_scaling != "yarn":
         return None
@@ -149,7 +149,7 @@ def yarn_scaling(model: ModelSpec) -> dict[str, float] | None:
 
 
 def is_truncated(model: ModelSpec) -> bool:
-    """Whether the borders of the model's YaRN are rounded to whole dimensions, as they are but in gpt-oss where the file does not say."""
+    """Whether the boundaries of the model's YaRN scaling are rounded to whole dimensions; by default they are, except in gpt-oss."""
     document = text_document(model)
     _, scaling = _rotary(document)
     return bool(scaling.get("truncate", document.get("model_type") != "gpt_oss"))
@@ -163,11 +163,11 @@ YARN = {
     "beta_slow": 1.0,
     "original_max_position_embeddings": 4096,
 }
-"""figures of YaRN with those of DeepSeek where the file does not say"""
+"""parameters of YaRN, with DeepSeek's values as defaults"""
 
 
 def llama3_scaling(model: ModelSpec) -> dict[str, float] | None:
-    """The figures of the model's rotary scaling by the names of `LLAMA3_SCALING`; None where it has none, or one of another kind."""
+    """The parameters of the model's rotary scaling by the names of `LLAMA3_SCALING`; None if it has none, or a different kind."""
     figures = figures_of(model)
     if figures is None or figures.rotary_scaling != "llama3":
         return None
@@ -184,14 +184,14 @@ def _rotary(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str
 
 
 def text_document(model: ModelSpec) -> dict[str, Any]:
-    """The model's config.json, of a multimodal one the language model's part. Only for a model that has figures."""
+    """The model's config.json; for a multimodal model, the language model's part of it. Only for a model with such parameters."""
     found = _config_json(model)
     assert found is not None, "a model given only by its shape has no config.json"
     return dict(text_model(found)[1])
 
 
 def check_source(model: ModelSpec) -> ModelSpec:
-    """The model, when all that is read of its `source` can be read. Raises `SpecError`."""
+    """The model, if everything needed from its `source` can be read. Raises `SpecError`."""
     if not model.source:
         return model
     try:

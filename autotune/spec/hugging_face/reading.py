@@ -25,9 +25,9 @@ from autotune.spec.hugging_face.shapes import BUILT, INLINE, Document
 NOT_DECODERS = frozenset(
     {"bert", "roberta", "distilbert", "electra", "deberta", "deberta-v2", "albert", "t5", "mt5", "bart", "vit", "clip"}
 )
-"""values of `model_type` that name other architectures"""
+"""values of `model_type` for other architectures"""
 _TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
-"""keys under which multimodal files hold their language model's"""
+"""keys that hold the language model in multimodal files"""
 _TEXT_OF = {
     **dict.fromkeys(("llava", "llava_next", "llava_onevision", "idefics3", "smolvlm"), "llama"),
     "mistral3": "mistral",
@@ -36,27 +36,27 @@ _TEXT_OF = {
     "internvl": "qwen2",
     "kimi_vl": "deepseek_v3",
 }
-"""families of language models where a multimodal file does not name its own, and they are not called NAME_text"""
+"""language model families of multimodal files that do not name one, if it is not NAME_text"""
 _SHAPE = re.compile(
     r"(_size|_dim|_rank|_ratio|_replace|_step)$|^(n|num)_|experts?|heads|^d_|layers|inner|multi_query|gated|_freq$"
 )
-"""what keys that hold a shape look like"""
+"""patterns of keys that hold a shape"""
 _HARMLESS = re.compile(
     r"label|beam|num_return|repeat|chunk_size|aux_loss|window|rope|rotary|types?$|qk_head_dim|n_positions|n_ctx|n_group|topk|nextn|mtp|pretraining|"
     r"batch_size|patch|image|ln_in_parallel|n_special|routing|router|norm|attention_layers|feature|jitter|output|num_logits|ep_size|layers_block|"
     r"kv_cache|summary|return|scal|vision|audio|media|skipped"
 )
-"""those among them that change no weights of the decoder"""
+"""exceptions that change no weights of the decoder"""
 _ATTENDING = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
-"""values of `layer_types` of layers that attend"""
+"""values of `layer_types` for layers with attention"""
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
 def fields_of(document: Document) -> dict[str, Any]:
-    """The fields of `ModelSpec`, without the name, that a parsed `config.json` stands for.
+    """The fields of `ModelSpec`, without the name, for a parsed `config.json`.
 
-    Raises `SpecError` for what is no decoder, a family that is not known or that no shape describes, a size that is missing, one that differs from layer to
-    layer, and one that nothing reads.
+    Raises `SpecError` if the model is not a decoder, if its family is unknown or one shape cannot describe it, or if a size is missing, differs from layer
+    to layer, or is not understood.
     """
     family_name, document = text_model(document)
     family = _family(family_name, document)
@@ -88,8 +88,8 @@ def fields_of(document: Document) -> dict[str, Any]:
 
 
 def text_model(document: Document) -> tuple[str, Document]:
-    """The family's name, and the document of the language model: the file itself, or the part of a multimodal one. Families that are another one under
-    other names are that one, with its keys."""
+    """The family's name, and the language model's document: the file itself, or a part of a multimodal file. A family that is equivalent
+    to another is returned as that one, with its keys."""
     name = str(document.get("model_type") or "")
     text = text_of(document)
     if text is not None:
@@ -106,7 +106,7 @@ def text_model(document: Document) -> tuple[str, Document]:
 
 
 def text_of(document: Document) -> Document | None:
-    """The language model's part of a file with other towers; None for a language model's own file."""
+    """The language model's part of a multimodal file; None for a plain language model's file."""
     return next((document[key] for key in _TEXT_KEYS if isinstance(document.get(key), Mapping)), None)
 
 

@@ -25,7 +25,7 @@ BUILT = (
     "write `model: {hf: PATH}` with transformers installed, which builds the class and counts it, or {module: ...} for your own code; "
     f"otherwise, for an approximation, {INLINE}"
 )
-"""remedy for a file whose layers no shape describes"""
+"""remedy for a file with layers that no shape describes"""
 
 
 def _latent_attention(asked: Document) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def _latent_attention(asked: Document) -> dict[str, Any]:
 
 
 def first_dense(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """Experts in all layers but the first few, with shared experts beside them (DeepSeek, GLM, Kimi)."""
+    """Experts in all layers but the first few, in addition to shared experts (DeepSeek, GLM, Kimi)."""
     if not fields.get("num_experts"):
         return {}
     if asked.get("moe_layer_freq", 1) != 1:
@@ -68,7 +68,7 @@ def deepseek(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def ernie_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """Experts from one layer on to the last: `moe_layer_end_index` is -1, or not before the last layer."""
+    """Experts from one layer through the last: `moe_layer_end_index` is -1, or not before the last layer."""
     last, end = fields["num_layers"] - 1, asked.get("moe_layer_end_index", -1)
     if end != -1 and end < last:
         raise SpecError(
@@ -80,12 +80,12 @@ def ernie_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def hunyuan_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """Experts that every token visits are as wide as the others."""
+    """The shared experts are as wide as the others."""
     return {"shared_ffn_hidden_size": (asked.get("n_shared_experts") or 0) * fields["ffn_hidden_size"]}
 
 
 def granite_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """One MLP that every token visits beside the experts; without experts it is the layer's MLP."""
+    """One shared MLP in addition to the experts; without experts it is the layer's MLP."""
     width = asked.get("shared_intermediate_size") or 0
     return {"shared_ffn_hidden_size" if fields.get("num_experts") else "ffn_hidden_size": width}
 
@@ -166,7 +166,7 @@ TENSOR_PLANS = frozenset(
         *("vaultgemma", "youtu"),
     }
 )
-"""values of `model_type` whose class brings a tensor plan"""
+"""values of `model_type` whose class has a tensor-parallel plan"""
 PIPELINE_SPLITS = frozenset(
     {
         *("apertus", "arcee", "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5"),
@@ -177,4 +177,4 @@ PIPELINE_SPLITS = frozenset(
         *("qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2", "vaultgemma", "youtu"),
     }
 )
-"""those whose class names its embedding, layers and last norm, so that it can be cut between any two layers"""
+"""values of `model_type` whose class names its embedding, layers and final norm, so that it can be split between any two layers"""

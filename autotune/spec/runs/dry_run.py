@@ -15,7 +15,7 @@ from typing import Literal
 from autotune.spec.plain import Plain
 
 Phase = Literal["build", "forward", "backward", "optimizer"]
-"""the part of a run in which something happens; recomputation is part of the backward pass"""
+"""the phase of a run; recomputation is part of the backward pass"""
 
 MEMORY_CATEGORIES = (
     "parameters",
@@ -27,8 +27,8 @@ MEMORY_CATEGORIES = (
     "communication",
     "inputs",
 )
-"""parameters: shards or copies that the rank keeps.  activations: made in a forward pass and alive after their module ended.
-temporaries: all else that an operation made.  communication: gathered weights and buffers of collectives.  inputs: micro-batches and targets"""
+"""parameters: shards or copies that the rank keeps.  activations: created in a forward pass and alive after their module has ended.
+temporaries: all other results of operations.  communication: gathered weights and buffers of collectives.  inputs: micro-batches and targets"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class Moment:
     phase: Phase
     """of that step"""
     micro_batch: int
-    """of that step, from 0; -1 where no micro-batch is under way"""
+    """number of the micro-batch within the step, from 0; -1 outside micro-batches"""
     module: str
-    """name of the innermost module of the model that runs; empty outside of it"""
+    """name of the innermost running module of the model; empty outside the model"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,53 +62,53 @@ class MemorySample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCost:
-    """What one module of the model (without its children) adds."""
+    """The contribution of one module of the model, without its children."""
 
     name: str
     """its name in the model"""
     kind: str
     """name of its class"""
     parameter_bytes: int
-    """of what the rank keeps of its weights"""
+    """bytes that the rank keeps of its weights"""
     saved_bytes: int
-    """that one micro-batch leaves for the backward pass"""
+    """bytes that one micro-batch leaves for the backward pass"""
     at_peak_bytes: int
-    """that it made and that are alive at the peak of the rank, of all categories"""
+    """bytes it created, of all categories, that are alive at the rank's peak"""
     forward_flops: int
     """of one micro-batch"""
     backward_flops: int
-    """of one micro-batch, with what is recomputed"""
+    """FLOPs of one micro-batch, including recomputation"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixProduct:
-    """A shape of matmul, m x k by k x n, and how often it runs."""
+    """A matmul shape, m x k by k x n, and how often it runs."""
 
     m: int
     n: int
     k: int
     dtype: str
-    """of its operands, as torch names it: bfloat16"""
+    """dtype of its operands, as torch names it: bfloat16"""
     count: int
-    """in one micro-batch, forward and backward"""
+    """runs in one micro-batch, forward and backward"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCall:
-    """Collectives of one kind over one group, of one size, in one phase."""
+    """Collectives of the same kind, group, size and phase."""
 
     kind: str
     """all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv"""
     axis: str
-    """mesh axis of the group (tp, pp, dp_cp, ...), or `ranks` where the group is none of them"""
+    """mesh axis of the group (tp, pp, dp_cp, ...), or `ranks` for any other group"""
     ranks: tuple[int, ...]
-    """of the group, in its order"""
+    """ranks of the group, in its order"""
     num_bytes: int
-    """of one call: what a rank contributes to an all_reduce, reduce_scatter, all_to_all, broadcast or send, and receives of an all_gather or recv"""
+    """bytes of one call: what a rank contributes to an all_reduce, reduce_scatter, all_to_all, broadcast or send, or receives from an all_gather or recv"""
     phase: Phase
-    """in which it is called"""
+    """phase in which it is called"""
     count: int
-    """calls in one optimizer step"""
+    """number of calls in one optimizer step"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class DryRun(Plain):
     """One rank of a job, dry-run."""
 
     rank: int
-    """global rank that was dry-run"""
+    """global number of the dry-run rank"""
     pp_rank: int
     """its place in the pipeline"""
     world_size: int
@@ -130,20 +130,20 @@ class DryRun(Plain):
     phase_peaks: tuple[MemorySample, ...]
     """the fullest moment of each phase of each step, in order"""
     timeline: tuple[MemorySample, ...]
-    """the second step (first: the moment before it), thinned to at most some hundred samples that keep every local peak"""
+    """the second step, starting with the moment before it, thinned to a few hundred samples that keep every local peak"""
     modules: tuple[ModuleCost, ...]
-    """in the order of the model"""
+    """modules, in the order of the model"""
     flops: int
-    """of one micro-batch, forward and backward, including recomputation"""
+    """FLOPs of one micro-batch, forward and backward, including recomputation"""
     products: tuple[MatrixProduct, ...]
     """the matmuls of one micro-batch"""
     collectives: tuple[CollectiveCall, ...]
     """of the second step"""
     guesses: tuple[str, ...] = ()
-    """what depends on the model's data and had to be assumed by the run (balanced routing, values), in words"""
+    """what depends on the model's data and therefore had to be assumed (balanced routing, values), as text"""
     took_s: float = 0.0
     """wall time of the run"""
     process_peak_bytes: int = 0
-    """resident memory of the process of the dry run"""
+    """resident memory of the dry run's process"""
     versions: Mapping[str, str] = field(default_factory=dict)
     """versions of torch, transformers and other packages that affect the result"""

@@ -66,20 +66,20 @@ class Measurement(Plain):
     reference_grad_norms: tuple[float, ...] = ()
     """gradient norms on the same data of that reference, or else of the baseline: spikes there are caused by the data"""
     loss_comparison: LossComparison | None = None
-    """the loss at equal tokens compared with other configs', if they do not see the same data"""
+    """the loss at equal tokens compared with other configs, if they do not see the same data"""
     time_from: str = ""
-    """what the step times were taken from: `log` (a time that the program printed), `rate` (a printed rate) or `arrival` (of its step lines); empty: the
+    """source of the step times: `log` (a time that the program printed), `rate` (a printed rate) or `arrival` (of its step lines); empty: the
     worker's own clock"""
     time_resolution_s: float = 0.0
     """the resolution of step times; 0 if unknown"""
     steps_together: int = 1
-    """most steps whose lines arrived at once, for example without flushing; each has their mean as its time. 1 if every step has its own time"""
+    """largest number of steps whose lines arrived at once, for example because output was not flushed; each gets their mean time. 1 if every step has its own time"""
     versions: Mapping[str, str] = field(default_factory=dict)
     """what could affect it: releases of torch, CUDA, driver, NCCL, Python and trainer, the program's commit, the kernel, the GPU's clocks and power limit"""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """observations of each rank, as plain values of `autotune.diagnosis.Evidence`; empty if not observed"""
     allocator: str = ""
-    """how the allocator of GPU memory was set (PYTORCH_ALLOC_CONF); empty for its defaults, or if unknown"""
+    """settings of the GPU allocator (PYTORCH_ALLOC_CONF); empty for the defaults, or if unknown"""
 
     def __post_init__(self) -> None:
         for name in (
@@ -206,20 +206,20 @@ def _back(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossComparison:
-    """The loss at equal tokens against the other configs'."""
+    """The loss compared with other configs at equal tokens."""
 
     excess: float
     """loss of this trial minus that of the others; negative if it is better"""
     noise: float
-    """how far a healthy trial may be above the others by chance, in the loss's unit, >= 0"""
+    """how far a healthy trial may exceed the others by chance, in the unit of the loss, >= 0"""
     loss: float
-    """loss of the other configs at the same place, > 0"""
+    """loss of the other configs at the same point, > 0"""
     tokens: int
-    """seen by the others there, those of warm-up included"""
+    """tokens seen by the others at that point, including warm-up"""
     curves: int
     """number of other trials that it was compared with, >= 1"""
 
     @property
     def unexplained(self) -> float:
-        """The part of the excess that noise does not explain, relative to the others' loss; >= 0."""
+        """The part of the excess that noise does not explain, relative to the other configs' loss; >= 0."""
         return max(0.0, self.excess - self.noise) / self.loss

@@ -23,7 +23,7 @@ from autotune.spec.runs.trial import Failure, Trial, TrialStatus
 from autotune.spec.workload import Workload
 
 OBSERVED = "observed"
-"""kind of such a run, beside trials"""
+"""kind of such a run, as opposed to trials"""
 
 
 class Outcome(StrEnum):
@@ -37,12 +37,12 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRun(Plain):
-    """One run. What was not seen is None."""
+    """One run. Unobserved values are None."""
 
     id: str = ""
     """given by the store"""
     program: str
-    """what trained: the file of a program, or the name of a trainer"""
+    """what trained: the program's file, or the trainer's name"""
     command: tuple[str, ...] = ()
     """its command, without secrets; empty: it was observed from inside"""
     outcome: Outcome = Outcome.COMPLETED
@@ -72,16 +72,16 @@ class ObservedRun(Plain):
 
     @property
     def all_versions(self) -> Mapping[str, str]:
-        """With those that its processes themselves told, which count."""
+        """With the versions that its own processes reported, which take precedence."""
         return {**self.versions, **(self.measurement.versions if self.measurement else {})}
 
     @property
     def step_time_s(self) -> float | None:
-        """Median seconds of a step; None where no step was seen."""
+        """Median seconds of a step; None if no step was observed."""
         return self.measurement.step_time_s if self.measurement and self.measurement.step_times_s else None
 
     def as_trial(self) -> Trial | None:
-        """The same as a measured trial, for what learns from measurements; None where workload, config or steps are not known."""
+        """The same as a measured trial, to learn from; None if workload, config or steps are unknown."""
         if self.workload is None or self.config is None or self.step_time_s is None:
             return None
         return Trial(
@@ -108,20 +108,20 @@ _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/+-]{0,49}")
 
 
 def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """The tags, each once, in alphabetical order. Raises `SpecError` for one that is no tag."""
+    """The tags, each once, in alphabetical order. Raises `SpecError` for an invalid tag."""
     found = sorted(set(tags))
     for tag in found:
         if not _TAG.fullmatch(tag):
             raise SpecError(
                 f"a tag has 1 to 50 letters, digits or any of _ . : / + -, and begins with a letter or digit, but one is {tag!r:.80}",
-                remedy="leave out spaces and other signs",
+                remedy="leave out spaces and other characters",
                 field="tags",
             )
     return tuple(found)
 
 
 def check_tag_count(count: int) -> None:
-    """Raises `SpecError` when a study would have too many tags."""
+    """Raise `SpecError` if a study would have too many tags."""
     if count > MAX_TAGS:
         raise SpecError(
             f"a study has at most {MAX_TAGS} tags, but would have {count}", remedy="remove one first", field="tags"
@@ -129,7 +129,7 @@ def check_tag_count(count: int) -> None:
 
 
 def checked_note(text: str, *, notes: int) -> str:
-    """The text of a new note, without space around it. `notes`: that the study has already. Raises `SpecError`."""
+    """The text of a new note, without surrounding whitespace. `notes`: number of notes that the study already has. Raises `SpecError`."""
     text = text.replace("\r\n", "\n").strip()
     if not 0 < len(text) <= MAX_NOTE:
         raise SpecError(

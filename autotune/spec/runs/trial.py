@@ -57,7 +57,7 @@ class FailureKind(StrEnum):
 
     @property
     def is_retried(self) -> bool:
-        """Whether another attempt may succeed, because the machine and not the config caused the failure."""
+        """Whether another attempt may succeed, because the machine, not the config, caused the failure."""
         return self is FailureKind.WORKER_LOST
 
 
@@ -92,7 +92,7 @@ class Reward(Plain):
     total: float
     """what the study maximizes"""
     throughput: float
-    """log of the throughput (or goodput, or tokens per unit of cost) relative to the baseline; 0 is the baseline"""
+    """log of throughput (or goodput, or tokens per unit of cost) relative to the baseline; 0 is the baseline"""
     stability: float
     """0 to 1"""
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class TrialPurpose(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandsFor(Plain):
-    """What a proxy trial stands for, and what ran in its place."""
+    """What a proxy trial represents, and what ran in its place."""
 
     config: ParallelConfig
     """config of the study's workload, the target"""
@@ -133,7 +133,7 @@ class Trial(Plain):
     number: int = 0
     """number within the study, from 0"""
     config: ParallelConfig
-    """the config that is tried"""
+    """the config being tried"""
     seed: int = 0
     """seed of weights and data"""
     status: TrialStatus = TrialStatus.PENDING
@@ -143,7 +143,7 @@ class Trial(Plain):
     attempts: int = 0
     """launches so far"""
     estimate: Estimate | None = None
-    """the prediction at the time it was proposed"""
+    """the prediction when it was proposed"""
     measurement: Measurement | None = None
     """the measurement; for a failed trial, as far as it got"""
     reward: Reward | None = None
@@ -151,7 +151,7 @@ class Trial(Plain):
     failure: Failure | None = None
     """how it failed, if it did"""
     reason: str = ""
-    """why it was proposed, or why it was stopped, in words"""
+    """why it was proposed, or why it was stopped, as text"""
     stands_for: StandsFor | None = None
     """for a proxy trial, the config it represents and the workload it ran; None: it ran the study's workload"""
     created_at: datetime | None = None
@@ -182,7 +182,7 @@ class Trial(Plain):
 
 
 def trial_numbers(numbers: Sequence[int]) -> str:
-    """`trial 7`, `trials 7 and 9`, `trials 3, 7 and 9`; of many the first `MOST_NAMED`: `trials 3, 7, 9 and 5,312 others`."""
+    """`trial 7`, `trials 7 and 9`, `trials 3, 7 and 9`; if there are many, the first `MOST_NAMED`: `trials 3, 7, 9 and 5,312 others`."""
     rest = len(numbers) - MOST_NAMED
     *first, last = [*map(str, numbers[:MOST_NAMED]), f"{rest:,} others"] if rest > 1 else map(str, numbers)
     return f"trials {', '.join(first)} and {last}" if first else f"trial {last}"

@@ -10,7 +10,7 @@ _SHORTEST_COMMIT = 4
 
 
 def asked_versions(words: Iterable[str]) -> dict[str, str]:
-    """NAME=VERSION, by name. Raises `SpecError` for other words, and for a name that is given twice."""
+    """NAME=VERSION, by name. Raises `SpecError` for malformed text, and for a name that is given twice."""
     asked: dict[str, str] = {}
     for word in words:
         name, sign, version = (part.strip() for part in word.partition("="))
@@ -25,7 +25,7 @@ def asked_versions(words: Iterable[str]) -> dict[str, str]:
 
 
 def has_versions(known: Mapping[str, str], asked: Mapping[str, str]) -> bool:
-    """Whether a measurement was made with all of these; what is not known of it does not match."""
+    """Whether a measurement was made with all of these versions; unknown versions do not match."""
     return all(_is_of(known.get(name, ""), version, name) for name, version in asked.items())
 
 

@@ -24,12 +24,12 @@ _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?"
 _BITS_OR_BYTES = "may mean bits or bytes"
 _LONGEST = 40
-"""characters; longer text is no quantity"""
+"""maximum characters of a quantity"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """One kind of number with a dimension, and the units in which people write it."""
+    """A kind of number with a dimension, and the units that people use for it."""
 
     noun: str
     """what it is, with article"""
@@ -38,11 +38,11 @@ class Quantity:
     units: Mapping[str, Decimal]
     """size of each unit in the base unit"""
     example: str
-    """how it may be written"""
+    """an example of its notation"""
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """units that people write and that are refused: why, and what to write instead, with {number}"""
+    """units that are refused: why, and what to write instead, with {number}"""
     any_case: bool = False
-    """whether small and capital letters mean the same"""
+    """whether case is ignored"""
     compound: bool = False
     """whether several numbers with units may be joined, as in 1h30m"""
 

@@ -13,37 +13,37 @@ from typing import Any
 
 MASK = "***"
 FROM_ENVIRONMENT = "from-environment"
-"""a variable of `env` with this value is taken from the environment of the process that runs the trial, and is kept nowhere"""
+"""a variable of `env` with this value is taken from the environment of the process that runs the trial, and is not stored"""
 SHORTEST_FOUND = 6
-"""characters of a secret from which on it is found in other texts, such as a log: shorter ones are words and numbers too"""
+"""minimum characters of a secret to look for in other texts, such as a log: shorter ones could be ordinary words or numbers"""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _ALWAYS = frozenset({"secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "authorization", "apikey", "jwt", "pword"})  # fmt: skip
 _AT_THE_END = frozenset({"auth", "bearer", "cookie", "cookies", "pgpass", "userpass", "dbpass"})
-"""words that say it at the end of a name"""
+"""words that mark a secret at the end of a name"""
 _NO_PASSES = frozenset(
     {"forward", "backward", "fwd", "bwd", "single", "multi", "one", "two", "first", "second", "last", "num", "per", "max", "min", "extra", "by", "training", "data"}
 )  # fmt: skip
-"""words before `pass` that make it one over data"""
+"""words before `pass` that make it a pass over data"""
 _NO_KEYS = frozenset(
     {"text", "sort", "group", "label", "labels", "image", "data", "dataset", "column", "json", "input", "output", "target", "prompt", "response",
      "primary", "cache", "metric", "monitor", "num", "query", "batch", "public"}
 )  # fmt: skip
-"""words before `key` that make it the name of a column or of a place"""
+"""words before `key` that make it the name of a column or place"""
 _NO_TOKENS = frozenset(
     {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "audio", "video", "special", "stop", "start", "end", "max", "min", "num", "per", "new",
      "train", "total", "begin", "begins", "target", "warmup", "added", "prompt", "decoder"}
 )  # fmt: skip
-"""words before `token` that make it one of a text"""
+"""words before `token` that make it a token of a text"""
 _VALUE = r"""("[^"\n]*"|'[^'\n]*'|[^\s"',;&]+)"""
 _NAMED = re.compile(rf"(?P<name>[A-Za-z_][\w.-]*)(?P<sign>['\"]?\s?[=:]\s?){_VALUE}")
 _HEADER = re.compile(r"\b(?:Bearer|Basic)\s+([A-Za-z0-9._~+/=-]{6,})", re.IGNORECASE)
 _USER = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^\s/@:'\"]*:)?([^\s/@'\"]+)@")
 _NO_SECRET = re.compile(r"\{[^{}]*\}|\$\{?\w+\}?|\*+|true|false|null|none|yes|no|" + FROM_ENVIRONMENT, re.IGNORECASE)
-"""placeholders, variables of a shell, flags, and what is hidden already"""
+"""placeholders, shell variables, flags, and values that are already masked"""
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value of this name is a secret, by the words of the name."""
+    """Whether a value with this name is a secret, judged by the words of the name."""
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words:
         return False
@@ -60,7 +60,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def masked(value: Any) -> Any:
-    """The plain value with `***` for each secret in it."""
+    """The plain value with `***` in place of each secret."""
     return _Mask().of(value)
 
 
@@ -73,14 +73,14 @@ def secrets_of(*values: Any) -> frozenset[str]:
 
 
 def secret_places(value: Any) -> tuple[str, ...]:
-    """The names under which there are secrets, in their order."""
+    """The names of values that are secrets, in their order."""
     mask = _Mask()
     mask.of(value)
     return tuple(dict.fromkeys(mask.names))
 
 
 def without(secrets: Iterable[str], value: Any) -> Any:
-    """The plain value with `***` for each of these texts, wherever it stands."""
+    """The plain value with `***` in place of each of these texts."""
     if not secrets:
         return value
     pattern = re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True))))

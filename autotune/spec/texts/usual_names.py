@@ -57,7 +57,7 @@ NAMES: Mapping[str, str] = {
 accelerate 1.15, Lightning 2.6, torchtitan 0.3, nanotron, torchtune 0.6, litgpt 0.5, fairseq 0.12, timm 1.0, open_clip 3, MAE, nanoGPT, nanochat, verl 0.6,
 OpenRLHF 0.8, x-transformers, llm-foundry 0.22, OLMo 0.6, LLaMA-Factory 0.9 and axolotl 0.21"""
 EXPLICIT_MICRO = re.compile(rf"micro|mbs|local_|(^|_)per_{_RANK}|^{_RANK}_|_per_{_RANK}$|^per_device")
-"""names of a micro-batch that can be nothing else: a plain `batch_size` or `train_batch_size` beside one is the batch of a step
+"""unambiguous names of a micro-batch: a plain `batch_size` or `train_batch_size` next to one is the batch of a step
 (DeepSpeed, verl, OpenRLHF, alpaca-lora)"""
 IN_TOKENS = re.compile(r"tokens|^rank_microbatch_size$")
 """names of batches that count tokens; the last is OLMo-core's (`rank_microbatch_size`, "in tokens", olmo_core/train/train_module)"""
@@ -65,22 +65,22 @@ OTHER_PARTS = re.compile(
     r"(^|[._])(eval(uation)?|val(id|idation)?|test(ing)?|sampl(e|er|ing)|generat(e|ion)|infer(ence)?|rollout|ref(erence)?|critic|reward|actor|"
     r"ckpt|checkpoint(ing|er)?|log(ging|ger)?|save|tokenizer|vocab|profil(e|er|ing))\."
 )
-"""parts of a dotted name that are about something else than training steps: `eval.steps`"""
+"""parts of a dotted name that do not refer to training steps: `eval.steps`"""
 OTHER_DEGREES = re.compile(
     r"(ds_)?sequence_parallel_(size|degree)|sp_(size|degree)|ulysses\w*(size|degree)|expert_tensor_parallel_size|etp(_size)?|"
     r"(data_parallel|dp)_(replicate|shard)(_degree|_size|_dim)?|ring_degree|num_layers_per_virtual_pipeline_stage|virtual_pipeline\w*"
 )
 """degrees that change what a rank does, for which `init` has no knob"""
 AMP_FORMATS = re.compile(r"(amp|autocast|mixed_precision)_(dtype|precision)")
-"""options that only say which format a flag switches on: timm's `--amp-dtype` beside `--amp`"""
+"""options that only say which format a flag switches on: timm's `--amp-dtype` in addition to `--amp`"""
 FINDS_BATCH = re.compile(
     r"auto_find_batch_size|auto_scale_batch_size|auto_lr_bs_find|find_batch_size|auto_batch_size|batch_size_finder"
 )
-"""options by which a program changes its batch by itself, where memory runs out"""
+"""options that let a program change its batch when memory runs out"""
 TRACKERS = re.compile(
     r"(use_|enable_|log_to_|log_|with_)?(wandb|tensorboard|mlflow|comet(_ml)?|neptune|clearml|tracking|swanlab|trackio)(_log(ging)?)?"
 )
-"""flags by which a run is watched"""
+"""flags that switch trackers on"""
 PRECISION_FLAGS: Mapping[str, str] = {
     "bf16": "(use_|enable_)?(bf16|bfloat16)(_training)?",
     "fp16": "(use_|enable_)?(fp16|half|float16|amp|mixed_precision)(_training)?",
@@ -147,7 +147,7 @@ WORDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "3": ("FULL_SHARD", "3", "fsdp", "zero3", "full_shard"),
     },
 }
-"""how scripts write the values of a knob, the most usual first"""
+"""how scripts write the values of a knob, the most common first"""
 OF_A_RUN: Mapping[str, str] = {
     "report_to": "none",
     "save_strategy": "no",
@@ -156,7 +156,7 @@ OF_A_RUN: Mapping[str, str] = {
     "load_best_model_at_end": "False",
     "auto_find_batch_size": "False",
 }
-"""options of `TrainingArguments` by which a run is watched, saved and judged, or by which it changes its batch by itself, each with the value that switches
+"""options of `TrainingArguments` for tracking, saving, evaluation and automatic batch sizes, each with the value that switches
 it off"""
 
 OPTIMIZERS: Mapping[str, str] = {
@@ -184,25 +184,25 @@ GPUS: Mapping[str, str] = {
     "v100-16gb": "v100_?(sxm[23]?_?)?16gb?",
     "v100-32gb": "v100_?(sxm[23]?_?)?32gb?",
 }
-"""patterns of names of GPUs that the catalog calls otherwise"""
+"""patterns of GPU names that differ from the catalog's"""
 _CARD = re.compile(r"(?:rtx|rx)?_?([a]?[0-9]{4})_?(ti|xtx)?_?(super)?_?(ada)?(?:_?[0-9]+gb)?")
-"""a graphics card by its number, with or without what stands before it"""
+"""a graphics card by its number, with or without its prefix"""
 _VENDOR = re.compile(r"^((nvidia|amd|geforce|instinct|radeon|tesla|quadro)_)+")
 
 
 def target_of(name: str) -> str | None:
-    """The knob or figure that an option of this name stands for; None where autotune has no word for it."""
+    """The knob or size that an option of this name sets; None if it is unknown."""
     return next((target for target, pattern in NAMES.items() if re.fullmatch(pattern, name)), None)
 
 
 def optimizer_named(word: str) -> str | None:
-    """The optimizer that programs call so; None for one whose memory nobody here knows, and for no word."""
+    """The optimizer with this name in programs; None if its memory is unknown, and for an empty word."""
     return next((name for name, pattern in OPTIMIZERS.items() if re.fullmatch(pattern, word.lower())), None)
 
 
 @cache
 def meant_by(word: str) -> frozenset[str]:
-    """What a word may mean that somebody wrote as a key or as a value: knobs, figures, and values of knobs."""
+    """Possible meanings of a word used as a key or a value: knobs, sizes, and values of knobs."""
     name = re.sub("[- ]", "_", word.rpartition(".")[2].lower().strip("- "))
     found = {target_of(name)}
     found |= {"precision" for pattern in PRECISION_FLAGS.values() if re.fullmatch(pattern, name)}
@@ -213,7 +213,7 @@ def meant_by(word: str) -> frozenset[str]:
 
 
 def _gpus(name: str) -> frozenset[str]:
-    """Names that a GPU may have in the catalog."""
+    """Possible names of a GPU in the catalog."""
     bare = _VENDOR.sub("", name)
     found = {gpu for gpu, pattern in GPUS.items() if re.fullmatch(pattern, bare)}
     if card := _CARD.fullmatch(bare):
@@ -230,4 +230,4 @@ _SPEC_KEYS = {
     "world_sizes": "world_size",
     "max_steps": "steps",
 }
-"""keys of a spec that scripts' options are called otherwise"""
+"""keys of a spec with different names in scripts' options"""

@@ -87,7 +87,7 @@ def _parameters(study: Study, seen: ProgramSeen, facts: ProgramFacts) -> Row:
         said=told,
         seen=f"{found:,} ({facts.values.get('model', '')})" if found is not None else "",
         agrees=None if found is None else abs(found - model.num_parameters) <= PARAMETERS * model.num_parameters,
-        remedy=f"correct `model`, from which time and memory are predicted: its shape, or {by_count} if no shape describes it"
+        remedy=f"correct `model`, because time and memory are predicted from it: give its shape, or {by_count} if no shape describes it"
         if is_decoder
         else f"{by_count}: it does not get tokens, so no decoder shape describes it",
         fix=None if found is None or is_decoder else ("model.parameters", found),

@@ -105,7 +105,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
-        """The launch of a config without limits; `options` are checked and complete."""
+        """The launch of a config that has no limits; `options` are checked and complete."""
 
     @abstractmethod
     def parse_line(self, line: str) -> StepMetrics | None:
@@ -133,20 +133,20 @@ class Trainer(ABC):
 
     @final
     def in_trial(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """A study's options as a trial launches them."""
+        """A study's options as used by trials."""
         settings = options.get(SETTINGS.name)
         if not isinstance(settings, Mapping):
             return dict(options)
         return {**options, SETTINGS.name: split_by_path(settings, self.watching)[0]}
 
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
-        """The launch with further settings of the trainer."""
+        """The launch with additional settings of the trainer."""
         name = self.settings_file
         text = document_text(name, merged(parse_document(name, launch.files[name]), settings))
         return replace(launch, files={**launch.files, name: text})
 
     def present_of(self, settings: Mapping[str, Any]) -> PresentConfiguration:
-        """A current configuration with only these settings."""
+        """A current configuration reduced to these settings."""
         return PresentConfiguration(files={self.settings_file: document_text(self.settings_file, settings)})
 
     def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
@@ -192,7 +192,7 @@ class Trainer(ABC):
         values = self.checked(options)
         refused = ((name, self.own_knob_refusal(name, values)) for name in config.extra)
         own = [
-            Limit(knob=name, value=config.extra[name], message=message, remedy=f"or take {name} out of `knobs`")
+            Limit(knob=name, value=config.extra[name], message=message, remedy=f"or remove {name} from `knobs`")
             for name, message in refused
             if message
         ]
@@ -300,16 +300,16 @@ class Trainer(ABC):
 
     @property
     def has_own_model(self) -> bool:
-        """Whether its program builds its own model: any shape of any family."""
+        """Whether its program builds its own model, of any shape and family."""
         return self.families is None and UNCOMMON_SHAPES.keys() <= self.shapes
 
     def knows(self, family: str) -> bool:
-        """Whether it trains this `model_type` exactly as a config.json describes it."""
+        """Whether it trains models of this `model_type` exactly as their config.json describes."""
         return self.families is None or family in self.families
 
     @property
     def known_families(self) -> str:
-        """The families that it trains exactly, as text."""
+        """The families that it reproduces exactly, as text."""
         return ", ".join(sorted(self.families or ()))
 
     def _figure_notes(self, workload: Workload) -> Iterator[str]:
@@ -319,7 +319,7 @@ class Trainer(ABC):
         figures = figures_of(workload.model)
         if figures is None:
             yield (
-                "the model is given only by its shape, so rotary base, norm epsilon and the like are the trainer's defaults; name the model's config.json in the spec to carry over its own"
+                "the model is given only by its shape, so rotary base, norm epsilon and similar values are the trainer's defaults; name the model's config.json in the spec to carry over its own"
             )
             return
         if not (self.reads_config_json or self.knows(figures.family)):
@@ -331,7 +331,7 @@ class Trainer(ABC):
 
 
 def needs(options: Mapping[str, Any], name: str, because: str) -> Any:
-    """The option's value. Raises an `ExportError` that says why it is needed when it was left out."""
+    """The option's value. Raise an `ExportError` that says why the option is needed, if it was left out."""
     if not options.get(name):
         raise ExportError(f"{because}, but {name} is not set", remedy=f"give the option {name}=...", field=name)
     return options[name]

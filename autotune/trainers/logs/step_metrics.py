@@ -13,7 +13,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """What one log line says about one optimizer step; None for what is missing."""
+    """The metrics of one optimizer step in one log line; None if missing."""
 
     step: int | None = None
     """the step, as the trainer counts"""
@@ -36,11 +36,11 @@ class StepMetrics:
     skipped: bool = False
     """whether loss scaling skipped the step"""
     ends_step: bool = False
-    """whether it ends a step without giving a time: only its time of arrival is known"""
+    """whether it ends a step without giving a time, so that only its time of arrival is known"""
     resolution_s: float = 0.0
     """unit of the last printed digit of the time; 0 if unknown"""
     counts: str = field(default="", compare=False)
-    """what its line, bar or number counts, if its format shows it: steps or micro-batches; empty: unknown"""
+    """what its line, bar or number counts, if the format shows it: steps or micro-batches; empty: unknown"""
 
     def time_of(self, *, tokens_per_step: int, sequences_per_step: int, num_ranks: int) -> float | None:
         """Seconds of the step, from the time itself or a rate; None without either."""
@@ -62,12 +62,12 @@ LineReader = Callable[[str], StepMetrics | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineTest:
-    """Which lines of a log that is too long to be passed on whole may say something of a step."""
+    """Which lines of a log that is too long to pass on in full may describe a step."""
 
     may_tell: Callable[[str], bool]
-    """told by the line alone"""
+    """decided by the line alone"""
     marks: tuple[str, ...] = ()
-    """each line that may tell has one of these, so that floods without any are recognized at once; empty: not known"""
+    """every relevant line contains one of these, so that floods of other lines are recognized immediately; empty: unknown"""
 
 
 def clean(line: str) -> str:

@@ -306,7 +306,9 @@ def test_the_search_ends_when_trials_would_cost_the_training_more_than_they_save
     world.finish(1)
     assert (world.trials[2].purpose is TrialPurpose.FINAL) == ends
     assert world.controller.stop_reason == (
-        "the next trial would take about 500 ms and is expected to save 193 ms of a training of 19.5 s" if ends else ""
+        "the next trial would take about 500 ms and is expected to save 193 ms of a training run of 19.5 s"
+        if ends
+        else ""
     )
 
 
@@ -319,7 +321,7 @@ def test_a_training_about_which_nothing_is_said_counts_as_long_as_200_trials(gai
     world.finish(1)
     assert (world.trials[2].purpose is TrialPurpose.FINAL) == ends
     assert world.controller.stop_reason == (
-        "the next trial would take about 500 ms and is expected to save 498 ms of a training of 1m 40s, as long as 200 trials: give your training's length with budget.train_tokens"
+        "the next trial would take about 500 ms and is expected to save 498 ms of a training run of 1m 40s, as long as 200 trials: give the length of your training run with budget.train_tokens"
         if ends
         else ""
     )

@@ -116,4 +116,4 @@ class _PlainValues(pickle.Unpickler):
     """Reads numbers, texts and their collections; whatever names a class or a function is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
+        raise pickle.UnpicklingError(f"{module}.{name} is not a plain value")
