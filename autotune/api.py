@@ -186,18 +186,25 @@ def tune(
 ) -> Result:
     """Run a study in the foreground until it ends or you press Ctrl-C. Ctrl-C pauses it (PAUSED), and the same call resumes it.
 
-    `resume`: continue an unfinished study of the same name and spec instead of starting a new one; `study_id` selects it directly; `spec`: the document as written, stored with the study. `searcher`: another searcher than the study's: a registered name, a class of
-    `autotune.search.Searcher`, a function that makes one of an `autotune.search.Problem`, or a fresh searcher over
-    `SearchSpace.of_study(study)`. The study records the name of such an object
-    (`python:MODULE.NAME`); a later call that passes the same object continues the study: a new searcher is created and replays all trials. `runner`: an `autotune.ports.TrialRunner` that runs the trials instead of the study's, recorded and resumed in the same way; it is
-    closed at the end. In a Slurm allocation, Ray is started on its nodes, and the job's remaining time limits the study: a winner is named before it ends, or with `slurm: {requeue: true}` the study pauses. `profile`: for a model built by code, whether a new study begins with the dry runs missing in `store`, on this machine.
+    `resume`: continue an unfinished study of the same name and spec instead of starting a new one. `study_id` selects it directly. `spec` is the
+    document as written, stored with the study. `profile`: for a model built by code, whether a new study begins with the dry runs missing in
+    `store`, on this machine.
 
-    Callbacks (`autotune.study.progress`): `on_trial` is called with each trial that ends, `on_best` with each new best one, `on_end` once with the result, before it
-    is returned; `on_event` with every event of the loop (`autotune.study.progress`).
+    `searcher` replaces the study's: a registered name, a class of `autotune.search.Searcher`, a function that returns one for an
+    `autotune.search.Problem`, or a fresh searcher over `SearchSpace.of_study(study)`. `runner` replaces the study's: an
+    `autotune.ports.TrialRunner`, which is closed at the end. The study records the name of such an object (`python:MODULE.NAME`). A later call
+    that passes the same object continues the study, and a new searcher replays all trials.
 
-    Raises `SpecError` for a wrong spec; `InfeasibleError` before anything starts, if no config is valid and fits; `RunnerError` when trials cannot run
-    here; `MissingExtraError` when a package is missing; `StoreError` when the database fails; `ConflictError` when another live controller has the study;
-    `CallbackError` when `on_trial` or `on_best` raises: the study is then paused, and the same call continues it. A failed trial raises nothing: it is in `Result.failed`.
+    In a Slurm allocation, Ray is started on its nodes, and the job's remaining time limits the study: a winner is named before it ends, or with
+    `slurm: {requeue: true}` the study pauses.
+
+    Callbacks: `on_trial` is called with each trial that ends, `on_best` with each new best one, `on_end` once with the result, before it is
+    returned, and `on_event` with every event of the loop (`autotune.study.progress`).
+
+    Raises `SpecError` for a wrong spec; `InfeasibleError` before anything starts, if no config is valid and fits; `RunnerError` if trials cannot run
+    here; `MissingExtraError` if a package is missing; `StoreError` if the database fails; `ConflictError` if another live controller has the study;
+    `CallbackError` if `on_trial` or `on_best` raises: the study is then paused, and the same call continues it. A failed trial raises nothing: it is
+    in `Result.failed`.
     """
     if not isinstance(study, Study):
         spec = read_document(study) if spec is None else spec

@@ -118,7 +118,7 @@ class InfeasibleError(AutotuneError, ValueError):
     """No configuration of the space is valid and fits."""
 
     brief: str = ""
-    """the rule that excludes most, in a few words"""
+    """the rule that excludes the most combinations, as text"""
 
 
 class ExportError(AutotuneError, ValueError):

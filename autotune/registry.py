@@ -90,7 +90,7 @@ def load(group: str, name: str) -> Any:
         raise RunnerError(
             f"the {_noun(group)} {name!r} ({found.entry.value} of {found.package} {found.version}) cannot be loaded: "
             f"{type(error).__name__}: {error}",
-            remedy=f"if the module is yours, correct it; otherwise install what it needs, or another release of {found.package} (`autotune doctor` says what is missing)",
+            remedy=f"if the module is yours, correct it; otherwise install what it needs, or a different release of {found.package} (`autotune doctor` says what is missing)",
         ) from error
 
 

@@ -31,7 +31,7 @@ class EventStream:
         return Call(path=self._path, params={"after": self._after}, headers={"Accept": "text/event-stream"})
 
     def feed(self, line: str) -> Document | None:
-        """Takes a line; returns the event that it completes, if any."""
+        """Read a line, and return the event that it completes, if any."""
         if line.startswith(":"):  # a comment: the first one opens the stream, a later one shows that it has lasted
             if self._is_open:
                 self._failures = 0

@@ -266,7 +266,7 @@ def _waited(url: str, study_id: str, timeout_s: float, poll_s: float) -> Script[
 
 
 def of(study_id: str, *parts: str) -> str:
-    """The path of a study, or of something below it. Raises `NotFoundError` for a name that would lead to another path: an empty one, `.` and `..`."""
+    """The URL path of a study, or of a resource below it. Raises `NotFoundError` for a name that would lead to a different path: an empty one, `.` and `..`."""
     if not study_id:
         raise NotFoundError(
             "the name of the study is empty", remedy="`studies()` lists ids and names", field="study_id"
@@ -306,7 +306,7 @@ def unreachable(url: str, error: object) -> ServiceUnavailableError:
     """The error of a service that does not answer."""
     return ServiceUnavailableError(
         f"the service at {url} cannot be reached: {error}",
-        remedy="start it with `autotune serve`, or give another address with --url or AUTOTUNE_URL",
+        remedy="start it with `autotune serve`, or give a different address with --url or AUTOTUNE_URL",
     )
 
 

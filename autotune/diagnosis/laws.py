@@ -133,7 +133,7 @@ _OF_READINGS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
 
 
 _HINTED = {
-    "slow_rank": ("a library reports ranks that are slower than the others", "swap ranks (another CUDA_VISIBLE_DEVICES, another host list) and see whether the slowness stays with the machine", "exclude this device or node, or fix it: check its clocks, cooling and link"),
+    "slow_rank": ("a library reports ranks that are slower than the others", "swap ranks (a different CUDA_VISIBLE_DEVICES or host list) and see whether the slowness stays with the machine", "exclude this device or node, or fix it: check its clocks, cooling and link"),
     "recompilation": ("torch recompiled too often and no longer compiles part of the program", "TORCH_LOGS=recompiles names the guard that fails", "pad or bucket lengths, or mark the dimension as dynamic"),
     "memory": ("memory is short", "run with a smaller micro-batch: the time per sequence should drop", "a smaller micro-batch or recomputation, or PYTORCH_ALLOC_CONF=expandable_segments:True"),
     "input": ("a library warns that loading may not keep up", "train some steps on a single batch kept in memory", "raise num_workers of the DataLoader"),

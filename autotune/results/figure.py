@@ -99,7 +99,7 @@ class Figure:
     def save(self, path: str | Path) -> Path:
         """Write the drawing (`.svg`), the figure with its text (`.html`) or its data (`.csv`), by the suffix. Returns the path.
 
-        Raises `SpecError` for another suffix, and `OSError` if the file cannot be written.
+        Raises `SpecError` for any other suffix, and `OSError` if the file cannot be written.
         """
         target = Path(path)
         writers: Mapping[str, Callable[[], str]] = {".svg": self.picture, ".html": self._page, ".csv": self.csv}
@@ -155,7 +155,7 @@ class ResultView(Protocol):
 
 
 class Plots:
-    """The figures of one result: `plots(name)` or `plots.NAME()`; iterating gives the names of those that have data."""
+    """The figures of one result: `plots(name)` or `plots.NAME()`; iterating yields the names of figures with data."""
 
     def __init__(self, result: Result) -> None:
         self._result = result

@@ -189,7 +189,7 @@ class _Weighed:
 
     def surely_faster(self, leading: ParallelConfig | None) -> ParallelConfig | None:
         """The leading config without changes that are sure to gain neither alone nor together; None where nothing is left. A launch that does not fit takes
-        any that does; one at the limit of memory may run as it is."""
+        any that does; one at the memory limit may run as it is."""
         if leading is None:
             return None
         best = self._of_sure_parts(leading)

@@ -115,7 +115,7 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
     risk = float(estimate.oom_probability)
     memory = f"{format_bytes(float(estimate.peak_memory_bytes))} ({format_bytes(float(estimate.peak_memory_low_bytes))} to {format_bytes(float(estimate.peak_memory_high_bytes))})"
     low_risk, high_risk = AT_THE_LIMIT
-    word = "fits" if risk < low_risk else "does not fit" if risk > high_risk else "at the limit of memory"
+    word = "fits" if risk < low_risk else "does not fit" if risk > high_risk else "at the memory limit"
     if review.is_upper_bound and risk > 0.4:
         word = "may not fit"
     limit = format_bytes(gpu.memory_bytes)

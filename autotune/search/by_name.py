@@ -192,13 +192,13 @@ class OneSearcher:
         if not _are_same(mine.space, problem.space):
             raise SpecError(
                 f"a searcher passed to a study must search its space of {len(problem.space):,} configs, but its own space has {len(mine.space):,}",
-                remedy="make it with SearchSpace.of_study(study), or pass its class",
+                remedy="create it with SearchSpace.of_study(study), or pass its class",
                 field="searcher",
             )
         if tuple(mine.problem.enqueue) != problem.enqueue:
             raise SpecError(
                 f"a searcher passed to a study must try its {len(problem.enqueue)} enqueued configs first, but it has {len(mine.problem.enqueue)}",
-                remedy="make it with Problem(space=..., enqueue=study.enqueue), or pass its class",
+                remedy="create it with Problem(space=..., enqueue=study.enqueue), or pass its class",
                 field="searcher",
             )
         return mine

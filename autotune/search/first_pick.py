@@ -78,7 +78,7 @@ def statement(
     if place > len(found):
         return (
             f"sends between its stages on several nodes stall with a probability of {stall_probability:.0%}, so there is no bound with {CONFIDENCE:.0%} confidence: "
-            "try it and a config without a pipeline over nodes on the target"
+            "try it and a config without a pipeline across nodes on the target"
         )
     within = -math.expm1(-shortfall * found[place - 1])
     if within > WORTH_SAYING:

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
 
 ASKED = "autotune:asked"
-"""system attribute of a trial: the knobs that were suggested for it"""
+"""system attribute of a trial: its suggested knobs"""
 _asking = threading.Lock()
 """held while a config is chosen, so that the config is pending for the next thread"""
 STATES = {
@@ -89,7 +89,7 @@ STATES = {
 
 
 class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Optuna is not typed for us
-    """A searcher of this package as an Optuna sampler. It keeps no state: each call replays the study's trials."""
+    """An autotune searcher as an Optuna sampler. It keeps no state: each call replays the study's trials."""
 
     def __init__(self, space: SearchSpace, searcher: str = "bayesian", *, seed: int = 0, **options: Any) -> None:
         """`options`: further arguments of `make_searcher`."""
@@ -183,7 +183,7 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
 
 
 def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
-    """The knobs of a space that vary, as Optuna distributions: categorical, values in rising order."""
+    """The knobs of a space that vary, as Optuna distributions: categorical, values in ascending order."""
     return {name: CategoricalDistribution(values) for name, values in space.knobs.items() if len(values) > 1}
 
 
@@ -207,8 +207,8 @@ def export_study(
 ) -> optuna.Study:
     """Write trials as an Optuna study of that name into a storage (e.g. `sqlite:///study.db`), which optuna-dashboard opens.
 
-    The value is tokens per second; reward, peak memory, failure and the reason are user attributes. `artifact_store` (e.g. an
-    `optuna.artifacts.FileSystemArtifactStore`): also stores each trial's evidence as artifacts (`autotune.search.optuna_study`). Raises Optuna's
+    The value is tokens per second; reward, peak memory, failure and the reason are user attributes. With an `artifact_store` (e.g. an
+    `optuna.artifacts.FileSystemArtifactStore`), each trial's evidence is stored as artifacts (`autotune.search.optuna_study`). Raises Optuna's
     `DuplicatedStudyError` if the storage has a study of that name.
     """
     study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
@@ -273,9 +273,9 @@ def _files(trial: Trial) -> dict[str, str]:
 
 
 NAME: Final = "predicted_memory"
-"""by which Optuna stores the constraint"""
+"""name under which Optuna stores the constraint"""
 FARTHEST: Final = 5.0
-"""largest constraint either way, in standard deviations: beyond it the probability has no more digits"""
+"""bound of the constraint in both directions, in standard deviations: beyond it the probability is 0 or 1"""
 
 
 class MemoryConstraint:

@@ -65,16 +65,16 @@ class Problem:
 
 
 class Searcher(ABC):
-    """Proposes candidates of a space and learns from their trials."""
+    """Proposes configs of a space and learns from their trials."""
 
     LOOKAHEAD = 8
     """number of further trials over which the expected gain is computed. Among thousands of configs that differ by noise, some are always better
-    than the best found, but searching for them does not pay."""
+    than the best found, but searching for them is not worth the time."""
 
     options: ClassVar[tuple[str, ...]] = ()
     """names that `Problem.options` may hold"""
     variants: ClassVar[Mapping[str, str]] = {}
-    """for a family of searchers, its members with one line about each: `FAMILY:VARIANT` is made with the keyword `variant`"""
+    """for a family of searchers, its members with one line about each: `FAMILY:VARIANT` is created with the keyword `variant`"""
 
     def __init__(self, problem: Problem) -> None:
         """Raises `ConfigError` when an enqueued config is not in the space."""

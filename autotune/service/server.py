@@ -186,7 +186,7 @@ def _check_tokens_exist(tokens: TokenStore, options: ServiceOptions, store: Stor
     if not any(token.is_valid_at(now) for token in tokens.list()):
         raise SpecError(
             f"a service with {asking} needs a token from every caller, but the store {store} has no valid token",
-            remedy=f"make one there first (autotune token create --owner NAME --scope admin), name the store of your tokens by --store or AUTOTUNE_STORE, or serve without {asking}",
+            remedy=f"create one there first (autotune token create --owner NAME --scope admin), name the store of your tokens with --store or AUTOTUNE_STORE, or serve without {asking}",
             field=asking.split()[0],
         )
 
@@ -204,7 +204,7 @@ def _check_programs(options: ServiceOptions) -> None:
         except KeyError:
             raise SpecError(
                 f"this machine has no user {options.program_user!r}",
-                remedy="make one first, without a login: `useradd --system NAME`",
+                remedy="create one first, without a login: `useradd --system NAME`",
                 field="--program-user",
             ) from None
         if os.geteuid() not in (0, wanted):

@@ -67,7 +67,7 @@ def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
 
 
 def member_of(name: str, value: str, kind: type[Member]) -> Member:
-    """The member of `kind` that `value` names, in capitals or small letters."""
+    """The member of `kind` with the name `value`, in upper or lower case."""
     return kind(one_of(name, value.upper(), list(kind)))
 
 

@@ -206,13 +206,13 @@ class ClusterSpec:
         return np.reshape(np.array(shares)[where], np.shape(world))
 
     def resized(self, *, num_nodes: int, gpus_per_node: int) -> ClusterSpec:
-        """A cluster of the same kind with another size."""
+        """The same kind of cluster in a different size."""
         name = f"{self.gpu.name}-{num_nodes}x{gpus_per_node}"
         return replace(self, name=name, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
 
     @classmethod
     def of(cls, gpu: str | GpuSpec, *, num_nodes: int = 1, gpus_per_node: int = 8) -> ClusterSpec:
-        """A cluster of a catalog GPU (or your own) with its links; `ClusterSpec.of("h100-sxm-4x8")` names the sizes at once.
+        """A cluster of a catalog GPU (or your own) with its links; `ClusterSpec.of("h100-sxm-4x8")` includes the sizes in the name.
 
         A GPU outside the catalog gets this class's default links; set your own with `dataclasses.replace`.
         """

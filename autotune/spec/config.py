@@ -203,7 +203,7 @@ class ParallelConfig(Plain):
         return self.micro_batch_size * self.accumulation_steps * self.dp
 
     def value(self, name: str) -> Any:
-        """The value of a knob, the study's own included; a knob that this config does not have is None."""
+        """The value of a knob, including the study's own; None for a knob that this config does not have."""
         return getattr(self, name) if name in KNOBS else self.extra.get(name)
 
     def values(self) -> dict[str, Any]:
@@ -217,14 +217,14 @@ class ParallelConfig(Plain):
         return cls(**fixed, extra=Extra({name: value for name, value in values.items() if name not in KNOBS}))
 
     def with_values(self, values: Mapping[str, Any]) -> ParallelConfig:
-        """A copy of this config with other values of some knobs, the study's own knobs included."""
+        """A copy of this config with changed values of some knobs, including the study's own."""
         return ParallelConfig.of_values({**self.values(), **values})
 
     @property
     def key(self) -> str:
-        """Text that is the same for equal configs, now and after knobs are added: the values that differ from their defaults, under a version.
+        """A key that is equal for equal configs, even after knobs are added: a version and the values that differ from their defaults.
 
-        `1:{"dp":8,"precision":"fp32"}`. A study's own knobs count with all their values.
+        `1:{"dp":8,"precision":"fp32"}`. It includes all values of a study's own knobs.
         """
         given = {name: getattr(self, name) for name in FIELDS if getattr(self, name) != KNOBS[name].default}
         values = {**given, **({"extra": dict(self.extra)} if self.extra else {})}
@@ -259,7 +259,7 @@ class ParallelConfig(Plain):
 KNOBS: Mapping[str, Knob] = {
     f.name: Knob(name=f.name, **f.metadata["knob"]) for f in fields(ParallelConfig) if "knob" in f.metadata
 }
-"""The declarations of all knobs that every config has, by name, in the order in which people read them."""
+"""The declarations of the built-in knobs by name, in display order."""
 FIELDS: tuple[str, ...] = tuple(KNOBS)
 """Their names."""
 PRECISIONS: tuple[str, ...] = KNOBS["precision"].values
@@ -301,7 +301,7 @@ def _as_word(value: Any) -> str:
 
 
 def knobs_of(text: str, own: Mapping[str, Knob] | None = None) -> dict[str, Any]:
-    """The knobs that a text gives, typed as `tp=2,pp=1,precision=bf16` or pasted from a table as `tp2 pp1 dp2 mb8 acc1 fp32`.
+    """The knobs in a text, typed as `tp=2,pp=1,precision=bf16` or pasted from a table as `tp2 pp1 dp2 mb8 acc1 fp32`.
 
     `own`: declarations of the study's own knobs; their values are under `extra`. Raises `ConfigError` for words that are not part of a label, for unknown
     knobs and for a knob that is given twice.

@@ -122,7 +122,7 @@ class Estimate(Plain):
     tokens_per_s_per_gpu: Number
     """per rank in use"""
     mfu: Number
-    """model FLOPs utilization of the ranks in use, 0 to 1: of `mfu_peak_flops_per_s`"""
+    """model FLOPs utilization of the ranks in use, 0 to 1, relative to `mfu_peak_flops_per_s`"""
     peak_memory_bytes: Number
     """of the fullest rank"""
     peak_memory_low_bytes: Number
@@ -134,9 +134,9 @@ class Estimate(Plain):
     oom_probability: Number
     """probability that the peak exceeds the GPU's memory, 0 to 1"""
     mfu_peak_flops_per_s: Number = 0.0
-    """datasheet peak of one GPU that `mfu` is a fraction of: that of the precision of the matmuls; 0 in estimates of earlier versions"""
+    """datasheet peak of one GPU in the precision of the matmuls, the denominator of `mfu`; 0 in estimates of earlier versions"""
     level: Number = 1.0
-    """factor on all times, from a study's earlier trials: measured / predicted step time of this cluster and its software"""
+    """factor on all times, learned from a study's earlier trials: measured over predicted step time of this cluster and its software"""
     level_sigma: Number = 0.0
     """standard deviation of the log of that factor, which all configs share; the interval of the step time includes it"""
     stall_probability: Number = 0.0

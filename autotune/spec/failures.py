@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 LONGEST_S = 86_400.0
-"""between two checkpoints of replica groups"""
+"""longest interval between two checkpoints of replica groups"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from autotune.spec.table import ConfigTable
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnobUse:
-    """Which knobs a part of the program reads, and why the others change nothing there."""
+    """Which knobs a part of the program reads, and why the others have no effect on it."""
 
     part: str
     """what people call it: `trainer megatron`, `cost model`"""
@@ -101,7 +101,7 @@ class KnobUse:
     def key(self, config: ParallelConfig) -> str:
         """The knobs of a config that are read, as text: equal for configs that are the same to this part.
 
-        As `str(config)` writes them: those at their defaults are left out unless they are always shown.
+        In the notation of `str(config)`: knobs at their defaults are left out unless they are always shown.
         """
         shown = [
             knob

@@ -137,7 +137,7 @@ class Lengths:
         return cls(values=tuple(np.round(np.sort(drawn(exponent)), 1).tolist()), most=knots[-1][1], assumed=assumed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Mean and percentiles, as a spec takes them."""
+        """Mean and percentiles in the notation of a spec."""
         chosen = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
         return {"mean": round(self.mean, 1)} | {
             name: float(self.at(np.array([share]))[0]) for name, share in chosen.items()

@@ -62,9 +62,9 @@ class ModelSpec(Plain):
     shared_ffn_hidden_size: int = 0
     """inner width of the shared experts, taken together; 0 means none"""
     kv_lora_rank: int = 0
-    """width of the latent from which keys and values are made (latent attention, arXiv:2405.04434); 0: they are projected directly"""
+    """width of the latent of keys and values (latent attention, arXiv:2405.04434); 0: they are projected directly"""
     q_lora_rank: int = 0
-    """width of the latent from which queries are made; 0: they are projected directly"""
+    """width of the latent of queries; 0: they are projected directly"""
     qk_rope_head_dim: int = 0
     """rotated part of a head, with keys shared by all heads; only with latent attention"""
     v_head_dim: int = 0
@@ -75,7 +75,7 @@ class ModelSpec(Plain):
     source: str = ""
     """the Hugging Face config.json that the shape was read from, as JSON text; empty if the shape was given. Exports carry it over"""
     code: ModelCode | None = None
-    """what builds it, if not the built-in decoder"""
+    """the code that builds it, if not the built-in decoder"""
 
     def __post_init__(self) -> None:
         if not self.ffn_hidden_size and isinstance(self.hidden_size, int):

@@ -36,7 +36,7 @@ class ModelCode:
     folder: str = ""
     """folder from which the module is imported (the spec's); empty if it is installed"""
     num_parameters: int = 0
-    """of the built model; 0 if only its shape is known"""
+    """number of weights of the built model; 0 if only its shape is known"""
     has_tensor_plan: bool = False
     """whether it has a tensor-parallel plan"""
     has_pipeline_split: bool = False
@@ -46,7 +46,7 @@ class ModelCode:
     num_cuts: int = 0
     """number of split points: one less than the maximum number of pipeline stages"""
     guessed: tuple[str, ...] = ()
-    """fields of `ModelSpec` that are in neither the module's config nor its `shapes`: taken from a decoder with as many weights"""
+    """fields of `ModelSpec` that neither the module's config nor its `shapes` contain: taken from a decoder with as many weights"""
     layers: tuple[LayerKind, ...] = ()
     """repeated layers by kind, if not those of the built-in decoder; each kind has the shape of a decoder layer with the same weights"""
     other_parameters: int = 0

@@ -35,7 +35,7 @@ class Plain:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The value of `to_dict`'s values; what is left out takes its default. Raises `SpecError` for a key that it does not know, and what the parts raise."""
+        """The value of `to_dict`'s values; omitted fields take their defaults. Raises `SpecError` for an unknown key, and whatever the parts raise."""
         return read_fields(cls, values)
 
 
@@ -125,10 +125,10 @@ def fingerprint(values: Any) -> str:
 
 
 def identity(values: Any) -> str:
-    """`fingerprint` of the values that say something: without those that are null, false, zero or empty, and without what the catalog adds to a GPU's
+    """`fingerprint` of the significant values: without those that are null, false, zero or empty, and without what the catalog adds to a GPU's
     datasheet.
 
-    A field that is added later, with such a value as its default, changes no identity; nor does what becomes known of a GPU that was stored before.
+    So a field that is added later, with such a value as its default, changes no identity, and neither do new details of a stored GPU.
     """
     return fingerprint(_said(values))
 

@@ -54,7 +54,7 @@ _SEQUENCES = ("micro_batch_tokens", "balance", "group_by_length")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """How fast responses are generated, which is given and never modelled."""
+    """How fast responses are generated: given, never modelled."""
 
     tokens_per_s_per_gpu: tuple[tuple[int, float], ...]
     """tokens of responses per second per GPU, by the engine's tensor-parallel degree"""
@@ -130,7 +130,7 @@ class PostTraining:
     phase_offload: str = "none"
     """current value, one of PHASE_OFFLOADS"""
     balance: str = "batch"
-    """today's, one of BALANCES"""
+    """current value, one of BALANCES"""
     group_by_length: bool = False
     """current value"""
     fused_rope: bool = True

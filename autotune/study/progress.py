@@ -30,7 +30,7 @@ class StudyOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseEntered:
-    """The study enters another phase; `message` says why."""
+    """The study enters a new phase; `message` says why."""
 
     phase: StudyPhase
     message: str

@@ -147,7 +147,7 @@ class Launch:
 
     @property
     def script(self) -> str:
-        """A POSIX shell script that starts the command, in `cwd`, or in its own folder if there are files. A job over several nodes is started
+        """A POSIX shell script that starts the command, in `cwd`, or in its own folder if there are files. A job across several nodes is started
         by the same script on each node, with the variables that it asks for."""
         lines = [
             "#!/bin/sh",

@@ -43,7 +43,7 @@ def test_a_trainer_without_a_configuration_of_its_own_points_to_init(run: Callab
     (tmp_path / "train.py").write_text("")
     done = run("import", "--from", "command", "train.py")
     assert done.code == 2
-    assert "`autotune init FILE` makes a first spec from a script" in done.err
+    assert "`autotune init FILE` writes a first spec from a script" in done.err
 
 
 SCRIPT = """import argparse

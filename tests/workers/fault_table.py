@@ -111,7 +111,7 @@ ROWS: dict[str, Row] = {
         asks=lambda number: request(number, dp=1, config={"tp": 3}),
         knows_step=False,
     ),
-    "disk full": Row(faults=(_fault(11, "disk_full", step=2),), kind=FailureKind.ERROR, says="disk full"),
+    "disk full": Row(faults=(_fault(11, "disk_full", step=2),), kind=FailureKind.ERROR, says="disk space"),
     "metrics missing": Row(
         faults=(Fault(kind="silence", rank=0, trial=12),),
         kind=FailureKind.METRICS_MISSING,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autotune.study.check.verdict import Verdict
 
 SHOWN_LINES = 100
-"""lines of a log that are shown as they come; those that are understood always are"""
+"""maximum number of log lines shown that were not understood"""
 COLUMN = 34
 """width of the column of what was understood"""
 

@@ -93,8 +93,8 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
         )
     if place.is_spread:
         raise SpecError(
-            f"{how}, one process for each of {started.nodes * started.gpus_per_node} ranks; over several nodes autotune starts a command once on each node, "
-            "so that each would start all ranks again",
+            f"{how}, one process for each of {started.nodes * started.gpus_per_node} ranks; across several nodes autotune starts a command once per node, "
+            "so each would start all ranks again",
             remedy="start the ranks of a node with torchrun (srun --ntasks-per-node=1 torchrun ... PROGRAM) and give that script, "
             "or tune on one node: --cluster GPU-1x8",
             field="FILE",

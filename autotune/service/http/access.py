@@ -113,7 +113,7 @@ class Gate:
                 401,
                 "unauthorized",
                 _why_a_token(request, self._options),
-                remedy="set AUTOTUNE_TOKEN, or send Authorization: Bearer TOKEN; `autotune token create` makes a token",
+                remedy="set AUTOTUNE_TOKEN, or send Authorization: Bearer TOKEN; `autotune token create` creates one",
                 headers={"WWW-Authenticate": "Bearer"},
             )
         request.state.caller = caller  # for the audit of refusals and the page that shows one
@@ -220,7 +220,7 @@ def _why_a_token(request: Request, options: ServiceOptions) -> str:
     if options.asks_everybody:
         return "this service requires a token"
     if _is_passed_on(request):
-        return "this request came through a proxy or for another host name, so it needs a token"
+        return "this request came through a proxy or for a different host name, so it needs a token"
     if _is_anothers(request):
         return "this request came from a program of another user of this machine, which may be a proxy, so it needs a token"
     return "this service requires a token"

@@ -27,7 +27,7 @@ MIN_FREE_BYTES = 256 << 20
 MOST_ACTIVE = 200
 """number of active studies whose trials the metrics name"""
 REUSED_S = 2.0
-"""time that a health document is reused"""
+"""for how long a health document is reused"""
 
 
 def _responses(failing: str) -> dict[int | str, dict[str, Any]]:

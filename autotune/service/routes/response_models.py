@@ -374,7 +374,7 @@ ERRORS: dict[int, str] = {
     404: "No such study, trial or trainer",
     405: "The address does not accept this method",
     408: "The request was not complete in time",
-    409: "The study's state forbids it, or the idempotency key was used for another spec",
+    409: "The study's state forbids it, or the idempotency key was used for a different spec",
     413: "The request is too large",
     415: "A spec must be JSON or YAML",
     421: "The Host header is not a name of this service",

@@ -73,7 +73,7 @@ def model(name: str) -> ModelSpec:
 def published_config(spec: ModelSpec) -> Mapping[str, Any] | None:
     """The config.json of a model with the name and shape of a catalog model; None for others, and if the catalog has none.
 
-    Learned positions, tying and layers of multi-token prediction may differ: a study with longer sequences has more positions, and trainers differ in the others.
+    Learned positions, tying and layers of multi-token prediction may differ: a study with longer sequences needs more positions, and trainers handle the others differently.
     """
     if spec.source or spec.name not in model_names():
         return None

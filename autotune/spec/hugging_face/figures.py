@@ -97,7 +97,7 @@ LLAMA3_SCALING = {
 
 @cache
 def figures_of(model: ModelSpec) -> ModelFigures | None:
-    """The figures of a model with a config.json; None for a model by its shape alone."""
+    """The parameters of a model with a config.json; None for a model given only by its shape."""
     found = _config_json(model)
     if found is None:
         return None

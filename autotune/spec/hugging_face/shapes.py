@@ -91,7 +91,7 @@ def granite_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def granite_hybrid(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """Granite 4 in the sizes that attend in every layer; the others have `mamba` among their `layer_types`, and a file that lists none has no other."""
+    """Granite 4 in the sizes with attention in every layer; other sizes have `mamba` in `layer_types`."""
     if not isinstance(asked.get("layer_types", asked.get("layers_block_type")), list):
         raise SpecError(
             "layer_types must list the kind of each layer, but the file has none, so its class would treat all as state-space layers",
@@ -114,7 +114,7 @@ def qwen_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def llama4(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
-    """Experts in every `interleave_moe_layer_step`-th layer, each such layer with one expert that every token visits."""
+    """Experts in every `interleave_moe_layer_step`-th layer, each with one shared expert."""
     layers, step = fields["num_layers"], asked["interleave_moe_layer_step"] or 0
     listed = asked.get("moe_layers")
     sparse = len(listed) if isinstance(listed, list) else len(range(step - 1, layers, step)) if step else 0

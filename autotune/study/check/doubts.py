@@ -108,7 +108,7 @@ def _of_times(step_times_s: Sequence[float], arrivals: Sequence[tuple[float, int
     elif pace_s > said_s:
         why = "the timer may leave out part of the step, such as data loading, or not wait for the GPU"
     else:
-        why = "the time may cover several steps, or be in another unit"
+        why = "the time may cover several steps, or be in a different unit"
     yield (
         f"its log says {format_duration(said_s)} per step, but its steps arrive every {format_duration(pace_s)}: {why}. "
         f"Correct {'workload' if is_rate else 'the pattern'}, or leave the {'rate' if is_rate else 'time'} pattern out of trainer.metrics: steps are then timed by the arrival of their lines"

@@ -36,7 +36,7 @@ class Verdict:
 _REMEDIES = (
     (
         r"ModuleNotFoundError|ImportError|No module named",
-        "install it for the Python that runs the program, or start the program with another Python",
+        "install it for the Python that runs the program, or start the program with a different Python",
     ),
     (
         r"unrecognized arguments|no such option|unexpected (?:keyword )?argument|invalid choice|the following arguments are required",

@@ -124,7 +124,7 @@ class Trainer(ABC):
         a launch must give the launched config. Raises `SpecError` for files that are not this trainer's."""
         raise SpecError(
             f"the trainer {self.name} has no configuration format to read",
-            remedy="`autotune init FILE` makes a first spec from a script",
+            remedy="`autotune init FILE` writes a first spec from a script",
             field="--from",
         )
 

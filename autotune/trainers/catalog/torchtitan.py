@@ -158,7 +158,7 @@ class TorchtitanTrainer(Trainer):
             files = torchtitan_config.config_files(workload, c, options, assets)
             command, needed = torchtitan_config.COMMAND, "needs torchtitan 0.3 (pip install 'torchtitan>=0.3,<0.4')"
         env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **tf32_environment(c.precision)}
-        notes = [*cpu_note(workload, "torchtitan"), f"{needed}; but the option version names another release"]
+        notes = [*cpu_note(workload, "torchtitan"), f"{needed}; but the option version names a different release"]
         if options["version"] == "0.2":
             notes.append(
                 "estimates count the loss of release 0.3, which computes logits in chunks; 0.2 computes all at once and needs more memory"

@@ -72,7 +72,7 @@ def test_a_time_that_the_clock_does_not_confirm_is_doubted() -> None:
     (found,) = doubts(pace_s=1.5)
     assert "says 500 ms per step, but its steps arrive every 1.5 s: the timer may leave out part" in found
     (found,) = doubts(pace_s=0.05)
-    assert "arrive every 50 ms: the time may cover several steps, or be in another unit" in found
+    assert "arrive every 50 ms: the time may cover several steps, or be in a different unit" in found
     (found,) = doubts(pace_s=1.5, time_from="rate")
     assert "Correct workload" in found
     assert doubts(pace_s=0.7) == doubts(pace_s=1.5, time_from="arrival") == []

@@ -135,7 +135,7 @@ def of_exception(
     if report.get("errno") == errno.ENOMEM or (said is not None and said.weight == "memory"):
         return evidence("memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory: {first_line}")
     if report.get("errno") in _DISK_FULL:
-        return evidence("exception", FailureKind.ERROR, f"{where} found the disk full: {first_line}")
+        return evidence("exception", FailureKind.ERROR, f"{where} ran out of disk space: {first_line}")
     if report.get("aborted"):
         return evidence("echo", FailureKind.ERROR, f"{where} was aborted: {first_line}")
     if said is not None:

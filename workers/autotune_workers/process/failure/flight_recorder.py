@@ -80,7 +80,7 @@ def _open(path: Path, flags: int, is_kind: Callable[[int], bool]) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not is_kind(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is a file of another kind")
+        raise OSError(f"{path} is a different kind of file")
     return descriptor
 
 
