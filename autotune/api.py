@@ -356,13 +356,13 @@ def _unfinished(store: StudyReader, study: Study, spec: Mapping[str, Any]) -> St
 
 
 def inspect_model(model: ModelSpec, *, limits: DryRunLimits | None = None) -> ModelSpec:
-    """The model with what only its code can tell, which is run in a process of its own. Raises `DryRunError` with the line that failed."""
+    """The model, completed with what only its code reveals; the code runs in a separate process. Raises `DryRunError` with the line that failed."""
     return dry_runner().inspect(model, limits=limits or DryRunLimits())
 
 
 def check_study(study: Study, *, same_files: bool = True) -> None:
-    """Raises what a submission of the study would raise wherever it is going to run: space, searcher, guesses, memory, runner. `same_files`: that machine sees the files
-    of this one, so that programs and data are looked for too."""
+    """Check a study before it runs on another machine: space, searcher, guesses, memory, runner. Raises the errors that submitting it would raise.
+    `same_files`: that machine sees the files of this one, so programs and data are checked too."""
     from autotune.store import MemoryStore
 
     with contextlib.closing(MemoryStore()) as store:

@@ -104,7 +104,7 @@ def compare_clusters(
     launchable: Launchable | None = None,
     calibration: Callable[[Workload], Calibration | None] = lambda _: None,
 ) -> tuple[ClusterChoice, ...]:
-    """The best of the space on each cluster, in their order, with the bill for a training on `tokens` tokens.
+    """The best of the space on each cluster, in their order, with the cost of training on `tokens` tokens.
 
     The space's own world sizes, which belong to the workload's cluster, are left out. `launchable`: the trainer that must be able to launch the configs.
     `calibration`: the constants that were measured on a workload's cluster, where they were.

@@ -204,7 +204,7 @@ class Operations(ABC, Generic[One, Many]):
     ) -> One:
         """Rank the feasible configs by the cost model: {configs, feasible, infeasible}.
 
-        With `clusters` (names, or GPU types) also the best on each of them, as `clusters`, with the bill for training on `tokens` tokens.
+        With `clusters` (names, or GPU types) also the best on each of them, as `clusters`, with the cost of training on `tokens` tokens.
         """
         params = {"top": top, "clusters": ",".join(clusters) or None, "tokens": tokens}
         return self._ask(Call(method="POST", path="/plan", body=spec, params=_given(params)))

@@ -30,7 +30,7 @@ def bubble(evidence: Evidence) -> Iterator[Finding]:
         low=max(0.0, extra / 2),
         high=seen,
         what=f"pipeline stages wait for each other for {seen:.0%} of the step; {due:.0%} is expected",
-        evidence=(f"one profiled step: {format_duration(parts.get('bubble', 0.0))} of a step in sends and receives while nothing is computed",),
+        evidence=(f"one profiled step: {format_duration(parts.get('bubble', 0.0))} in sends and receives with no computation",),
         confirm="profile a step of each stage: the stage that never waits is the slow one",
         change="split the layers so that stages take equal time (the last one has the head and the loss), or use more micro-batches or an interleaved schedule",
         knob="pp_schedule",

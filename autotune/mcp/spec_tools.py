@@ -141,7 +141,7 @@ class SpecTools:
             str | None, Field(description="bf16, fp16 or fp32, if the launch does not name the number format.")
         ] = None,
         config: Annotated[
-            str | None, Field(description="KNOB=VALUE,...: the config it trains with, if the launch does not say.")
+            str | None, Field(description="KNOB=VALUE,...: the current config, if the launch does not give it.")
         ] = None,
         log: Annotated[str | None, Field(description="Text of its log, to read step times from.")] = None,
         train_tokens: Annotated[

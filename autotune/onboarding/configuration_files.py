@@ -226,7 +226,7 @@ def unread_files(started: Started, base: Path) -> Iterator[str]:
     ):
         if isinstance(file, str) and PurePosixPath(file).suffix.lower() in DOCUMENTS and not (base / file).is_file():
             if name == "fsdp":
-                yield f"{UNREAD}{file} was not found: no activation checkpointing is assumed of it"
+                yield f"{UNREAD}{file} was not found, so no activation checkpointing is assumed"
                 continue
             stage = decided_by(name, file, base).get("zero_stage", 0)
             why = ", as its name says" if stage else ""

@@ -104,7 +104,9 @@ def import_draft(
         if Path(present.cwd).is_dir():
             values[CWD.name] = present.cwd
         else:
-            notes.append(f"it runs in {present.cwd}, which is no folder here: write it as trainer.cwd where trials run")
+            notes.append(
+                f"it runs in {present.cwd}, which is not a folder on this machine: set trainer.cwd to that folder where trials run"
+            )
     values |= {
         option.name: str((path.parent / values[option.name]).resolve())
         for option in subject.options

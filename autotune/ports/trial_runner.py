@@ -2,7 +2,7 @@
 
     TrialRequest    one attempt to be run            RunnerEvent      what is reported of it: queued, started, steps, log, seen, ended
     TrialRunner     start, poll, cancel, close       AdoptingRunner   one that can take over attempts of an earlier runner
-                                                     PreflightRunner  one whose class says what it cannot run before it is made
+                                                     PreflightRunner  one that says in advance what it cannot run
                                                      ChoosingRunner   one that can leave nodes out
 
 All values are plain, so that they cross process and machine borders as JSON.
@@ -24,24 +24,24 @@ AttemptId = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest(Plain):
-    """One attempt to be run. Plain values only: it is sent between processes and machines as JSON."""
+    """One attempt to run, as plain values: it is sent between processes and machines as JSON."""
 
     study: str
     """id of the study"""
     number: int
     """trial number"""
     attempt: int
-    """from 1"""
+    """number of the attempt, from 1"""
     workload: Workload
     """what is trained"""
     config: ParallelConfig
-    """how"""
+    """the config it is trained with"""
     measure: MeasureSpec
     """how it is measured, with its deadlines"""
     seed: int = 0
     """seed of weights and data"""
     trainer: str = "native"
-    """whose training loop"""
+    """registered name of the trainer"""
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
     """further options of the trainer"""
     data: str | None = None
@@ -59,9 +59,9 @@ class TrialRequest(Plain):
     keeps_outputs: bool = False
     """whether a program writes to its usual place, so that each trial replaces the output of the last one"""
     as_it_is: bool = False
-    """whether a program is started as its user starts it, to see what it does: what it trains is not compared with a config"""
+    """whether a program is started exactly as its user starts it: what it trains is then only observed, not compared with a config"""
     ends_itself: bool = False
-    """whether a measured program may run to its own end, to see what it writes there"""
+    """whether a measured program may run to its own end, to observe what it writes at the end"""
 
     @property
     def id(self) -> AttemptId:
@@ -78,21 +78,21 @@ class NodePlace:
     ranks: tuple[int, ...]
     """their numbers in the attempt"""
     gpus: tuple[str, ...] = ()
-    """theirs, as CUDA_VISIBLE_DEVICES names them there; empty: they train on the CPU, or the program sees all GPUs"""
+    """their GPUs, by the names of CUDA_VISIBLE_DEVICES on the node; empty: they train on the CPU, or the program sees all GPUs"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStarted:
-    """The ranks are placed and begin to set up."""
+    """The ranks are placed and begin their setup."""
 
     id: AttemptId
     places: tuple[NodePlace, ...] = ()
-    """where, the node of rank 0 first; empty: the runner cannot tell"""
+    """the nodes of the ranks, that of rank 0 first; empty: unknown to the runner"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptQueued:
-    """The attempt still waits for ranks that others use. Said again and again while it lasts: this time counts for no deadline."""
+    """The attempt still waits for ranks that others use. Repeated while it waits; this time counts towards no deadline."""
 
     id: AttemptId
     reason: str
@@ -115,47 +115,47 @@ class LogRead:
 
     id: AttemptId
     node: int
-    """on which node of the attempt, from 0"""
+    """number of the node within the attempt, from 0"""
     lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSeen:
-    """What the probe saw of a program, at its end, for requests that ask for the log. Plain values."""
+    """What the probe observed of a program, reported at its end, for requests that ask for the log."""
 
     id: AttemptId
     facts: Mapping[str, Any]
-    """what the measured process trains, by the names of the probe's reports; empty: the probe saw no training"""
+    """what the measured process trains, by the names in the probe's reports; empty: the probe observed no training"""
     micro_batches: int | None = None
-    """forward passes with gradients of a usual step"""
+    """forward passes with gradients in a typical step"""
     sequences: int | None = None
-    """sequences that one process trains in a usual step"""
+    """sequences that one process trains on in a typical step"""
     tokens: int | None = None
-    """tokens that one process trains in a usual step"""
+    """tokens that one process trains on in a typical step"""
     wait_share: float | None = None
-    """share of the steps' time that was spent waiting for data"""
+    """share of the step time spent waiting for data"""
     skipped_steps: int = 0
-    """steps that a gradient scaler left out"""
+    """steps skipped by a gradient scaler"""
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """files that were written or removed outside of the trial's folder, by path: `how`, `existed`, `kept`"""
+    """files written or removed outside the trial's folder, by path: `how`, `existed`, `kept`"""
     lost: tuple[str, ...] = ()
-    """files of the user's that could not be put back, each with where it is now"""
+    """the user's files that could not be restored, each with its current path"""
     troubles: tuple[str, ...] = ()
-    """why the probe saw nothing, or not all"""
+    """why the probe observed nothing, or not everything"""
     has_own_updates: bool = False
-    """whether the program changes its weights without an optimizer of torch, so that the probe sees no steps"""
+    """whether the program updates its weights without a torch optimizer, so that the probe observes no steps"""
     fills_by_tokens: bool = False
-    """whether steps have other numbers of sequences than the config, each another one, as micro-batches that are filled up to a number of tokens have"""
+    """whether the number of sequences varies from step to step, as with micro-batches that are filled up to a number of tokens"""
     disagreement: str = ""
-    """how a step differs from the config, in words"""
+    """how a step differs from the config, as text"""
     witness: str = ""
-    """how the log differs from the probe, in words"""
+    """how the log differs from the probe, as text"""
     measured: bool = False
-    """whether the steps that count are the probe's"""
+    """whether the measured steps are those of the probe"""
     together: int = 1
-    """most steps whose lines arrived at once, where steps are timed by that"""
+    """largest number of steps whose lines arrived at once, if steps are timed by the arrival of their lines"""
     left_out: str = ""
-    """how much of its log was more than could be read, in words"""
+    """how much of its log exceeded what can be read, as text"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,22 +201,22 @@ class TrialRunner(Protocol):
         ...
 
     def close(self) -> None:
-        """Kill what runs and free everything. Idempotent; bounded in time."""
+        """Kill all running attempts and free all resources. Idempotent; bounded in time."""
         ...
 
 
 @runtime_checkable
 class AdoptingRunner(TrialRunner, Protocol):
-    """A runner whose attempts outlive it for a while, so that the next one of the study can go on with them."""
+    """A runner whose attempts outlive it for a while, so that the study's next runner can continue them."""
 
     def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
-        """Takes over what an earlier runner of this study left behind: those of `attempts` that still run, or ended unheard. All that they reported
-        since they began is reported again. What else was left is kept warm, or ended."""
+        """Take over the `attempts` of this study's previous runner that still run, or whose end was not reported, and report all their events again.
+        Its other processes are kept warm or ended."""
         ...
 
 
 LeftOut = Literal["left out", "needed", "absent"]
-"""what became of a node that a runner was to leave out: it gets no more ranks; too few would be left without it; the runner has no such node"""
+"""outcome of leaving a node out: it gets no more ranks; the others would be too few without it; the runner has no such node"""
 
 
 @runtime_checkable
@@ -224,24 +224,23 @@ class ChoosingRunner(TrialRunner, Protocol):
     """A runner that can leave nodes out."""
 
     def leave_out(self, node: str, needed: Placement) -> LeftOut:
-        """Gives no rank of an attempt that begins from now on to this node (hostname or address), unless the other nodes have no room for ranks that are
-        placed as `needed`."""
+        """Place no rank of later attempts on this node (hostname or address), unless the other nodes have no room for ranks placed as `needed`."""
         ...
 
 
 class PreflightRunner(TrialRunner, Protocol):
-    """A runner that says what it cannot run: its class before a runner is made and anything is started, and the runner of the cluster that it joined.
+    """A runner that says in advance what it cannot run: the class before anything is started, the object for the cluster that it joined.
     Each method is optional."""
 
     @classmethod
     def preflight(cls, study: Study) -> None:
-        """Raises `RunnerError` for a study that this runner can run on no machine, e.g. of a trainer that it does not know."""
+        """Raise `RunnerError` for a study that this runner cannot run on any machine, e.g. because it does not know the trainer."""
         ...
 
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
-        """Raises `RunnerError` (or `MissingExtraError`) for a study that it cannot run on this machine. `smallest`: the config of the space with
-        the fewest ranks. Takes milliseconds: nothing is started, and no cluster is asked."""
+        """Raise `RunnerError` (or `MissingExtraError`) for a study that it cannot run on this machine. `smallest`: the config of the space with
+        the fewest ranks. Takes milliseconds: nothing is started, and no cluster is contacted."""
         ...
 
     def check_study(self, study: Study) -> None:

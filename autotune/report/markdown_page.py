@@ -141,7 +141,7 @@ def _trials(found: Result, page: str) -> str:
         speeds_line(found.shown),
         *notes.shared[:MOST_FAILURES],
         *([f"{cut:,} more are not shown"] if cut else []),
-        *([f"{finals:,} more trials re-measured the first configs to get the figures above"] if finals else []),
+        *([f"{finals:,} more trials re-measured the top configs to get the figures above"] if finals else []),
     ]
     said = "\n".join(f"- {text(line, most=MOST_SENTENCE)}" for line in lines)
     return details(f"Trials ({count:,})", table([TRIAL_HEADS[i] for i in shown], rows), said)

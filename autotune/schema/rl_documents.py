@@ -165,7 +165,7 @@ class RolloutDocument(Document, defer_build=True):
         default=0.0, description="share of a GPU's memory that the engine uses while generating"
     )
     sleeps: StrictBool = Field(
-        default=True, description="whether a colocated engine gives that memory back while the trainer works"
+        default=True, description="whether a colocated engine returns that memory while the trainer works"
     )
     tokens_per_s_per_response: Positive | None = Field(
         default=None, description="tokens per second of a single response"
@@ -181,9 +181,9 @@ USUAL = {
     "openrlhf": ("deepspeed", "none", False),
     "trl": ("fsdp", "none", True),
 }
-"""(engine, balance, padded) that trainers have unless told"""
+"""defaults of each trainer: (engine, balance, padded)"""
 ANY = ("fsdp", "none", True)
-"""the same for the user's own programs"""
+"""defaults of the user's own programs"""
 
 
 def post_training_of(

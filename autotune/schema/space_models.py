@@ -2,7 +2,7 @@
 
 The keys of `SpaceDocument` are made from the declarations of the knobs (`autotune.spec.config.KNOBS`).
 
-The search space that ships for a model and a cluster, where nobody named one.
+The built-in search space for a model and a cluster, used if the spec names none.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 SearcherFactory = Callable[[Problem], Searcher]
-"""A class of `Searcher`, or a function that makes one of a problem"""
+"""A class of `Searcher`, or a function that creates one for a problem"""
 
 
 def make_searcher(
@@ -39,7 +39,7 @@ def make_searcher(
     enqueue: Iterable[ParallelConfig] = (),
     **options: Any,
 ) -> Searcher:
-    """The searcher with that name (or class, or made by that function) over the candidates of `space`.
+    """The searcher with that name (or of that class, or created by that function) over the candidates of `space`.
 
     `estimate`: prediction for all candidates (default: the cost model's). `calibration`: constants of the cost model, for the history and for
     configs outside the space. `history`: trials of earlier studies, each with its workload. `enqueue`: configs to try first.
@@ -82,7 +82,7 @@ def make_target_searcher(
     calibration: Calibration | None = None,
     history: Iterable[tuple[Workload, Trial]] = (),
 ) -> TargetSearcher:
-    """The searcher of a study with a target, which asks for proxies on the cluster at hand whatever searcher the study names."""
+    """The searcher of a study with a target: it proposes proxies for the cluster you have, regardless of the searcher in the spec."""
     from autotune.search.target_searcher import WORTH, TargetSearcher
 
     if study.at_hand is None:
@@ -101,7 +101,7 @@ def make_target_searcher(
 
 
 def searcher_names() -> tuple[str, ...]:
-    """All names that may be asked for; of a family those of its variants. One that cannot be loaded is there by its plain name."""
+    """All searcher names, with every variant of a family. A family that cannot be loaded is listed by its own name."""
     names: list[str] = []
     for name in registered(SEARCHERS):
         try:
@@ -113,7 +113,7 @@ def searcher_names() -> tuple[str, ...]:
 
 
 def check_searcher(name: str) -> None:
-    """Raises `CatalogError` unless that is the name of a searcher. Imports no more than a family whose variant is named."""
+    """Raise `CatalogError` unless that is the name of a searcher. A family is only imported if a variant of it is named."""
     if ":" in name:
         _find(name)
     else:
@@ -121,7 +121,7 @@ def check_searcher(name: str) -> None:
 
 
 def searcher_name(searcher: str | SearcherFactory) -> str:
-    """By what name a study records its searcher: the registered one, or `python:MODULE.NAME` for one that was passed as an object."""
+    """The name under which a study records its searcher: the registered one, or `python:MODULE.NAME` for one passed as an object."""
     if isinstance(searcher, str):
         return searcher
     if isinstance(searcher, OneSearcher):
@@ -172,16 +172,16 @@ def _variants(factory: Any) -> Mapping[str, str]:
 
 @final
 class OneSearcher:
-    """Makes no searcher anew, but hands out one that its owner made: once for a study, before it was told anything.
+    """A factory that returns a searcher created by the caller. It works once: the searcher must be new.
 
-    Whoever resumes the study passes a fresh one, which is then told all trials again.
+    To resume the study, pass a new one, which replays all trials.
     """
 
     def __init__(self, searcher: Searcher) -> None:
         self.searcher = searcher
 
     def __call__(self, problem: Problem) -> Searcher:
-        """The searcher. Raises `SpecError` when it searches another space than the study's, or has been told trials already."""
+        """The searcher. Raises `SpecError` if its space is not the study's, or if it already has trials."""
         mine = self.searcher
         if mine.trials or mine.state.any():
             raise SpecError(

@@ -1,4 +1,4 @@
-"""Optuna interoperability: our searchers as samplers of an Optuna study, and export of our studies to an Optuna storage.
+"""Optuna interoperability: autotune's searchers as samplers of an Optuna study, and export of autotune studies to an Optuna storage.
 
     sampler = SearcherSampler(space, "bayesian")
     study = optuna.create_study(direction="maximize", sampler=sampler)
@@ -10,7 +10,7 @@ other threads then see the trial as pending.
 
 This module imports Optuna when it is imported; nothing else in the package imports this module.
 
-The evidence of exported trials as Optuna artifacts: files of a trial, which optuna-dashboard shows beside it.
+The evidence of exported trials as Optuna artifacts: files of a trial, which optuna-dashboard shows next to it.
 
     trial.json    the whole trial: config, estimate, every step time and loss, reward, failure
     failure.log   of a failed trial: kind, message, exception, last log lines

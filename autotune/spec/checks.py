@@ -72,8 +72,8 @@ def member_of(name: str, value: str, kind: type[Member]) -> Member:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """ "did you mean X?", or nothing if no known word is similar. A word that begins a few of them, as h100 does h100-sxm, is taken for one of these,
-    a name that trainers use for one of them is taken for it, and at last a word within the name of only one, as batch in global_batch_size."""
+    """ "did you mean X?", or nothing if no known word is similar. Tried in this order: names that begin with the word, if they are
+    few (h100: h100-sxm); the name that trainers use for one of them; similar names; the only name that contains the word (batch: global_batch_size)."""
     known = list(known)
     begun = [name for name in known if name.startswith((f"{word}-", f"{word}_"))]
     if 1 <= len(begun) <= 4:

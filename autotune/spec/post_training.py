@@ -3,10 +3,10 @@
     one step      prompts x responses sequences are generated and scored, log-probabilities (and values) of them are computed, and the policy is updated
                   epochs x mini_batches times, each optimizer step on prompts * responses / mini_batches sequences
     algorithm     grpo and dapo have no critic (Shao et al., arXiv 2402.03300; Yu et al., arXiv 2503.14476), ppo has one (Schulman et al., arXiv 1707.06347);
-                  dpo has two told responses for each prompt and generates none (Rafailov et al., arXiv 2305.18290); sft trains on told sequences and needs no log-probabilities
+                  dpo has two given responses for each prompt and generates none (Rafailov et al., arXiv 2305.18290); sft trains on given sequences and needs no log-probabilities
     placement     colocated   the engine that generates and the trainer take turns on the same GPUs
-                  split       each has GPUs of its own, and waits for the other
-                  async       each has GPUs of its own; the trainer updates on responses of a policy that is at most `staleness` steps old, so both work at once
+                  split       each has its own GPUs, and waits for the other
+                  async       each has its own GPUs; the trainer updates on responses of a policy that is at most `staleness` steps old, so both work at once
 
 Knobs of post-training are knobs of a study (`knobs:`) with these names; what a study does not list has the value of its `rl` or `rollout`. `autotune.cost.rl` has the symbols and formulas of their cost.
 """

@@ -2,7 +2,7 @@
 
 Callbacks of `autotune.tune`: your functions, called with trials while a study runs.
 
-    on_trial(trial)    a trial has ended: measured, failed or cancelled; the baseline and the final rounds included
+    on_trial(trial)    a trial has ended: measured, failed or cancelled, including the baseline and the final rounds
     on_best(trial)     this trial is the best so far
 
 They run in the study's thread, between two steps of its loop, after the event was stored. An exception in a callback pauses the study and is raised

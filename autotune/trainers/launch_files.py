@@ -1,4 +1,4 @@
-"""A launch: command, environment and files of a training job, and how they are written into a folder without overwriting foreign files.
+"""A launch: command, environment and files of a training job, and how they are written into a folder without overwriting other files.
 
 File names are relative to the folder of the launch, in which its command runs unless `cwd` names another. A launch without files can be started
 from any folder. `FOLDER` in an argument or variable stands for the folder of the launch, which is known once it is written; `NODE_RANK`,

@@ -8,9 +8,9 @@ The verdict follows from the risk, P(OOM), the probability that the fullest rank
 
 A plan counts a config among those that are expected to fit up to `planning.FITS`, and so does `Fit.is_expected`.
 
-A dry run plays the training loop of `PLAYED`. It decides for studies of that trainer alone: another one keeps, frees and recomputes other tensors. For
-any other trainer, and where no dry run could be made, verdict and risk are those of the cost model's formulas for that trainer, which are also those of
-`plan` and `estimate`: two commands never give two verdicts. `Fit.fits` is None where no dry run could be made, because the question was about the model's code.
+A dry run executes the training loop of `PLAYED`. It decides only for studies with that trainer: others keep, free and recompute different tensors. For
+any other trainer, and if no dry run was possible, verdict and risk are those of the cost model's formulas for that trainer, which are also those of
+`plan` and `estimate`: two commands never give two verdicts. `Fit.fits` is None if no dry run was possible, because the question was about the model's code.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ FITS: Verdict = "fits"
 AT_THE_LIMIT: Verdict = "at the limit"
 DOES_NOT_FIT: Verdict = "does not fit"
 PLAYED = "native"
-"""the trainer whose training loop a dry run plays"""
+"""the trainer whose training loop a dry run executes"""
 LIMIT = 0.05
-"""P(OOM) below which a config fits without a doubt worth naming"""
+"""P(OOM) below which a config counts as fitting"""
 
 
 @final
@@ -41,13 +41,13 @@ class Fit:
     workload: Workload
     config: ParallelConfig
     runs: tuple[DryRun, ...]
-    """of the first, a middle and the last rank of the pipeline; empty if no dry run was possible"""
+    """dry runs of the first, a middle and the last rank of the pipeline; empty if none was possible"""
     estimate: Estimate
     """the cost model's estimate for the config, with floats"""
     reserved: Reserved
-    """of the fullest rank: from the dry run if it decides, otherwise from the formulas"""
+    """memory reserved on the fullest rank: from the dry run if it decides, otherwise from the formulas"""
     problem: str = ""
-    """why no dry run was possible, in words; the cost model then answers"""
+    """why no dry run was possible, as text; the cost model then answers"""
     remedy: str = ""
     """what can be done about the problem"""
     notes: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class Fit:
 
     @property
     def memory_bytes(self) -> float:
-        """Of one GPU."""
+        """Memory of one GPU."""
         return self.workload.cluster.gpu.memory_bytes
 
     @property
@@ -87,7 +87,7 @@ class Fit:
 
     @property
     def verdict(self) -> Verdict:
-        """The answer in words."""
+        """The answer as text."""
         return _verdict(self.oom_probability)
 
     @property
@@ -107,7 +107,7 @@ class Fit:
 
     @property
     def guesses(self) -> tuple[str, ...]:
-        """What depends on the model's data and had to be assumed by the runs, in words."""
+        """What depends on the model's data and was assumed by the runs, as text."""
         return tuple(dict.fromkeys(guess for run in self.runs for guess in run.guesses))
 
     @property

@@ -19,7 +19,7 @@ def configs_of(
     calibration: Calibration | None,
     space: SearchSpace | None = None,
 ) -> tuple[ParallelConfig, ...]:
-    """The configs to answer for. `space`: the study's space, if it is already enumerated. Raises `ConfigError` for one that breaks a law, `SpecError` for a workload without configs."""
+    """The configs to answer for. `space`: the study's space, if it is already enumerated. Raises `ConfigError` for an invalid config, `SpecError` for a workload without configs."""
     if configs is None:
         if isinstance(asked, Workload):
             raise SpecError(

@@ -12,7 +12,7 @@ from autotune.will_it_fit.findings import active_parameters, beside_cost_model, 
 
 
 def fits_document(fits: Sequence[Fit], *, profile: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """{configs: one document for each config}; with `profile` where one was asked for."""
+    """{configs: one document for each config}; with `profile` if one was requested."""
     found: dict[str, Any] = {"configs": [fit_document(fit) for fit in fits]}
     return found if profile is None else {**found, "profile": dict(profile)}
 

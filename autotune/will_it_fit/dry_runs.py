@@ -1,4 +1,4 @@
-"""Which ranks of a job are run dry, and what answers where none can be.
+"""Which ranks of a job are dry-run, and what answers if none can be.
 
 All ranks of a pipeline stage hold the same shapes, so one of each stage is enough; inner stages differ from each other by at most a layer. The first
 holds the embedding and the most micro-batches in flight, the last one the output projection and the loss: first, middle and last are run.
@@ -22,21 +22,21 @@ from autotune.will_it_fit.reserved import Reserved
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProgress:
-    """A dry run that begins, or that has ended."""
+    """A dry run that begins or has ended."""
 
     config: ParallelConfig
     pp_rank: int
-    """rank of the pipeline that is run"""
+    """pipeline rank that is dry-run"""
     number: int
-    """of this run among those of the config, from 1"""
+    """number of this run among those of the config, from 1"""
     count: int
-    """of runs of the config"""
+    """number of runs of the config"""
     run: DryRun | None = None
-    """what came of it; None when it begins"""
+    """its result; None when it begins"""
     config_number: int = 1
-    """of the config among those that are asked about, from 1"""
+    """number of the config among the requested ones, from 1"""
     config_count: int = 1
-    """of configs that are asked about"""
+    """number of requested configs"""
 
 
 OnRank = Callable[[RankProgress], None]
@@ -56,9 +56,9 @@ def answer(
     calibration: Calibration | None = None,
     on_rank: OnRank | None = None,
 ) -> Fit:
-    """Whether the config fits: by dry runs of its pipeline ranks where they play the study's trainer, else by the cost model.
+    """Whether the config fits: by dry runs of its pipeline ranks if they execute the study's trainer, otherwise by the cost model.
 
-    `Fit.problem` says why no dry run could be made.
+    `Fit.problem` says why no dry run was possible.
     """
     constants = calibration or calibration_for(workload)
     predicted = estimate(workload, config, calibration=constants)
@@ -114,7 +114,7 @@ def answers(
     calibration: Calibration | None = None,
     on_rank: OnRank | None = None,
 ) -> tuple[Fit, ...]:
-    """The answer for each config; `runner` None: the one that ships. Raises `MissingExtraError` without torch."""
+    """The answer for each config; `runner` None: the built-in one. Raises `MissingExtraError` without torch."""
     runs_by = runner or dry_runner()
     asked = tuple(configs)
 

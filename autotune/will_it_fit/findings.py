@@ -1,9 +1,9 @@
-"""What people ask of a dry run: categories beside the cost model's, the fullest modules, traffic, and the work of a token against 6N.
+"""Summaries of a dry run: categories next to the cost model's, the modules with the most memory, traffic, and the FLOPs of a token compared with 6N.
 
     N       parameters that one token uses
     6N      FLOPs of a token, forward and backward, of a dense model without attention scores (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)
 
-Nothing is computed here that a dry run does not say; rows are summed, sorted and cut.
+All numbers come from the dry run; rows are only summed, sorted and cut.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ BESIDE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """One category as the dry run and as the cost model has it."""
+    """One category of memory, from the dry run and from the cost model."""
 
     name: str
     dry_run_bytes: int
-    """allocated, at the peak of the fullest rank"""
+    """bytes allocated at the peak of the fullest rank"""
     cost_model_bytes: float
-    """of the cost model's fullest rank"""
+    """bytes of the cost model's fullest rank"""
     why: str = ""
-    """what the study's trainer does otherwise than the one whose loop was run dry; empty where that is its own"""
+    """what the study's trainer does differently from the one whose loop was dry-run; empty if they are the same"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,35 +47,35 @@ class Traffic:
     axis: str
     """mesh axis of the group"""
     ranks: tuple[int, ...]
-    """of the group"""
+    """ranks of the group"""
     calls: int
-    """in a step"""
+    """number of calls in a step"""
     num_bytes: int
-    """in a step, as `CollectiveCall.num_bytes` counts them"""
+    """bytes in a step, as `CollectiveCall.num_bytes` counts them"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleGroup:
-    """Modules that stand at the same place of repeated layers, or one module alone."""
+    """The modules in the same position of repeated layers, or a single module."""
 
     name: str
-    """of the module; `*` stands for the number of the layer"""
+    """name of the module; `*` stands for the number of the layer"""
     kind: str
     """name of their class"""
     count: int
-    """of modules"""
+    """number of modules"""
     parameter_bytes: int
-    """of all of them, as all below"""
+    """bytes of their parameters; this and all fields below are sums over the modules"""
     saved_bytes: int
-    """that one micro-batch leaves for the backward pass"""
+    """bytes that one micro-batch saves for the backward pass"""
     at_peak_bytes: int
-    """alive at the peak of the rank"""
+    """bytes alive at the peak of the rank"""
     flops: int
-    """of one micro-batch, forward and backward"""
+    """FLOPs of one micro-batch, forward and backward"""
 
 
 def beside_cost_model(fit: Fit) -> tuple[Beside, ...]:
-    """The categories of the fullest rank beside those of the cost model; empty without a dry run."""
+    """The categories of the fullest rank next to those of the cost model; empty without a dry run."""
     if fit.fullest is None:
         return ()
     found, predicted = fit.fullest.peak.parts_bytes, fit.estimate.memory_parts_bytes
@@ -92,7 +92,7 @@ def beside_cost_model(fit: Fit) -> tuple[Beside, ...]:
 
 
 def fullest_modules(run: DryRun, most: int = 8) -> tuple[ModuleGroup, ...]:
-    """The modules that made most of what is alive at the peak. Modules of repeated layers, whose names differ in numbers alone, are one row."""
+    """The modules that created most of the memory alive at the peak. Modules whose names only differ in the layer number are one row."""
     groups: dict[tuple[str, str], list[ModuleCost]] = {}
     for module in run.modules:
         groups.setdefault((re.sub(r"\b\d+\b", "*", module.name), module.kind), []).append(module)
@@ -113,7 +113,7 @@ def fullest_modules(run: DryRun, most: int = 8) -> tuple[ModuleGroup, ...]:
 
 
 def largest_products(run: DryRun, most: int = 5) -> tuple[MatrixProduct, ...]:
-    """The matmuls that take most of a micro-batch's FLOPs; those of one shape in a row."""
+    """The matmuls with most of a micro-batch's FLOPs, one row per shape."""
     merged: dict[tuple[int, int, int, str], MatrixProduct] = {}
     for product in run.products:
         key = (product.m, product.n, product.k, product.dtype)
@@ -122,7 +122,7 @@ def largest_products(run: DryRun, most: int = 5) -> tuple[MatrixProduct, ...]:
 
 
 def product_flops(product: MatrixProduct) -> int:
-    """Of all products of that shape in one micro-batch."""
+    """FLOPs of all products of that shape in one micro-batch."""
     return 2 * product.m * product.n * product.k * product.count
 
 

@@ -1,8 +1,8 @@
-"""What the allocator takes from the GPU for the tensors of a rank.
+"""GPU memory that the allocator reserves for the tensors of a rank.
 
     reserved = allocated * factor + workspace          factor = 1 + fragmentation, log-normal with standard deviation `sigma`
 
-`allocated` is what a dry run says. `fragmentation` and the workspace of kernels and collectives are constants of the GPU type and trainer
+`allocated` comes from a dry run. `fragmentation` and the workspace of kernels and collectives are constants of the GPU type and trainer
 (`autotune.cost.memory.constants`). A config fits when what is reserved is below `usable`: the GPU's memory less CUDA context and communication buffers.
 """
 
@@ -23,24 +23,24 @@ from autotune.spec import Workload
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
-    """The allocator's share of a GPU on one rank."""
+    """GPU memory reserved by the allocator of one rank."""
 
     peak_bytes: float
-    """reserved at the peak, the median"""
+    """bytes reserved at the peak, median"""
     low_bytes: float
     """lower end of the 90% interval"""
     high_bytes: float
     """upper end of the 90% interval"""
     usable_bytes: float
-    """most that it can reserve on this GPU"""
+    """most bytes that it can reserve on this GPU"""
     oom_probability: float
-    """that it needs more than that, 0 to 1"""
+    """probability that it needs more than that, 0 to 1"""
     source: str
-    """where the constants come from, in words"""
+    """where the constants come from, as text"""
 
     @classmethod
     def of(cls, allocated_bytes: float, workload: Workload, constants: Calibration) -> Reserved:
-        """What is reserved where so much is allocated."""
+        """The memory reserved if `allocated_bytes` are allocated."""
         gpu = workload.cluster.gpu
         usable = gpu.memory_bytes * constants.usable_fraction
         peak = allocated_bytes * (1.0 + constants.fragmentation) + constants.framework_bytes

@@ -54,7 +54,7 @@ def test_a_cause_that_was_found_gets_the_profile_as_evidence() -> None:
     slow = run(communication=0.8)
     seen = replace(slow, facts={"device": "cuda"}, parts_s={**HEALTHY, "communication": 0.08})
     (finding,) = (f for f in diagnose(seen).findings if f.cause == "communication_inside_node")
-    assert "collectives that nothing hides take 45% of the step" in finding.evidence[-1]
+    assert "exposed collectives take 45% of the step" in finding.evidence[-1]
     assert finding.share == next(f.share for f in diagnose(slow).findings if f.cause == finding.cause)
 
 

@@ -47,15 +47,13 @@ TEXTS = [
 ]
 SOURCES = sorted([*(ROOT / "autotune").rglob("*.py"), *(ROOT / "workers").rglob("*.py")])
 API = [
-    *(ROOT / "autotune" / name for name in ("api.py", "errors.py")),
-    *(
-        next((ROOT / "autotune").rglob(f"{room}/**/{name}.py"))
-        for room, name in (("results", "result"), ("search", "searcher"))
-    ),
-    *(
-        next((ROOT / "autotune" / "trainers").rglob(f"{name}.py"))
-        for name in ("trainer", "launch_files", "step_metrics")
-    ),
+    *(ROOT / "autotune" / name for name in ("api.py", "errors.py", "ray.py")),
+    *(ROOT / "autotune" / "results" / name for name in ("result.py", "figure.py")),
+    *(ROOT / "autotune" / "search" / name for name in ("searcher.py", "by_name.py", "optuna_study.py")),
+    *(ROOT / "autotune" / "trainers" / name for name in ("base/trainer.py", "launch_files.py", "logs/step_metrics.py")),
+    ROOT / "autotune" / "ports" / "trial_runner.py",
+    ROOT / "autotune" / "study" / "progress.py",
+    *sorted((ROOT / "autotune" / "will_it_fit").rglob("*.py")),
     *sorted((ROOT / "autotune" / "spec").rglob("*.py")),
     *sorted((ROOT / "autotune" / "client").rglob("*.py")),
 ]

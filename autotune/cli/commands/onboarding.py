@@ -1,4 +1,4 @@
-"""Commands that make a first spec: init (from a script, a launch script, a command or a configuration; read, or run for a few steps), import (from a trainer's present configuration)."""
+"""Commands that write a first spec: init (from a script, a launch script, a command or a configuration; read, or run for a few steps), import (from a trainer's current configuration)."""
 
 from __future__ import annotations
 

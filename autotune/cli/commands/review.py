@@ -47,9 +47,7 @@ def review(
     precision: PrecisionOption = None,
     config: Annotated[
         str | None,
-        typer.Option(
-            "--config", metavar="KNOB=VALUE,...", help="Config it trains with now, if the launch does not say."
-        ),
+        typer.Option("--config", metavar="KNOB=VALUE,...", help="Current config, if the launch does not give it."),
     ] = None,
     train_tokens: Annotated[
         float | None,

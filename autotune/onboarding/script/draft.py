@@ -479,7 +479,7 @@ def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Itera
     """What trials do otherwise than the launch, and what they cannot do."""
     if found.finds_batch:
         named = ", ".join(option.shown for option in found.finds_batch)
-        yield f"off in trials: {named}, because it halves the batch when memory runs out, so that another batch would be measured"
+        yield f"off in trials: {named}, because it halves the batch when memory runs out, so a different batch would be measured"
     if found.trackers:
         named = ", ".join(option.shown for option in found.trackers)
         yield f"left out in trials: {named}; the exported launch has it"

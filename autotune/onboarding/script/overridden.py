@@ -48,7 +48,7 @@ def overriding(draft: Draft, written: Written, program: str, own: frozenset[str]
     )
 
 
-_WHY = "values that its own text sets, as each trial has them"
+_WHY = "values set in its own text, which each trial replaces"
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def trial_timeline(source: FigureSource) -> Figure | None:
             high_s=max(s.end_s for s in spans),
             x_label="time since the start of the study",
             x_format=format_duration,
-            description="Trials over time, with the ranks that each took",
+            description="Trials over time, with the ranks that each used",
         ),
         table=table_of(
             (

@@ -1,9 +1,9 @@
 """Models, GPUs and clusters by name: one YAML file each, read on first use.
 
-    models/NAME.yaml    the fields of `ModelSpec`, or `config`: the model's published config.json, without what concerns neither its weights nor what it
-                        computes; and `hub`: the model's id on Hugging Face's hub, where it has one
-    gpus/NAME.yaml      the fields of `GpuSpec` (memory as GiB), with what comes with it: the links intra_node and inter_node, gpus_per_node where a node
-                        has not 8, and gpus_per_domain where NVLink reaches beyond a node
+    models/NAME.yaml    the fields of `ModelSpec`, or `config`: the model's published config.json, without keys that affect neither its weights nor its
+                        computation; and `hub`: the model's id on Hugging Face's hub, if it has one
+    gpus/NAME.yaml      the fields of `GpuSpec` (memory as GiB), and the hardware around it: the links intra_node and inter_node, gpus_per_node if it is
+                        not 8, and gpus_per_domain if NVLink reaches beyond a node
     clusters            GPU-NODESxGPUS, of any size: `a100-80gb-16x8` is 16 nodes of 8 GPUs
 
 Assumptions: peaks are dense (no sparsity). Memory is what CUDA reports, a little less than the product name says. Link bandwidths are per GPU

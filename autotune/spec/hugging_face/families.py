@@ -282,4 +282,4 @@ APART: Mapping[str, str] = {
     "jetmoe": "has experts in its attention",
     "arctic": "has a dense MLP with its own norms next to the experts of each layer",
 }  # fmt: skip
-"""How the layers of families differ that no shape describes, by `model_type`."""
+"""Families whose layers no shape describes, by `model_type`: how they differ."""

@@ -1,11 +1,11 @@
-"""What families write about their shapes in keys of their own: latent attention, patterns of layers with experts, heads and widths.
+"""Shapes that families describe in their own keys: latent attention, patterns of layers with experts, heads and widths.
 
 Each function takes the file with the defaults of its family, and the fields of `ModelSpec` so far, and returns the fields that change.
 
-What transformers' own classes bring for parallel training: a plan for tensor parallelism, and places where a pipeline can split them.
+What transformers' own classes provide for parallel training: a plan for tensor parallelism, and places where a pipeline can split them.
 
-A class counts as having a tensor plan when all its entries are of a style that the native trainer applies; plans of experts are not among them. Apertus is left out:
-its activation learns two figures, whose gradients no rank has whole.
+A class counts as having a tensor plan if the native trainer supports the style of every entry, which excludes plans for experts. Apertus is left out: its activation
+has two learned scalars, and no rank has their full gradients.
 
 Facts of the families: transformers 5.23, `base_model_tp_plan` and `base_model_pp_plan` of `models/*/configuration_*.py`.
 """

@@ -57,8 +57,8 @@ class Measurement(Plain):
     breakdown_s: Mapping[str, float] = field(default_factory=dict)
     """profiled seconds of a step by cause, if a profile was requested"""
     phases_s: Mapping[str, float] = field(default_factory=dict)
-    """seconds of a step of post-training by phase, of a trial that runs only the trainer's phases: `log_prob`, `reference` and `update` are measured, all
-    others given, or predicted from what was given; empty for other trials"""
+    """seconds of a post-training step by phase, for trials that run only the trainer's phases: `log_prob`, `reference` and `update` are measured, the other
+    phases come from the spec or are predicted from it; empty for all other trials"""
     utilization: Mapping[str, float] = field(default_factory=dict)
     """other readings by name: power_watts, sm, memory_bandwidth, reserved_memory_bytes, alloc_retries, temperature_c, throttled, ..."""
     reference_losses: tuple[float, ...] = ()

@@ -1,6 +1,6 @@
-"""An observed run: a training that people started themselves, with what was seen of it. It is no trial: nobody chose its config to learn from it, and it never wins.
+"""An observed run: a training run that people started themselves, with its measurements. It is not a trial: its config was not chosen by a search, and it never wins.
 
-What people write on a study: tags, by which studies are found again, and notes.
+What people add to a study: tags, to find studies by, and notes.
 
 A tag is a word without spaces, so that a list of tags can be typed in one line. Tags are compared as they are written.
 """

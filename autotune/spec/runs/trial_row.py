@@ -1,6 +1,6 @@
 """A trial as one row of a table: the columns of `autotune store export` and of `Result.to_dataframe`.
 
-Columns carry units in their names; times are ISO 8601 in UTC; what is unknown is None. Estimates are of the time when the trial was proposed.
+Columns carry units in their names; times are ISO 8601 in UTC; unknown values are None. Estimates are those made when the trial was proposed.
 """
 
 from __future__ import annotations

@@ -19,14 +19,16 @@ class AnnotationContract(StoreFixture):
         study = store.submit(a_study(), {}).id
         first = store.annotations.add_note(study, "  too slow\r\non Friday\n", author="ada")
         second = store.annotations.add_note(study, "näme \u2603", author="bob")
-        assert store.annotations.add_note(study, "näme \u2603", author="bob") == second, "a request that was repeated"
+        assert store.annotations.add_note(study, "näme \u2603", author="bob") == second, (
+            "repeating a request adds nothing"
+        )
         assert store.annotations.notes(study) == [first, second]
         assert (first.text, first.author) == ("too slow\non Friday", "ada")
         before = store.revision(study)
         store.annotations.remove_note(study, second.number)
         assert store.revision(study) != before
         assert store.annotations.notes(study) == [first]
-        assert store.annotations.add_note(study, "again").number > second.number, "a number is never used again"
+        assert store.annotations.add_note(study, "again").number > second.number, "numbers are never reused"
         assert kinds(store, study)[1:] == ["study.noted", "study.noted", "study.note_removed", "study.noted"]
         with pytest.raises(NotFoundError):
             store.annotations.remove_note(study, second.number)

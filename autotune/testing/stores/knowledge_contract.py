@@ -84,7 +84,9 @@ class KnowledgeContract(StoreFixture):
         def ranks(**wanted: Any) -> list[ParallelConfig]:
             return [trial.config for _, trial in store.best(**wanted)]
 
-        assert ranks() == [lucky, good, elsewhere, tied, slow], "before the end each stands at its measurement"
+        assert ranks() == [lucky, good, elsewhere, tied, slow], (
+            "before a study ends, configs rank by their own measurement"
+        )
         shown = {good: 32 * 1024 / 0.35, tied: 32 * 1024 / 0.35}
         finals = [{"config": config.to_dict(), "tokens_per_s": speed} for config, speed in shown.items()]
         end(store, lease, result={"finals": finals})
@@ -95,7 +97,7 @@ class KnowledgeContract(StoreFixture):
         for number, step_time_s in enumerate((0.6, 0.7)):
             run_trial(store, last, measured(pending(number, slow), step_time_s=step_time_s))
         run_trial(store, last, measured(pending(2, good), step_time_s=0.25))
-        assert ranks() == [good, elsewhere, lucky, tied, slow], "its median is of a study that still runs"
+        assert ranks() == [good, elsewhere, lucky, tied, slow], "its median comes from a study that is still running"
 
     def test_a_config_stands_where_the_study_of_its_median_puts_it(self, store: ServiceStore) -> None:
         config, steady = ParallelConfig(dp=8), ParallelConfig(pp=8)

@@ -68,7 +68,7 @@ class LeaseContract(StoreFixture):
                 write()
         assert store.trials(record.id) == before
         assert store.study(record.id).status is StudyStatus.QUEUED
-        assert kinds(store, record.id)[-1] == "trial.late", "the measurement of the fenced one is kept as late"
+        assert kinds(store, record.id)[-1] == "trial.late", "a measurement from an expired lease is stored as late"
         decide(store, lease, EndTrial(trial=measured(pending(0))))
 
     def test_many_claimants_and_one_wins(self, store: LeasedStore) -> None:
@@ -92,7 +92,7 @@ class LeaseContract(StoreFixture):
         store.release(lease)
         later = submit("bob", "b1")
         assert [study for study, _ in store.waiting()] == [b[0], c[0], a[1], later, *a[2:]], (
-            "her last turn was the last"
+            "the owner who had the latest turn comes last"
         )
 
     def test_what_ran_before_goes_on_before_others_begin(self, store: LeasedStore) -> None:
@@ -111,7 +111,7 @@ class LeaseContract(StoreFixture):
         assert [r.id for r in store.claimable()] == [second.id]
         store.renew(lease, lease_s=0)
         assert [r.id for r in store.claimable()] == [first.id, second.id]
-        assert not store.is_held(first.id), "it ran out"
+        assert not store.is_held(first.id), "the lease expired"
         store.set_status(second.id, StudyStatus.PAUSED, expect=[StudyStatus.QUEUED])
         store.set_status(first.id, StudyStatus.CANCELLED, expect=[StudyStatus.QUEUED])
         assert store.claimable() == []
@@ -126,7 +126,7 @@ class LeaseContract(StoreFixture):
         lease = store.claim(record.id, "a", lease_s=0)
         assert lease is not None
         held = store.holder(record.id)
-        assert held is not None, "also when it ran out"
+        assert held is not None, "also after the lease expired"
         assert (held.owner, held.fence) == ("a", lease.fence)
         store.release(lease)
         assert store.holder(record.id) is None

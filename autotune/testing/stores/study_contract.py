@@ -239,7 +239,7 @@ class StudyContract(StoreFixture):
         before = store.revision(lease.study)
         assert (before.id, before.events) == (lease.study, len(kinds(store, lease.study)))
         store.record_event(other.study, "study.note", {})
-        assert store.revision("study") == before, "by name, and nothing happened to this one"
+        assert store.revision("study") == before, "found by name, and unchanged"
         decide(store, lease, KeepTrial(trial=pending(0)))
         assert store.revision(lease.study) != before
         with pytest.raises(NotFoundError):

@@ -105,7 +105,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
-        """The launch of a config that has no limits; `options` are checked and complete."""
+        """The launch of a config for which `find_limits` found nothing; `options` are checked and complete."""
 
     @abstractmethod
     def parse_line(self, line: str) -> StepMetrics | None:
@@ -163,7 +163,7 @@ class Trainer(ABC):
         return LineTest(may_tell=lambda line: read(line) is not None, marks=self.step_marks)
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
-        """Why a launch with these options cannot pass the study's own knob `name` on, in words; empty if it can."""
+        """Why a launch with these options cannot pass the study's own knob `name` on, as text; empty if it can."""
         return f"its launches cannot set a study's own knob; {own_knob_remedy(name)}"
 
     def check_options(self, options: Mapping[str, Any], own_knobs: Iterable[str]) -> None:  # noqa: B027  # nothing to check is the rule
@@ -171,7 +171,7 @@ class Trainer(ABC):
         than plain values."""
 
     def for_space(self, options: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a study, completed with what its space says; `fixed`: the knobs with one value in all its configs."""
+        """The options of a study, completed from its space; `fixed`: the knobs with one value in all its configs."""
         return dict(options)
 
     @final
@@ -313,7 +313,7 @@ class Trainer(ABC):
         return ", ".join(sorted(self.families or ()))
 
     def _figure_notes(self, workload: Workload) -> Iterator[str]:
-        """What the launch could not carry over from the model, in words."""
+        """What the launch could not carry over from the model, as text."""
         if self.same_data or self.has_own_model:  # the former tries the same decoder in every trial
             return
         figures = figures_of(workload.model)

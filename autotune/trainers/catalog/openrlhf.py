@@ -69,7 +69,7 @@ DEFAULTS: Mapping[str, Any] = {
 """what is read; false: no flag, and the program decides for each sample"""
 FLAGS = Option(
     name="flags",
-    meaning="release whose names of flags a launch has; 0.9: before 0.10",
+    meaning="release whose flag names launches use; 0.9: any before 0.10",
     default="0.11",
     choices=("0.11", "0.10", "0.9"),
     reach=Reach.NOTHING,
@@ -284,7 +284,7 @@ class OpenRlhf(PostTrainer):
         apart = {} if whole else {role: gpus[role] for role, has_own in beside.items() if has_own}
         keys.keep(*(f"{role}.num_{what}" for role in apart for what in ("nodes", "gpus_per_node")))
         keys.remarks.extend(
-            f"the {role} model has {count} GPUs of its own, which exports keep; plans treat it as on the policy's"
+            f"the {role} model has {count} GPUs of its own, which exports keep; plans place it on the policy's GPUs"
             for role, count in apart.items()
         )
         ranks, degree = gpus["actor"], keys.count("vllm.tensor_parallel_size")

@@ -273,7 +273,7 @@ class Trl(PostTrainer):
         if is_server:
             keys.remarks.append(
                 f"{keys.name}: vllm_mode=server: the GPUs of the server are not among those of the launch, and a trial needs it to run; "
-                "plans count its speed alone"
+                "plans only count its speed"
             )
         knobs = {
             "dp": processes,

@@ -258,7 +258,7 @@ class Verl(PostTrainer):
         keys.keep(f"{MODEL}.lora.rank")
         if keys.find("reward_model.enable") or keys.find("reward.reward_model.enable"):
             keys.remarks.append(
-                "the reward model's memory and time are not counted: give its seconds a step as rl.reward_s"
+                "the reward model's memory and time are not counted: give its seconds per step as rl.reward_s"
             )
         if keys.find("algorithm.filter_groups.enable"):
             keys.remarks.append(
@@ -330,7 +330,7 @@ def _fsdp_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
         Rule(
             c.offload != "none",
             "offload",
-            "the step of the optimizer runs on the host in its Megatron engine alone",
+            "only its Megatron engine runs the optimizer step on the host",
             "none",
         ),
     )

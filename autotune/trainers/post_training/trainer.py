@@ -48,7 +48,7 @@ LEARNING_RATE = Option(
 )
 START = Option(
     name="start",
-    meaning="words that start the program, where they are not the usual ones: [uv, run, examples/run_grpo.py]",
+    meaning="words that start the program, if they differ from the usual ones: [uv, run, examples/run_grpo.py]",
     default=(),
     reach=Reach.PROGRAM,
 )
@@ -278,13 +278,13 @@ def mini_batches(prompts: int | None, responses: int, batch: int | None) -> int 
 
 
 def read_whole_experts(keys: KeyReader, where: str, tp: int) -> bool | None:
-    """`rl.whole_experts` of a launch of Megatron-Core, which by default cuts experts by tp; None: the default of specs."""
+    """`rl.whole_experts` of a launch of Megatron-Core, which splits experts by tp by default; None: the default of specs."""
     path = f"{where}.{EXPERT_TP}"
     degree = keys.count(path)
     if degree is not None and degree not in (1, tp):
         keys.keep(path)
         keys.remarks.append(
-            f"{path}={degree}: plans leave experts whole (1) or cut them by tp ({tp}); launches keep it"
+            f"{path}={degree}: plans leave experts whole (1) or split them by tp ({tp}); launches keep it"
         )
     return None if degree == 1 or tp == 1 else False
 
