@@ -51,7 +51,7 @@ class SourcePlace:
 class AutotuneError(Exception):
     """Root of all errors. `message` has the rule and the values, `remedy` says what to do, `field` is the key in the spec.
 
-    `place` is the position of the field in the text of the spec, and `others` are further mistakes in the same spec, if known.
+    `place` is the position of the field in the text of the spec, and `others` are the other mistakes in the same spec, if known.
     """
 
     def __init__(self, message: str, *, remedy: str = "", field: str = "", place: SourcePlace | None = None) -> None:

@@ -7,7 +7,7 @@ to delete     the only one of that name, else the id is asked for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ def described(study: dict[str, Any]) -> str:
     return f"{study['id']} of {str(study['created_at'])[:16].replace('T', ' ')}, {study['status']}{gained}"
 
 
-def interval_of(study: dict[str, Any]) -> tuple[float | None, float | None]:
+def interval_of(study: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """The ends of the 95% interval of a listed study's speedup; None while it has no final rounds and may go on."""
     result = study.get("result") or {}
     if study["status"] == "PAUSED" and not result.get("final_rounds"):

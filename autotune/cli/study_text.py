@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.cli.named_study import interval_of
 from autotune.cli.output import bare_table, consoles, print_table
 from autotune.ports import EventKind
 from autotune.report.notes import infeasible_line, note_of, placed_lines
@@ -37,10 +38,16 @@ from autotune.spec import (
     config_label,
 )
 from autotune.spec.runs.trial import trial_numbers
-from autotune.spec.texts.as_text import DEFAULT_IS_BEST
+from autotune.spec.texts.as_text import DEFAULT_IS_BEST, format_speedup
 
 OPTIONAL_COLUMNS = ("stability", "step", "memory", "reward")
 """columns of configs that a narrow terminal leaves out, in this order"""
+ACROSS_COLUMNS = (*OPTIONAL_COLUMNS, "runner", "GPUs")
+"""the same across studies, where the id of the study stays whole"""
+STUDY_COLUMNS = ("created", "cluster", "model", "trials")
+"""columns of studies that a narrow terminal leaves out, in this order"""
+MIN_NAME = 12
+"""width to which the name of a study is shortened in a narrow terminal"""
 
 
 def trial_line(trial: Trial, palette: Palette) -> str:
@@ -268,6 +275,7 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
     """A table of measured configs, best first. Rows are trials, or {study, best} across studies."""
     across = bool(configs) and "best" in configs[0]
     has_notes = any(row.get("note") for row in configs)
+    optional = ACROSS_COLUMNS if across else OPTIONAL_COLUMNS
     palette = Palette.of(sys.stdout)
     table = FittedTable(
         empty=bare_table,
@@ -279,8 +287,8 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
             *([Column(key="note")] if has_notes else []),
         ),
         stages=(
-            *(Shortening(without=frozenset(OPTIONAL_COLUMNS[:n])) for n in range(len(OPTIONAL_COLUMNS))),
-            Shortening(without=frozenset(OPTIONAL_COLUMNS), shorten=("config",)),
+            *(Shortening(without=frozenset(optional[:n])) for n in range(len(optional))),
+            Shortening(without=frozenset(optional), shorten=("config", "model", "cluster")),
         ),
         ellipsis=palette.unicode,
     )
@@ -300,6 +308,39 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
             f"{r['total']:+.3f}" if r else "-",
             *(safe(str(of[name]), palette) for name in (("model", "cluster", "runner", "id") if across else ())),
             *([str(row.get("note") or "")] if has_notes else []),
+        )
+    return table
+
+
+def studies_table(studies: Sequence[Mapping[str, Any]]) -> FittedTable:
+    """A table of studies. A narrow terminal leaves out columns, and shortens names last: ids stay whole, because commands take them."""
+    palette = Palette.of(sys.stdout)
+    table = FittedTable(
+        empty=bare_table,
+        columns=(
+            Column(key="id"),
+            Column(key="name", least=MIN_NAME),
+            *(Column(key=key) for key in ("status", "model", "cluster")),
+            *(Column(key=key, right=True) for key in ("trials", "speedup")),
+            Column(key="created"),
+        ),
+        stages=(
+            *(Shortening(without=frozenset(STUDY_COLUMNS[:n])) for n in range(len(STUDY_COLUMNS))),
+            Shortening(without=frozenset(STUDY_COLUMNS), shorten=("name",)),
+        ),
+        ellipsis=palette.unicode,
+    )
+    for s in studies:
+        speedup = format_speedup(s["speedup"], *interval_of(s)) if s.get("speedup") else ""
+        table.add_row(
+            s["id"],
+            safe(s["name"], palette),
+            s["status"],
+            safe(s["model"], palette),
+            safe(s["cluster"], palette),
+            f"{sum(s['trials'].values()):,}",
+            "too noisy" if s.get("too_noisy") else speedup,
+            str(s["created_at"])[:19].replace("T", " "),
         )
     return table
 

@@ -201,7 +201,7 @@ def _why_slow(steps: Steps, group: Sequence[int]) -> Iterator[str]:
     if clock and usual and clock < 0.95 * float(np.median(usual)):
         yield f"its GPU runs at {clock:.0f} MHz, the others at {np.median(usual):.0f}"
     if (ratio := _computes_more(steps, group)) > 1 + SLOWER:
-        yield f"its passes take {ratio:.2f} times the processor time of the others'"
+        yield f"its passes take {ratio:.2f} times as much processor time as those of the other ranks"
 
 
 def _computes_more(steps: Steps, group: Sequence[int]) -> float:

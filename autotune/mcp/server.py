@@ -31,7 +31,7 @@ READ_ONLY = (
 
 
 def make_server(source: Source, *, store: Store | None, may_submit: bool) -> MCPServer[Any]:
-    """The server over a source of studies. `store`: measured constants for predictions; `may_submit`: whether the tools that change something are offered.
+    """The server for a source of studies. `store`: measured constants for predictions; `may_submit`: whether the tools that change something are offered.
 
     Raises `MissingExtraError` without the extra `mcp`.
     """

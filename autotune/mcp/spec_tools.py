@@ -41,7 +41,7 @@ Top = Annotated[int, Field(ge=1, le=100, description="Number of configs to retur
 
 
 class SpecTools:
-    """The tools, over the knowledge of one store."""
+    """The tools for predictions, with the measurements of one store."""
 
     def __init__(self, store: Store | None) -> None:
         self._store = store

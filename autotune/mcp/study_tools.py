@@ -126,7 +126,7 @@ class StudyTools:
 
 
 class SteeringTools:
-    """The tools that change something, through a service."""
+    """The tools that change studies; they need a service."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -77,7 +77,7 @@ def import_draft(
     if reading.missing:
         raise SpecError(
             f"{path.name} is based on {', '.join(reading.missing)}, which was not found",
-            remedy="run this where that file exists: it sets what this one leaves out",
+            remedy="run this on the machine that has that file: it contains settings that this file omits",
             field="FILE",
         )
     if reading.rl and "prompts" not in reading.rl and "dp" not in reading.knobs:

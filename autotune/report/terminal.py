@@ -181,7 +181,7 @@ def configs_of_study_table(
     A narrow terminal leaves out notes first, then predictions, times spent, steps, and stability last.
     """
     rows = by_config(trials)
-    notes = notes_of([trial for trial, _, _ in rows])
+    notes = notes_of([trial for trial, _, _ in rows if trial.status is not TrialStatus.COMPLETED])
     dropped = ("note", "predicted", "spent", "gist", "step", "stability")
     table = FittedTable(
         empty=lambda: plain_table(palette),
@@ -219,7 +219,7 @@ def configs_of_study_table(
             format_bytes(memory) if memory else palette.nothing,
             f"{trial.reward.stability:.2f}" if trial.reward else palette.nothing,
             format_duration(spent) if spent else palette.nothing,
-            safe(_row_note(trial, notes.cells[trial.number], chosen), palette),
+            safe(_row_note(trial, notes.cells.get(trial.number, ""), chosen), palette),
             safe(gist_of(trial), palette),
             style="bold" if wins else "",
         )

@@ -66,7 +66,7 @@ def secrets_note(study: Study) -> str:
         return ""
     variables = [name for name in places if name in (study.trainer_options.get("env") or {})]
     remedy = f"`env: {{{variables[0] if variables else 'NAME'}: {FROM_ENVIRONMENT}}}` takes a variable from the environment of the process that runs the trial and does not store it"
-    return f"the spec seems to contain secrets ({', '.join(places)}): the store keeps them, and reports, pages and exports of others show ***; {remedy}"
+    return f"the spec seems to contain secrets ({', '.join(places)}): the store keeps them; reports, pages and other users' exports show ***; {remedy}"
 
 
 def _secrets(study: Study) -> frozenset[str]:

@@ -276,7 +276,7 @@ def _shrunk(parts: Mapping[str, tuple[float | None, float | None]], source: str,
 
     shrunk, grown = moved(1, 3), moved(-1, 1)
     how = source if tokens_ratio == 1 else f"{source}, at equal tokens"
-    text = [f"parts of the step that got shorter than the baseline's ({how}): {shrunk}"] if shrunk else []
+    text = [f"parts of the step that are shorter than the baseline's ({how}): {shrunk}"] if shrunk else []
     return text + ([f"parts that got longer ({how}): {grown}"] if grown and shrunk else [])
 
 

@@ -115,7 +115,7 @@ class PostTrainingDocument(Document, defer_build=True):
         default=None, description="the training engine; default: the trainer's usual one"
     )
     micro_batch_tokens: Annotated[StrictInt, Field(ge=0)] = Field(
-        default=0, description="tokens per GPU up to which micro-batches are packed; 0: counted in sequences"
+        default=0, description="pack micro-batches up to this many tokens per GPU; 0: count sequences instead"
     )
     log_prob_micro_batch_tokens: Annotated[StrictInt, Field(ge=0)] = Field(
         default=0, description="the same for log-probabilities; 0: as micro_batch_tokens"

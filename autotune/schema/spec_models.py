@@ -51,7 +51,7 @@ from autotune.spec import KNOBS, Budget, MeasureSpec, Objective
 from autotune.spec.texts.quantity import TIME
 
 MAX_OWN_KNOBS = 16
-"""Knobs of its own that a study may have."""
+"""A study's own knobs."""
 _OBJECTIVE, _BUDGET, _MEASURE = Objective(), Budget(), MeasureSpec()
 
 

@@ -29,7 +29,7 @@ SURE = 0.75
 
 
 class BayesianSearcher(ModelBasedSearcher):
-    """Proposes by expected improvement times the probability that the config runs."""
+    """Bayesian optimization: expected improvement times the probability that the config runs."""
 
     def propose(self) -> tuple[int, str] | None:
         candidates = self.eligible()

@@ -15,7 +15,7 @@ from autotune.spec import Trial
 
 
 class CostRankedSearcher(Searcher):
-    """The candidates as the cost model ranks them, without those that earlier failures rule out."""
+    """The cost model's order, skipping configs that earlier failures rule out."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

@@ -6,7 +6,7 @@ from autotune.search.searcher import Searcher
 
 
 class GridSearcher(Searcher):
-    """Every candidate once, in the order of the space."""
+    """Every config once, in the order of the space."""
 
     def propose(self) -> tuple[int, str] | None:
         free = self.free()

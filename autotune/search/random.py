@@ -6,7 +6,7 @@ from autotune.search.searcher import FREE, Problem, Searcher, permutation
 
 
 class RandomSearcher(Searcher):
-    """Every candidate once, in an order that depends on the seed alone."""
+    """Every config once, in a random order that depends only on the seed."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

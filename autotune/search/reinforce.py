@@ -28,7 +28,7 @@ LOWEST, HIGHEST = -math.log(2.0), math.log(2.0)
 
 
 class ReinforceSearcher(ModelBasedSearcher):
-    """Proposes the most probable action of a pre-trained policy and adapts it. Its posterior is used only to decide when to stop."""
+    """A pre-trained policy, adapted during the study; the Bayesian model only decides when to stop."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

@@ -18,7 +18,7 @@ SAFE = 0.5
 
 
 class RuleOfThumbSearcher(Searcher):
-    """Proposes the least model parallelism that should fit."""
+    """The least model parallelism that should fit, then the largest micro-batch."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

@@ -31,7 +31,7 @@ KEY_VERSION = 1
 
 @final
 class Extra(Mapping[str, Value]):
-    """The values of a study's own knobs by name, in the order of their names. Immutable, so that a config can be hashed."""
+    """The values of a study's own knobs by name, sorted by name. Immutable, so that a config can be hashed."""
 
     __slots__ = ("_values",)
 
@@ -143,7 +143,7 @@ class ParallelConfig(Plain):
     cp_style: str = knob(
         "word",
         "ring",
-        "how context parallelism attends: ring (keys and values are passed around), heads (all-to-all over heads, Ulysses) or gather (keys and "
+        "how context parallelism computes attention: ring (keys and values are passed around), heads (all-to-all over heads, Ulysses) or gather (keys and "
         "values are gathered)",
         values=("ring", "heads", "gather"),
         label="{}-cp",

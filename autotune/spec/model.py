@@ -70,7 +70,7 @@ class ModelSpec(Plain):
     v_head_dim: int = 0
     """size of one head's values, if it differs from `attention_head_dim`; only with latent attention"""
     mtp_layers: int = 0
-    """layers after the last one that each predict a further token, with their own loss (multi-token prediction, arXiv:2412.19437, section 2.2).
+    """layers after the last one that each predict one more token, with their own loss (multi-token prediction, arXiv:2412.19437, section 2.2).
     A config.json names them (`num_nextn_predict_layers`), but most trainers omit them: set it if yours trains them"""
     source: str = ""
     """the Hugging Face config.json that the shape was read from, as JSON text; empty if the shape was given. Exports carry it over"""
@@ -264,11 +264,11 @@ class ModelSpec(Plain):
         if code.layers:
             kinds = ", ".join(f"{kind.count} x {kind.name}" for kind in code.layers)
             found.append(
-                f"{self.name} has layers that are not a decoder's ({kinds}): weights and matmuls are counted by kind from its class; activations and times use the formulas of a decoder with as many weights per layer, so their intervals are wider"
+                f"{self.name} has layers that are not a decoder's ({kinds}): weights and matmuls are counted by kind from its class; activations and times use the formulas of a decoder with the same number of weights per layer, so their intervals are wider"
             )
         elif code.guessed:
             found.append(
-                f"{', '.join(code.guessed)} of {self.name} {'is' if len(code.guessed) == 1 else 'are'} not known from its code: predicted times assume a decoder with as many weights"
+                f"{', '.join(code.guessed)} of {self.name} {'is' if len(code.guessed) == 1 else 'are'} not known from its code: predicted times assume a decoder with the same number of weights"
             )
         if code.has_towers:
             found.append(

@@ -46,7 +46,7 @@ class ModelCode:
     num_cuts: int = 0
     """number of split points: one less than the maximum number of pipeline stages"""
     guessed: tuple[str, ...] = ()
-    """fields of `ModelSpec` that neither the module's config nor its `shapes` contain: taken from a decoder with as many weights"""
+    """fields of `ModelSpec` that neither the module's config nor its `shapes` contain: taken from a decoder with the same number of weights"""
     layers: tuple[LayerKind, ...] = ()
     """repeated layers by kind, if not those of the built-in decoder; each kind has the shape of a decoder layer with the same weights"""
     other_parameters: int = 0

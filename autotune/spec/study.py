@@ -66,7 +66,7 @@ class SpaceSpec:
 
     @property
     def own_knobs(self) -> tuple[Knob, ...]:
-        """The declarations of the study's own knobs, in the order of their names. Raises `SpecError` for invalid values."""
+        """The declarations of the study's own knobs, sorted by name. Raises `SpecError` for invalid values."""
         return tuple(Knob.own(name, values) for name, values in sorted(self.extra.items()))
 
 

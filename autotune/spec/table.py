@@ -44,7 +44,7 @@ class ConfigTable:
 
     @classmethod
     def of(cls, configs: Iterable[ParallelConfig], own: Iterable[Knob] | None = None) -> ConfigTable:
-        """The table of these configs, in their order. Without `own`, the declarations of the configs' own knobs are derived from the values that occur.
+        """The table of these configs, in the given order. Without `own`, the declarations of the configs' own knobs are derived from the values that occur.
 
         Raises `ConfigError` if a config has own knobs that another lacks, or a value that its declaration does not list.
         """

@@ -135,7 +135,7 @@ class Assembly:
         raise InfeasibleError(
             f"a config must fit into the memory of its GPUs, but none of the {len(self.space):,} valid ones is expected to: the nearest miss, "
             f"{miss.config}, has {format_bytes(gpu.memory_bytes)} on a {gpu.name} and needs {miss.need}",
-            remedy=f"allow in the space what would make it fit ({'; '.join(miss.remedies[:REMEDIES])}), use more or larger GPUs, or enqueue a config that may barely fit",
+            remedy=f"add to the space what would make it fit ({'; '.join(miss.remedies[:REMEDIES])}), use more or larger GPUs, or enqueue a config that may barely fit",
             field="space",
         )
 

@@ -295,7 +295,7 @@ class KeyReader:
 
 SETTINGS = Option(
     name="settings",
-    meaning="further settings of the trainer, written unchanged into its file or command",
+    meaning="other settings of the trainer, written unchanged into its file or command",
     default={},
     reach=Reach.ARGUMENT,
 )

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from autotune.cli.live import LiveView
-from autotune.cli.study_text import configs_table, next_best, print_study, speedup_line, trials_line
+from autotune.cli.study_text import configs_table, next_best, print_study, speedup_line, studies_table, trials_line
 from autotune.reward import slowed
 from autotune.spec import TrialPurpose, TrialStatus, config_changes
 from autotune.study.progress import StudyOpened
@@ -153,6 +153,47 @@ def test_configs_say_how_many_gpus_and_across_history_which_runner() -> None:
     assert "simulated" in text
     first = narrow.file.getvalue().splitlines()[1]  # type: ignore[attr-defined]
     assert first.split()[:9] == ["1", "tp1", "pp1", "dp8", "mb1", "acc8", "bf16", "8", "65.5k"]
+
+
+def table_at(width: int, table: Any) -> str:
+    console = terminal(width, 24)
+    console.print(table)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("width", "heads"),
+    [
+        (130, ["id", "name", "status", "model", "cluster", "trials", "speedup", "created"]),
+        (80, ["id", "name", "status", "trials", "speedup"]),
+        (62, ["id", "name", "status", "speedup"]),
+    ],
+)
+def test_a_narrow_list_of_studies_keeps_ids_whole(width: int, heads: list[str]) -> None:
+    study = {
+        "id": "wx37vkv6fs",
+        "name": "gpt2-medium-8xh100",
+        "status": "COMPLETED",
+        "model": "gpt2-medium",
+        "cluster": "h100-sxm-1x8",
+        "trials": {"COMPLETED": 20},
+        "speedup": 8.27,
+        "result": {"final_rounds": 2, "speedup_low": 7.38, "speedup_high": 9.28},
+        "created_at": "2026-11-29T18:02:41+00:00",
+    }
+    first, row = table_at(width, studies_table([study])).splitlines()
+    assert first.split() == heads
+    assert row.split()[0] == "wx37vkv6fs"
+    assert "COMPLETED" in row
+    assert "8.27x (95% CI 7.38-9.28)" in row
+
+
+def test_a_narrow_table_across_studies_keeps_the_id_of_the_study() -> None:
+    study = {"model": "nano-llama", "cluster": "cpu-1x4", "runner": "simulated", "id": "wx37vkv6fs"}
+    lines = table_at(80, configs_table([{"study": study, "best": trial(1).to_dict()}])).splitlines()
+    assert lines[0].split() == ["#", "config", "GPUs", "tokens/s", "model", "cluster", "study"]
+    assert lines[1].split()[0] == "1"
+    assert lines[1].rstrip().endswith("wx37vkv6fs")
 
 
 def test_a_study_that_runs_elsewhere_looks_as_if_it_ran_here() -> None:

@@ -417,7 +417,7 @@ def test_commands_of_verl_and_its_recipes(tmp_path: Path, monkeypatch: pytest.Mo
     draft = command_draft([*recipe, *told], cluster=NODE, folder=tmp_path)
     assert draft.document["trainer"]["start"] == recipe
     assert exported(draft, tmp_path)[0].startswith("python3 -m recipe.dapo.main_dapo --config-path=")
-    with pytest.raises(SpecError, match="one_step_off_policy, whose engines have GPUs by keys of its own"):
+    with pytest.raises(SpecError, match="one_step_off_policy, which assigns GPUs to engines with its own keys"):
         command_draft(["python3", "-m", "recipe.one_step_off_policy.main_ppo", *told], cluster=NODE, folder=tmp_path)
 
 

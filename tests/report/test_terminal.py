@@ -15,6 +15,7 @@ from rich.console import Console
 
 from autotune.report.terminal import (
     Palette,
+    configs_of_study_table,
     format_bytes,
     format_count,
     format_duration,
@@ -35,6 +36,11 @@ def shown(renderable: Any, width: int = 160) -> str:
     stream = io.StringIO()
     Console(file=stream, width=width, color_system=None, force_terminal=True).print(renderable)
     return stream.getvalue()
+
+
+def test_a_summary_has_no_footnote_for_reasons_that_its_rows_do_not_show() -> None:
+    found = [replace(trial(n), reason="expected gain 0.6% over the best so far, 99% likely to run") for n in range(4)]
+    assert "expected gain" not in shown(configs_of_study_table(found), width=200)
 
 
 def test_labels_leave_out_what_has_no_effect() -> None:

@@ -129,7 +129,7 @@ def test_steps_of_unlike_batches_are_compared_at_equal_tokens() -> None:
     found = explain(
         bigger, baseline=TRIALS[0], other=None, objective=Objective(), workload=workload(), profiles=profiles
     )
-    (line,) = (line for line in found.text if "got shorter" in line)
+    (line,) = (line for line in found.text if "are shorter" in line)
     assert line.endswith("(profiled, at equal tokens): optimizer from 200 ms to 100 ms")
 
 

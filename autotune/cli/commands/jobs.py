@@ -23,7 +23,6 @@ from autotune.cli.output import (
     emit,
     note,
     note_stand_ins,
-    print_table,
 )
 from autotune.errors import NotFoundError, SpecError
 
@@ -104,11 +103,10 @@ def list_studies(
 ) -> None:
     """List studies, newest first, or with --observed the runs you started yourself."""
     from autotune.cli.commands.observe import print_runs
-    from autotune.cli.named_study import interval_of
     from autotune.cli.source import open_source
+    from autotune.cli.study_text import studies_table
     from autotune.spec import StudyStatus
     from autotune.spec.checks import member_of
-    from autotune.spec.texts.as_text import format_speedup
 
     wanted = member_of("--status", status, StudyStatus) if status else None
     filters: dict[str, Any] = {"model": model, "cluster": cluster, "tag": tag, **({"status": wanted} if wanted else {})}
@@ -142,15 +140,7 @@ def list_studies(
             else "no studies; start one with `autotune tune SPEC`, or on a service with `autotune submit SPEC`"
         )
         return
-    rows = []
-    for s in document["studies"]:
-        speedup = format_speedup(s["speedup"], *interval_of(s)) if s.get("speedup") else ""
-        speedup = "too noisy" if s.get("too_noisy") else speedup
-        created = str(s["created_at"])[:19].replace("T", " ")
-        trials = f"{sum(s['trials'].values()):,}"
-        rows.append([s["id"], s["name"], s["status"], s["model"], s["cluster"], trials, speedup, created])
-    heads = ("id", "name", "status", "model", "cluster", "trials", "speedup", "created")
-    print_table(heads, rows, numbers=("trials", "speedup"))
+    consoles()[0].print(studies_table(document["studies"]))
 
 
 def status(

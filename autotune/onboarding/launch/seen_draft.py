@@ -48,7 +48,7 @@ def seen_model(facts: ProgramFacts, read: ModelSpec | None, *, seq_len: int | No
         return _written(shape), f"{facts.values.get('model', '')}, as observed: {found:,} weights"
     return {
         "parameters": found
-    }, f"the weights counted in {facts.values.get('model', '')}; its shape if it is a decoder"
+    }, f"number of weights counted in {facts.values.get('model', '')}; give its shape instead if it is a decoder"
 
 
 def _differs(model: ModelSpec, parameters: int) -> float:

@@ -275,7 +275,7 @@ def exported(
     on: str = "",
     trial: int | None = None,
 ) -> dict[str, Any]:
-    """The launch as plain values; with the study's secrets for its owner alone."""
+    """The launch as plain values; only the study's owner gets its secrets."""
 
     if trainer not in trainer_names():
         raise NotFoundError(

@@ -102,7 +102,7 @@ class CollectiveCall:
     axis: str
     """mesh axis of the group (tp, pp, dp_cp, ...), or `ranks` for any other group"""
     ranks: tuple[int, ...]
-    """ranks of the group, in its order"""
+    """ranks of the group, in order"""
     num_bytes: int
     """bytes of one call: what a rank contributes to an all_reduce, reduce_scatter, all_to_all, broadcast or send, or receives from an all_gather or recv"""
     phase: Phase

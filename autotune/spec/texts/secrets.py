@@ -73,7 +73,7 @@ def secrets_of(*values: Any) -> frozenset[str]:
 
 
 def secret_places(value: Any) -> tuple[str, ...]:
-    """The names of values that are secrets, in their order."""
+    """The names of values that are secrets, in order."""
     mask = _Mask()
     mask.of(value)
     return tuple(dict.fromkeys(mask.names))

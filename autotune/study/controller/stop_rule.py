@@ -52,9 +52,7 @@ def not_worth_it(searcher: Searcher, index: TrialIndex, budget: Budget) -> str:
         return _gains_little(gain, by_share, index.trial_s)
     if budget.train_tokens is None:
         training = TRIALS_IN_A_TRAINING * index.trial_s
-        hint = (
-            f", as long as {TRIALS_IN_A_TRAINING} trials: give the length of your training run with budget.train_tokens"
-        )
+        hint = f" (assumed as long as {TRIALS_IN_A_TRAINING} trials; budget.train_tokens sets its length)"
     else:
         training, hint = training_s(index.best, budget.train_tokens), ""
     if pays(gain, training / index.trial_s):

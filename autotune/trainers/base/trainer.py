@@ -114,7 +114,7 @@ class Trainer(ABC):
     can_import: ClassVar[bool] = False
     """whether `read_config` reads what `build` writes"""
     recognized_by: ClassVar[tuple[str, ...]] = ()
-    """what only its configuration has, so that `autotune init` recognizes the trainer: paths of keys from the top of a document
+    """what identifies its configuration, so that `autotune init` recognizes the trainer: paths of keys from the top of a document
     (`parallelism.tp_mode`), whole words of a command or of a Python file (`--num-layers`)"""
     settings_file: ClassVar[str] = ""
     """name of the launch's file that the option `settings` is written to"""

@@ -215,7 +215,7 @@ def workload_limits(trainer: Trainer, workload: Workload, c: ParallelConfig) -> 
             rl is not None and not trainer.trains_rl,
             "workload.rl",
             f"the trainer {name} cannot set {what}",
-            remedy="trainers that can: verl, nemo_rl, openrlhf, trl, command with your own program, and native for the trainer's phases alone",
+            remedy="trainers that can: verl, nemo_rl, openrlhf, trl, command with your own program, and native, which runs only the trainer's phases",
             value=rl and rl.algorithm,
         ),
         Rule(
@@ -242,7 +242,7 @@ def workload_limits(trainer: Trainer, workload: Workload, c: ParallelConfig) -> 
         Rule(
             peft is not None and peft.method not in trainer.peft_methods,
             "workload.peft",
-            f"the trainer {name} cannot train adapters alone in this way ({trainer.no_adapters})",
+            f"the trainer {name} cannot train only adapters this way ({trainer.no_adapters})",
             remedy="trainers that can: command with your own program, and native for lora",
             value=peft and peft.method,
         ),

@@ -272,7 +272,7 @@ class Trl(PostTrainer):
         is_server = keys.keep_unless("vllm_mode", "colocate") == "server" and generates_by_vllm
         if is_server:
             keys.remarks.append(
-                f"{keys.name}: vllm_mode=server: the GPUs of the server are not among those of the launch, and a trial needs it to run; "
+                f"{keys.name}: vllm_mode=server: the vLLM server runs on GPUs outside this launch and must be up during trials; "
                 "plans only count its speed"
             )
         knobs = {

@@ -22,7 +22,7 @@ PROGRAMS: Mapping[str, str] = {
     **dict.fromkeys(("trl grpo", "trl.scripts.grpo", "trl/scripts/grpo.py"), "trl"),
 }  # fmt: skip
 """the trainer that reads the configuration of a program; a file is named by the end of its path"""
-_APART = "whose engines have GPUs by keys of its own"
+_APART = "which assigns GPUs to engines with its own keys"
 UNREAD: Mapping[str, str] = {
     **{
         f"{package}.one_step_off_policy.{main}": f"verl's one_step_off_policy, {_APART}"

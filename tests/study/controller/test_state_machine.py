@@ -321,7 +321,7 @@ def test_a_training_about_which_nothing_is_said_counts_as_long_as_200_trials(gai
     world.finish(1)
     assert (world.trials[2].purpose is TrialPurpose.FINAL) == ends
     assert world.controller.stop_reason == (
-        "the next trial would take about 500 ms and is expected to save 498 ms of a training run of 1m 40s, as long as 200 trials: give the length of your training run with budget.train_tokens"
+        "the next trial would take about 500 ms and is expected to save 498 ms of a training run of 1m 40s (assumed as long as 200 trials; budget.train_tokens sets its length)"
         if ends
         else ""
     )

@@ -1,7 +1,7 @@
 """What only a model's code can tell: its shape, parameters, plans and fingerprint. It is built for that, on the meta device where it can be.
 
 Shapes are, in this order: those that the builder gives (`shapes`), those of the module's transformers config, what can be counted (repeated blocks, rows
-and width of the first embedding, and whether an output projection shares it). The rest are those of a decoder with as many weights, and are named in `ModelCode.guessed`: formulas come near with them, and no law
+and width of the first embedding, and whether an output projection shares it). The rest are those of a decoder with the same number of weights, and are named in `ModelCode.guessed`: formulas come near with them, and no law
 relies on them.
 
 What is told is held against the weights that were built. Where the shape has other weights, its layers are counted by kind (`layer_kinds`), and what lies
@@ -307,7 +307,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _like_a_decoder(built: BuiltModel, told: Mapping[str, Any]) -> dict[str, Any]:
-    """What is told, and the other sizes of a decoder with as many weights, as `ModelSpec` counts them. A width that nothing tells is a multiple of the heads,
+    """What is told, and the other sizes of a decoder with the same number of weights, as `ModelSpec` counts them. A width that nothing tells is a multiple of the heads,
     and that of 12 h^2 weights in each of L layers, with an embedding and an output projection of V h each; the width of the MLP makes up for the rest."""
     layers, vocabulary, heads = (int(told.get(n, 1)) for n in ("num_layers", "vocab_size", "num_attention_heads"))
     total = sum(parameter.numel() for parameter in built.model.parameters())

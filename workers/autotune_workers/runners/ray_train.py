@@ -42,7 +42,7 @@ _LOST = ("ActorDiedError", "RayActorError", "ActorUnavailableError", "NodeDiedEr
 
 
 class RayTrainRunner:
-    """Runs trials of one TorchTrainer. A `TrialRunner`."""
+    """Runs trials of a Ray Train TorchTrainer, from Python."""
 
     trainers = ("ray_train",)
 

@@ -47,7 +47,7 @@ class _Due:
 
 
 class SimulatedRunner:
-    """Plays trials from the cost model."""
+    """Simulates trials with the cost model and noise, without hardware."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The `slurm` runner: programs on the nodes of a job of Slurm, without Ray. One step of srun per attempt holds a keeper on each of its nodes (`autotune_workers.slurm`).
+"""The `slurm` runner: programs on the nodes of a Slurm job, without Ray. One step of srun per attempt holds a keeper on each of its nodes (`autotune_workers.slurm`).
 
 Nodes need Python alone, so that programs may run in a container that knows nothing of autotune. The native trainer is no program: `runner: ray` runs it in a job.
 """
@@ -28,7 +28,7 @@ from autotune_workers.slurm.places import SlurmPlaces
 
 @final
 class SlurmRunner(ProgramRunner):
-    """Runs programs on the nodes of a job of Slurm, without Ray."""
+    """Runs programs on the nodes of a Slurm job, without Ray."""
 
     def __init__(
         self, *, gpus_per_node: int | None = None, leave_out: Sequence[str] = (), patience: Patience | None = None
