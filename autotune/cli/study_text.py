@@ -288,7 +288,7 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
         ),
         stages=(
             *(Shortening(without=frozenset(optional[:n])) for n in range(len(optional))),
-            Shortening(without=frozenset(optional), shorten=("config", "model", "cluster")),
+            Shortening(without=frozenset(optional), shorten=("config", "model", "cluster") if across else ("config",)),
         ),
         ellipsis=palette.unicode,
     )

@@ -10,6 +10,6 @@ kubeflow.py  the answer to a TrainJob at its admission
 
 from autotune.reviews.answer import Edit, Review
 from autotune.reviews.reviewing import review, review_texts
-from autotune.reviews.words import MOST, lines_of
+from autotune.reviews.words import MOST, WIDTH, lines_of
 
-__all__ = ["MOST", "Edit", "Review", "lines_of", "review", "review_texts"]
+__all__ = ["MOST", "WIDTH", "Edit", "Review", "lines_of", "review", "review_texts"]

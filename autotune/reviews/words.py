@@ -1,6 +1,6 @@
 """A review as lines of text: what was understood, the verdict, the edits, the warnings.
 
-On a terminal of `WIDTH` columns they are at most `MOST` rows. What is most valuable stays, and the last line counts the rest: first the verdict, then edits, warnings
+On a terminal of `WIDTH` columns or more they are at most `MOST` rows. What is most valuable stays, and the last line counts the rest: first the verdict, then edits, warnings
 and assumptions in turn.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.planning import Bill
@@ -21,7 +21,7 @@ from autotune.spec.texts.as_text import format_bytes, format_count, format_durat
 MOST = 25
 """rows"""
 WIDTH = 100
-"""characters of a row"""
+"""most characters of a row"""
 _CONTEXT = 40
 """characters of a long line that are shown before what changes"""
 
@@ -39,16 +39,20 @@ class _Part:
         return [row for item in self.items[: self.kept] for row in item]
 
 
-def lines_of(review: Review, *, tokens: float | None = None, most: int | None = MOST) -> list[str]:
-    """The lines. `tokens`: of the whole training, for days and cost; `most`: rows, None for all."""
-    understood = _rows(f"{review.target}: {review.understood}")
-    verdict = [row for line in _verdict(review, tokens) for row in _rows(line)]
-    together = [row for line in (*_if_out_of_memory(review), *_together(review)) for row in _rows(line)]
-    missing = _Part("missing thing", [_rows(f"  missing: {each.what}; {each.remedy}") for each in review.missing])
-    edits = _Part("edit", [_edit(number, each, review) for number, each in enumerate(review.edits, start=1)])
-    trials = _Part("trial", [_trial(each) for each in review.trials])
-    warnings = _Part("warning", [_rows(each) for each in _warnings(review)])
-    assumed = _Part("assumption", [_rows(f"  assumed: {each}") for each in review.assumed])
+def lines_of(review: Review, *, tokens: float | None = None, most: int | None = MOST, width: int = WIDTH) -> list[str]:
+    """The lines. `tokens`: of the whole training, for days and cost; `most`: rows, None for all; `width`: characters of a row."""
+
+    def wrapped(lines: Iterable[str]) -> list[str]:
+        return [row for line in lines for row in _rows(line, width)]
+
+    understood = wrapped([f"{review.target}: {review.understood}"])
+    verdict = wrapped(_verdict(review, tokens))
+    together = wrapped([*_if_out_of_memory(review), *_together(review)])
+    missing = _Part("missing thing", [wrapped([f"  missing: {each.what}; {each.remedy}"]) for each in review.missing])
+    edits = _Part("edit", [wrapped(_edit(number, each, review)) for number, each in enumerate(review.edits, start=1)])
+    trials = _Part("trial", [wrapped(_trial(each)) for each in review.trials])
+    warnings = _Part("warning", [wrapped([each]) for each in _warnings(review)])
+    assumed = _Part("assumption", [wrapped([f"  assumed: {each}"]) for each in review.assumed])
     parts = (missing, edits, trials, warnings, assumed)
     left_out = _shared(parts, None if most is None else most - len(understood) - len(verdict) - len(together))
     return [
@@ -160,17 +164,17 @@ def _earlier(found: Earlier) -> str:
     return f"{verb}: {format_duration(found.step_time_s)} a step, {format_count(found.tokens_per_s)} tokens/s ({who}, {how})"
 
 
-def _edit(number: int, edit: Edit, review: Review) -> list[str]:
+def _edit(number: int, edit: Edit, review: Review) -> Iterator[str]:
     remark = f"; {edit.remark}" if edit.remark else ""
-    rows = _rows(f"{number}. {_changes(edit)}: {_gain_of(edit, review)}, {_memory(edit.memory_bytes)}{remark}")
-    return rows + [row for line in _where(edit) for row in _rows(line)]
+    yield f"{number}. {_changes(edit)}: {_gain_of(edit, review)}, {_memory(edit.memory_bytes)}{remark}"
+    yield from _where(edit)
 
 
-def _trial(edit: Edit) -> list[str]:
+def _trial(edit: Edit) -> Iterator[str]:
     assert edit.alone is not None
     risk = f", {edit.oom_probability:.0%} OOM risk" if edit.oom_probability >= 0.01 else ""
-    first = f"- {_changes(edit)}: {gain_words(edit.alone)}, {edit.alone.chance:.0%} chance of a gain, {_memory(edit.memory_bytes)}{risk}"
-    return [row for line in (first, *_where(edit)) for row in _rows(line)]
+    yield f"- {_changes(edit)}: {gain_words(edit.alone)}, {edit.alone.chance:.0%} chance of a gain, {_memory(edit.memory_bytes)}{risk}"
+    yield from _where(edit)
 
 
 def _where(edit: Edit) -> Iterator[str]:
@@ -196,7 +200,7 @@ def _together(review: Review) -> Iterator[str]:
     if review.together is None:
         more = review.best_gain - 1.0
         if review.fits is False and not review.if_out_of_memory and not review.trials:
-            yield "no edit makes it fit with these ranks and this batch: use more GPUs, or knobs that the launch does not set"
+            yield "no edit makes it fit with these ranks and this batch: use knobs that the launch does not set, or more GPUs"
         elif review.trials:
             yield "no edit is certain to fit and to be faster; worth a trial:"
         elif more >= 0.03:
@@ -267,10 +271,10 @@ def _warnings(review: Review) -> Iterator[str]:
         yield f"! {where}{each.text}"
 
 
-def _rows(text: str) -> list[str]:
-    """The text on rows of `WIDTH` characters, all but the first indented."""
+def _rows(text: str, width: int) -> list[str]:
+    """The text on rows of so many characters, all but the first indented."""
     clean = re.sub(r"\s*\n\s*", " ", text)
-    return textwrap.wrap(clean, WIDTH, subsequent_indent="     ", break_on_hyphens=False) or [""]
+    return textwrap.wrap(clean, width, subsequent_indent="     ", break_on_hyphens=False) or [""]
 
 
 def _cut(text: str) -> str:

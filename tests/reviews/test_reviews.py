@@ -165,6 +165,9 @@ def test_where_no_edit_is_sure_up_to_three_are_worth_a_trial(script: Path) -> No
     lines = lines_of(found)
     assert "no edit is certain to fit and to be faster; worth a trial:" in lines
     assert any("compile off -> on" in line for line in lines)
+    narrow = lines_of(found, most=None, width=60)
+    assert max(map(len, narrow)) <= 60
+    assert " ".join(" ".join(narrow).split()) == " ".join(" ".join(lines_of(found, most=None)).split())
     document = found.to_dict()
     assert document["trials"][0] == document["worth_a_trial"]
     assert [each["chance"] for each in document["trials"]] == [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli.commands.onboarding import BatchOption, ModelOption, PrecisionOption, SequenceOption
-from autotune.cli.output import JsonOption, StoreOption, emit, never_printed, note
+from autotune.cli.output import JsonOption, StoreOption, consoles, emit, never_printed, note
 from autotune.cli.quantities import time_s, tokens
 from autotune.errors import SpecError
 
@@ -83,7 +83,7 @@ def review(
     json: JsonOption = False,
 ) -> None:
     """Review a launch without running it: whether it fits, how fast it should be, and which edits make it faster."""
-    from autotune.reviews import MOST, lines_of
+    from autotune.reviews import MOST, WIDTH, lines_of
     from autotune.reviews import review as review_launch
 
     if len(target) > 1 and target[0].endswith((".sh", ".yaml", ".yml", ".toml", ".json")):
@@ -119,7 +119,8 @@ def review(
         print(_patch(found), end="")
         _note_what_the_files_lack(found)
     else:
-        for line in lines_of(found, tokens=train_tokens, most=None if everything else MOST):
+        width = min(WIDTH, consoles()[0].width)
+        for line in lines_of(found, tokens=train_tokens, most=None if everything else MOST, width=width):
             print(line)
     if found.missing:
         raise typer.Exit(2)

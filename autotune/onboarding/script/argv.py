@@ -59,7 +59,7 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
     if started and started.starts_ranks:
         reasons["torchrun"] = "the program starts its ranks itself; trials start them with torchrun"
     if launcher == "accelerate" and place.is_cpu:
-        launcher, reasons["torchrun"] = "torchrun", "accelerate launch starts one process only on CPUs"
+        launcher, reasons["torchrun"] = "torchrun", "on CPUs accelerate launch starts only one process"
     kept = [word for option in _of_launcher(started, launcher) for word in written(option, True)] if started else []
     starts = {
         "python": ["python"],

@@ -25,7 +25,7 @@ router = APIRouter(tags=["state"])
 
 MIN_FREE_BYTES = 256 << 20
 MOST_ACTIVE = 200
-"""number of active studies whose trials the metrics name"""
+"""maximum number of active studies with metrics for single trials"""
 REUSED_S = 2.0
 """for how long a health document is reused"""
 

@@ -340,7 +340,7 @@ def _on_one_node(name: str, argv: Sequence[str], gpus: int) -> tuple[str, str] |
     if name == "deepspeed" and not (_has(argv, "--no_ssh") and _has(argv, "--hostfile")):
         return (
             "deepspeed would train on each node separately",
-            "start the script with torchrun, or with a hostfile with one line `HOST slots=GPUS` per node, and before the script in trainer.argv "
+            "start the script with torchrun; or use a hostfile with one line `HOST slots=GPUS` per node, and put before the script in trainer.argv: "
             + " ".join(DEEPSPEED_NODES),
         )
     return None
