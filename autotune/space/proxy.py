@@ -268,7 +268,7 @@ def stage_model(model: ModelSpec, stage: StageLayers) -> ModelSpec:
         return model
     if model.code is not None:
         raise SpecError(
-            f"the number of layers of {model.name} must be known to its builder, but its code builds {model.num_layers} and a stage has {stage.layers}",
+            f"a proxy of one stage needs a model with {stage.layers} layers, but the code of {model.name} always builds {model.num_layers}",
             remedy="use configs with pp=1, or give the shape of the model inline",
             field="model",
         )
