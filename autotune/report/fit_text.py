@@ -80,8 +80,8 @@ def other_verdict_line(fit: Fit) -> str:
         return ""
     if not fit.is_played:
         return (
-            f"the {PLAYED} trainer allocates {format_bytes(fit.allocated_bytes)} in this config, {fit.workload.trainer} keeps different tensors; "
-            "the table Dry run and formulas compares them by category, with reasons"
+            f"the {PLAYED} trainer allocates {format_bytes(fit.allocated_bytes)} in this config, but {fit.workload.trainer} keeps different tensors: "
+            "the table Dry run and formulas compares them by category and gives the reasons"
         )
     if fit.verdict == fit.cost_model_verdict:
         return ""

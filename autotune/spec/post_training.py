@@ -4,7 +4,7 @@
                   epochs x mini_batches times, each optimizer step on prompts * responses / mini_batches sequences
     algorithm     grpo and dapo have no critic (Shao et al., arXiv 2402.03300; Yu et al., arXiv 2503.14476), ppo has one (Schulman et al., arXiv 1707.06347);
                   dpo has two given responses for each prompt and generates none (Rafailov et al., arXiv 2305.18290); sft trains on given sequences and needs no log-probabilities
-    placement     colocated   the engine that generates and the trainer take turns on the same GPUs
+    placement     colocated   the generation engine and the trainer take turns on the same GPUs
                   split       each has its own GPUs, and waits for the other
                   async       each has its own GPUs; the trainer updates on responses of a policy that is at most `staleness` steps old, so both work at once
 

@@ -69,14 +69,14 @@ HARDWARE = [
     Text(ERROR, "unspecified launch failure", raised("torch.AcceleratorError: CUDA error: unspecified launch failure")),
 ]  # fmt: skip
 POST_TRAINING = [
-    Text(OOM, "ran out of memory in vllm, which generates", in_engine("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.05 GiB")),
-    Text(OOM, "ran out of memory in sglang, which generates", in_engine("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "sglang")),
+    Text(OOM, "ran out of memory in the generation engine vllm", in_engine("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.05 GiB")),
+    Text(OOM, "ran out of memory in the generation engine sglang", in_engine("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "sglang")),
     Text(OOM, "ran out of memory: CUDA", raised("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.27 GiB")),
     Text(OOM, "No available memory for the cache blocks", logged(in_engine(CACHE)) + "\n" + raised(INITIALIZED)),
     Text(OOM, "KV cache is needed", raised("ValueError: To serve at least one request with the models's max seq len (32768), (2.00 GB KV cache is needed, which is larger than the available KV cache memory (0.78 GB).")),
     Text(OOM, "Free memory on device", raised("ValueError: Free memory on device cuda:0 (12.18/23.56 GiB) on startup is less than desired GPU memory utilization (0.92, 21.67 GiB).")),
     Text(ERROR, "EngineCore encountered an issue", raised("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause."), steps=3),
-    Text(HANG, "waited for the engine that generates", raised("TimeoutError: RPC call to sample_tokens timed out."), steps=3),
+    Text(HANG, "waited for the generation engine", raised("TimeoutError: RPC call to sample_tokens timed out."), steps=3),
     Text(HANG, "timed out", raised("ray.exceptions.GetTimeoutError: Get timed out: some object(s) not ready."), steps=3),
     Text(HANG, "WorkNCCL(SeqNum=9, OpType=BROADCAST", "[rank0]:[E101 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=BROADCAST, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.", steps=3, code=-6),
     Text(INVALID, "must be greater than the sequence length", raised("AssertionError: max_token_len must be greater than the sequence length. Got max_token_len=16384 and max_seq_len=40960")),

@@ -202,12 +202,12 @@ def judged(name: str, text: str, *, code: str = "", is_started: bool = False) ->
     if is_named or says_memory or _ENGINE_MEMORY.search(text):
         return Judged("memory", FailureKind.OUT_OF_MEMORY, "ran out of memory")
     if _ENGINE_ECHO.search(text):
-        return Judged("echo", FailureKind.ERROR, "lost the engine that generates")
+        return Judged("echo", FailureKind.ERROR, "lost the generation engine")
     is_assertion = short == "AssertionError" and not text and _ASKS_FINITE.search(code) is not None
     if short not in _NOT_OF_VALUES and (_DIVERGED.search(text) or short == "OLMoNonFiniteError" or is_assertion):
         return Judged("exception", FailureKind.DIVERGED, "ended because training diverged")
     if _ENGINE_TIMED_OUT.search(text):
-        return Judged("timeout", FailureKind.HANG, "waited for the engine that generates until it timed out")
+        return Judged("timeout", FailureKind.HANG, "waited for the generation engine until it timed out")
     if short in _TIMEOUT_NAMES or (is_trusted and TIMED_OUT.search(text)):
         return Judged("timeout", FailureKind.HANG, "waited for other ranks until it timed out")
     if short in _LOST_NAMES:

@@ -96,7 +96,7 @@ class RayTrainRunner:
             )
         if not hasattr(trainer, "train_run_context"):
             raise RunnerError(
-                "the runner ray_train needs Ray Train 2, but the trainer is of version 1",
+                "the runner ray_train needs Ray Train 2, but the trainer is from Ray Train 1",
                 remedy="use Ray 2.51 or newer, and unset RAY_TRAIN_V2_ENABLED or set it to 1",
             )
         workers = trainer.scaling_config.num_workers

@@ -235,7 +235,7 @@ class CauseReader:
             cause = replace(
                 cause,
                 message=cause.message.replace(
-                    "ran out of memory", f"ran out of memory in {engine}, which generates", 1
+                    "ran out of memory", f"ran out of memory in the generation engine {engine}", 1
                 ),
             )
         if cause.weight not in ("memory", "verdict") and self._nccl_memory and _NCCL_NAMES.search(cause.exception):
