@@ -67,6 +67,11 @@ SHOWN = [
     *sorted((ROOT / "autotune" / "schema").rglob("*_documents.py")),
 ]
 """whose docstrings people and agents read: help, tools, and the documents of REST and of specs"""
+LISTED = [
+    *sorted((ROOT / "autotune" / "search").glob("*.py")),
+    *sorted((ROOT / "workers" / "autotune_workers" / "runners").glob("*.py")),
+]
+"""whose classes `autotune searchers` and `autotune runners` list with the first line of their docstrings"""
 SITE = sorted((ROOT / "docs" / "site_build").glob("*.py"))
 NOTEBOOKS = sorted((ROOT / "examples").rglob("*.ipynb"))
 THIRD_PERSON = re.compile(r"^(?:Adds|Cancels|Changes|Checks|Copies|Counts|Creates|Deletes|Does|Explains|Exports|Finds|Follows|Lists|Looks|Makes|Measures|Pauses|Predicts|Prints|Puts|Ranks|Reads|Removes|Resumes|Returns|Reviews|Revokes|Runs|Says|Serves|Shows|Stops|Stores|Submits|Tries|Upgrades|Waits|Writes)\b")  # fmt: skip
@@ -122,6 +127,18 @@ def test_sources_use_the_fields_words(sources: list[Path], docstrings: bool) -> 
         if (words := private_words(text))
     ]
     assert found == []
+
+
+def test_summaries_of_searchers_and_runners_use_the_fields_words() -> None:
+    classes = [
+        node
+        for path in LISTED
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    first = {node.name: (ast.get_docstring(node) or "").partition("\n")[0] for node in classes}
+    assert {"GridSearcher", "SlurmRunner"} <= first.keys()
+    assert {name: words for name, line in first.items() if (words := private_words(line))} == {}
 
 
 def test_help_is_imperative() -> None:
