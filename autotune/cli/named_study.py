@@ -7,11 +7,12 @@ to delete     the only one of that name, else the id is asked for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import note
+from autotune.cli.study_text import interval_of
 from autotune.errors import NotFoundError
 from autotune.spec.texts.as_text import format_speedup
 
@@ -64,14 +65,6 @@ def described(study: dict[str, Any]) -> str:
     gained = f", {format_speedup(speedup, *interval_of(study), over=' the baseline')}" if speedup else ""
     gained = f", {noisy['message']}" if (noisy := study.get("too_noisy")) else gained
     return f"{study['id']} of {str(study['created_at'])[:16].replace('T', ' ')}, {study['status']}{gained}"
-
-
-def interval_of(study: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """The ends of the 95% interval of a listed study's speedup; None while it has no final rounds and may go on."""
-    result = study.get("result") or {}
-    if study["status"] == "PAUSED" and not result.get("final_rounds"):
-        return None, None
-    return result.get("speedup_low"), result.get("speedup_high")
 
 
 def _named(source: Source, asked: str, **filters: Any) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.named_study import interval_of
 from autotune.cli.output import bare_table, consoles, print_table
 from autotune.ports import EventKind
 from autotune.report.notes import infeasible_line, note_of, placed_lines
@@ -343,6 +342,14 @@ def studies_table(studies: Sequence[Mapping[str, Any]]) -> FittedTable:
             str(s["created_at"])[:19].replace("T", " "),
         )
     return table
+
+
+def interval_of(study: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """The ends of the 95% interval of a listed study's speedup; None while it has no final rounds and may go on."""
+    result = study.get("result") or {}
+    if study["status"] == "PAUSED" and not result.get("final_rounds"):
+        return None, None
+    return result.get("speedup_low"), result.get("speedup_high")
 
 
 CAUSES: Mapping[str, str] = {
