@@ -197,7 +197,7 @@ def test_how_trl_shards_is_read_from_the_files_that_its_configuration_names(
     assert draft.document["rl"].get("engine") == engine
     assert draft.document["space"]["zero_stage"] == stages
     (tmp_path / "grpo.yaml").write_text(f"{TRL}\naccelerate_config: other.yaml\n")
-    with pytest.raises(SpecError, match=r"starts from other\.yaml, which was not found"):
+    with pytest.raises(SpecError, match=r"is based on other\.yaml, which was not found"):
         of_text("trl grpo --config grpo.yaml --num_processes 8", tmp_path)
 
 

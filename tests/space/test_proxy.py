@@ -227,5 +227,5 @@ def test_a_model_read_from_a_config_json_is_cut_there_too() -> None:
 def test_a_model_that_code_builds_is_not_cut() -> None:
     model = replace(MODELS["llama-8b"], code=ModelCode(module="m:build"))
     stage = fullest_stage(model, ParallelConfig(pp=2), "native")
-    with pytest.raises(SpecError, match="its code builds 32 and a stage has 16"):
+    with pytest.raises(SpecError, match="needs a model with 16 layers, but the code of llama-8b always builds 32"):
         stage_model(model, stage)
