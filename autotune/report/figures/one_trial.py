@@ -184,7 +184,7 @@ def _memory_over_time(source: TrialSource) -> Figure | None:
     return Figure(
         name="memory_over_time",
         title="Memory over time",
-        shows="Peak memory in bytes of the fullest rank since the trial began, at the end of each step, over the seconds of training after warm-up.",
+        shows="Peak memory of the fullest rank since the trial began, in bytes, at the end of each step. The time axis is the seconds of training after warm-up.",
         how_to_read="It should level off soon after the first steps. A line that keeps rising means a leak or growing fragmentation: a longer run may run out of memory.",
         svg=plot(
             [],
