@@ -104,6 +104,7 @@ def answers(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_every_part_that_forgot_the_knob_is_named(grown: Path) -> None:
     done = python(grown, "-m", "autotune.testing.knobs")
     assert done.returncode == 1, done.stderr

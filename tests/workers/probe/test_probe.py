@@ -71,6 +71,7 @@ def test_steps_of_compiled_programs_are_seen(tmp_path: Path, how: str) -> None:
         assert {tuple(step["sequences"]) for step in seen.steps()} == {(8,)}
 
 
+@pytest.mark.thorough
 def test_torchs_warning_of_the_probes_own_hooks_is_not_shown(tmp_path: Path) -> None:
     """The program's output stays its own, also where its warnings are errors."""
     argv = python("decoder.py", "--compile=eager")
@@ -80,6 +81,7 @@ def test_torchs_warning_of_the_probes_own_hooks_is_not_shown(tmp_path: Path) -> 
     assert len(seen.steps()) == 6
 
 
+@pytest.mark.thorough
 def test_a_compiled_module_within_ddp_refuses_its_length_and_is_seen_nevertheless(tmp_path: Path) -> None:
     seen = watched(torchrun("decoder.py", "--wrap=ddp", "--compile=eager"), cwd=tmp_path)
     assert seen.code == 0, seen.text

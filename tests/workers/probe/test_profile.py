@@ -164,6 +164,7 @@ def test_regions_of_other_loops(tmp_path: Path, name: str, sleep: str) -> None:
     assert parts["compute"] > parts["optimizer"] > 0
 
 
+@pytest.mark.thorough
 def test_the_programs_own_profiler_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     argv = [*python("decoder.py")[:1], str(tmp_path / "own.py")]
@@ -185,6 +186,7 @@ print(sum(event.name == "aten::addmm" for event in own.events()), "of 20 steps i
 """
 
 
+@pytest.mark.thorough
 def test_another_thread_that_loads_disturbs_no_mark(tmp_path: Path) -> None:
     """Its draws begin and end in any order beside the training's own regions."""
     (tmp_path / "threads.py").write_text(THREADS)
