@@ -343,6 +343,12 @@ def _decide(words: list[str]) -> bool:
 
 
 def _filled(text: str, variables: dict[str, str], unset: dict[str, None]) -> str:
+    text = _ALL_ARGUMENTS.sub("", _QUOTED_ARRAY.sub(r"\1", text))
+    text = _with_variables(text, variables, unset)
+    return _ARITHMETIC.sub(lambda found: _computed(found[1], variables) or found[0], text)
+
+
+def _with_variables(text: str, variables: dict[str, str], unset: dict[str, None]) -> str:
     def value(found: re.Match[str]) -> str:
         braced, default, plain = found.groups()
         name = braced or plain
@@ -351,17 +357,20 @@ def _filled(text: str, variables: dict[str, str], unset: dict[str, None]) -> str
             return found[0]  # it stays as it is written, where a reader of the spec sees it
         return variables.get(name, "") or default or ""
 
-    text = _ALL_ARGUMENTS.sub("", _QUOTED_ARRAY.sub(r"\1", text))
     for _ in range(_DEPTH):
         before, text = text, _REFERENCE.sub(value, text)
         if text == before or len(text) > _LONGEST:
             break
-    return _ARITHMETIC.sub(lambda found: _computed(found[1], variables) or found[0], text)
+    return text
 
 
 def _computed(expression: str, variables: dict[str, str]) -> str:
     """The value of whole numbers and variables with + - * / % and parentheses; empty for anything else."""
-    filled = re.sub(r"[A-Za-z_]\w*", lambda found: variables.get(found[0], ""), expression)
+    filled = re.sub(
+        r"[A-Za-z_]\w*",
+        lambda found: _with_variables(variables.get(found[0], ""), variables, {}),  # it may be `${NAME:-8}`
+        expression,
+    )
     for _ in range(_DEPTH):
         before, filled = filled, re.sub(r"\(([^()]*)\)", lambda found: _without_parentheses(found[1]) or "?", filled)
         if filled == before:

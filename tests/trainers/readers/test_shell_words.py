@@ -111,6 +111,13 @@ def test_arithmetic_has_parentheses() -> None:
     assert command_of(script).words == ("run", "--gas", "2", "--left", "4")
 
 
+def test_arithmetic_takes_variables_with_a_default() -> None:
+    script = (
+        "P=${PROMPT:-2048}\nR=${RESPONSE:-8192}\nLIMIT=${LIMIT:-$((P + R))}\nrun --limit $LIMIT --twice $((LIMIT * 2))"
+    )
+    assert command_of(script).words == ("run", "--limit", "10240", "--twice", "20480")
+
+
 def test_the_pipe_of_a_command_in_a_variable_ends_it() -> None:
     script = 'RUN="torchrun train.py --lr 1e-4"\nRUN="$RUN 2>&1 | tee train.log"\neval ${RUN}'
     assert command_of(script).words == ("eval", "torchrun", "train.py", "--lr", "1e-4")
