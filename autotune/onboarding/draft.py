@@ -133,6 +133,8 @@ class Draft:
     """the keyword argument of that text behind which others may be written"""
     held: frozenset[str] = frozenset()
     """names of options that only that text has"""
+    nodes: tuple[int, int] | None = None
+    """(nodes, GPUs of a node) of the launch, where a configuration says so"""
 
     @property
     def document(self) -> dict[str, Any]:

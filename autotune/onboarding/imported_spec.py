@@ -144,7 +144,9 @@ def import_draft(
             if shape
             else f"fill in: {_what_model_is()}",
         ),
-        Entry(key="cluster", value=cluster or "local", comment="" if cluster else _what_cluster_is(ranks)),
+        Entry(
+            key="cluster", value=cluster or "local", comment="" if cluster else _what_cluster_is(ranks, reading.nodes)
+        ),
         Entry(
             key="workload",
             value={
@@ -192,7 +194,12 @@ def import_draft(
         notes.append(f"monitoring is only in exports, not in trials: {', '.join(watching)}")
     heading = (f"The current configuration of {name}, read from {path.name} by `autotune import`.",)
     return Draft(
-        heading=heading, entries=tuple(entries), fill_in=tuple(fill_in), notes=tuple(notes), remarks=reading.remarks
+        heading=heading,
+        entries=tuple(entries),
+        fill_in=tuple(fill_in),
+        notes=tuple(notes),
+        remarks=reading.remarks,
+        nodes=reading.nodes,
     )
 
 
@@ -209,8 +216,9 @@ def _what_model_is() -> str:
     return "a catalog name (`autotune models`), the path of a config.json, or the shape"
 
 
-def _what_cluster_is(ranks: int | None) -> str:
+def _what_cluster_is(ranks: int | None, nodes: tuple[int, int] | None) -> str:
     size = f", currently {ranks} GPUs" if ranks else ""
+    size += f", {nodes[0]} x {nodes[1]}" if nodes and nodes[0] > 1 else ""
     return f"fill in: GPU-NODESxGPUS, e.g. h100-sxm-1x8{size}"
 
 

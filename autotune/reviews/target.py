@@ -227,7 +227,9 @@ def _drafted(
 
 
 def _ranks_of(draft: Draft) -> tuple[int, int] | None:
-    """(nodes, ranks of a node) by the baseline of a configuration; None where that leaves the ranks to the cluster, or they are no whole nodes of `NODE`."""
+    """(nodes, GPUs of a node) of a configuration, or by its baseline; None where that leaves the ranks to the cluster, or they are no whole nodes of `NODE`."""
+    if draft.nodes is not None:
+        return draft.nodes
     baseline = str(draft.document.get("baseline", ""))
     if not re.search(r"\bdp=", baseline):
         return None

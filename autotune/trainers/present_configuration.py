@@ -377,6 +377,8 @@ class Reading:
     """keys of a workload's `peft`"""
     cluster: str = ""
     """name of the cluster"""
+    nodes: tuple[int, int] | None = None
+    """(nodes, GPUs of a node), with those that only generate"""
     rl: Mapping[str, Any] = field(default_factory=dict)
     """keys of a spec's `rl`, of programs that post-train; lengths are the largest that the files allow"""
     rollout: Mapping[str, Any] = field(default_factory=dict)

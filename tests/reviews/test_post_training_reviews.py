@@ -11,6 +11,7 @@ from autotune.cost import estimate
 from autotune.onboarding.first_spec import first_draft
 from autotune.planning import plan
 from autotune.reviews.reviewing import review
+from autotune.reviews.target import read_target
 from autotune.space import SearchSpace
 
 LAUNCH = """\
@@ -185,3 +186,27 @@ def test_the_edit_of_how_trl_shards_is_the_line_that_says_so(line: str, edited: 
     edits = [edit for edit in (*found.edits, *found.trials) if "zero_stage" in edit.changes]
     assert [each.after for edit in edits for each in edit.lines] == ([edited] if edited else [])
     assert not any("fsdp_config" in each for edit in (*found.edits, *found.trials) for each in edit.unplaced)
+
+
+SPLITS = {
+    "nemo.yaml": "defaults: grpo_math_1B.yaml\npolicy: {model_name: meta-llama/Llama-3.1-8B, generation: {colocated: {enabled: false, resources: "
+    "{num_nodes: 1, gpus_per_node: 4}}}}\ncluster: {num_nodes: 3, gpus_per_node: 4}\n",
+    "verl.sh": LAUNCH.replace(
+        "n_gpus_per_node=8 trainer.nnodes=1",
+        "n_gpus_per_node=4 trainer.nnodes=2 actor_rollout_ref.rollout.nnodes=1 trainer.v1.trainer_mode=separate_async",
+    ),
+    "openrlhf.sh": "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path meta-llama/Llama-3.1-8B --actor.num_nodes 2 --actor.num_gpus_per_node 4 "
+    "--vllm.num_engines 4 --vllm.tensor_parallel_size 1 --train.batch_size 128 --rollout.batch_size 128 --train.colocate_actor_ref --data.max_len 2048 "
+    "--algo.advantage.estimator group_norm",
+}
+"""eight GPUs that train and four that generate, in nodes of four"""
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_type_of_gpu_stands_for_all_nodes_of_the_launch_also_those_that_generate(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(SPLITS[name])
+    target = read_target(tmp_path / name, cluster="h100-sxm")
+    assert target.document["cluster"] == "h100-sxm-3x4"
+    (way,) = (each for each in target.document["rl"]["placement"].values() if isinstance(each, list))
+    assert way == [8, 4]
+    assert "currently 12 GPUs, 3 x 4" in first_draft(tmp_path / name, folder=tmp_path).text

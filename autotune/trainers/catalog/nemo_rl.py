@@ -383,6 +383,7 @@ class NemoRl(PostTrainer):
             model_file=path or "",
             seq_len=length,
             global_batch_size=batch,
+            nodes=None if per_node is None else (nodes, per_node),
             options=options,
             rl=rl,
             rollout=rollout,

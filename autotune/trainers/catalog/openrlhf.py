@@ -23,7 +23,16 @@ from autotune.trainers.base.trainer_option import Option, Reach
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.post_training.adapters import read_adapters, written_modules
 from autotune.trainers.post_training.programs import USUAL
-from autotune.trainers.post_training.trainer import OPTIONS, PostTrainer, fitted, flags_of, grid, mini_batches, rl_value
+from autotune.trainers.post_training.trainer import (
+    OPTIONS,
+    PostTrainer,
+    fitted,
+    flags_of,
+    grid,
+    mini_batches,
+    rl_value,
+    whole_nodes,
+)
 from autotune.trainers.present_configuration import (
     SETTINGS,
     KeyReader,
@@ -303,9 +312,11 @@ class OpenRlhf(PostTrainer):
         tokens, before = keys.count("train.max_tokens_per_gpu"), keys.count("rollout.max_tokens_per_gpu")
         stale, overlaps = keys.count("train.async_queue_size"), keys.flag("train.async_enable")
         placement: dict[str, Any] | None = None
+        gpus_in_all = ranks
         if (overlaps or not whole) and engines and ranks and degree:
             both = [ranks + sum(apart.values()), engines * degree]
             placement = {"async": both, "staleness": stale or 1} if overlaps else {"split": both}
+            gpus_in_all = sum(both)
         sleeps = keys.flag("ds.enable_sleep")
         length, response = keys.count("data.max_len"), None
         if keys.keep_unless("rollout.max_new_tokens", None):  # else a response may be as long as its prompt leaves room
@@ -336,6 +347,7 @@ class OpenRlhf(PostTrainer):
             model_file=path or "",
             seq_len=length,
             global_batch_size=batch,
+            nodes=whole_nodes(keys.count("actor.num_gpus_per_node"), gpus_in_all),
             options=options,
             rl=rl,
             rollout=rollout,

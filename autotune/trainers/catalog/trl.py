@@ -29,7 +29,7 @@ from autotune.trainers.logs.step_metrics import StepMetrics
 from autotune.trainers.post_training.adapters import read_adapters, written_modules
 from autotune.trainers.post_training.logs import step_metrics_of
 from autotune.trainers.post_training.programs import USUAL, Program, program_of
-from autotune.trainers.post_training.trainer import PostTrainer, flags_of, grid, rl_value
+from autotune.trainers.post_training.trainer import PostTrainer, flags_of, grid, rl_value, whole_nodes
 from autotune.trainers.present_configuration import (
     KeyReader,
     PresentConfiguration,
@@ -263,6 +263,7 @@ class Trl(PostTrainer):
         if shards:
             stage = 2 if kept is False or "grad_op" in str(shards) else 3
         processes = keys.count("num_processes") or launched.ranks  # those of all machines
+        machines = keys.count("num_machines") or 1
         accumulation = keys.count("gradient_accumulation_steps")
         steps = keys.count("steps_per_generation") or accumulation
         beta, response, loss = keys.number("beta"), keys.count("max_completion_length"), keys.text("loss_type")
@@ -311,6 +312,7 @@ class Trl(PostTrainer):
         return Reading(
             knobs={name: value for name, value in knobs.items() if value is not None},
             model_file=path or "",
+            nodes=whole_nodes(processes // machines if processes else None, processes),
             options=options,
             rl=rl,
             rollout=rollout,

@@ -23,7 +23,15 @@ from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.not_offered import NOT_SET
 from autotune.trainers.launch_files import FOLDER
 from autotune.trainers.post_training.adapters import read_adapters, written_modules
-from autotune.trainers.post_training.trainer import EXPERT_TP, PostTrainer, fitted, grid, read_whole_experts, rl_value
+from autotune.trainers.post_training.trainer import (
+    EXPERT_TP,
+    PostTrainer,
+    fitted,
+    grid,
+    read_whole_experts,
+    rl_value,
+    whole_nodes,
+)
 from autotune.trainers.present_configuration import SETTINGS, KeyReader, PresentConfiguration, Reading, dotted, merged
 
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
@@ -298,6 +306,7 @@ class Verl(PostTrainer):
             model_file=path or "",
             seq_len=None if prompt is None or response is None else prompt + response,
             global_batch_size=batch,
+            nodes=whole_nodes(per_node, (ranks or 0) + generating),
             options=options,
             rl=rl,
             rollout=rollout,

@@ -298,3 +298,8 @@ def grid(workload: Workload, ranks: int) -> tuple[int, int]:
     """(nodes, GPUs per node) of so many ranks."""
     per_node = min(ranks, workload.cluster.gpus_per_node)
     return -(-ranks // per_node), per_node
+
+
+def whole_nodes(per_node: int | None, gpus: int | None) -> tuple[int, int] | None:
+    """(nodes, GPUs per node) of a launch; None where that is not known, or nodes are shared."""
+    return (gpus // per_node, per_node) if per_node and gpus and gpus % per_node == 0 else None
