@@ -23,6 +23,7 @@ from autotune.onboarding.launch.launch_script import Started, started_by
 from autotune.onboarding.launch.started_program import where_it_runs
 from autotune.trainers.catalog.nemo_rl import BASE, bases_of, with_bases
 from autotune.trainers.catalog.trl import LAUNCHERS_FILES, as_trl_grpo
+from autotune.trainers.catalog.verl import OWN_GROUPS
 from autotune.trainers.post_training.programs import PROGRAMS, UNREAD, USUAL, program_of
 from autotune.trainers.present_configuration import PresentConfiguration, parse_document
 from autotune.trainers.readers.shell_words import commands_of
@@ -97,6 +98,8 @@ def _folder(path: Path, started: Started | None, folder: str, program: str) -> s
 
 def _with_files(name: str, present: PresentConfiguration, path: Path) -> PresentConfiguration:
     """With the file that `--config` names, and those from which that one starts."""
+    if name == "verl":
+        return _with_file_of_hydra(present, path)
     told = present.option("config")
     if name == NEMO_RL:
         told = told or BASE.default
@@ -122,6 +125,26 @@ def _with_files(name: str, present: PresentConfiguration, path: Path) -> Present
             field="FILE",
         )
     return present
+
+
+def _with_file_of_hydra(present: PresentConfiguration, path: Path) -> PresentConfiguration:
+    """With the file that `--config-name` names, in the folder of `--config-path` or `--config-dir`; verl's own are known."""
+    named = (present.option("config-name") or "").removesuffix(".yaml")
+    if not named or named in OWN_GROUPS:
+        return present
+    folders = [folder for flag in ("config-path", "config-dir") if (folder := present.option(flag))]
+    told = [os.path.join(folder, f"{named}.yaml") for folder in folders]
+    told += [os.path.join("verl/trainer", inner) for inner in told]  # Hydra: from the program's own folder
+    start = Path(present.cwd).absolute()
+    for where in (start, *start.parents):  # `$(pwd)` is the checkout's folder, in which the script lies
+        for inner in map(os.path.normpath, told):
+            if (text := _reader(where)(inner)) is not None:
+                return replace(present, files={inner: text})
+    raise SpecError(
+        f"{path.name} starts verl with {named}.yaml in {' or '.join(folders) or 'its own folder'}, which was not found from {present.cwd}",
+        remedy="give the command where that file is: it decides what the command does not say",
+        field="FILE",
+    )
 
 
 def _launchers_files(present: PresentConfiguration, read: Callable[[str], str | None]) -> dict[str, str]:

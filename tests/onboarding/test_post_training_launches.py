@@ -402,6 +402,48 @@ def test_adapters_of_verl_are_counted_and_written_once(key: str, tmp_path: Path)
     assert [model.get("lora_rank"), model.get("lora", {}).get("rank")].count(64) == 1
 
 
+def test_adapters_of_verl_that_exist_already_are_counted_and_kept(tmp_path: Path) -> None:
+    draft = of_text(f"{VERL} actor_rollout_ref.model.lora_adapter_path=/adapters", tmp_path)
+    assert draft.document["workload"]["peft"]["rank"] == 32
+    assert any("the rank of its adapters is not read; plans count rank 32" in note for note in draft.notes)
+    model = exported(draft, tmp_path)[1]["actor_rollout_ref"]["model"]
+    assert model["lora_adapter_path"] == "/adapters"
+    assert "lora_rank" not in model
+
+
+@pytest.mark.parametrize("told", ["model_engine=veomni", "actor_rollout_ref.actor.strategy=torchtitan", "actor@actor_rollout_ref.actor=mlite_actor"])  # fmt: skip
+def test_an_engine_of_verl_that_is_not_read_is_refused(told: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"trains by verl's engine (veomni|torchtitan|mlite), which autotune does not read"):  # fmt: skip
+        of_text(f"{VERL} {told}", tmp_path)
+
+
+@pytest.mark.parametrize("told", ["--config-path=config --config-name=ppo_megatron_trainer.yaml", "model_engine=megatron"])  # fmt: skip
+def test_verls_megatron_needs_no_key_of_its_own(told: str, tmp_path: Path) -> None:
+    draft = of_text(f"{VERL} {told}", tmp_path)
+    assert draft.document["rl"]["engine"] == "megatron"
+    assert exported(draft, tmp_path)[1]["defaults"] == ["ppo_megatron_trainer", "_self_"]
+
+
+def test_a_choice_of_settings_that_is_not_read_is_said(tmp_path: Path) -> None:
+    draft = of_text(f"{VERL} reward@reward=my_reward", tmp_path)
+    assert any("reward@reward=my_reward: what these settings hold is not read" in note for note in draft.notes)
+
+
+def test_the_file_that_a_command_of_verl_names_decides_what_it_does_not_say(tmp_path: Path) -> None:
+    inner = tmp_path / "examples" / "config"
+    inner.mkdir(parents=True)
+    script = f"""CONFIG="$(pwd)/examples/config"\n{VERL} --config-path="$CONFIG" --config-name='mine'"""
+    with pytest.raises(SpecError, match=r"starts verl with mine.yaml in ./examples/config, which was not found"):
+        of_text(script, tmp_path)
+    (inner / "mine.yaml").write_text(
+        "hydra: {searchpath: [file://verl/trainer/config]}\ndefaults: [ppo_trainer, _self_]\n"
+        "data: {max_response_length: 3072}\nactor_rollout_ref: {rollout: {multi_turn: {enable: true}}}\n"
+    )
+    draft = of_text(script, tmp_path)
+    assert draft.document["rl"]["response_lengths"]["max"] == 3072
+    assert exported(draft, tmp_path)[1]["actor_rollout_ref"]["rollout"]["multi_turn"] == {"enable": True}
+
+
 def test_a_long_response_is_not_cut_at_the_assumed_sequence(tmp_path: Path) -> None:
     draft = of_text(TRL.replace("max_completion_length: 512", "max_completion_length: 4096"), tmp_path, "grpo.yaml")
     assert draft.document["rl"]["response_lengths"]["max"] == 4096
@@ -419,6 +461,8 @@ def test_commands_of_verl_and_its_recipes(tmp_path: Path, monkeypatch: pytest.Mo
     assert exported(draft, tmp_path)[0].startswith("python3 -m recipe.dapo.main_dapo --config-path=")
     with pytest.raises(SpecError, match="one_step_off_policy, which assigns GPUs to engines with its own keys"):
         command_draft(["python3", "-m", "recipe.one_step_off_policy.main_ppo", *told], cluster=NODE, folder=tmp_path)
+    with pytest.raises(SpecError, match="split_placement"):
+        command_draft(["python3", "main_ppo_split.py", *told], cluster=NODE, folder=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["trl", "nemo_rl", "openrlhf"])

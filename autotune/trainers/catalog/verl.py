@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
-from autotune.errors import ExportError
+from autotune.errors import ExportError, SpecError
 from autotune.spec import ModelSpec, ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
 from autotune.trainers.base.effective import word_limit
@@ -60,6 +61,11 @@ DEFAULTS: Mapping[str, Any] = {
     f"{ROLLOUT}.gpu_memory_utilization": 0.5,
     "trainer.n_gpus_per_node": 8,
 }
+ADAPTERS, RANK = f"{MODEL}.lora_adapter_path", 32
+"""adapters that exist already, and the rank that plans take for theirs"""
+OWN_GROUPS = ("ppo_trainer", "ppo_megatron_trainer", "_self_")
+"""what its configurations start from, of which launches write the same"""
+UNREAD_ENGINES = ("veomni", "torchtitan", "automodel", "mlite")
 SENDS = "nccl"
 """the way by which weights go to engines of their own"""
 
@@ -167,7 +173,9 @@ class Verl(PostTrainer):
             # a run that counts epochs has them among its settings, which trials leave out
             "trainer.total_training_steps": None if _has(options[SETTINGS.name], EPOCHS) else options["steps"],
         }
-        if workload.peft is not None and not _has(options[SETTINGS.name], f"{MODEL}.lora"):
+        if workload.peft is not None and not any(
+            _has(options[SETTINGS.name], key) for key in (f"{MODEL}.lora", ADAPTERS)
+        ):
             found |= {
                 f"{MODEL}.lora_rank": workload.peft.rank,
                 f"{MODEL}.target_modules": written_modules(workload.peft),
@@ -213,6 +221,15 @@ class Verl(PostTrainer):
             found |= _megatron(c, rl, role, workload.model) if rl.engine == "megatron" else _fsdp(c, role)
         return found
 
+    def present_document(self, present: PresentConfiguration) -> tuple[str, dict[str, Any]]:
+        """Its file with the overrides of its command, and the groups of settings that the command chooses: `--config-name=ppo_megatron_trainer`, `actor@path=mlite_actor`."""
+        name, document = super().present_document(present)
+        words = self.words(present)
+        named = PurePosixPath(PresentConfiguration(argv=words).option("config-name") or "").stem
+        chosen = [named] if named in OWN_GROUPS else []
+        chosen += [word for word in words if "@" in word.partition("=")[0] and "=" in word]
+        return name, {**document, "defaults": [*(document.get("defaults") or []), *chosen]} if chosen else document
+
     def read_config(self, present: PresentConfiguration) -> Reading:
         """Its file, and how long it trains, of which a trial has its own."""
         found = super().read_config(present)
@@ -222,8 +239,14 @@ class Verl(PostTrainer):
 
     def read_keys(self, keys: KeyReader) -> Reading:
         """Both engines; what lengths there are, only the program's log knows."""
+        is_megatron = _engine(keys) == "megatron"
+        groups = (str(each).strip("{}").replace("'", "") for each in keys.find("defaults") or ())
+        keys.remarks += [
+            f"{each}: what these settings hold is not read, and exports leave it out"
+            for each in groups
+            if each not in OWN_GROUPS
+        ]
         keys.drop("hydra.searchpath", "defaults")
-        is_megatron = keys.text(f"{ACTOR}.strategy") == "megatron" or keys.find(f"{ACTOR}.megatron") is not None
         nodes, per_node = keys.count("trainer.nnodes"), keys.count("trainer.n_gpus_per_node")
         ranks = None if per_node is None else per_node * (nodes or 1)
         knobs = _read_megatron(keys) if is_megatron else _read_fsdp(keys)
@@ -264,14 +287,10 @@ class Verl(PostTrainer):
         packs = keys.find(f"{MODEL}.use_remove_padding")
         adapters = keys.count(f"{MODEL}.lora_rank") or keys.count(f"{MODEL}.lora.rank")
         keys.keep(f"{MODEL}.lora.rank")
-        if keys.find("reward_model.enable") or keys.find("reward.reward_model.enable"):
-            keys.remarks.append(
-                "the reward model's memory and time are not counted: give its seconds per step as rl.reward_s"
-            )
-        if keys.find("algorithm.filter_groups.enable"):
-            keys.remarks.append(
-                "algorithm.filter_groups: responses that are generated again are not counted, unless `rollout: {log: run.log}` says how long generation takes"
-            )
+        if not adapters and keys.find(ADAPTERS):
+            adapters = RANK
+            keys.remarks.append(f"{ADAPTERS}: the rank of its adapters is not read; plans count rank {RANK}")
+        keys.remarks += _uncounted(keys)
         prompt, response = keys.count("data.max_prompt_length"), keys.count("data.max_response_length")
         generating = (keys.count(f"{ROLLOUT}.nnodes") or 0) * (
             keys.count(f"{ROLLOUT}.n_gpus_per_node") or per_node or 0
@@ -312,6 +331,36 @@ class Verl(PostTrainer):
             rollout=rollout,
             peft=read_adapters(adapters, keys.find(f"{MODEL}.target_modules")),
         )
+
+
+def _engine(keys: KeyReader) -> str:
+    """What trains, by the groups of settings that a configuration takes. Raises `SpecError` for an engine that is not read."""
+    groups = keys.find("defaults") or ()
+    named = (
+        keys.find(path)
+        for path in (f"{ACTOR}.strategy", "model_engine", f"{ACTOR}.model_engine", "actor@actor_rollout_ref.actor")
+    )
+    told = " ".join(map(str, (*named, *groups)))
+    if unread := next((engine for engine in UNREAD_ENGINES if engine in told), None):
+        raise SpecError(
+            f"{keys.name} trains by verl's engine {unread}, which autotune does not read",
+            remedy="engines of verl that it reads: FSDP and Megatron",
+            field="FILE",
+        )
+    return "megatron" if "megatron" in told or keys.find(f"{ACTOR}.megatron") is not None else "fsdp"
+
+
+def _uncounted(keys: KeyReader) -> Iterator[str]:
+    """What plans leave out, in words."""
+    if keys.find("reward_model.enable") or keys.find("reward.reward_model.enable"):
+        yield "the reward model's memory and time are not counted: give its seconds per step as rl.reward_s"
+    if keys.find("algorithm.filter_groups.enable"):
+        yield "algorithm.filter_groups: responses that are generated again are not counted, unless `rollout: {log: run.log}` says how long generation takes"
+    if keys.find("distillation.enabled"):
+        gpus = (keys.find("distillation.nnodes") or 0) * (keys.find("distillation.n_gpus_per_node") or 8)
+        yield f"distillation: the teacher's {gpus} GPUs and its time are not counted; launches keep them"
+    if keys.find(f"{ACTOR}.entropy_coeff"):
+        yield f"{ACTOR}.entropy_coeff: the memory that an entropy in the loss needs for copies of the logits is not counted"
 
 
 def _has(settings: Mapping[str, Any], path: str) -> bool:

@@ -16,7 +16,7 @@ USUAL: Mapping[str, tuple[str, ...]] = {
 }
 """the words by which launches start the program of a trainer"""
 PROGRAMS: Mapping[str, str] = {
-    **dict.fromkeys(("verl.trainer.main_ppo", "recipe.dapo.main_dapo"), "verl"),
+    **dict.fromkeys(("verl.trainer.main_ppo", "verl.trainer.main_ppo_sync", "recipe.dapo.main_dapo"), "verl"),
     **dict.fromkeys(("examples/run_grpo.py", "examples/run_vlm_grpo.py", "examples/run_grpo_sliding_puzzle.py"), "nemo_rl"),
     "openrlhf.cli.train_ppo_ray": "openrlhf",
     **dict.fromkeys(("trl grpo", "trl.scripts.grpo", "trl/scripts/grpo.py"), "trl"),
@@ -33,7 +33,7 @@ UNREAD: Mapping[str, str] = {
         f"{package}.fully_async_policy.fully_async_main": f"verl's fully_async_policy, {_APART}"
         for package in ("recipe", "verl.experimental")
     },
-    "examples/split_placement/main_ppo_split.py": f"verl's split_placement, {_APART}",
+    "main_ppo_split.py": f"verl's split_placement, {_APART}",
     **{
         f"examples/run_{name}.py": f"NeMo-RL's {what}"
         for name, what in (

@@ -263,9 +263,9 @@ def _typed(text: str) -> Any:
 def fitted(
     knobs: Mapping[str, Any], ranks: int | None, batch: int | None, *, alone: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The knobs with those that follow from ranks and batch. Files of these programs may have a batch that nothing divides, and say `alone` otherwise of one rank."""
+    """The knobs with those that follow from ranks and batch. Files of these programs may have a batch that nothing divides, and say `alone` otherwise where no rank has the same weights."""
     found = completed(knobs, ranks=ranks)
-    if ranks == 1:
+    if found.get("dp", 0) * found.get("cp", 1) == 1:
         found |= alone or {}
     if batch and "dp" in found and batch % (found["dp"] * found["micro_batch_size"]) == 0:
         found["accumulation_steps"] = batch // (found["dp"] * found["micro_batch_size"])
