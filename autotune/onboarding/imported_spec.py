@@ -178,7 +178,8 @@ def import_draft(
     ]
     if "seed" in reading.options:
         entries.append(Entry(key="seed", value=reading.options["seed"]))
-    if (ranks or 1) <= NODE and (there is None or there.num_nodes == 1):
+    of_one_node = reading.nodes is None or reading.nodes[0] == 1
+    if (ranks or 1) <= NODE and (there.num_nodes == 1 if there else of_one_node):
         entries.append(Entry(key="runner", value="local"))
     if "steps" in reading.options:
         notes.append(

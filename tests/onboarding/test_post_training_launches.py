@@ -275,6 +275,38 @@ def test_dynamic_batches_of_nemo_rl_stay_dynamic(tmp_path: Path) -> None:
     assert written["policy"]["sequence_packing"]["enabled"] is False
 
 
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ("async_rl: {sampler: {name: in_order}}", "is of NeMo-RL's single controller"),
+        ("on_policy_distillation: {enabled: true, non_colocated_teachers: {enabled: true}}", "has teachers on GPUs of their own"),
+        ("data: {default: {env_name: reward_model}}\nenv: {reward_model: {resources: {num_nodes: 1, gpus_per_node: 1}}}", "has a reward model on GPUs of its own"),
+    ],
+)  # fmt: skip
+def test_a_configuration_of_nemo_rl_whose_gpus_are_counted_otherwise_is_refused(said: str, what: str, tmp_path: Path) -> None:  # fmt: skip
+    (tmp_path / "base.yaml").write_text(f"{BASE}\n{said}\n")
+    with pytest.raises(SpecError, match=re.escape(what)):
+        of_text("defaults: base.yaml\npolicy: {tokenizer: {name: x}}\n", tmp_path, "own.yaml")
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("megatron_cfg: {peft: {enabled: true}}", "policy.megatron_cfg.peft.enabled: plans do not count what it saves"),
+        ("generation: {backend: sglang}", "policy.generation.backend=sglang: the degree and memory of its engines are not read"),
+        ("megatron_cfg: {enabled: false}, dtensor_cfg: {enabled: true, expert_parallel_size: 8}", "expert_parallel_size=8: plans shard experts as all other weights"),
+    ],
+)  # fmt: skip
+def test_what_plans_leave_out_of_nemo_rl_is_said_also_of_its_bases(said: str, named: str, tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "inner.yaml").write_text(f"defaults: base.yaml\npolicy: {{{said}}}\n")
+    draft = of_text(
+        "defaults: inner.yaml\npolicy: {generation: {vllm_cfg: {gpu_memory_utilization: 0.7}}}\n", tmp_path, "own.yaml"
+    )
+    assert any(named in note for note in draft.notes)
+    assert ("memory_fraction" in draft.document["rollout"]) == ("sglang" not in said)
+
+
 @pytest.mark.parametrize("start", ["uv run examples/run_grpo.py", "uv run python examples/run_grpo.py", "python examples/run_grpo.py"])  # fmt: skip
 def test_overrides_of_nemo_rl_count_over_the_file_that_its_command_names(
     start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -298,6 +330,8 @@ def test_overrides_of_nemo_rl_count_over_the_file_that_its_command_names(
         assert Path(written["defaults"]) == tmp_path / "examples" / "configs" / "mine.yaml"
     with pytest.raises(SpecError, match="starts NeMo-RL's DPO, which autotune does not read"):
         of_text("uv run examples/run_dpo.py --config examples/configs/dpo.yaml", tmp_path)
+    with pytest.raises(SpecError, match="starts TRL's rloo, which autotune does not read"):
+        of_text("trl rloo --model_name_or_path x", tmp_path)
 
 
 @pytest.mark.parametrize(("said", "whole"), [("=1", True), ("=4", False), ("", False)])

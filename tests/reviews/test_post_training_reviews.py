@@ -209,4 +209,7 @@ def test_a_type_of_gpu_stands_for_all_nodes_of_the_launch_also_those_that_genera
     assert target.document["cluster"] == "h100-sxm-3x4"
     (way,) = (each for each in target.document["rl"]["placement"].values() if isinstance(each, list))
     assert way == [8, 4]
+    (tmp_path / name).write_text(SPLITS[name].replace("nodes: 3", "nodes: 2").replace("nnodes=2", "nnodes=1"))
+    assert "runner" not in first_draft(tmp_path / name, folder=tmp_path).document
+    (tmp_path / name).write_text(SPLITS[name])
     assert "currently 12 GPUs, 3 x 4" in first_draft(tmp_path / name, folder=tmp_path).text

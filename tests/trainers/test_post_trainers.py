@@ -276,6 +276,10 @@ def test_what_the_engines_assert_is_refused() -> None:
     assert refused("openrlhf", OPENRLHF, tp=2, dp=4, zero_stage=3) == ["zero_stage"]
     assert refused("openrlhf", OPENRLHF, tp=2, dp=4, zero_stage=2, sequence_parallel=True) == ["sequence_parallel"]
     assert refused("openrlhf", OPENRLHF, tp=2, dp=4, zero_stage=2) == []
+    packed = {"zero_stage": 3, "extra": {"micro_batch_tokens": 8192}}
+    assert refused("nemo_rl", NEMO, dp=4, cp=2, **packed) == ["cp"]
+    assert refused("nemo_rl", NEMO, tp=2, dp=2, cp=2, zero_stage=3, sequence_parallel=True) == ["sequence_parallel"]
+    assert refused("nemo_rl", NEMO, tp=2, dp=2, cp=2, zero_stage=3) == []
     stages = {"tp": 2, "pp": 2, "dp": 4, "zero_stage": 1, "pp_schedule": "interleaved_1f1b"}
     assert refused("verl", MEGATRON, **stages, virtual_stages=4) == ["virtual_stages"]
     assert refused("verl", MEGATRON, **stages, virtual_stages=7) == []

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
+from autotune.errors import SpecError
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.post_training import PostTraining
 from autotune.trainers.base.effective import word_limit
@@ -67,6 +68,7 @@ DTENSOR, MEGATRON, PACKING, DYNAMIC, GENERATION = (
 UNCOUNTED = tuple(
     f"{engine}.{name}.enabled" for engine in (MEGATRON, DTENSOR) for name in ("lora_cfg", "peft", "fp8_cfg")
 )
+TEACHERS, EXPERTS = "on_policy_distillation", f"{DTENSOR}.expert_parallel_size"
 PENALTY = "loss_fn.reference_policy_kl_penalty"
 _LENGTH = "${mul:${policy.max_total_sequence_length}, ${policy.%s}}"
 DEFAULTS: Mapping[str, Any] = {
@@ -200,6 +202,18 @@ class NemoRl(PostTrainer):
                     "DTensor policies shard all" if fsdp else "its Megatron uses the distributed optimizer",
                     stage,
                 ),
+                Rule(
+                    fsdp and c.cp > 1 and rl_value(rl, c, "micro_batch_tokens") and not rl.padded,
+                    "cp",
+                    "DTensor policies do not split packed sequences",
+                    1,
+                ),
+                Rule(
+                    fsdp and c.cp > 1 and c.tp > 1 and c.sequence_parallel,
+                    "sequence_parallel",
+                    "DTensor policies have none beside context parallelism",
+                    False,
+                ),
                 Rule(fsdp and c.pp > 1, "pp", none),
                 Rule(fsdp and c.ep > 1, "ep", none),
                 Rule(
@@ -299,6 +313,7 @@ class NemoRl(PostTrainer):
         name, document = self.present_document(present)
         below, missing = _inherited(document, name, present.files)
         whole = merged(below, document)
+        _refuse_others(name, whole)
         values = {path: _resolved(whole, path) for path in DEFAULTS}
         written = {path: value for path, value in values.items() if path in dict(flat(document))}
         found = self.read_document(name, merged(document, nested(written)), values)
@@ -310,17 +325,19 @@ class NemoRl(PostTrainer):
         ):
             base = BASE.default
         options = {**found.options, BASE.name: base, START.name: self.start_of(present.argv)}
-        return replace(found, options=options, missing=missing)
+        backend = _resolved(whole, f"{GENERATION}.backend") or "vllm"
+        return replace(
+            found,
+            options=options,
+            missing=missing,
+            rollout=found.rollout if backend == "vllm" else {},
+            remarks=(*found.remarks, *_uncounted(whole, backend)),
+        )
 
     def read_keys(self, keys: KeyReader) -> Reading:
         """Both engines."""
         keys.drop("defaults")
         is_megatron = bool(keys.flag(f"{MEGATRON}.enabled"))
-        keys.remarks += [
-            f"{switch}: plans do not count what it saves; launches keep it"
-            for switch in UNCOUNTED
-            if keys.written(switch) is True
-        ]
         keys.flag(f"{DTENSOR}.enabled")
         engine, where = ("megatron", MEGATRON) if is_megatron else ("fsdp", DTENSOR)
         nodes, per_node = keys.count("cluster.num_nodes") or 1, keys.count("cluster.gpus_per_node")
@@ -393,6 +410,45 @@ class NemoRl(PostTrainer):
         """`Total step time: 40.00s`; what else it prints of a step stands on lines of its own (`post_training.logs`)."""
         found = _STEP_TIME.search(line[:MAX_LINE])
         return StepMetrics(step_time_s=float(found[1])) if found else None
+
+
+def _refuse_others(name: str, whole: Mapping[str, Any]) -> None:
+    """Raises `SpecError` for a configuration whose training GPUs are counted otherwise."""
+    at_rewards = _mentions(whole.get("data"), "reward_model") and _resolved(
+        whole, "env.reward_model.resources.gpus_per_node"
+    )
+    kinds = {
+        "is of NeMo-RL's single controller (async_rl)": whole.get("async_rl"),
+        "has teachers on GPUs of their own (on_policy_distillation.non_colocated_teachers)": _resolved(
+            whole, f"{TEACHERS}.non_colocated_teachers.enabled"
+        ),
+        "has a reward model on GPUs of its own (env.reward_model.resources)": at_rewards,
+    }
+    if found := next((what for what, has in kinds.items() if has), None):
+        raise SpecError(
+            f"{name} {found}, which autotune does not read",
+            remedy="describe the step under `rl` in a spec of your own",
+            field="FILE",
+        )
+
+
+def _mentions(node: Any, word: str) -> bool:
+    """Whether a value somewhere in it is that word."""
+    inner = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
+    return node == word or any(_mentions(each, word) for each in inner)
+
+
+def _uncounted(whole: Mapping[str, Any], backend: str) -> Iterator[str]:
+    """What plans leave out, in words, also of the files that a configuration starts from."""
+    for switch in UNCOUNTED:
+        if _resolved(whole, switch) is True:
+            yield f"{switch}: plans do not count what it saves; launches keep it"
+    if backend != "vllm":
+        yield f"{GENERATION}.backend={backend}: the degree and memory of its engines are not read; say them under `rollout`"
+    if _resolved(whole, f"{TEACHERS}.enabled"):
+        yield f"{TEACHERS}: the time and memory of its teachers are not counted; launches keep them"
+    if (experts := _resolved(whole, EXPERTS)) and experts != 1 and _resolved(whole, f"{DTENSOR}.enabled"):
+        yield f"{EXPERTS}={experts}: plans shard experts as all other weights; launches keep it"
 
 
 def bases_of(document: Mapping[str, Any]) -> tuple[str, ...]:

@@ -43,8 +43,11 @@ UNREAD: Mapping[str, str] = {
             ("rm", "reward models"),
             ("ppo", "PPO"),
             ("distillation", "distillation"),
+            ("xtoken_off_policy_distillation", "distillation"),
+            ("grpo_single_controller", "single controller"),
         )
     },
+    **{f"trl {name}": f"TRL's {name}" for name in ("dpo", "kto", "reward", "rloo", "sft")},
 }
 """programs of these trainers whose configuration is another, with what they are"""
 
