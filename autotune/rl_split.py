@@ -59,7 +59,7 @@ def post_training_findings(
         **found,
         "splits": splits,
         "splits_why_not": no_split,
-        "balanced": _balanced(best),
+        "balanced": _balanced(best) if asked.staleness or any(spec.extra.get("staleness", ())) else None,
         "one_more_node": more,
         "one_more_node_why_not": why_not,
     }

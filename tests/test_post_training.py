@@ -188,6 +188,22 @@ def test_a_plan_compares_splits_and_finds_the_one_that_waits_least() -> None:
     assert set(sides["one_more_node"]) == {"training", "generation"}
 
 
+def test_sides_that_alternate_always_wait() -> None:
+    study = api.load_study(spec(cluster="h100-sxm-4x8", knobs={"rollout_gpus": [16]}))
+    sides = api.plan_of(study, top=1).to_dict()["post_training"]
+    assert sides["splits"]
+    assert sides["balanced"] is None
+
+
+def test_a_split_that_the_trainer_cannot_launch_is_in_no_plan() -> None:
+    study = api.load_study(
+        spec(cluster="h100-sxm-2x8", trainer="verl", knobs={"rollout_gpus": [0, 4, 8], "staleness": [0, 1]})
+    )
+    found = api.plan_of(study, top=1000).to_dict()
+    assert {each["config"]["extra"]["rollout_gpus"] for each in found["configs"]} == {0, 8}
+    assert "separate engines need whole nodes of 8 GPUs" in found["post_training"]["splits_why_not"]["4"]
+
+
 def test_fine_tuning_on_unequal_lengths_is_a_step_without_generation() -> None:
     document = {
         "model": "llama-1b", "cluster": "h100-sxm-1x8", "trainer": {"kind": "command", "argv": ["python", "x.py", "--tokens={micro_batch_tokens}", "--balance={balance}", "--mbs={micro_batch_size}", "--acc={accumulation_steps}"]},

@@ -50,8 +50,12 @@ class Launchable:
 
     def cut(self, workload: Workload, table: ConfigTable) -> tuple[NDArray[np.bool_], dict[str, int]]:
         """Which rows it can launch, shape (N,), and how many it cannot, by the first knob that stands against it."""
-        # All rows have the same own knobs, which are carried or refused by name: their values multiply the rows, not the questions.
-        columns = [table.column(name).astype(np.int64) for name in table.knobs if name in self.trainer.limited_by]
+        # All rows have the same own knobs, most of which are carried or refused by name: their values multiply the rows, not the questions.
+        columns = [
+            np.unique(table.column(name), return_inverse=True)[1].reshape(-1)
+            for name in table.knobs
+            if name in self.trainer.limited_by or name in self.trainer.limited_by_own
+        ]
         rows = np.stack([np.zeros(len(table), dtype=np.int64), *columns], axis=1)
         _, first, kind = np.unique(rows, axis=0, return_index=True, return_inverse=True)
         found = [self.trainer.limits(workload, table[int(row)], self.options) for row in first]

@@ -304,12 +304,15 @@ def _print_post_training(found: Any) -> None:
             for row in splits
         ]
         print_table(heads, rows, numbers=heads[:-1])
-        for gpus, reason in beside["splits_why_not"].items():
-            out.print(f"no split with {gpus} that generate: {reason}")
         best, balanced = min(splits, key=lambda row: row["step_time_s"]), beside["balanced"]
-        out.print(
-            f"best split: {best['training_gpus']} train, {best['rollout_gpus']} generate; neither side would wait with {balanced['rollout_gpus']:.1f} generating"
+        waits = (
+            "without staleness each side waits while the other works"
+            if balanced is None
+            else f"neither side would wait with {balanced['rollout_gpus']:.1f} generating"
         )
+        out.print(f"best split: {best['training_gpus']} train, {best['rollout_gpus']} generate; {waits}")
+    for gpus, reason in beside.get("splits_why_not", {}).items():
+        out.print(f"no split with {gpus} that generate: {reason}")
     words = {"both": "on all GPUs", "training": "for training", "generation": "for generation"}
     for side, row in beside.get("one_more_node", {}).items():
         why = beside["one_more_node_why_not"].get(side, "")

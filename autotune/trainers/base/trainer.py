@@ -61,6 +61,8 @@ class Trainer(ABC):
     included by mistake"""
     limited_by: ClassVar[frozenset[str]] = frozenset(KNOBS) - {"micro_batch_size", "accumulation_steps"}
     """knobs whose values its limits depend on: configs that differ only in other knobs have the same limits"""
+    limited_by_own: ClassVar[frozenset[str]] = frozenset()
+    """names that its limits depend on among the knobs that a study declares itself"""
     same_data: ClassVar[bool] = False
     """whether every config sees the same batches in the same order; if False, the option `same_data` can state it for a program that does"""
     neutral: ClassVar[Mapping[str, str]] = {}

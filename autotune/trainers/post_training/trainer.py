@@ -14,7 +14,7 @@ from itertools import dropwhile
 from typing import Any, ClassVar
 
 from autotune.spec import KNOBS, ParallelConfig, Workload
-from autotune.spec.post_training import PostTraining
+from autotune.spec.post_training import RL_KNOBS, PostTraining
 from autotune.trainers.base.effective import effective
 from autotune.trainers.base.limit import Limit, Rule, broken
 from autotune.trainers.base.trainer import Trainer, needs
@@ -77,6 +77,7 @@ class PostTrainer(Trainer):
     resolves: ClassVar[bool] = False
     """whether OmegaConf reads its file, which resolves `${oc.env:NAME}`"""
     limited_by = frozenset(KNOBS)
+    limited_by_own = frozenset(RL_KNOBS)
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
         """Nothing for the knobs of post-training that it carries."""
