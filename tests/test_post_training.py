@@ -196,11 +196,9 @@ def test_sides_that_alternate_always_wait() -> None:
 
 
 def test_a_split_that_the_trainer_cannot_launch_is_in_no_plan() -> None:
-    study = api.load_study(
-        spec(cluster="h100-sxm-2x8", trainer="verl", knobs={"rollout_gpus": [0, 4, 8], "staleness": [0, 1]})
-    )
+    study = api.load_study(spec(cluster="h100-sxm-1x8", knobs={"rollout_gpus": [0, 4]}))
     found = api.plan_of(study, top=1000).to_dict()
-    assert {each["config"]["extra"]["rollout_gpus"] for each in found["configs"]} == {0, 8}
+    assert {each["config"]["extra"]["rollout_gpus"] for each in found["configs"]} == {0}
     assert "separate engines need whole nodes of 8 GPUs" in found["post_training"]["splits_why_not"]["4"]
 
 
