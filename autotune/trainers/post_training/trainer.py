@@ -92,7 +92,8 @@ class PostTrainer(Trainer):
             return tuple(broken(workload, c, Rule(True, "workload.rl", message, remedy=remedy, value="none")))
         if rl.engine not in self.engines:
             message = f"{self.name} trains by {' or '.join(sorted(self.engines))}"
-            return tuple(broken(workload, c, Rule(True, "workload.rl.engine", message, value=rl.engine)))
+            remedy = f"set rl.engine to {' or '.join(sorted(self.engines))}, and tune that"
+            return tuple(broken(workload, c, Rule(True, "workload.rl.engine", message, remedy=remedy, value=rl.engine)))
         of_step = Rule(
             config.global_batch_size != rl.mini_batch,
             "accumulation_steps",
