@@ -343,7 +343,7 @@ def _engine(keys: KeyReader) -> str:
     told = " ".join(map(str, (*named, *groups)))
     if unread := next((engine for engine in UNREAD_ENGINES if engine in told), None):
         raise SpecError(
-            f"{keys.name} trains by verl's engine {unread}, which autotune does not read",
+            f"the launch trains by verl's engine {unread}, which autotune does not read",
             remedy="engines of verl that it reads: FSDP and Megatron",
             field="FILE",
         )
