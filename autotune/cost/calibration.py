@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, final
 from autotune.cost.learn.measured import KEYS, measured_constants
 from autotune.cost.memory.constants import memory_values
 from autotune.cost.time.attention import kernel_limit
-from autotune.cost.traits import loop_of, traits_of
+from autotune.cost.traits import loop_of, loop_traits, traits_of
 from autotune.errors import SpecError
 from autotune.spec import ClusterSpec, GpuSpec, Workload
 from autotune.spec.checks import nearest, positive
@@ -249,6 +249,8 @@ class Calibration:
     """additional standard deviation for models with experts, whose dispatch and routing few data constrain"""
     level: float = 1.0
     """factor on all step times: what clusters whose trainer was never fitted take beyond what constants pooled from other pairs predict; 1 for a fitted pair"""
+    program_level: float = 1.0
+    """the part of `level` that is assumed of programs that no fit has read; what was measured by itself, as the host's update, is without it"""
     memory_sigma: float = 0.12
     """standard deviation of log peak memory about the estimate"""
     dry_runs: DryRuns | None = field(default=None, compare=False, repr=False)
@@ -347,8 +349,24 @@ def calibration_for(workload: Workload, *, known: Mapping[str, Any] | None = Non
         cores = workload.cluster.cores_per_node
         return replace(constants, full_speed_ranks=float(cores)) if cores else constants
     share = None if _family(gpu.name, document) in document["hardware"] else document.get("share_of_measured")
-    limit = constants.attention_limit or kernel_limit(gpu, traits_of(loop_of(workload)))
-    return bounded(replace(constants, attention_limit=limit), gpu, share=share)
+    return bounded(_with_kernel(constants, workload), gpu, share=share)
+
+
+def _with_kernel(constants: Calibration, workload: Workload) -> Calibration:
+    """The constants with the limit of the program's attention kernel.
+
+    The level of unread programs is what they lose beside their kernels, so the kernel's own limit is without it. A kernel that the workload states loses as much
+    beside itself as the kernels do that the constants are of.
+    """
+    if constants.attention_limit:
+        return constants
+    gpu, level = workload.cluster.gpu, constants.program_level
+    limit = kernel_limit(gpu, loop_traits(workload)) * level
+    reached = constants.attention_efficiency
+    if workload.attention_kernel:
+        usual = kernel_limit(gpu, traits_of(loop_of(workload))) * level
+        reached = min(1.0 / (1.0 / reached + 1.0 / limit - 1.0 / usual), limit)
+    return replace(constants, attention_limit=limit, attention_efficiency=reached)
 
 
 def refit_values() -> Mapping[str, Any]:
@@ -374,7 +392,8 @@ def known_constants(gpu: str, trainer: str, *, known: Mapping[str, Any] | None =
     overheads = f"{loop} overheads from other GPUs" if software else "overheads from other GPUs and trainers"
     unread = known.get("unread_trainer", {})
     if hardware:
-        level = {"level": unread.get("programs", {}).get(traits_of(trainer).program, 1.0)}
+        assumed = unread.get("programs", {}).get(traits_of(trainer).program, 1.0)
+        level = {"level": assumed, "program_level": assumed}
     else:
         level = {"level_sigma": unread.get("unfitted_gpu_sigma", known["pooled"]["level_sigma"])}
     constants = {**known["pooled"], **hardware, **software, **level, **names}

@@ -248,6 +248,7 @@ def sensitivity(
 def _layers_of(workload: Workload) -> int:
     """The same for workloads whose layers are alike, however many these are."""
     shape = [getattr(workload.model, f.name) for f in fields(workload.model) if f.name not in DEPTH]
+    attention = f"{workload.unfused_attention}{workload.attention_kernel}"
     return crc32(
-        f"{shape} {workload.seq_len} {workload.cluster.gpu.name} {workload.trainer} {workload.peft} {workload.unfused_attention}{workload.loop}".encode()
+        f"{shape} {workload.seq_len} {workload.cluster.gpu.name} {workload.trainer} {workload.peft} {attention}{workload.loop}".encode()
     )

@@ -289,6 +289,8 @@ def loop_traits(workload: Workload) -> Traits:
     flash-attn's kernel, on logits that it does not cast (`logprobs_from_logits_flash_attn`); an entropy in the loss, which is off by default, adds a gradient.
     """
     found, rl = traits_of(loop_of(workload)), workload.rl
+    if workload.attention_kernel:
+        found = replace(found, attention_kernel=workload.attention_kernel)
     if rl is None or rl.engine != "fsdp" or workload.trainer not in POST_TRAINERS:
         return found
     loss = "kernel" if workload.trainer == "verl" else found.loss

@@ -107,6 +107,7 @@ OF_WORKLOAD = (
     "peft",
     "pure_bf16",
     "unfused_attention",
+    "attention_kernel",
     "loop",
 )
 """keys of `workload` that are sought in other places"""

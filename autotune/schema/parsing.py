@@ -137,6 +137,7 @@ def parse_study(
             peft=None if asked.workload.peft is None else Peft(**asked.workload.peft.model_dump()),
             pure_bf16=asked.workload.pure_bf16,
             unfused_attention=asked.workload.unfused_attention,
+            attention_kernel=asked.workload.attention_kernel,
             loop=asked.workload.loop,
         ),
     )

@@ -189,6 +189,9 @@ class WorkloadDocument(Document, defer_build=True):
     unfused_attention: StrictBool = Field(
         default=False, description="whether the program's attention stores the score matrix"
     )
+    attention_kernel: Literal["", "flash2", "flash3", "cudnn"] = Field(
+        default="", description="the program's attention kernel, if its user chooses it; default: the trainer's own"
+    )
     loop: Literal["", "accelerate", "deepspeed", "hf_trainer", "lightning", "megatron", "nanotron", "torchtitan"] = (
         Field(default="", description="the trainer whose training loop your own program uses, if known")
     )

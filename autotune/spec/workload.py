@@ -46,6 +46,8 @@ class Peft:
 
 LOOPS = ("accelerate", "deepspeed", "hf_trainer", "lightning", "megatron", "nanotron", "torchtitan")
 """training loops that the user's own program may run"""
+ATTENTION_KERNELS = ("flash2", "flash3", "cudnn")
+"""FlashAttention-2 (torch's own too), FlashAttention-3, and cuDNN's (TransformerEngine)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,8 @@ class Workload(Plain):
     unfused_attention: bool = False
     """whether the program's attention stores the score matrix (eager attention of transformers, Megatron-LM before FlashAttention), as FlashAttention (arXiv
     2205.14135) and torch's scaled_dot_product_attention never do"""
+    attention_kernel: str = ""
+    """where the program's user chooses it: one of `ATTENTION_KERNELS`, which differ by up to 1.8 times over long sequences on Hopper. Empty: the trainer's own, or unknown"""
     loop: str = ""
     """for your own program: the trainer whose training loop it runs, one of `LOOPS`; the cost model's constants and memory depend on it. Empty: unknown"""
     rl: PostTraining | None = None
@@ -106,6 +110,8 @@ class Workload(Plain):
                 field="peft",
             )
 
+        if self.attention_kernel:
+            one_of("attention_kernel", self.attention_kernel, ATTENTION_KERNELS)
         if self.loop:
             one_of("loop", self.loop, LOOPS)
         for name in ("pure_bf16", "unfused_attention"):

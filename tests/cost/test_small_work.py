@@ -90,11 +90,11 @@ def test_liger_never_holds_whole_logits() -> None:
 
 def test_activations_on_the_host_of_millions_of_tokens_fit_where_they_were_trained() -> None:
     # arXiv 2506.13996: an 8B over 3.7 million tokens on eight H100
-    asked = replace(workload("deepspeed", seq_len=3_788_800, cluster="h100-sxm-1x8", pure_bf16=False), global_batch_size=1)  # fmt: skip
+    asked = replace(workload("deepspeed", seq_len=3_788_800, cluster="h100-sxm-1x8", pure_bf16=False), global_batch_size=1, attention_kernel="flash2")  # fmt: skip
     config = ParallelConfig(cp=8, cp_style="heads", zero_stage=3, recompute="full", offload="all", loss="fused")
     found = estimate(asked, config)
     assert float(found.oom_probability) < 0.5
-    assert float(found.step_time_s) == pytest.approx(6455, rel=0.25)
+    assert float(found.step_time_s) == pytest.approx(6455, rel=0.1)
 
 
 def test_more_tokens_never_need_less_memory() -> None:

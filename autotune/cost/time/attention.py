@@ -17,7 +17,8 @@ scores grow with their square: so K is what is left of c at R, and a is the kern
     Blackwell, cudnn       0.40    Megatron-LM on a machine that holds its clock down (SimuMax, 32,768 and 131,072 tokens)
     AMD                    0.36    assumed: its kernels reach about half of what its matrix products do
 
-FlashAttention in Triton of 2023 (llm-foundry: 512 to 65,536 tokens) keeps one speed, and so do CPUs and GPUs without bf16, where none of these kernels run. The kernel is the program's (`Traits.attention_kernel`). Where its user chooses, Hopper has the geometric mean of both. Heads narrower than 128 reach `NARROW_HEAD` of the limit: 299 of
+FlashAttention in Triton of 2023 (llm-foundry: 512 to 65,536 tokens) keeps one speed, and so do CPUs and GPUs without bf16, where none of these kernels run. The kernel is the program's (`Traits.attention_kernel`). Where its user chooses and does not say (`Workload.attention_kernel`),
+Hopper has the geometric mean of both. Heads narrower than 128 reach `NARROW_HEAD` of the limit: 299 of
 335 and 473 of 616 TFLOP/s with 64. No limit is above `FASTEST`. Kernels of a ring see a rank's tokens at a time and do not grow beyond R. Neglected: steps between lengths, dropout.
 """
 
@@ -43,6 +44,7 @@ HALF_SPEED = 400.0
 LIMITS = {
     ("ampere", ""): 0.62,
     ("hopper", "flash2"): 0.34,
+    ("hopper", "flash3"): 0.60,
     ("hopper", "cudnn"): 0.60,
     ("hopper", ""): math.sqrt(0.34 * 0.60),
     ("blackwell", ""): 0.56,
@@ -83,7 +85,7 @@ def attention_reached(workload: Workload, table: ConfigTable, constants: Calibra
     length = np.where(rings, np.minimum(whole / table.cp, REFERENCE), whole)
     if gpu.is_cpu or traits.attention_kernel == "triton" or "bf16" not in gpu.peak_flops_per_s:
         return np.full_like(length, at_reference * traits.attention_speed)
-    limit = constants.attention_limit or kernel_limit(gpu, traits) * gpu.clock
+    limit = constants.attention_limit or kernel_limit(gpu, traits) * constants.program_level * gpu.clock
     limit = limit * (NARROW_HEAD if workload.model.head_dim < WIDE else 1.0)
     own = HALF_SPEED / REFERENCE
     growth = np.where(length > REFERENCE, max(limit / at_reference - 1.0, own), own)

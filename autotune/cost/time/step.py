@@ -301,7 +301,8 @@ def _optimizer_s(
     if not away.any():
         return here
     there = update_bytes(workload, inner, ends / shards)
-    return np.where(away, offloaded_update_s(workload, inner + ends / shards, there), here)
+    on_host = offloaded_update_s(workload, inner + ends / shards, there) / constants.program_level
+    return np.where(away, on_host, here)
 
 
 def _activations_away(

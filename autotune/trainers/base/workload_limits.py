@@ -233,6 +233,13 @@ def workload_limits(trainer: Trainer, workload: Workload, c: ParallelConfig) -> 
             "remove unfused_attention, or use megatron, or command with your own program",
         ),
         Rule(
+            bool(workload.attention_kernel) and trainer.has_own_attention,
+            "workload.attention_kernel",
+            f"the trainer {name} decides its attention kernel itself",
+            remedy="remove attention_kernel",
+            value=workload.attention_kernel,
+        ),
+        Rule(
             bool(workload.loop) and not trainer.runs_own_program,
             "workload.loop",
             f"the trainer {name} has its own training loop",

@@ -54,6 +54,7 @@ class MegatronTrainer(Trainer):
     rotary_scalings = frozenset({"llama3", "yarn"})
     limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
     no_adapters = "pretrain_gpt.py has none"
+    has_own_attention = True
     has_unfused_attention = True
     optimizers = frozenset({"adamw", "sgd", "muon"})
     reads = frozenset({

@@ -65,6 +65,7 @@ class MegatronBridgeTrainer(Trainer):
     )
     settings_file = "bridge.yaml"
     no_adapters = "they belong to its fine-tuning recipes, which need a checkpoint"
+    has_own_attention = True
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",

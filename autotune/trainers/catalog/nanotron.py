@@ -47,6 +47,7 @@ class NanotronTrainer(Trainer):
     """nanotron's pretraining of Llama and Qwen2."""
 
     name = "nanotron"
+    has_own_attention = True
     families = NANOTRON
     rotary_remedy = "nanotron's models do not scale positions (they ignore rope_scaling); torchtitan and megatron do"
     summary = "nanotron (main branch), one YAML and run_train.py"

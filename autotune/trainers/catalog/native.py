@@ -36,6 +36,7 @@ class NativeTrainer(Trainer):
     same_data = True
     summary = "autotune's own training loop"
     no_adapters = "it has no 4-bit weights"
+    has_own_attention = True
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",

@@ -45,6 +45,7 @@ class TorchtitanTrainer(Trainer):
     checked_against = "torchtitan 0.2.2, 0.3.0"
     rotary_scalings = frozenset({"llama3", "yarn"})
     no_adapters = "release 0.2 has none, and 0.3 keeps frozen weights in fp32, which the memory estimate does not count"
+    has_own_attention = True
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",

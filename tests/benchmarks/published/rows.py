@@ -47,6 +47,7 @@ class Run:
     pure_bf16: bool = False
     """whether nothing is kept in fp32"""
     unfused_attention: bool = False
+    attention_kernel: str = ""
     """whether attention stores its scores"""
     optimizer: str = "adamw"
     document_len: int = 0
@@ -141,7 +142,8 @@ def blocks_of(runs: Iterable[Run]) -> list[Block]:
     groups: Mapping[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in runs:
         key = (run.model.name, run.gpu, run.gpus_per_node, run.seq_len, run.where, run.trainer)
-        groups[*key, run.peft, run.pure_bf16, run.unfused_attention, run.optimizer, run.document_len].append(run)
+        attention = (run.unfused_attention, run.attention_kernel)
+        groups[*key, *attention, run.peft, run.pure_bf16, run.optimizer, run.document_len].append(run)
     return [
         Block(
             workload=Workload(
@@ -153,6 +155,7 @@ def blocks_of(runs: Iterable[Run]) -> list[Block]:
                 peft=members[0].peft,
                 pure_bf16=members[0].pure_bf16,
                 unfused_attention=members[0].unfused_attention,
+                attention_kernel=members[0].attention_kernel,
                 optimizer=members[0].optimizer,
                 document_len=members[0].document_len,
             ),

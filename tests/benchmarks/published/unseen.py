@@ -73,6 +73,7 @@ def _run(r: dict[str, str]) -> Run:
         peft=adapters,
         pure_bf16=r["pure_bf16"] == "1",
         unfused_attention=r["source"] in UNFUSED,
+        attention_kernel="flash3" if "FlashAttention 3" in r["software"] else "",
         optimizer=r["optimizer"] or "adamw",
         document_len=whole(r.get("document_len", ""), 0),
         config=config,

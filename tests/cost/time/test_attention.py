@@ -9,7 +9,7 @@ import pytest
 
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.cost.time.attention import FASTEST, LIMITS, REFERENCE, attention_reached, generation
-from autotune.cost.traits import TRAITS, traits_of
+from autotune.cost.traits import TRAITS, loop_traits, traits_of
 from autotune.spec import ClusterSpec, ConfigTable, ParallelConfig, Workload, catalog
 
 LENGTHS = [2**k for k in range(9, 23)]
@@ -68,6 +68,36 @@ def test_the_program_decides_the_kernel_on_hopper_and_its_user_where_it_does_not
     assert slow == pytest.approx(LIMITS["hopper", "flash2"], rel=0.02)
     assert fast == pytest.approx(LIMITS["hopper", "cudnn"], rel=0.02)
     assert slow < between < fast
+
+
+def test_a_stated_kernel_is_that_of_its_program_and_loses_the_same_beside_itself() -> None:
+    plain = workload("h200-sxm", 1 << 22, "torchtitan")
+    for kernel, trainer in (("flash2", "nanotron"), ("flash3", "megatron"), ("cudnn", "megatron")):
+        asked = replace(workload("h200-sxm", 1 << 22), attention_kernel=kernel)
+        level = calibration_for(asked).level
+        found = float(attention_reached(asked, ALONE, calibration_for(asked), loop_traits(asked))[0])
+        assert found / level == pytest.approx(reached("h200-sxm", 1 << 22, trainer), rel=0.02)
+    unstated, fast = (calibration_for(replace(plain, trainer="deepspeed", attention_kernel=k)) for k in ("", "flash3"))
+    lost = [1.0 / c.attention_efficiency - 1.0 / c.attention_limit for c in (unstated, fast)]
+    assert lost[0] == pytest.approx(lost[1])
+
+
+@pytest.mark.parametrize(("length", "seconds"), [(131072, 47.204), (196608, 94.483), (262144, 159.125)])
+def test_long_sequences_on_h200_take_what_was_published(length: int, seconds: float) -> None:
+    """DeepSpeed on eight H200 with FlashAttention-3 and the optimizer on the host (stas00/ml-engineering, insights/when-to-upgrade-gpus)."""
+    asked = replace(workload("h200-sxm", length), attention_kernel="flash3")
+    config = ParallelConfig(dp=8, zero_stage=3, recompute="full", loss="fused", offload="optimizer")
+    assert estimate(asked, config).step_time_s == pytest.approx(seconds, rel=0.15)
+
+
+def test_the_host_updates_at_its_own_speed_whatever_the_level_of_the_program() -> None:
+    asked = workload("h200-sxm", 8192)
+    config = ParallelConfig(dp=8, zero_stage=3, offload="optimizer")
+    constants = calibration_for(asked)
+    assert constants.level > 1
+    known = replace(constants, level=1.0, program_level=1.0)
+    found, plain = (estimate(asked, config, calibration=c).time_parts_s.optimizer for c in (constants, known))
+    assert found == pytest.approx(plain)
 
 
 def test_trials_over_long_sequences_teach_the_limit_and_calibrations_of_before_have_the_kernels() -> None:

@@ -108,6 +108,14 @@ def test_programs_and_megatron_may_store_the_scores_of_attention(name: str) -> N
     assert all("remove unfused_attention" in message for message in said)
 
 
+@pytest.mark.parametrize("name", trainer_names())
+def test_users_choose_the_attention_kernel_where_the_trainer_does_not(name: str) -> None:
+    workload = replace(WORKLOAD, attention_kernel="flash3")
+    limits = trainer(name).limits(workload, ParallelConfig(dp=8, accumulation_steps=8))
+    said = [limit for limit in limits if limit.knob == "workload.attention_kernel"]
+    assert bool(said) == (name in ("megatron", "megatron_bridge", "nanotron", "native", "torchtitan"))
+
+
 def test_lines_are_cut_and_without_colours() -> None:
     assert clean("\x1b[31mred\x1b[0m") == "red"
     assert len(clean("x" * 10**6)) == MAX_LINE
