@@ -13,7 +13,8 @@ Gradients that a step frees (`Traits.drops_gradients`) appear in the backward pa
 of the two counts.
 
 The peak is what the allocator reserves. Less than that must fit at once: the allocator gives unused blocks back before it fails, and memory that is
-freed but still waits for the communication stream can be reused.
+freed but still waits for the communication stream can be reused. Weights, gradients and states stay where they are, so nothing is lost between them. Activations
+and logits come and go, and what is left over of their blocks is lost, as a share of them that is what the allocator reserves beyond what is allocated.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class RankMemory:
         if spared.any():
             factor = np.where(spared, gpu.memory_bytes / peak, 1.0)
             parts = MemoryParts(**{f.name: getattr(parts, f.name) * factor for f in fields(MemoryParts)})
-            peak = np.asarray(parts.total)
+            peak = np.where(spared, gpu.memory_bytes, peak)
         low, high = interval(peak, spread)
         risk = self.risk(usable, spread)
         high = np.where(risk <= TAIL, np.minimum(high, gpu.memory_bytes), high)
@@ -156,8 +157,9 @@ def rank_memories(
         freed = (constants.waiting_in_layer * held * layers + constants.waiting_at_head * lossy) * whole
         waiting = np.minimum(freed, np.maximum(usable - allocated, 0.0))
         fragments = loose * allocated
+        stuck = loose * (parts["activations"] + parts["logits"])
         everything = MemoryParts(**parts, framework=framework + waiting + fragments)
-        return RankMemory(parts=everything, spare=waiting + fragments, unsure=maybe + states.unsure(own))
+        return RankMemory(parts=everything, spare=waiting + fragments - stuck, unsure=maybe + states.unsure(own))
 
     nothing, alone = np.zeros_like(layout.pp), layout.pp == 1
     first_dense = np.minimum(float(model.num_dense_layers), stages.first)
