@@ -74,9 +74,9 @@ def test_a_run_of_another_model_with_as_many_layers_is_not_named(model: str, mor
 
 
 def test_what_may_not_fit_may_be_worth_a_trial_and_its_risk_is_said() -> None:
-    (pair,) = pairs(["moussakam_h100"])
-    (tried,) = pair.found.trials
-    assert tried.changes == {"tp": (2, 4), "pp": (2, 1)}
+    fewer_stages = {"tp": (2, 4), "pp": (2, 1)}
+    found = ((pair, trial) for pair in pairs(["moussakam_h100"]) for trial in pair.found.trials)
+    pair, tried = next((pair, trial) for pair, trial in found if trial.changes == fewer_stages)
     assert SURE < tried.oom_probability < 0.5
     assert tried.to_dict()["oom_probability"] == tried.oom_probability
     assert pair.gain > 1.2

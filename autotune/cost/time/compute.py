@@ -42,6 +42,8 @@ BACKWARD_SCORES = 2.5
 """backward pass of FlashAttention in forward passes: it computes the scores again (Dao, arXiv 2307.08691)"""
 HEAD_STEP = 32
 """head dimensions of FlashAttention's kernels are multiples of it"""
+EAGER_SCORES = 2.0
+"""bytes that operators of their own move per stored score in 16 bits, as a multiple of those of one fused kernel: 24 for 12 (`score_moved_bytes`)"""
 LINE_ELEMENTS = 64.0
 """16-bit elements of a cache line of 128 bytes"""
 UNALIGNED = 1.4
@@ -126,7 +128,7 @@ def layer_forward_s(
     attention = scores * padded_head(model) / (half_precision * attention_reached(workload, table, constants, traits))
     if keeps_scores(workload, traits):  # matmuls over the whole score matrix, and kernels that read and write it
         stored = layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
-        read_and_written = stored * constants.score_bytes * size / 2.0
+        read_and_written = stored * score_moved_bytes(table, constants, traits)
         plain = 2.0 * scores / (half_precision * constants.matmul_efficiency)
         attention = plain + read_and_written / (gpu.memory_bytes_per_s * constants.memory_efficiency)
     is_wide = has_wide_stream(workload, traits)
@@ -203,6 +205,14 @@ def keeps_scores(workload: Workload, traits: Traits) -> bool:
     return workload.unfused_attention or (
         traits.flash_needs_bf16 and "bf16" not in workload.cluster.gpu.peak_flops_per_s
     )
+
+
+def score_moved_bytes(table: ConfigTable, constants: Calibration, traits: Traits) -> Column:
+    """Bytes per stored score that one pass reads and writes. Without fused kernels or compilation each operator is a kernel of its own, and the softmax is in fp32
+    (transformers' and nanoGPT's attention): written 2, scaled 4, masked 4, softmax 2 + 4, cast back 4 + 2, read 2."""
+    size = element_bytes(table)
+    eager = ~np.asarray(table.compile, dtype=bool) & (not traits.fused) & (size < FP32)
+    return np.asarray(constants.score_bytes * size / 2.0 * np.where(eager, EAGER_SCORES, 1.0))
 
 
 def loads_by_lines(workload: Workload) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.cost.time.attention import FASTEST, LIMITS, REFERENCE, attention_reached, generation
+from autotune.cost.time.compute import score_moved_bytes
 from autotune.cost.traits import TRAITS, loop_traits, traits_of
 from autotune.spec import ClusterSpec, ConfigTable, ParallelConfig, Workload, catalog
 
@@ -116,3 +117,21 @@ def test_a_ring_sees_a_part_of_the_keys_at_a_time() -> None:
     heads, ring = attention_reached(asked, table, calibration_for(asked), traits_of("deepspeed"))
     assert ring == pytest.approx(calibration_for(asked).attention_efficiency)
     assert heads > ring
+
+
+def test_compilation_halves_what_stored_scores_move_where_no_kernel_fuses_them() -> None:
+    tables = [ConfigTable.of([ParallelConfig(precision=p, compile=c)]) for p in ("bf16", "fp32") for c in (False, True)]
+    constants = Calibration(score_bytes=12.0)
+    moved = {name: [float(score_moved_bytes(t, constants, TRAITS[name])[0]) for t in tables] for name in ("command", "megatron")}  # fmt: skip
+    assert moved == {"command": [24.0, 12.0, 24.0, 24.0], "megatron": [12.0, 12.0, 24.0, 24.0]}
+
+
+def test_compilation_of_a_program_that_stores_its_scores_gains_much_of_what_was_published() -> None:
+    """nanoGPT of December 2022 on one A100 of 40 GB, 12 sequences of 1,024 tokens: 250 ms a step, 135 ms compiled (its README). GELU was eager too, which is not counted."""
+    asked = Workload(
+        model=catalog.model("gpt2-small"), cluster=ClusterSpec.of("a100-40gb", num_nodes=1, gpus_per_node=1), trainer="command",
+        seq_len=1024, global_batch_size=12, unfused_attention=True,
+    )  # fmt: skip
+    eager, compiled = estimate(asked, [ParallelConfig(micro_batch_size=12, compile=c) for c in (False, True)]).step_time_s  # fmt: skip
+    assert compiled == pytest.approx(0.135, rel=0.1)
+    assert 1.25 < eager / compiled < 250 / 135
