@@ -112,6 +112,12 @@ class Workload(Plain):
 
         if self.attention_kernel:
             one_of("attention_kernel", self.attention_kernel, ATTENTION_KERNELS)
+        if self.attention_kernel and self.unfused_attention:
+            raise SpecError(
+                f"attention_kernel {self.attention_kernel!r} never stores the scores, but unfused_attention is true",
+                remedy="remove attention_kernel or unfused_attention",
+                field="attention_kernel",
+            )
         if self.loop:
             one_of("loop", self.loop, LOOPS)
         for name in ("pure_bf16", "unfused_attention"):

@@ -302,15 +302,18 @@ def test_a_program_that_keeps_everything_in_bf16_is_said_so_in_the_workload() ->
         "global_batch_size": 16,
         "pure_bf16": True,
         "unfused_attention": True,
-        "attention_kernel": "flash3",
     }
     space = {"micro_batch_size": [1, 2], "precision": ["bf16"]}
     found = study(workload=asked, space=space, trainer={"kind": "command", "argv": argv})
     assert found.workload.pure_bf16
     assert found.workload.unfused_attention
-    assert found.workload.attention_kernel == "flash3"
     with pytest.raises(SpecError, match="pure_bf16"):
         study(workload={**asked, "pure_bf16": "yes"})
+    with pytest.raises(SpecError, match="never stores the scores"):
+        study(workload={**asked, "attention_kernel": "flash3"}, space=space, trainer={"kind": "command", "argv": argv})
+    named = {**asked, "unfused_attention": False, "attention_kernel": "flash3"}
+    found = study(workload=named, space=space, trainer={"kind": "command", "argv": argv})
+    assert found.workload.attention_kernel == "flash3"
 
 
 def test_times_tokens_bytes_and_rates_may_have_units() -> None:

@@ -47,8 +47,9 @@ class Run:
     pure_bf16: bool = False
     """whether nothing is kept in fp32"""
     unfused_attention: bool = False
-    attention_kernel: str = ""
     """whether attention stores its scores"""
+    attention_kernel: str = ""
+    """the kernel that the source names, where the trainer leaves it to its user"""
     optimizer: str = "adamw"
     document_len: int = 0
     """tokens of the documents that are packed into a sequence; 0: a sequence is one document"""
