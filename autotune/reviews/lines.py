@@ -5,7 +5,10 @@ The trainer renders the launch before and after. Options and keys in which the t
     --batch-size 4, --batch-size=4          the value behind the option
     --batch-size $BATCH                     the line that sets the variable
     batch_size: 4, batch_size = 4           the value behind the key; in Python, the default of the option that declares it
-    a flag that is not there                behind the last word of the command
+    a flag that is not there                behind the last word of the command; in a manifest, behind the last word of its `args`
+    a key that is not there                 in its section of the file: TOML, YAML, or JSON
+
+Of a script that starts several programs only the command that is reviewed changes. The pods of one job run the same command, so each of them changes.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.errors import AutotuneError
-from autotune.onboarding.launch.launch_script import arguments_of
+from autotune.onboarding.launch.launch_script import Started, arguments_of, started_by
 from autotune.reviews.answer import LineEdit, Review
+from autotune.reviews.new_keys import with_key
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
 from autotune.trainers.launch_files import Launch
@@ -47,10 +51,11 @@ def changed_lines(
     *,
     beside: str = "",
     held: frozenset[str] = frozenset(),
+    started: Started | None = None,
 ) -> tuple[tuple[LineEdit, ...], tuple[str, ...]]:
     """(the lines that change from one config to the other, settings for which the texts have no line, as they are written). `held`: options that
-    Python code alone sets, and no command; `beside`: its keyword argument behind which new ones are written."""
-    lines = {name: text.splitlines() for name, text in texts.items()}
+    Python code alone sets, and no command; `beside`: its keyword argument behind which new ones are written; `started`: the command that is reviewed."""
+    lines = {name: _without_others(text, started) for name, text in texts.items()}
     touched: list[tuple[str, int]] = []
     unplaced: list[str] = []
     changes = list(_changes(study, before, after))
@@ -59,20 +64,23 @@ def changed_lines(
     for change in changes:
         is_held = change.name.lstrip("-") in held
         among = {name: text for name, text in lines.items() if name.endswith(".py") or not is_held}
-        place = next((p for name in among if (p := _apply(lines[name], name, change)) is not None), None)
-        left = place is None and not _follows(lines, change)
-        if left and (place := _written(among, change, beside) if is_held else _added(lines, change)) is not None:
-            left = False
-        if place is not None:
-            touched.append(place)
+        places = next((p for name in among if (p := _applied(lines[name], name, change))), [])
+        left = not places and not _follows(lines, change)
+        if left:
+            places = _written(among, change, beside) if is_held else _added(lines, change)
+            left = not places
+        if places:
+            touched += places
+        elif change.new is None and not change.name.startswith("-"):
+            continue  # a key that no text has need not go
         elif left and is_held:
             unplaced.append(f"{change.name.lstrip('-')}={change.new}")
         elif left:
             unplaced.append(change.name if change.new is None else f"{change.name}={change.new}")
     found = []
     for name, at in dict.fromkeys(touched):
-        old = texts[name].splitlines()
-        found.append(LineEdit(file=name, line=at + 1, before=old[at], after=lines[name][at]))
+        old = texts[name].splitlines()[at]
+        found.append(LineEdit(file=name, line=at + 1, before=old, after=lines[name][at]))
     changed = sorted((each for each in found if each.before != each.after), key=lambda each: (each.file, each.line))
     return tuple(changed), tuple(unplaced)
 
@@ -174,7 +182,7 @@ def _apply(lines: list[str], file: str, change: Change) -> tuple[str, int] | Non
     key = change.name.lstrip("-").rpartition(".")[2]
     spelled = "[-_]".join(re.escape(part) for part in re.split(r"[-_]", key))
     if change.name.startswith("-"):
-        at = _of_option(lines, spelled, change)
+        at = _of_option(lines, spelled, change, has_flags=not file.endswith(".py"))
         if at is None and file.endswith(DOCUMENTS):
             at = _of_key(lines, spelled, change)
         if at is None and file.endswith(".py"):
@@ -191,24 +199,106 @@ def _apply(lines: list[str], file: str, change: Change) -> tuple[str, int] | Non
     return None if at is None else (file, at)
 
 
-def _added(lines: Mapping[str, list[str]], change: Change) -> tuple[str, int] | None:
-    """Gives a command an option that no text mentions, because its default held so far."""
-    if not change.name.startswith("--") or change.new is None:
-        return None
+def _applied(lines: list[str], file: str, change: Change) -> list[tuple[str, int]]:
+    """Makes the change in these lines, in each pod of a manifest, and says where."""
+    places = [place] if (place := _apply(lines, file, change)) is not None else []
+    while places and _is_manifest(file, lines) and (place := _apply(lines, file, change)) not in (None, places[-1]):
+        places.append(place)
+    return places
+
+
+def _is_manifest(file: str, lines: list[str]) -> bool:
+    return file.endswith((".yaml", ".yml")) and any(line.startswith("apiVersion:") for line in lines)
+
+
+def commands_in(text: str) -> list[range]:
+    """The lines of each command of a script that starts a program: a line that names a launcher, with those that continue it."""
+    lines, found = text.splitlines(), list[range]()
+    for at, line in enumerate(lines):
+        if (found and at < found[-1].stop) or _is_comment(line) or not _STARTS.search(line):
+            continue
+        end = at
+        while lines[end].rstrip().endswith("\\") and end + 1 < len(lines):
+            end += 1
+        found.append(range(at, end + 1))
+    return found
+
+
+def other_commands(text: str, started: Started | None) -> list[range]:
+    """The commands of a script but the one that is reviewed, which has most of its words."""
+    commands = commands_in(text)
+    if started is None or len(commands) < 2:
+        return []
+    lines = text.splitlines()
+    words = [started.program, *started.words]
+    shared = [sum(word in "\n".join(lines[at] for at in each) for word in words) for each in commands]
+    reviewed = commands[max(range(len(commands)), key=lambda at: shared[at])]
+    return [each for each in commands if each is not reviewed]
+
+
+def other_trainings(text: str, started: Started | None) -> list[int]:
+    """The lines of a script, from 1, where it starts further trainings."""
+    lines, found = text.splitlines(), list[int]()
+    for each in other_commands(text, started):
+        other = started_by("\n".join(lines[at] for at in each))
+        if (
+            other is not None
+            and started is not None
+            and (other.launcher, other.program) == (started.launcher, started.program)
+        ):
+            found.append(each.start + 1)
+    return found
+
+
+def _without_others(text: str, started: Started | None) -> list[str]:
+    """The lines of a text, those of commands that are not reviewed empty: nothing in them changes."""
+    lines = text.splitlines()
+    for each in other_commands(text, started):
+        lines[each.start : each.stop] = [""] * len(each)
+    return lines
+
+
+def _added(lines: Mapping[str, list[str]], change: Change) -> list[tuple[str, int]]:
+    """Gives a command an option that no text mentions, or a file a key, because its default held so far."""
+    if change.new is None:
+        return []
+    if not change.name.startswith("-"):
+        return with_key({n: text for n, text in lines.items() if not _is_manifest(n, text)}, change.name, change.new)
+    if not change.name.startswith("--"):
+        return []
     spelled = re.compile("[-_]".join(re.escape(part) for part in re.split(r"[-_]", change.name.lstrip("-"))) + r"\b")
     if any(spelled.search(line) for text in lines.values() for line in text):
-        return None
+        return []
     for name, text in lines.items():
+        if _is_manifest(name, text) and (rows := _with_argument(text, change)):
+            return [(name, at) for at in rows]
         if not name.endswith((".py", *DOCUMENTS)) and (at := _appended(text, change)) is not None:
-            return name, at
-    return None
+            return [(name, at)]
+    return []
 
 
-def _written(lines: Mapping[str, list[str]], change: Change, beside: str) -> tuple[str, int] | None:
+def _with_argument(lines: list[str], change: Change) -> list[int]:
+    """Gives each list `args` of a manifest one more word, and says in which lines."""
+    word, rows = change.name if change.new == "" else f"{change.name}={change.new}", list[int]()
+    for at, line in enumerate(lines):
+        if flow := re.match(r"\s*args:\s*\[.*\S(?=\s*\]\s*$)", line):
+            lines[at] = f"{flow[0]}, {word}{line[flow.end() :]}"
+            rows.append(at)
+        elif re.match(r"\s*args:\s*$", line):
+            items = [n for n in range(at + 1, len(lines)) if re.match(r"\s*- ", lines[n])]
+            last = at + sum(1 for n, item in enumerate(items) if item == at + 1 + n)
+            if last > at:
+                indent = re.match(r"\s*", lines[last])
+                lines[last] += f"\n{indent[0] if indent else ''}- {word}"
+                rows.append(last)
+    return rows
+
+
+def _written(lines: Mapping[str, list[str]], change: Change, beside: str) -> list[tuple[str, int]]:
     """Gives a call a keyword argument that no text mentions, because its default held so far."""
     key = change.name.lstrip("-").rpartition(".")[2].replace("-", "_")
     if change.new is None or any(re.search(rf"\b{key}\b", line) for text in lines.values() for line in text):
-        return None
+        return []
     place = re.compile(rf"(?:^|[(,])\s*{beside}\s*=(?!=)\s*[^\s,#()]+")
     is_plain = re.fullmatch(r"True|False|None|[\d.]+", change.new) is not None
     for name, text in lines.items():
@@ -216,8 +306,8 @@ def _written(lines: Mapping[str, list[str]], change: Change, beside: str) -> tup
             if not _is_comment(line) and (found := place.search(line)):
                 value = change.new if is_plain else repr(change.new)
                 text[at] = f"{line[: found.end()]}, {key}={value}{line[found.end() :]}"
-                return name, at
-    return None
+                return [(name, at)]
+    return []
 
 
 def _follows(lines: Mapping[str, list[str]], change: Change) -> bool:
@@ -227,7 +317,8 @@ def _follows(lines: Mapping[str, list[str]], change: Change) -> bool:
     return any(left.search(line) for text in lines.values() for line in text)
 
 
-def _of_option(lines: list[str], spelled: str, change: Change) -> int | None:
+def _of_option(lines: list[str], spelled: str, change: Change, *, has_flags: bool) -> int | None:
+    """`has_flags`: whether a bare option is one that is on, and not one that is declared."""
     if change.new is None:  # an option that goes, with its values
         count = len(change.old.split()) if change.old else 0
         pattern = re.compile(rf"(^|\s)--?{spelled}" + r"(?:(?:=|\s+)(?!-)[^\s\\]+)" * count + r"(?=[\s\\]|$)")
@@ -243,6 +334,7 @@ def _of_option(lines: list[str], spelled: str, change: Change) -> int | None:
         rf"""((?<![\w-])--?(?:[\w.]+\.)?{spelled}(?:=|\s+|["']\s*,\s*["']|["']?\s*$))(["']?)([^\s"'\\]+)"""
     )
     listed = re.compile(rf"""^\s*-\s*["']?--?(?:[\w.]+\.)?{spelled}["']?\s*$""")
+    bare = re.compile(rf"""(?<![\w-])--?(?:[\w.]+\.)?{spelled}(?=\s+-|["',\]]|\s*\\?$)""")
     for at, line in enumerate(lines):
         if _is_comment(line):
             continue
@@ -251,6 +343,9 @@ def _of_option(lines: list[str], spelled: str, change: Change) -> int | None:
             if value and value[2] == change.old:
                 lines[at + 1] = lines[at + 1][: value.start(2)] + change.new + lines[at + 1][value.end(2) :]
                 return at + 1
+        if has_flags and _same(change.old, "true") and (flag := bare.search(line)):  # on, without a word that says so
+            lines[at] = f"{line[: flag.end()]}={change.new}{line[flag.end() :]}"
+            return at
         for found in option.finditer(line):
             value_text = found[3]
             if _same(value_text, change.old):
@@ -297,7 +392,7 @@ def _of_default(lines: list[str], spelled: str, change: Change) -> int | None:
 
 
 def _of_key(lines: list[str], spelled: str, change: Change) -> int | None:
-    if change.old is None or change.new is None:
+    if change.old is None:
         return None
     key = re.compile(
         rf"""(^|[\s{{,\[(])(?:--)?(["']?)(?:[\w.]+\.)?{spelled}\2\s*[:=]\s*(["']?)(?P<value>[^\s,"'}}#)]+)\3"""
@@ -306,10 +401,14 @@ def _of_key(lines: list[str], spelled: str, change: Change) -> int | None:
         if _is_comment(line):
             continue
         for found in key.finditer(line):
-            if _same(found["value"], change.old):
-                new = change.new.capitalize() if found["value"] in ("True", "False") else change.new
-                lines[at] = line[: found.start("value")] + new + line[found.end("value") :]
-                return at
+            if not _same(found["value"], change.old):
+                continue
+            if change.new is None:  # a key that goes, where its line has nothing else
+                lines[at] = "" if line.strip() == found[0].strip() else line
+                return at if not lines[at] else None
+            new = change.new.capitalize() if found["value"] in ("True", "False") else change.new
+            lines[at] = line[: found.start("value")] + new + line[found.end("value") :]
+            return at
     return None
 
 

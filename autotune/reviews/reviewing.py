@@ -22,7 +22,7 @@ from autotune.reviews.dangers import code_lines, dangers_of
 from autotune.reviews.earlier import earlier_of
 from autotune.reviews.edits import Proposal, proposal, space_around
 from autotune.reviews.gains import corrected, given_that_it_ran
-from autotune.reviews.lines import baseline_line, changed_lines
+from autotune.reviews.lines import baseline_line, changed_lines, other_trainings
 from autotune.reviews.target import Target, folder_of, named_text, read_target
 from autotune.schema import parse_study
 from autotune.schema.files import is_model_file, with_program_files
@@ -156,7 +156,13 @@ def _review(
     shape = document.get("model")
     if isinstance(shape, dict) and any(VOCABULARY in comment for comment in found.comments):
         assumed += (f"vocabulary size {shape['vocab_size']}; --model sets another",)
-    launch = "\n".join(line for _, line in code_lines(next(iter(found.texts.values()), "")))
+    text = next(iter(found.texts.values()), "")
+    if others := other_trainings(text, found.started):
+        of_others = f"line{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+        assumed += (
+            f"one training of {found.name} is reviewed, and not {of_others}; give another as a command: autotune review -- ...",
+        )
+    launch = "\n".join(line for _, line in code_lines(text))
     unmodelled = tuple(flag for flag in LOWER_MEMORY if flag in launch)
     if unmodelled:
         assumed += (f"the cost model ignores the memory saved by {', '.join(unmodelled)}, so the launch may need less",)
@@ -422,7 +428,7 @@ def _lines(
     if found.is_spec:
         return baseline_line(found.name, found.texts[found.name], after)
     beside, held = (found.draft.beside, found.draft.held) if found.draft else ("", frozenset[str]())
-    return changed_lines(found.texts, study, before, after, beside=beside, held=held)
+    return changed_lines(found.texts, study, before, after, beside=beside, held=held, started=found.started)
 
 
 def _refuse_beyond_the_peak(predicted: Estimate, measured_s: float) -> None:

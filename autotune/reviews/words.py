@@ -243,7 +243,11 @@ def _memory(change: float) -> str:
 
 def _excerpt(line: LineEdit) -> str:
     """A line as it will be, or that it goes; of one that is longer than a row, what is around the change."""
-    text, place = line.after.strip(), f"     {line.file}:{line.line}: "
+    place = f"     {line.file}:{line.line}: "
+    if line.after.startswith(f"{line.before}\n"):  # new lines behind it
+        added = (each.strip() for each in line.after[len(line.before) :].splitlines() if each.strip())
+        return _cut(f"{place}add below: {'; '.join(added)}")
+    text = line.after.strip()
     if not text:
         text = f"remove {line.before.strip()}"
     elif len(place) + len(text) > WIDTH:

@@ -277,13 +277,17 @@ def test_what_lowers_the_memory_and_is_not_counted_is_named_and_no_refusal_follo
     assert any(line.startswith("may not fit: ") for line in lines_of(found))
 
 
-def test_a_batch_that_follows_from_ranks_is_to_be_said_where_these_change(tmp_path: Path) -> None:
+def test_a_batch_that_follows_from_ranks_is_written_where_these_change(tmp_path: Path) -> None:
     path = tmp_path / "llama.toml"
     path.write_text(TITAN)
     found = review(path, cluster="h100-sxm-1x8")
-    for edit in found.edits:
-        if "accumulation_steps" in edit.changes:
-            assert "training.global_batch_size=8" in edit.unplaced
+    changed = [edit for edit in found.edits if "accumulation_steps" in edit.changes]
+    assert changed
+    for edit in changed:
+        assert (
+            LineEdit(file="llama.toml", line=6, before="[training]", after="[training]\nglobal_batch_size = 8")
+            in edit.lines
+        )
 
 
 def test_a_measured_step_takes_the_level_of_this_run(script: Path) -> None:
@@ -379,10 +383,10 @@ def test_an_option_at_its_default_is_added_to_the_command() -> None:
     change = Change("--gradient_checkpointing", "False", "True")
     lines = TRAINER.replace("    --gradient_checkpointing True \\\n", "").splitlines()
     assert _apply(list(lines), "train.sh", change) is None
-    assert _added({"train.py": ["import torch"], "train.sh": lines}, change) == ("train.sh", len(lines) - 1)
+    assert _added({"train.py": ["import torch"], "train.sh": lines}, change) == [("train.sh", len(lines) - 1)]
     assert lines[-1].endswith("--output_dir out --gradient_checkpointing True 2>&1 | tee log.txt")
     for mentioned in ("--gradient-checkpointing $CKPT", "p.add_argument('--gradient_checkpointing')"):
-        assert _added({"train.sh": [*lines[:-1], f"torchrun t.py {mentioned}"]}, change) is None
+        assert _added({"train.sh": [*lines[:-1], f"torchrun t.py {mentioned}"]}, change) == []
 
 
 ACCELERATE = "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n"
@@ -538,7 +542,8 @@ def test_the_memory_of_a_change_is_its_own_and_what_lowers_memory_is_looked_for_
 
 def test_a_patch_names_what_the_file_has_no_line_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "llama.toml"
-    path.write_text(TITAN)
+    section = "[training]\nlocal_batch_size = 1\nseq_len = 8192\nsteps = 1000\n"
+    path.write_text("training = {local_batch_size = 1, seq_len = 8192, steps = 1000}\n" + TITAN.replace(section, ""))
     _, out, err = printed(capsys, str(path), "--cluster", "h100-sxm-1x8", "--diff")
     assert out.startswith("--- a/llama.toml")
     assert "also set (no line for these in the files): training.global_batch_size=8" in err

@@ -1,0 +1,103 @@
+"""A key that a file of settings lacks, written in its section: TOML, YAML and JSON. The file is read again, so that nothing is written where it means something else.
+
+[compile]            enable = true          at the end of a file that has no such section, behind the header of one that has it
+optimizer:           zero_stage: 1          with the indentation of the section
+{                    "key": 1,              behind the line that opens the section
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from autotune.errors import AutotuneError
+from autotune.trainers.present_configuration import DOCUMENTS, flat, parse_document
+
+
+def with_key(lines: Mapping[str, list[str]], path: str, value: str) -> list[tuple[str, int]]:
+    """Gives a file of settings a key that it lacks, and says behind which line, which then holds both; nowhere where no file can take it."""
+    files = [name for name in lines if name.endswith(DOCUMENTS)]
+    for name in files:
+        text = "\n".join(lines[name])
+        try:
+            document = parse_document(name, text)
+        except AutotuneError:
+            continue
+        sections, inside = [], document
+        for section in path.split(".")[:-1]:
+            if not isinstance(inside.get(section), dict):
+                break
+            sections.append(section)
+            inside = inside[section]
+        rest = path.split(".")[len(sections) :]
+        if rest[0] in inside:
+            continue
+        place = _ADDS[PurePosixPath(name).suffix.lower()](lines[name], sections, rest, value)
+        if place is not None and _has_key(name, lines[name], path):
+            return [(name, place)]
+        lines[name][:] = text.split("\n")
+    return []
+
+
+def _has_key(name: str, lines: list[str], path: str) -> bool:
+    try:
+        return path in dict(flat(parse_document(name, "\n".join(lines))))
+    except AutotuneError:
+        return False
+
+
+def _add_to_toml(lines: list[str], sections: list[str], rest: list[str], value: str) -> int | None:
+    *inner, key = rest
+    text = f"{key} = {_written_value(value)}"
+    if inner:  # a section of its own, at the end
+        at = max((n for n, line in enumerate(lines) if line.strip()), default=0)
+        lines[at] += f"\n\n[{'.'.join((*sections, *inner))}]\n{text}"
+        return at
+    header = f"[{'.'.join(sections)}]"
+    at = next((n for n, line in enumerate(lines) if line.partition("#")[0].strip() == header), None)
+    if at is None:
+        return None
+    lines[at] += f"\n{text}"
+    return at
+
+
+def _add_to_yaml(lines: list[str], sections: list[str], rest: list[str], value: str) -> int | None:
+    *inner, key = rest
+    at, indent = -1, ""
+    for section in sections:
+        opens = re.compile(rf"{indent}(\s*)[\"']?{re.escape(section)}[\"']?\s*:\s*(#.*)?$")
+        at = next((n for n in range(at + 1, len(lines)) if opens.match(lines[n])), -1)
+        if at < 0 or at + 1 >= len(lines):
+            return None
+        following = next((line for line in lines[at + 1 :] if line.strip() and line.lstrip()[0] != "#"), "")
+        indent = following[: len(following) - len(following.lstrip())]
+    if at < 0:  # behind the last line of the file
+        at = max((n for n, line in enumerate(lines) if line.strip()), default=0)
+    for depth, section in enumerate(inner):
+        lines[at] += f"\n{indent}{'  ' * depth}{section}:"
+    lines[at] += f"\n{indent}{'  ' * len(inner)}{key}: {value}"
+    return at
+
+
+def _add_to_json(lines: list[str], sections: list[str], rest: list[str], value: str) -> int | None:
+    at = next((n for n, line in enumerate(lines) if line.strip() == "{"), None)
+    for section in sections:
+        opens = re.compile(rf'\s*"{re.escape(section)}"\s*:\s*\{{\s*$')
+        at = next((n for n, line in enumerate(lines) if at is not None and n > at and opens.match(line)), None)
+    if at is None:
+        return None
+    *inner, key = rest
+    begin = "".join(f'"{section}": {{' for section in inner)
+    following = lines[at + 1] if at + 1 < len(lines) else ""
+    indent = following[: len(following) - len(following.lstrip())]
+    lines[at] += f'\n{indent}{begin}"{key}": {_written_value(value)}{"}" * len(inner)},'
+    return at
+
+
+_ADDS = {".toml": _add_to_toml, ".yaml": _add_to_yaml, ".yml": _add_to_yaml, ".json": _add_to_json}
+
+
+def _written_value(value: str) -> str:
+    """A value as TOML and JSON write it."""
+    return value if re.fullmatch(r"true|false|-?\d+(\.\d+)?", value) else f'"{value}"'

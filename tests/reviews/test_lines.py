@@ -1,0 +1,122 @@
+"""An edit is a line of the command that is reviewed, in each pod that runs it; a key that a file lacks is written in its section, so that its patch is whole."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.onboarding.launch.launch_script import started_by
+from autotune.reviews import review
+from autotune.reviews.lines import Change, _added, _applied, edited, other_trainings, patch
+from autotune.reviews.new_keys import with_key
+
+CLM = "run_clm.py --model_name_or_path Qwen/Qwen2.5-7B --block_size 4096 --bf16 True --fsdp full_shard"
+TWO = f"""#!/bin/bash
+#SBATCH --nodes=2
+srun python prepare.py --out data
+srun torchrun --nnodes=2 --nproc_per_node=8 {CLM} --per_device_train_batch_size 1 --gradient_accumulation_steps 8 \\
+  --gradient_checkpointing --output_dir a
+srun torchrun --nnodes=2 --nproc_per_node=8 {CLM} --per_device_train_batch_size 1 --output_dir b
+srun python evaluate.py --ckpt a
+"""
+
+
+def test_only_the_command_that_is_reviewed_changes_and_the_others_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "two.slurm"
+    path.write_text(TWO)
+    found = review(path, cluster="h200-sxm")
+    assert found.config is not None
+    assert found.config.accumulation_steps == 8
+    changed = found.lines or tuple(line for edit in found.trials for line in edit.lines)
+    assert changed
+    assert {line.line for line in changed} <= {4, 5}
+    assert any("not line 6" in each for each in found.assumed)
+    assert other_trainings(TWO, started_by(TWO)) == [6]
+
+
+def test_a_bare_flag_is_switched_off_where_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "two.slurm"
+    path.write_text(TWO)
+    found = review(path, cluster="h200-sxm")
+    (edit,) = [each for each in found.edits if each.knob == "recompute"]
+    assert [line.after.strip() for line in edit.lines] == ["--gradient_checkpointing=False --output_dir a"]
+    assert not edit.unplaced
+
+
+POD = """          containers:
+            - name: pytorch
+              command: [torchrun, --nproc_per_node=8, t.py]
+              args:
+                - --gradient_checkpointing
+                - --batch=1
+"""
+JOB = f"""apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+spec:
+  pytorchReplicaSpecs:
+    Master:
+{POD}    Worker:
+{POD}"""
+
+
+def test_every_pod_of_a_job_changes() -> None:
+    lines = JOB.splitlines()
+    assert len(_applied(lines, "job.yaml", Change("--gradient_checkpointing", "True", "False"))) == 2
+    assert len(_applied(lines, "job.yaml", Change("--batch", "1", "2"))) == 2
+    assert len(_added({"job.yaml": lines}, Change("--torch_compile", None, "True"))) == 2
+    pods = yaml.safe_load("\n".join(lines))["spec"]["pytorchReplicaSpecs"]
+    for pod in pods.values():
+        assert pod["containers"][0]["args"] == ["--gradient_checkpointing=False", "--batch=2", "--torch_compile=True"]
+
+
+def test_a_declared_flag_is_no_flag_that_is_on() -> None:
+    lines = ['p.add_argument("--gradient_checkpointing", action="store_true")']
+    assert _applied(lines, "t.py", Change("--gradient_checkpointing", "True", "False")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "path", "section"),
+    [
+        ("a.toml", "[model]\nx = 1\n", "compile.enable", "compile"),
+        ("a.toml", "[compile]  # whole\nmodel = 1\n\n[b]\ny = 2\n", "compile.enable", "compile"),
+        ("a.yaml", "optimizer:\n    lr: 1\nmodel:\n    x: 1\n", "optimizer.enable", "optimizer"),
+        ("a.yaml", "model:\n  x: 1\n", "compile.enable", "compile"),
+        ("a.json", '{\n  "compile": {\n    "model": 1\n  },\n  "x": 1\n}\n', "compile.enable", "compile"),
+        ("a.json", '{\n  "x": 1\n}\n', "compile.enable", "compile"),
+    ],
+)
+def test_a_key_that_a_file_lacks_is_written_in_its_section(name: str, text: str, path: str, section: str) -> None:
+    readers: dict[str, Callable[[str], Any]] = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
+    read = readers[name.rpartition(".")[2]]
+    lines = {name: text.splitlines()}
+    assert len(with_key(lines, path, "true")) == 1
+    before, after = read(text), read("\n".join(lines[name]))
+    assert after[section].pop("enable") is True
+    assert after == {section: {}, **before}
+    assert with_key(lines, path, "true") == []
+
+
+def test_a_flat_file_without_lines_of_its_own_is_left_alone() -> None:
+    lines = {"a.json": ['{"x": 1}'], "b.yaml": ["model: {x: 1}"]}
+    kept = {name: list(text) for name, text in lines.items()}
+    assert with_key(lines, "model.enable", "true") == []
+    assert lines == kept
+
+
+def test_a_patch_with_new_keys_applies(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        "model_name_or_path: Qwen/Qwen3-4B\nstage: sft\nfinetuning_type: full\ncutoff_len: 2048\nper_device_train_batch_size: 1\n"
+        "gradient_accumulation_steps: 2\nbf16: true\nfsdp: full_shard\n"
+    )
+    found = review(path, cluster="h100-sxm-1x8")
+    assert "recompute" in [each.knob for each in found.edits]
+    assert not found.unplaced
+    assert yaml.safe_load(edited(found.texts, found.lines)["sft.yaml"])["disable_gradient_checkpointing"] is True
+    assert "+disable_gradient_checkpointing: true\n" in patch(found.texts, found.lines)
