@@ -35,9 +35,13 @@ def dangers_of(
     workload: Workload | None = None,
     config: ParallelConfig | None = None,
     predicted: Estimate | None = None,
+    *,
+    is_upper_bound: bool = False,
 ) -> Iterator[Danger]:
-    """What there is to warn of, the worst first."""
+    """What there is to warn of, the worst first. `is_upper_bound`: whether the launch saves memory in a way that is not in the prediction."""
     if workload is not None and config is not None and predicted is not None:
+        if not is_upper_bound and (words := _without_sharding(workload, config, predicted)) is not None:
+            yield Danger(text=words)
         yield from _of_the_config(texts, workload, config, predicted)
     for name, text in texts.items():
         yield from _of_flags(name, text, workload)
@@ -49,8 +53,6 @@ def dangers_of(
 def _of_the_config(
     texts: Mapping[str, str], workload: Workload, config: ParallelConfig, predicted: Estimate
 ) -> Iterator[Danger]:
-    if (text := _without_sharding(workload, config, predicted)) is not None:
-        yield Danger(text=text)
     used = float(predicted.peak_memory_bytes) / workload.cluster.gpu.memory_bytes
     if config.recompute != "none" and used < 1.0 - FREE:
         yield _at(
@@ -81,7 +83,8 @@ def _of_the_config(
             for text in texts.values()
         )
         python = any(name.endswith(".py") for name in texts)
-        if python and not is_scaled:
+        has_own_loop = workload.trainer == "command" and not workload.loop  # others scale their losses themselves
+        if has_own_loop and python and not is_scaled:
             yield _at(
                 texts,
                 r"float16|fp16|half\(",

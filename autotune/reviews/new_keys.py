@@ -55,11 +55,10 @@ def _add_to_toml(lines: list[str], sections: list[str], rest: list[str], value: 
         lines[at] += f"\n\n[{'.'.join((*sections, *inner))}]\n{text}"
         return at
     header = f"[{'.'.join(sections)}]"
-    at = next((n for n, line in enumerate(lines) if line.partition("#")[0].strip() == header), None)
-    if at is None:
-        return None
-    lines[at] += f"\n{text}"
-    return at
+    header_at = next((n for n, line in enumerate(lines) if line.partition("#")[0].strip() == header), None)
+    if header_at is not None:
+        lines[header_at] += f"\n{text}"
+    return header_at
 
 
 def _add_to_yaml(lines: list[str], sections: list[str], rest: list[str], value: str) -> int | None:

@@ -16,6 +16,7 @@ from autotune.onboarding.configuration_files import UNREAD
 from autotune.onboarding.imported_spec import NOT_VALID
 from autotune.onboarding.present_post_training import LENGTHS, SPEED, answered_by_log, at_the_longest
 from autotune.onboarding.script.draft import ASSUMED_WEIGHTS, NOT_PREDICTED
+from autotune.onboarding.settings.draft import NOT_COUNTED
 from autotune.results.calibrations import program_of, stored_calibration
 from autotune.reviews.answer import Edit, LineEdit, Missing, Observed, Review
 from autotune.reviews.dangers import code_lines, dangers_of
@@ -152,7 +153,9 @@ def _review(
     )
     assumed = (*bounds, *(found.draft.remarks if found.draft else ()))
     assumed += tuple(dict.fromkeys(c for c in found.comments if _is_assumed(c)))
-    assumed += tuple(note for note in found.notes if note.startswith((NOT_PREDICTED, ASSUMED_WEIGHTS, UNREAD)))
+    assumed += tuple(
+        note for note in found.notes if note.startswith((NOT_PREDICTED, NOT_COUNTED, ASSUMED_WEIGHTS, UNREAD))
+    )
     shape = document.get("model")
     if isinstance(shape, dict) and any(VOCABULARY in comment for comment in found.comments):
         assumed += (f"vocabulary size {shape['vocab_size']}; --model sets another",)
@@ -225,7 +228,7 @@ def _review(
         else None,
         lines=lines,
         unplaced=unplaced,
-        warnings=tuple(dangers_of(found.texts, study.workload, config, predicted)),
+        warnings=tuple(dangers_of(found.texts, study.workload, config, predicted, is_upper_bound=bool(unmodelled))),
         texts=found.texts,
         spec=_spec(found, said),
     )

@@ -17,7 +17,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,9 +29,12 @@ from autotune.onboarding.configuration_files import document_of, read_present
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import SHELL_SCRIPTS, first_draft, text_draft
 from autotune.onboarding.launch.launch_script import Started, started_by
+from autotune.onboarding.launch.started_program import where_it_runs
+from autotune.onboarding.settings.file import holds_settings
 from autotune.reviews.manifest import gpus_of, is_manifest, launch_of
 from autotune.spec import ParallelConfig, catalog
 from autotune.trainers import trainer, trainer_names
+from autotune.trainers.present_configuration import DOCUMENTS
 
 _FOLDER: ContextVar[str] = ContextVar("folder", default="")
 _CODE = tuple(os.path.realpath(path) + os.sep for path in (Path(__file__).parents[1], sys.prefix, sys.base_prefix))
@@ -226,6 +229,19 @@ def _drafted(
     return _read(draft, name, texts, started, asked, folder)
 
 
+def _settings_of(started: Started, script: Path) -> Iterator[tuple[str, str]]:
+    """Files of settings that the program is given: the words that name them, and their texts."""
+    cwd = where_it_runs(script, started).cwd
+    for word in started.words:
+        path = word.partition("=")[2] if word.startswith("-") else word
+        if not path.endswith(DOCUMENTS):
+            continue
+        with suppress(SpecError):
+            text = read_present(cwd / path).files[Path(path).name]
+            if holds_settings(document_of(path, text), least=1):
+                yield path, text
+
+
 def _ranks_of(draft: Draft) -> tuple[int, int] | None:
     """(nodes, GPUs of a node) of a configuration, or by its baseline; None where that leaves the ranks to the cluster, or they are no whole nodes of `NODE`."""
     if draft.nodes is not None:
@@ -248,6 +264,7 @@ def _read(
 ) -> Target:
     program = started.file if started else ""
     more = {program: _text(base / program)} if program and (base / program).is_file() else {}
+    more |= dict(_settings_of(started, base / name)) if started else {}
     said = draft.as_options or draft
     return Target(
         name=name,

@@ -153,9 +153,9 @@ def test_degrees_and_number_format_of_axolotl_are_fixed(
         ({"optim": "paged_adamw_8bit", "pure_bf16": True}, {"optimizer": "adamw_8bit", "pure_bf16": True}, ""),
         ({"optim": "adamw_torch_fused"}, {}, ""),
         ({"use_muon": True}, {"optimizer": "muon"}, ""),
-        ({"use_galore": True}, {}, "optimizer galore is counted as AdamW"),
-        ({"finetuning_type": "freeze"}, {}, "finetuning_type=freeze is counted as if every weight were trained"),
-        ({"finetuning_type": "lora", "quantization_bit": 8}, {}, "8-bit weights are counted as 16-bit"),
+        ({"use_galore": True}, {}, "optimizer galore, planned as AdamW"),
+        ({"finetuning_type": "freeze"}, {}, "finetuning_type=freeze, planned as if every weight were trained"),
+        ({"finetuning_type": "lora", "quantization_bit": 8}, {}, "8-bit weights, planned as 16-bit"),
     ],
 )
 def test_optimizer_and_kind_of_training_are_counted_or_named(
@@ -165,6 +165,56 @@ def test_optimizer_and_kind_of_training_are_counted_or_named(
     found = {k: v for k, v in draft.document["workload"].items() if k in ("optimizer", "pure_bf16")}
     assert found == workload
     assert note in " ".join(draft.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stage": "dpo"}, "the reference model and the other sequence of each pair (stage: dpo)"),
+        ({"stage": "rm"}, "the other sequence of each pair (stage: rm)"),
+        ({"stage": "new"}, "what it adds to plain training (stage: new)"),
+        ({"stage": "sft"}, ""),
+        ({"stage": "pt"}, ""),
+    ],
+)
+def test_what_a_step_does_beyond_plain_training_is_named(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    notes = drafted(FACTORY | changes, tmp_path).notes
+    assert [note for note in notes if note.startswith("a step is predicted without")] == (
+        [f"a step is predicted without {words}"] if words else []
+    )
+
+
+def test_weights_beside_badam_keep_the_type_of_the_checkpoint(tmp_path: Path) -> None:
+    told = {key: value for key, value in FACTORY.items() if key not in ("bf16", "fp16", "pure_bf16")}
+    draft = drafted(told | {"use_badam": True}, tmp_path)
+    assert draft.document["space"]["precision"] == ["bf16"]
+    assert draft.document["workload"]["pure_bf16"] is True
+    assert any("the type of the checkpoint" in note for note in draft.notes)
+
+
+def test_a_program_that_is_given_its_settings_by_a_launcher_has_the_sharding_of_the_launcher(tmp_path: Path) -> None:
+    told = {key: value for key, value in FACTORY.items() if key != "deepspeed"}
+    (tmp_path / "sft.yaml").write_text(yaml.safe_dump(told))
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text("from llamafactory.train.tuner import run_exp\nrun_exp()\n")
+    fsdp: dict[str, Any] = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_sharding_strategy": "FULL_SHARD"}}
+    (tmp_path / "fsdp.yaml").write_text(yaml.safe_dump(fsdp))
+    run = tmp_path / "run.sh"
+    run.write_text("accelerate launch --config_file fsdp.yaml src/train.py sft.yaml\n")
+    document = first_draft(run, folder=tmp_path).document
+    assert document["trainer"]["argv"][:2] == ["accelerate", "launch"]
+    words = document["trainer"]["argv"]
+    assert words[words.index("src/train.py") :][:2] == ["src/train.py", "sft.yaml"]
+    assert document["workload"]["global_batch_size"] == 2 * 1 * 2
+    assert document["baseline"].startswith("micro_batch_size=1,")
+    assert "zero_stage=3" in document["baseline"]
+
+
+def test_settings_that_are_not_there_are_asked_for(tmp_path: Path) -> None:
+    run = tmp_path / "run.sh"
+    run.write_text("torchrun --nproc_per_node=8 -m axolotl.cli.train train.yaml\n")
+    with pytest.raises(SpecError, match=r"train\.yaml, which was not found"):
+        first_draft(run, cluster="h100-sxm-1x8", folder=tmp_path)
 
 
 def test_settings_of_megatron_core_have_its_degrees_and_its_recomputation(tmp_path: Path) -> None:

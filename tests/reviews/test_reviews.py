@@ -277,6 +277,45 @@ def test_what_lowers_the_memory_and_is_not_counted_is_named_and_no_refusal_follo
     assert any(line.startswith("may not fit: ") for line in lines_of(found))
 
 
+def test_a_loop_that_scales_losses_itself_is_not_warned_of_fp16(tmp_path: Path) -> None:
+    launch = tmp_path / "run.sh"
+    flags = (
+        "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024"
+    )
+    launch.write_text(
+        f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags} --micro-batch-size 8 --global-batch-size 64 --fp16\n"
+    )
+    (tmp_path / "pretrain_gpt.py").write_text("from megatron.training import pretrain\npretrain()\n")
+    found = review(launch, cluster="a100-80gb")
+    assert found.config is not None
+    assert found.config.precision == "fp16"
+    assert not [each for each in found.warnings if "loss scaling" in each.text]
+
+
+def test_memory_that_is_saved_unseen_takes_no_sharding(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    told = "model_name_or_path: meta-llama/Llama-3.1-8B\nfinetuning_type: full\ncutoff_len: 2048\nper_device_train_batch_size: 1\n"
+    path.write_text(f"{told}pure_bf16: true\nuse_galore: true\n")
+    found = review(path, cluster="h100-sxm-1x8")
+    assert found.fits is None
+    assert any("the optimizer galore, planned as AdamW" in each for each in found.assumed)
+    assert not [each for each in found.warnings if "each rank holds" in each.text]
+
+
+def test_edits_of_a_script_are_lines_of_the_settings_that_it_names(tmp_path: Path) -> None:
+    told = (
+        "model_name_or_path: Qwen/Qwen3-4B\nfinetuning_type: full\ncutoff_len: 2048\nper_device_train_batch_size: 1\n"
+    )
+    (tmp_path / "sft.yaml").write_text(f"{told}gradient_accumulation_steps: 2\nbf16: true\nfsdp: full_shard\n")
+    (tmp_path / "data.json").write_text('[{"per_device_train_batch_size": 1}]')
+    launch = tmp_path / "run.sh"
+    launch.write_text("CUDA_VISIBLE_DEVICES=0,1,2,3 llamafactory-cli train sft.yaml\n")
+    found = review(launch, cluster="h100-sxm")
+    assert list(found.texts) == ["run.sh", "sft.yaml"]
+    assert {line.file for line in found.lines} == {"sft.yaml"}
+    assert not found.unplaced
+
+
 def test_a_batch_that_follows_from_ranks_is_written_where_these_change(tmp_path: Path) -> None:
     path = tmp_path / "llama.toml"
     path.write_text(TITAN)

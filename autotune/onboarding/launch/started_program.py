@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, final
 
 from autotune.errors import SpecError
-from autotune.onboarding.configuration_files import read_present
+from autotune.onboarding.configuration_files import decided_for, read_present
 from autotune.onboarding.draft import Draft, Entry, Place
 from autotune.onboarding.launch.command_words import TASKS
 from autotune.onboarding.launch.given_options import named, with_given
 from autotune.onboarding.launch.launch_script import Argument, Started, arguments_of, is_plain
+from autotune.onboarding.script.argv import start_of
 from autotune.onboarding.script.draft import script_draft
 from autotune.onboarding.script.library_options import (
     ACCUMULATION,
@@ -102,17 +103,34 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
 
 
 def _draft(started: Started, path: Path, place: Place, *, model: str | None, folder: Path) -> Draft:
-    program = COMMANDS.get(started.program) or settings_program({argument.name: True for argument in started.arguments})
+    file = next((word for word in started.words[:1] if word.endswith(_FILES)), "")
+    cwd = where_it_runs(path, started, file).cwd
+    held = parse_document(file, read_present(cwd / file).files[Path(file).name]) if (cwd / file).is_file() else {}
+    is_command = started.program in COMMANDS
+    flags = {argument.name: True for argument in started.arguments}
+    program = COMMANDS.get(started.program) or settings_program(flags) or settings_program(held)
     if program is not None:
-        file = next((word for word in started.words[:1] if word.endswith(_FILES)), "")
-        cwd = where_it_runs(path, started, file).cwd
-        told = dict(_settings(started.arguments))
-        if file and (cwd / file).is_file():
-            told = {**parse_document(file, read_present(cwd / file).files[Path(file).name]), **told}
-            program = settings_program(told) or program
+        if file and not held:
+            raise SpecError(
+                f"{path.name} starts {started.program} with {file}, which was not found in {cwd} and decides model, batch and number format",
+                remedy=f"give {file} itself, or put it there",
+                field="FILE",
+            )
+        told = {**held, **dict(_settings(started.arguments))}
+        program = settings_program(told) or program
+        starts = () if is_command else _start_of(started, place)
+        decided = {} if is_command else decided_for(started, where_it_runs(path, started).cwd)
         arguments = tuple(arguments_of(started.words[1:])) if file else started.arguments
         settings = Settings(
-            program=program, document=told, source=path, cwd=cwd, file=file, arguments=arguments, env=started.env
+            program=program,
+            document=told,
+            source=path,
+            cwd=cwd,
+            file=file,
+            arguments=arguments,
+            env=started.env,
+            start=starts,
+            decided={knob: value for knob, value in decided.items() if knob in ("zero_stage", "offload")},
         )
         return settings_draft(settings, place, model=model, folder=folder)
     file = started.file
@@ -154,6 +172,20 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     tuned = overriding(as_options, written, braced(started.program), frozenset(own))
     names = frozenset(option.name for option in written.options)
     return replace(tuned, as_options=as_options, beside=written.beside, held=names)
+
+
+def _start_of(started: Started, place: Place) -> tuple[str, ...]:
+    """Launcher and program of a script that is not the module of its settings."""
+    script = Script(
+        name=started.program,
+        options=(),
+        parser="",
+        imports=frozenset(),
+        is_distributed=False,
+        is_read=False,
+        started=started,
+    )
+    return (*start_of(script, place), *(("-m",) if started.is_module else ()), braced(started.program))
 
 
 def _is_trainers(started: Started) -> bool:

@@ -11,7 +11,7 @@ from autotune.onboarding.launch.launch_script import Argument, Started
 from autotune.onboarding.script.option_matches import OptionMatches
 from autotune.onboarding.script.option_names import OF_MODEL, Meaning
 from autotune.onboarding.script.options import ScriptOption
-from autotune.onboarding.script.reading import starts_one
+from autotune.onboarding.script.reading import Script, starts_one
 from autotune.spec.texts.usual_names import OF_A_RUN
 from autotune.trainers.base.workload_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MACHINES
 from autotune.trainers.documents.output_options import OUTPUT_OPTIONS
@@ -44,9 +44,30 @@ _OF_OUTPUT = frozenset(
 """their options about where the output of ranks goes, and others that a trial cannot have"""
 
 
+def launcher_of(script: Script, place: Place) -> str:
+    """The launcher of trials."""
+    return "torchrun" if script.launcher == "accelerate" and place.is_cpu else script.launcher
+
+
+def start_of(script: Script, place: Place) -> list[str]:
+    """The words of the launcher, with its options that are not about ranks and nodes."""
+    launcher, started = launcher_of(script, place), script.started
+    kept = [word for option in _of_launcher(started, launcher) for word in written(option, True)] if started else []
+    if started and launcher in TASKS:
+        carried = map(braced, started.carried)
+        return [*launcher.split(), *TASKS[launcher].start, *_kept_of_tasks(started), *carried]
+    if launcher == "deepspeed":
+        return ["deepspeed", *(DEEPSPEED_NODES if place.is_spread else DEEPSPEED_ONE), *kept]
+    if launcher == "accelerate":
+        # on CPUs accelerate gives one process other threads where it is told that there is one
+        ranks = () if starts_one(script) else ("--num_processes={world_size}",)
+        return ["accelerate", "launch", *ranks, *(MACHINES if place.is_spread else ()), *kept]
+    return [*place.torchrun, *kept] if launcher == "torchrun" else ["python"]
+
+
 def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
     """The launcher, the script and its options."""
-    script, launcher, over_nodes = found.script, found.script.launcher, place.is_spread
+    script, launcher = found.script, launcher_of(found.script, place)
     started = script.started
     reasons = {
         "torchrun": "it expects torchrun's environment",
@@ -58,29 +79,9 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
         reasons |= dict.fromkeys(("torchrun", "accelerate", "deepspeed"), "as launched")
     if started and started.starts_ranks:
         reasons["torchrun"] = "the program starts its ranks itself; trials start them with torchrun"
-    if launcher == "accelerate" and place.is_cpu:
-        launcher, reasons["torchrun"] = "torchrun", "on CPUs accelerate launch starts only one process"
-    kept = [word for option in _of_launcher(started, launcher) for word in written(option, True)] if started else []
-    starts = {
-        "python": ["python"],
-        "torchrun": [*place.torchrun, *kept],
-        "deepspeed": ["deepspeed", *(DEEPSPEED_NODES if over_nodes else DEEPSPEED_ONE), *kept],
-        "accelerate": [
-            *("accelerate", "launch"),
-            # on CPUs accelerate gives one process other threads where it is told that there is one
-            *(() if starts_one(script) else ("--num_processes={world_size}",)),
-            *(MACHINES if over_nodes else ()),
-            *kept,
-        ],
-    }
-    if started and launcher in TASKS:
-        starts[launcher] = [
-            *launcher.split(),
-            *TASKS[launcher].start,
-            *_kept_of_tasks(started),
-            *map(braced, started.carried),
-        ]
-    first, *more = starts[launcher]
+    if launcher != script.launcher:
+        reasons["torchrun"] = "on CPUs accelerate launch starts only one process"
+    first, *more = start_of(script, place)
     yield Item(first, reasons.get(launcher, f"as launched: one process per rank with {launcher}"))
     yield from (Item(word) for word in more)
     if started and started.is_module:

@@ -29,7 +29,7 @@ from autotune.onboarding.script.argv import (
     values_of,
     written,
 )
-from autotune.onboarding.script.library_options import BEYOND
+from autotune.onboarding.script.library_options import BEYOND, BEYOND_BY_METHOD
 from autotune.onboarding.script.machine_defaults import settled
 from autotune.onboarding.script.option_matches import DEGREES, OptionMatches, RanksToday, match_options, ranks_today
 from autotune.onboarding.script.option_names import SHAPE, meaning_of
@@ -471,6 +471,8 @@ def _what_is_beyond(script: Script) -> Iterator[str]:
     if script.beyond:
         yield f"{NOT_PREDICTED}{BEYOND[script.beyond]} ({script.beyond}); trials measure whole steps, and `rl:` and `rollout:` in a spec describe the phases of one"
 
+    elif (method := Path(script.name).stem.lower()) in BEYOND_BY_METHOD:
+        yield f"{NOT_PREDICTED}{BEYOND_BY_METHOD[method]}, by the name of {Path(script.name).name}"
     if script.untyped:
         yield f"{ASSUMED_WEIGHTS} (line {script.untyped} of {script.name} loads them without dtype): transformers 5 takes the checkpoint's own type, often bf16, which needs about half the memory; if so, say workload.pure_bf16: true, or dtype=torch.float32 in the script"
 

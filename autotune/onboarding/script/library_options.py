@@ -45,6 +45,14 @@ BEYOND = {
     "DPOConfig": "the reference model, and that each pair is two sequences",
 }
 """what else a step of these classes does, which plans of a plain training do not have"""
+_PAIR = "the other sequence of each pair"
+BEYOND_BY_METHOD = {
+    **dict.fromkeys(("ppo", "grpo", "rloo", "gspo", "online_dpo"), "generation, rewards and a reference model"),
+    **dict.fromkeys(("dpo", "ipo", "xpo", "bco", "gdpo"), f"the reference model and {_PAIR}"),
+    **dict.fromkeys(("orpo", "simpo", "cpo", "rm", "reward_model", "reward_modeling"), _PAIR),
+    **dict.fromkeys(("kto", "gkd"), "the reference model"),
+}
+"""the same by what post-training is called in settings, and in the names of programs"""
 LIGHTNING_TRAINER: tuple[tuple[str, str, Any], ...] = (
     ("devices", "int", None),
     ("num_nodes", "int", 1),

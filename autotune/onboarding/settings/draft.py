@@ -15,11 +15,15 @@ from autotune.onboarding.draft import Draft, Entry, Item, Place, file_name
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.launch.launch_script import Argument
 from autotune.onboarding.script.argv import written
+from autotune.onboarding.script.draft import NOT_PREDICTED
+from autotune.onboarding.script.library_options import BEYOND_BY_METHOD
 from autotune.onboarding.settings.program import SettingsProgram
 from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.documents.placeholders import braced
 
 STAND_IN_MODEL = "nano-llama"
+NOT_COUNTED = "not modelled: "
+"""how notes begin that say what a plan takes otherwise than it is"""
 
 
 @final
@@ -40,6 +44,10 @@ class Settings:
     """the other arguments of the command"""
     env: Mapping[str, str] = field(default_factory=dict)
     """what the script adds to its environment"""
+    start: tuple[str, ...] = ()
+    """launcher and program of a trial, where the script starts its program itself; empty: torchrun and the module"""
+    decided: Mapping[str, Any] = field(default_factory=dict)
+    """knobs that its launcher decides"""
 
 
 def settings_draft(told: Settings, place: Place, *, model: str | None = None, folder: Path) -> Draft:
@@ -64,8 +72,9 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
     degrees = {knob: max(_count(document, (name, 1)) for name in names) for knob, names in program.degrees.items()}
     fixed = {
         **{knob: degree for knob, degree in degrees.items() if degree > 1},
-        "precision": precision_of(document, program.precision),
+        "precision": _precision(program, document),
         **sharding_of(document, told.cwd),
+        **told.decided,
     }
     replicas = max(1, place.ranks // math.prod(degrees.get(knob, 1) for knob in ("tp", "pp", "cp")))
     batch = micro * steps * replicas
@@ -76,7 +85,8 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
     settings = {program.micro_batch_size[0]: "{micro_batch_size}", by_steps[0]: by_steps[1], key: "{recompute}"}
     overrides = (*(f"{name}={value}" for name, value in settings.items()), *program.more)
     argv = [
-        *(Item(word) for word in (*place.torchrun, "-m", program.module, *((told.file,) if told.file else ()))),
+        *(Item(word) for word in told.start or (*place.torchrun, "-m", program.module)),
+        *([Item(told.file)] if told.file else []),
         *(Item(word) for argument in told.arguments for word in _kept(argument, {*settings, *program.own})),
         *(Item(f"{program.prefix}{word}" if told.file else f"--{word}".replace("'", "")) for word in overrides),
     ]
@@ -115,7 +125,7 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
                 "seq_len": seq_len,
                 "global_batch_size": batch,
                 **_optimizer(program, document),
-                **({"pure_bf16": True} if is_pure_bf16(document) else {}),
+                **({"pure_bf16": True} if is_pure_bf16(document) or _is_as_loaded(program, document) else {}),
                 **_peft(program, document),
                 **({"loop": loop} if (loop := "deepspeed" if document.get("deepspeed") else program.loop) else {}),
             },
@@ -156,12 +166,30 @@ def _notes(told: Settings) -> Iterator[str]:
         yield f"the ZeRO stage is that of deepspeed={named}; correct it under `fixed` if yours differs"
     program, document = told.program, told.document
     if (said := _said_optimizer(program, document)) and optimizer_named(said) is None:
-        yield f"the optimizer {said} is counted as AdamW; its own memory and time are unknown"
+        yield f"{NOT_COUNTED}the optimizer {said}, planned as AdamW; its own memory and time are unknown"
+    if _is_as_loaded(program, document):
+        yield f"{NOT_COUNTED}the type of the checkpoint, in which {program.name} keeps the weights beside {said}: bf16 is planned"
+    for key, plain in program.methods.items():
+        method = str(document.get(key) or "").lower()
+        if method and method not in (*plain, "false"):
+            name = key if method == "true" else method
+            more = BEYOND_BY_METHOD.get(name, "what it adds to plain training")
+            yield f"{NOT_PREDICTED}{more} ({key}: {document[key]})"
     method = str(_at(document, program.peft[0]) or "")
     if method not in (*program.whole, "lora", "qlora"):
-        yield f"{program.peft[0]}={method} is counted as if every weight were trained; plans support lora and qlora"
+        yield f"{NOT_COUNTED}{program.peft[0]}={method}, planned as if every weight were trained; plans support lora and qlora"
     if document.get("load_in_8bit") in ON or document.get("quantization_bit") == 8:
-        yield "8-bit weights are counted as 16-bit; plans support 4 bits, as in qlora"
+        yield f"{NOT_COUNTED}8-bit weights, planned as 16-bit; plans support 4 bits, as in qlora"
+
+
+def _is_as_loaded(program: SettingsProgram, document: Mapping[str, Any]) -> bool:
+    """Whether the weights keep the type of the checkpoint, which the settings do not say."""
+    says = any(document.get(key) in ON for key in ("bf16", "fp16", "pure_bf16"))
+    return not says and any(document.get(flag) in ON for flag in program.pure)
+
+
+def _precision(program: SettingsProgram, document: Mapping[str, Any]) -> str:
+    return "bf16" if _is_as_loaded(program, document) else precision_of(document, program.precision)
 
 
 def _at(document: Mapping[str, Any], path: str) -> Any:

@@ -48,6 +48,10 @@ class SettingsProgram:
     """its key"""
     optimizers: tuple[str, ...] = ()
     """flags that put an optimizer in the place of that one"""
+    pure: tuple[str, ...] = ()
+    """flags of optimizers with which it keeps the weights in the type of the checkpoint"""
+    methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """keys of what it trains for, with their values for plain training"""
     whole: tuple[str, ...] = ("", "none", "full")
     """values of the kind of adapters with which every weight is trained"""
     precision: str = "fp32"
@@ -85,6 +89,8 @@ _FACTORY = SettingsProgram(
     more=("max_steps={steps}", "logging_steps=1", "save_strategy='no'", "plot_loss=false"),
     optimizer="optim",
     optimizers=("use_muon", "use_galore", "use_apollo", "use_badam", "use_adam_mini"),
+    pure=("use_badam",),
+    methods={"stage": ("pt", "sft")},
     loop="hf_trainer",
 )
 PROGRAMS = (
@@ -138,6 +144,7 @@ PROGRAMS = (
         peft=("adapter", "lora_r"),
         more=("max_steps={steps}", "logging_steps=1"),
         optimizer="optimizer",
+        methods={"rl": (), "reward_model": (), "process_reward_model": ()},
         precision="bf16",
         degrees={
             "tp": ("tensor_parallel_size",),
