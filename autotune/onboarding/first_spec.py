@@ -30,8 +30,8 @@ from autotune.onboarding.configuration_files import (
 )
 from autotune.onboarding.draft import Draft, Place
 from autotune.onboarding.imported_spec import import_draft
-from autotune.onboarding.launch.launch_script import Started, started_by
-from autotune.onboarding.launch.started_program import started_draft, where_it_runs
+from autotune.onboarding.launch.launch_script import Started, started_by, value_of
+from autotune.onboarding.launch.started_program import placed, started_draft, where_it_runs
 from autotune.onboarding.post_training_launch import inheriting_trainer, post_training_launch, with_its_bases
 from autotune.onboarding.script.draft import script_draft
 from autotune.onboarding.script.reading import read_script
@@ -42,7 +42,7 @@ from autotune.schema import parse_study
 from autotune.schema.files import with_program_files
 from autotune.spec import ClusterSpec
 from autotune.trainers.documents.placeholders import braced
-from autotune.trainers.present_configuration import PresentConfiguration
+from autotune.trainers.present_configuration import DOCUMENTS, PresentConfiguration
 
 _SHELL = re.compile(r"#!\S*?(?:/|env )((?:ba|z|da|k)?sh)\b")
 _ALLOCATED = "SLURM_JOB_ID"
@@ -233,10 +233,37 @@ def _launch_draft(
         owner, told = found
         return _imported(told, owner, path, model=model, cluster=cluster, folder=folder)
     name, started = recognized(present), started_by(present.files[path.name])
+    if started is not None and (by_file := _told_by_file(started, path)) is not None:
+        owner, file = by_file
+        told = PresentConfiguration(
+            files={file.name: read_present(file).files[file.name]}, argv=(started.program, *started.words)
+        )
+        return _imported(told, owner, file, model=model, cluster=cluster, folder=folder)
     if started is not None and not (name == "megatron" and _is_of_megatron(started)):
         place = Place(cluster, *ranks_asked(started, where_it_runs(path, started).cwd))
         return started_draft(started, path, place, model=model, folder=folder)
     return None if name is None else _imported(present, name, path, model=model, cluster=cluster, folder=folder)
+
+
+def _told_by_file(started: Started, path: Path) -> tuple[str, Path] | None:
+    """(trainer, its file) of a program that a file tells all: torchtitan's job file, nanotron's YAML. None for other programs. Raises `SpecError` where
+    the file is not there."""
+    cwd = where_it_runs(path, started).cwd
+    given = value_of(placed(started, path, cwd).arguments, "job.config_file", "config_file")
+    is_program = (
+        started.program in ("torchtitan.train", "torchtitan/train.py") or Path(started.file).name == "run_train.py"
+    )
+    if not is_program or not given.endswith(DOCUMENTS):
+        return None
+    file = next((base / given for base in (cwd, path.resolve().parent) if (base / given).is_file()), None)
+    if file is None:
+        raise SpecError(
+            f"{path.name} starts {started.program} with {given}, which was not found in {cwd} and decides model, batch and degrees",
+            remedy=f"give {given} itself, or put it there",
+            field="FILE",
+        )
+    name = recognized(read_present(file))
+    return (name, file) if name in ("torchtitan", "nanotron") else None
 
 
 def _has_shebang(text: str) -> bool:

@@ -29,7 +29,7 @@ from autotune.onboarding.configuration_files import document_of, read_present
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import SHELL_SCRIPTS, first_draft, text_draft
 from autotune.onboarding.launch.launch_script import Started, started_by
-from autotune.onboarding.launch.started_program import where_it_runs
+from autotune.onboarding.launch.started_program import placed, where_it_runs
 from autotune.onboarding.settings.file import holds_settings
 from autotune.reviews.manifest import gpus_of, is_manifest, launch_of
 from autotune.spec import ParallelConfig, catalog
@@ -232,10 +232,11 @@ def _drafted(
 def _settings_of(started: Started, script: Path) -> Iterator[tuple[str, str]]:
     """Files of settings that the program is given: the words that name them, and their texts."""
     cwd = where_it_runs(script, started).cwd
-    for word in started.words:
+    for word in placed(started, script, cwd).words:
         path = word.partition("=")[2] if word.startswith("-") else word
         if not path.endswith(DOCUMENTS):
             continue
+        path = os.path.normpath(path)
         with suppress(SpecError):
             text = read_present(cwd / path).files[Path(path).name]
             if holds_settings(document_of(path, text), least=1):

@@ -683,3 +683,60 @@ def test_accelerate_on_cpus_is_started_as_it_was(tmp_path: Path) -> None:
     )
     assert draft.document["trainer"]["argv"][:3] == ["accelerate", "launch", "--cpu"]
     assert draft.document["space"]["world_sizes"] == [1]
+
+
+JOB_FILE = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+steps = 1000
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 1
+[activation_checkpoint]
+mode = "full"
+"""
+TITAN_RUN = (
+    "torchrun --nproc_per_node=${NGPU:-8} -m torchtitan.train --job.config_file ${CONFIG_FILE:-./llama3_8b.toml}"
+)
+
+
+def test_a_job_file_that_torchtitan_is_started_with_is_read_with_the_options_behind_it(tmp_path: Path) -> None:
+    run = f'{TITAN_RUN} --training.local_batch_size 2 --compile.enable --parallelism.tensor_parallel_degree=4 "$@"\n'
+    draft = drafted(tmp_path, {"run.sh": run, "llama3_8b.toml": JOB_FILE})
+    study = loaded(draft, tmp_path)
+    assert study.trainer == "torchtitan"
+    assert study.baseline is not None
+    base = study.baseline
+    assert (base.tp, base.dp, base.micro_batch_size, base.compile, base.recompute) == (4, 2, 2, True, "full")
+    assert study.workload.model.name == "llama-8b"
+
+
+def test_a_job_file_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"llama3_8b\.toml, which was not found"):
+        drafted(tmp_path, {"run.sh": f"{TITAN_RUN}\n"})
+
+
+def test_the_file_of_nanotron_is_read_where_its_script_is(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 28, "num_attention_heads": 16}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 128256}
+    settings = {
+        "general": {"run": "tiny", "seed": 1},
+        "model": {"dtype": "bfloat16", "model_config": {**sizes, "is_llama_config": True, "tie_word_embeddings": True}},
+        "optimizer": {"zero_stage": 0, "accumulate_grad_in_fp32": True},
+        "parallelism": {"dp": 4, "pp": 1, "tp": 2, "pp_engine": "1f1b"},
+        "tokens": {
+            "batch_accumulation_per_replica": 1,
+            "micro_batch_size": 3,
+            "sequence_length": 4096,
+            "train_steps": 15,
+        },
+    }
+    run = "torchrun --nproc_per_node 8 ../run_train.py --config-file $(dirname $0)/tiny.yaml\n"
+    draft = drafted(tmp_path, {"examples/run.sh": run, "examples/tiny.yaml": json.dumps(settings)}, "examples/run.sh")
+    model = draft.document["model"]
+    assert draft.document["trainer"]["kind"] == "nanotron"
+    assert (model["ffn_hidden_size"], model["gated_mlp"], model["tied_embeddings"]) == (11008, True, True)
+    assert draft.document["workload"]["global_batch_size"] == 3 * 4

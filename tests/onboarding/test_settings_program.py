@@ -197,7 +197,11 @@ def test_a_program_that_is_given_its_settings_by_a_launcher_has_the_sharding_of_
     (tmp_path / "sft.yaml").write_text(yaml.safe_dump(told))
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "train.py").write_text("from llamafactory.train.tuner import run_exp\nrun_exp()\n")
-    fsdp: dict[str, Any] = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_sharding_strategy": "FULL_SHARD"}}
+    fsdp: dict[str, Any] = {
+        "distributed_type": "FSDP",
+        "num_processes": 2,
+        "fsdp_config": {"fsdp_sharding_strategy": "FULL_SHARD"},
+    }
     (tmp_path / "fsdp.yaml").write_text(yaml.safe_dump(fsdp))
     run = tmp_path / "run.sh"
     run.write_text("accelerate launch --config_file fsdp.yaml src/train.py sft.yaml\n")

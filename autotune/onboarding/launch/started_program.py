@@ -48,7 +48,7 @@ def started_draft(started: Started, path: Path, place: Place, *, model: str | No
     autotune cannot tell how many ranks a trial has."""
     _refuse_unknown(started, path, place)
     where = where_it_runs(path, started)
-    started = _placed(started, path, where.cwd)
+    started = placed(started, path, where.cwd)
     draft = _draft(started, path, place, model=model, folder=folder)
     notes, fill_in = [*draft.notes, *([where.note] if where.note else [])], draft.fill_in
     if not where.is_known:
@@ -255,7 +255,7 @@ def _without_folder(entry: Entry) -> Entry:
     return replace(entry, parts=tuple(said))
 
 
-def _placed(started: Started, path: Path, cwd: Path) -> Started:
+def placed(started: Started, path: Path, cwd: Path) -> Started:
     """The launch with the folder of the script, where it names that, as a path from `cwd`."""
     own = os.path.relpath(path.resolve().parent, cwd.resolve())
 

@@ -7,13 +7,13 @@ are put under the names that the job file of 0.2 has for them, and read by the s
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import SpecError
 from autotune.trainers.base.trained_families import TORCHTITAN
-from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, merged, options_of
-from autotune.trainers.readers.torchtitan_toml import flavored, reading_of
+from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, merged
+from autotune.trainers.readers.torchtitan_toml import flavored, overrides, reading_of
 from autotune.trainers.torchtitan.settings import CONVERTERS
 
 MODES = {"FullAC.Config": "full", "SelectiveAC.Config": "selective", "MemoryBudgetAC.Config": "memory_budget"}
@@ -45,7 +45,7 @@ def read(present: PresentConfiguration) -> Reading:
     model_call = _assigned(function, written.pop("model_spec", None))
     whole_loss = written.get("loss", {}).get("") == "CrossEntropyLoss.Config"
     document, model = _renamed(written, ast.unparse(function)), _sizes(model_call) or _registered(function, model_call)
-    keys = KeyReader(merged(document, _overrides(present)), name)
+    keys = KeyReader(merged(document, overrides(present)), name)
     if others and not wanted:
         keys.remarks.append(
             f"{name}: {function.name} is read, the first of {len(others) + 1} configurations; to use another, move it to a separate file"
@@ -171,30 +171,3 @@ def _sizes(node: Any) -> dict[str, Any]:
         chosen = experts.get("top_k", experts.get("router_top_k"))
         sizes |= {"num_experts": experts["num_experts"], "experts_per_token": chosen}
     return {**sizes, "gated_mlp": True}
-
-
-def _overrides(present: PresentConfiguration) -> dict[str, Any]:
-    """What options of the command such as `--training.steps=20` say, by section."""
-    found: dict[str, Any] = {}
-    for path, value in _program_options(present):
-        *sections, key = path.split(".")
-        is_off = not value and key.startswith("no-")
-        node = found
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[key.removeprefix("no-") if is_off else key] = _typed(value) if value else not is_off
-    return found
-
-
-def _program_options(present: PresentConfiguration) -> Iterator[tuple[str, str]]:
-    """The options after `-m torchtitan.train` that are not the configuration's own names."""
-    argv = present.argv
-    start = argv.index("torchtitan.train") + 1 if "torchtitan.train" in argv else len(argv)
-    return ((name, value) for name, value in options_of(argv[start:]) if name not in ("module", "config"))
-
-
-def _typed(word: str) -> Any:
-    try:
-        return ast.literal_eval(word)
-    except (ValueError, SyntaxError):
-        return word

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -20,6 +20,8 @@ from autotune.trainers.present_configuration import (
     Reading,
     batch_of,
     completed,
+    merged,
+    options_of,
     parse_document,
 )
 from autotune.trainers.torchtitan.settings import CONVERTERS
@@ -63,7 +65,7 @@ MODULE = "autotune_model"
 def read(present: PresentConfiguration) -> Reading:
     """What the job file, the command and the model's module say."""
     name, text = present.named(".toml")
-    document, renamed = _of_today(parse_document(name, text))
+    document, renamed = _of_today(merged(parse_document(name, text), overrides(present)))
     keys = KeyReader(document, name)
     if renamed:
         keys.remarks.append(f"{name}: names of releases before 0.2 are read as those of 0.2: {', '.join(renamed)}")
@@ -283,3 +285,32 @@ def _width(given: Mapping[str, Any]) -> int:
     multiple = int(given["multiple_of"])
     width = int(given["ffn_dim_multiplier"] * int(2 * (4 * given["dim"]) / 3))
     return multiple * -(-width // multiple)
+
+
+def overrides(present: PresentConfiguration) -> dict[str, Any]:
+    """What options of the command such as `--training.steps=20` say, by section."""
+    found: dict[str, Any] = {}
+    for path, value in _program_options(present):
+        *sections, key = path.split(".")
+        is_off = not value and key.startswith("no-")
+        node = found
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[key.removeprefix("no-") if is_off else key] = _typed(value) if value else not is_off
+    return found
+
+
+def _program_options(present: PresentConfiguration) -> Iterator[tuple[str, str]]:
+    """The options after the program that are not the configuration's own names."""
+    argv = present.argv
+    programs = ("torchtitan.train", *(word for word in argv if word.endswith("train.py")))
+    start = next((argv.index(word) + 1 for word in programs if word in argv), len(argv))
+    own = ("module", "config", "job.config_file")
+    return ((name, value) for name, value in options_of(argv[start:]) if name not in own)
+
+
+def _typed(word: str) -> Any:
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word
