@@ -53,6 +53,9 @@ OF_SHELL = re.compile(r"\$\(|`|\$[@*\d]")
 OF_THE_RUN = ("steps", "master_addr", "master_port", "seed")
 """options that belong to one run: a study sets them itself"""
 
+NOT_VALID = "the current configuration is not the baseline, because it is not valid: "
+"""how the note begins that says which rule it breaks"""
+
 
 def import_draft(
     present: PresentConfiguration,

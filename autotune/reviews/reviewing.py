@@ -24,6 +24,7 @@ from autotune.reviews.earlier import earlier_of
 from autotune.reviews.edits import Proposal, proposal, space_around
 from autotune.reviews.gains import corrected, given_that_it_ran
 from autotune.reviews.lines import baseline_line, changed_lines, other_trainings
+from autotune.reviews.said_where import lines_of_values, with_lines
 from autotune.reviews.target import Target, folder_of, named_text, read_target
 from autotune.schema import parse_study
 from autotune.schema.files import is_model_file, with_program_files
@@ -107,14 +108,24 @@ def review(
     }
     if isinstance(target, str) and "\n" in target:
         with named_text(target) as named:
-            found = read_target(named, model=model, cluster=cluster)
+            found = _read(named, model, cluster)
             return _review(found, said, measured_s, log, store, local_cluster)
-    found = read_target(target, model=model, cluster=cluster)
+    found = _read(target, model, cluster)
     if here is not None and cluster is None and not found.is_spec:
         starts_here = here(found.started, found.asked)
         said["cluster"], found.document["cluster"] = LOCAL, LOCAL
         return _review(found, said, measured_s, log, store, lambda: starts_here)
     return _review(found, said, measured_s, log, store, local_cluster)
+
+
+def _read(target: str | Path | Sequence[str], model: str | None, cluster: str | None) -> Target:
+    """The launch. Raises `SpecError` for what is no launch, and for one that breaks a rule, with the lines that do."""
+    try:
+        return read_target(target, model=model, cluster=cluster)
+    except SpecError as error:
+        is_file = isinstance(target, str | Path) and Path(target).is_file()
+        texts = {Path(str(target)).name: Path(str(target)).read_text(errors="replace")} if is_file else {}
+        raise with_lines(error, texts) from None
 
 
 def review_texts(
@@ -133,7 +144,7 @@ def review_texts(
             field="model",
         )
     with folder_of(texts) as path:
-        read = read_target(path, model=said.get("model"), cluster=said.get("cluster"))
+        read = _read(path, said.get("model"), said.get("cluster"))
         given = {**read.texts, **{name: texts[name] for name in read.texts if name in texts}}
         name = next(iter(texts))
         base = None if read.is_spec else read.base
@@ -336,14 +347,26 @@ def _completed(
         elif key == "cluster" and found.asked:
             remedy = f"name the GPU type, e.g. --cluster h100-sxm: the launch requests {found.asked[0]} x {found.asked[1]} GPUs"
         if key == "baseline":
-            why = next((note for note in found.notes if note.startswith("no baseline")), "")
-            said_why = why.partition("; ")[0].removeprefix("no baseline: ")
-            if broken := next((note for note in found.notes if note.startswith(NOT_VALID)), ""):
-                what = f"a configuration that can run: {broken.removeprefix(NOT_VALID)}"
-                remedy = "correct the launch, or give another: --config micro_batch_size=4,tp=2,..."
-            what = f"the current configuration ({said_why})" if said_why else what
+            what, remedy = _no_baseline(found, what, remedy)
         missing.append(Missing(what=what, remedy=remedy))
     return document, missing, bounds
+
+
+def _no_baseline(found: Target, what: str, remedy: str) -> tuple[str, str]:
+    """(why there is no current configuration, what to do): a rule that it breaks, with its lines, is to be mended in the launch."""
+    told = next((note for note in found.notes if note.startswith(("no baseline", NOT_VALID))), "")
+    if not told:
+        return what, remedy
+    said = re.sub(_OF_A_BASELINE, "", told.removeprefix(NOT_VALID))
+    why, _, rest = said.partition("; ")
+    if places := lines_of_values(why, found.texts):
+        return f"a valid configuration: {why} ({places})", rest or "change one of them in the launch"
+    if told.startswith(NOT_VALID):
+        return f"a valid configuration: {said}", "correct the launch, or give another: --config micro_batch_size=4,tp=2,..."
+    return f"the current configuration ({why})", remedy
+
+
+_OF_A_BASELINE = r"^no baseline: (the current settings of .* are not valid for a study: )?"
 
 
 def _open_nodes(started: Started | None) -> str:

@@ -447,7 +447,7 @@ def _divides(divisor: int, number: int, law: str) -> None:
     if divisor < 1 or number % divisor:
         raise SpecError(
             f"{law}, but do not",
-            remedy="change one of them; if the ranks are wrong, give the whole exported folder, or the ranks of the job",
+            remedy="change one of them, or the number of ranks that the launch asks for",
         )
 
 

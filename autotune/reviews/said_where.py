@@ -1,0 +1,60 @@
+"""Which lines of a launch give the values that a rule refuses: `tp=3 must divide ...` is said of the line that has `--tensor-model-parallel-size 3`.
+
+A value is looked for behind a name that stands for the knob, as an option, a key, or a variable of a shell (`TP=3`). A value of 1 is looked for, too: few lines have one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from autotune.errors import SpecError
+from autotune.reviews.dangers import code_lines
+from autotune.spec.texts.usual_names import target_of
+
+_VALUE = re.compile(r"\b(tp|pp|cp|ep|dp|micro_batch_size|accumulation_steps|global_batch_size)=(\d+)")
+_IN_WORDS = (
+    ("global_batch_size", re.compile(r"global batch of (\d+)")),
+    ("nproc_per_node", re.compile(r"the (\d+) ranks")),
+)
+_SET = re.compile(
+    r"""(?:^|[\s"'{,(])(?:export\s+|--?)?([A-Za-z][\w.-]*)["']?(?:\s*[:=]\s*|\s+)["']?(?:\$\{\w+:?-)?(\d+)\b"""
+)
+MOST = 4
+"""lines that are named"""
+
+
+def with_lines(error: SpecError, texts: Mapping[str, str]) -> SpecError:
+    """The error with the lines that give its values; the same where none is found."""
+    places = lines_of_values(error.message, texts)
+    if not places:
+        return error
+    return SpecError(f"{error.message} ({places})", remedy=error.remedy, field=error.field)
+
+
+def lines_of_values(words: str, texts: Mapping[str, str]) -> str:
+    """The lines that give the values of knobs in a message, as `train.sh:4: tp=3, train.sh:9: pp=2`; empty where none is found."""
+    values = [(knob, int(value)) for knob, value in _VALUE.findall(words)]
+    values += [(knob, int(found[1])) for knob, pattern in _IN_WORDS if (found := pattern.search(words))]
+    places = [
+        f"{place}: {knob}={value}" for knob, value in dict.fromkeys(values) if (place := _line_of(knob, value, texts))
+    ]
+    return ", ".join(places[:MOST])
+
+
+def _line_of(knob: str, value: int, texts: Mapping[str, str]) -> str:
+    for name, text in texts.items():
+        if name.endswith(".py"):
+            continue
+        for number, line in code_lines(text):
+            if (knob, value) in _values_of(line):
+                return f"{name}:{number}"
+    return ""
+
+
+def _values_of(line: str) -> Iterator[tuple[str, int]]:
+    """(knob, value) of each that a line sets."""
+    for name, value in _SET.findall(line):
+        target = target_of(name.rpartition(".")[2].replace("-", "_").lower())
+        if target is not None:
+            yield target, int(value)
