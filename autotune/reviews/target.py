@@ -24,6 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from autotune.assets import search_spaces
 from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import document_of, read_present
 from autotune.onboarding.draft import Draft
@@ -37,8 +38,9 @@ from autotune.trainers import trainer, trainer_names
 from autotune.trainers.present_configuration import DOCUMENTS
 
 _FOLDER: ContextVar[str] = ContextVar("folder", default="")
-_CODE = tuple(os.path.realpath(path) + os.sep for path in (Path(__file__).parents[1], sys.prefix, sys.base_prefix))
-"""where Python's own code lies, that of the packages of its environment, and ours"""
+_OURS = (Path(__file__).parents[1], search_spaces())
+_CODE = tuple(os.path.realpath(path) + os.sep for path in (*_OURS, sys.prefix, sys.base_prefix))
+"""where Python's own code lies, that of the packages of its environment, and ours with its search spaces"""
 _installed = False
 
 

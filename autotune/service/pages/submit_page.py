@@ -107,7 +107,13 @@ async def review(request: Request) -> Response:
             config=launch["config"] or None,
             store=service.store,
         )
-        return {"lines": lines_of(found, most=None), "spec": found.spec, "fits": found.fits}
+        trainer = _trainer_of(found.spec)
+        return {
+            "lines": lines_of(found, most=None),
+            "spec": found.spec,
+            "fits": found.fits,
+            "elsewhere": "" if trainer in service.options.trainers else trainer,
+        }
 
     try:
         shown: dict[str, Any] = {"reviewed": await service.plan(caller, work)}
@@ -140,6 +146,14 @@ async def submit(request: Request) -> Response:
         return render("submit.html", status=refusal.status, caller=caller, **values)
     service.changed()
     return done(f"/studies/{record.id}", "submit")
+
+
+def _trainer_of(text: str) -> str:
+    """The trainer that a spec names."""
+    import yaml
+
+    entry = (yaml.safe_load(text) or {}).get("trainer", "")
+    return str(entry.get("kind", "") if isinstance(entry, dict) else entry)
 
 
 def spec_text(spec: Any) -> str:

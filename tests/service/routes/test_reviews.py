@@ -79,3 +79,23 @@ def test_a_new_study_begins_with_the_review_of_a_launch_and_its_button_makes_the
         assert words in sent(**{**said, **wrong})
         assert 'class="problems"' in sent(**{**said, **wrong})
     assert len(service.store.studies()) == before
+
+
+def test_a_spec_that_the_service_would_refuse_says_where_to_run_it(service: Service) -> None:
+    token = re.search(r'name="form_token" value="([0-9a-f]+)"', service.http.get("/submit").text)
+    assert token
+
+    def tuned(launch: str) -> str:
+        said = {"launch": launch, "cluster": "h100-sxm-1x8", "seq_len": "4096", "tune": "1"}
+        answer = service.http.post("/submit/review", data={"form_token": token[1], **said})
+        return html.unescape(answer.text)
+
+    own_program = tuned(LAUNCH)
+    assert "no trials of the trainer <code>command</code>, which starts your own program" in own_program
+    assert "run it where your program is: <code>autotune tune study.yaml</code>" in own_program
+    torchtitan = tuned(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n'
+        "seq_len = 8192\n[parallelism]\ntensor_parallel_degree = 2\n"
+    )
+    assert "then submit it." in torchtitan
+    assert "This service has no trials" not in torchtitan
