@@ -362,7 +362,10 @@ def _no_baseline(found: Target, what: str, remedy: str) -> tuple[str, str]:
     if places := lines_of_values(why, found.texts):
         return f"a valid configuration: {why} ({places})", rest or "change one of them in the launch"
     if told.startswith(NOT_VALID):
-        return f"a valid configuration: {said}", "correct the launch, or give another: --config micro_batch_size=4,tp=2,..."
+        return (
+            f"a valid configuration: {said}",
+            "correct the launch, or give another: --config micro_batch_size=4,tp=2,...",
+        )
     return f"the current configuration ({why})", remedy
 
 
