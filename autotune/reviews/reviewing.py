@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from autotune.cost import calibration_for, estimate
 from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import UNREAD
+from autotune.onboarding.draft import named_cluster
 from autotune.onboarding.imported_spec import NOT_VALID
 from autotune.onboarding.present_post_training import LENGTHS, SPEED, answered_by_log, at_the_longest
+from autotune.onboarding.script.adapters import ALL_TRAINED, NOT_COUNTED
 from autotune.onboarding.script.draft import ASSUMED_WEIGHTS, NOT_PREDICTED
-from autotune.onboarding.settings.draft import NOT_COUNTED
+from autotune.onboarding.settings.draft import EIGHT_BITS
 from autotune.results.calibrations import program_of, stored_calibration
 from autotune.reviews.answer import Edit, LineEdit, Missing, Observed, Review
 from autotune.reviews.dangers import code_lines, dangers_of
@@ -180,11 +182,15 @@ def _review(
     unmodelled = tuple(flag for flag in LOWER_MEMORY if flag in launch)
     if unmodelled:
         assumed += (f"the cost model ignores the memory saved by {', '.join(unmodelled)}, so the launch may need less",)
+    other_ranks = _other_ranks(found, document, said)
+    is_upper_bound = bool(unmodelled or bounds) or any(
+        note.startswith(NOT_COUNTED) and (ALL_TRAINED in note or EIGHT_BITS in note) for note in found.notes
+    )
     if missing:
         return Review(
             target=found.name,
             understood=_part(document, found),
-            assumed=assumed,
+            assumed=(*assumed, *other_ranks),
             missing=tuple(missing),
             warnings=tuple(dangers_of(found.texts)),
             texts=found.texts,
@@ -195,15 +201,9 @@ def _review(
         document["trainer"] = with_program_files(document["trainer"], found.base.absolute())
     study = parse_study(document, base=found.base, local_cluster=local_cluster, inspect=None)
     config = _config(study, said.get("config"))
-    if found.asked is not None and math.prod(found.asked) != study.workload.cluster.num_gpus and said.get("cluster"):
-        nodes, per_node = found.asked
-        said_and_read = (
-            f"the launch starts {nodes * per_node} ranks ({nodes} x {per_node}), but the review is of {study.workload.cluster.name} as --cluster says, "
-            f"with {config.world_size} ranks"
-        )
-        assumed += (said_and_read,)
+    assumed += tuple(f"{words}: {config.world_size} ranks are reviewed" for words in other_ranks)
     used = config.world_size + (study.workload.rl.rollout_gpus if study.workload.rl else 0)
-    if used < study.workload.cluster.num_gpus:
+    if used < study.workload.cluster.num_gpus and not other_ranks:
         assumed += (
             f"the launch uses {used} of the {study.workload.cluster.num_gpus} GPUs of {study.workload.cluster.name}",
         )
@@ -231,7 +231,7 @@ def _review(
         earlier=earlier_of(study, config, store),
         edits=edits,
         together=proposed.together,
-        is_upper_bound=bool(unmodelled or bounds),
+        is_upper_bound=is_upper_bound,
         best_gain=proposed.best_gain,
         trials=tuple(_located(found, study, config, edit) for edit in proposed.trials),
         if_out_of_memory=_located(found, study, config, proposed.if_out_of_memory)
@@ -239,9 +239,20 @@ def _review(
         else None,
         lines=lines,
         unplaced=unplaced,
-        warnings=tuple(dangers_of(found.texts, study.workload, config, predicted, is_upper_bound=bool(unmodelled))),
+        warnings=tuple(dangers_of(found.texts, study.workload, config, predicted, is_upper_bound=is_upper_bound)),
         texts=found.texts,
         spec=_spec(found, said),
+    )
+
+
+def _other_ranks(found: Target, document: Mapping[str, Any], said: Mapping[str, Any]) -> tuple[str, ...]:
+    """What there is to say where the launch starts another number of ranks than the named cluster has."""
+    cluster = named_cluster(str(document.get("cluster"))) if said.get("cluster") else None
+    if cluster is None or found.asked is None or math.prod(found.asked) == cluster.num_gpus:
+        return ()
+    nodes, per_node = found.asked
+    return (
+        f"the launch starts {nodes * per_node} ranks ({nodes} x {per_node}), but --cluster {cluster.name} has {cluster.num_gpus} GPUs",
     )
 
 
@@ -517,4 +528,6 @@ def _part(document: Mapping[str, Any], found: Target) -> str:
     known = str(document.get("baseline", ""))
     if "space.precision" in found.fill_in:  # it stands there for nothing that was read
         known = re.sub(r",?precision=\w+", "", known)
+    if found.started and found.asked is None and kind == "command":  # ranks of a usual node
+        known = re.sub(r",?\bdp=\d+", "", known)
     return f"{started}{ranks}{'; ' if known else ''}{known}"

@@ -205,7 +205,11 @@ def _of_command(
         )
     path = base / f"{name.rpartition('.')[0] or name}.sh"
     ranks = asked or ((started.nodes, started.gpus_per_node) if started.gpus_per_node else None)
-    draft = text_draft(text, path, model=model, cluster=sized(cluster, ranks), folder=base)
+    try:
+        draft = text_draft(text, path, model=model, cluster=sized(cluster, ranks), folder=base)
+    except SpecError as error:  # it names the script that stands for the manifest or the command
+        message = error.message.replace(path.name, name)
+        raise SpecError(message, remedy=error.remedy, field=error.field) from None
     assert draft is not None  # it starts something
     return _read(draft, name, {name: text}, started, ranks, base)
 
@@ -226,7 +230,7 @@ def _drafted(
     asked = (started.nodes, started.gpus_per_node) if started and started.gpus_per_node else None
     folder = path.absolute().parent
     draft = first_draft(path, model=model, cluster=sized(cluster, asked), folder=folder)
-    if asked is None and cluster in catalog.gpu_names() and (asked := _ranks_of(draft)) is not None:
+    if asked is None and cluster in catalog.gpu_names() and (asked := _ranks_of(draft, started)) is not None:
         draft = first_draft(path, model=model, cluster=sized(cluster, asked), folder=folder)
     return _read(draft, name, texts, started, asked, folder)
 
@@ -245,14 +249,18 @@ def _settings_of(started: Started, script: Path) -> Iterator[tuple[str, str]]:
                 yield path, text
 
 
-def _ranks_of(draft: Draft) -> tuple[int, int] | None:
-    """(nodes, GPUs of a node) of a configuration, or by its baseline; None where that leaves the ranks to the cluster, or they are no whole nodes of `NODE`."""
+def _ranks_of(draft: Draft, started: Started | None) -> tuple[int, int] | None:
+    """(nodes, GPUs of a node) of a configuration, or by its baseline; None where that leaves the ranks to the cluster, or they are no whole nodes of `NODE`.
+    Of a program that a launcher starts on an unknown number of ranks, the baseline's are those of a usual node."""
     if draft.nodes is not None:
         return draft.nodes
     baseline = str(draft.document.get("baseline", ""))
     if not re.search(r"\bdp=", baseline):
         return None
     ranks = ParallelConfig.parse(baseline).world_size
+    trainer_entry = draft.document.get("trainer")
+    if started is not None and isinstance(trainer_entry, dict) and trainer_entry.get("kind") == COMMAND and ranks > 1:
+        return None
     per_node = min(ranks, NODE)
     return (ranks // per_node, per_node) if ranks % per_node == 0 else None
 

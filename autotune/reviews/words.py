@@ -124,7 +124,8 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
         word = "may not fit"
     limit = format_bytes(gpu.memory_bytes)
     if review.observed is None:
-        yield f"{word}: {memory} of {limit}, {risk:.0%} risk of running out of memory"
+        most = "up to " if review.is_upper_bound else ""
+        yield f"{word}: {memory} of {limit}, {most}{risk:.0%} risk of running out of memory"
     else:
         excess = ", too high for this program" if float(estimate.peak_memory_low_bytes) > gpu.memory_bytes else ""
         yield f"fits, because it ran; predicted{excess}: {memory} of {limit}"
@@ -242,11 +243,11 @@ def _memory(change: float) -> str:
 
 
 def _excerpt(line: LineEdit) -> str:
-    """A line as it will be, or that it goes; of one that is longer than a row, what is around the change."""
+    """A line as it will be, or that it goes; of one that is longer than a row, what is around the change, which is shown whole."""
     place = f"     {line.file}:{line.line}: "
     if line.after.startswith(f"{line.before}\n"):  # new lines behind it
         added = (each.strip() for each in line.after[len(line.before) :].splitlines() if each.strip())
-        return _cut(f"{place}add below: {'; '.join(added)}")
+        return f"{place}add below: {'; '.join(added)}"
     text = line.after.strip()
     if not text:
         text = f"remove {line.before.strip()}"
@@ -255,8 +256,9 @@ def _excerpt(line: LineEdit) -> str:
         room = WIDTH - len(place) - len("... ...")
         at = 0 if end <= room else max(0, begin - _CONTEXT)
         words = at if at == 0 or text[at - 1] == " " else text.find(" ", at, begin) + 1
-        text = ("... " if words else "") + text[words:]
-    return _cut(place + text)
+        last = max(end, words + room)
+        text = ("... " if words else "") + text[words:last] + ("..." if last < len(text) else "")
+    return place + text
 
 
 def _changed(before: str, after: str) -> tuple[int, int]:
@@ -279,10 +281,6 @@ def _rows(text: str, width: int) -> list[str]:
     """The text on rows of so many characters, all but the first indented."""
     clean = re.sub(r"\s*\n\s*", " ", text)
     return textwrap.wrap(clean, width, subsequent_indent="     ", break_on_hyphens=False) or [""]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
 
 
 def two_digits(value: float) -> str:

@@ -178,6 +178,7 @@ LAUNCHES = [
     ("uv run train.py --lr 1", "python", "train.py", None),
     ("$(which torchrun) --nproc_per_node 2 train.py", "torchrun", "train.py", 2),
     ("PYTHON=python3\n$PYTHON train.py --lr 1", "python", "train.py", None),
+    (": ${CONFIG_FILE:=examples/a.yaml}\ntorchrun --nproc_per_node 2 train.py", "torchrun", "train.py", 2),
     ("torchrun --nproc_per_node=8 -m scripts.base -- --depth=20", "torchrun", "scripts.base", 8),
 ]  # fmt: skip
 

@@ -728,3 +728,35 @@ def test_a_number_format_that_only_the_program_knows_can_be_said(tmp_path: Path)
     assert said.config is not None
     assert said.config.precision == "bf16"
     assert said.estimate is not None
+
+
+def test_a_refusal_names_the_manifest_and_not_the_script_that_stands_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nspec:\n  trainer:\n    numNodes: 2\n"
+        "    command: [torchrun, --no-python, python3, -c, 'import torch']\n"
+    )
+    with pytest.raises(SpecError, match=r"job\.yaml starts `python3`"):
+        review(path, cluster="h100-sxm")
+
+
+def test_the_ranks_of_a_launcher_that_does_not_say_them_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "deepspeed finetune.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 512 --bf16 "
+        "--tensor-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 256\n"
+    )
+    found = review(path, cluster="h100-sxm")
+    assert [each.what for each in found.missing] == ["the number of GPUs: h100-sxm names a type only"]
+    assert "dp=" not in found.understood
+    assert review(path, cluster="h100-sxm-1x8").estimate is not None
+
+
+def test_a_cluster_of_other_ranks_than_the_launch_starts_is_named_once(script: Path) -> None:
+    said = "the launch starts 8 ranks (1 x 8), but --cluster h200-sxm-2x8 has 16 GPUs"
+    found = review(script, cluster="h200-sxm-2x8")
+    assert [each for each in found.assumed if "16 GPUs" in each] == [f"{said}: 8 ranks are reviewed"]
+    script.write_text(script.read_text().replace("--block_size 4096", ""))
+    found = review(script, cluster="h200-sxm-2x8")
+    assert found.missing
+    assert said in found.assumed

@@ -157,3 +157,15 @@ def test_all_prints_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(few.splitlines()) <= MOST
     assert "more warnings: --all prints them" in few
     assert everything.count("NCCL_P2P_DISABLE=1") == 8
+
+
+def test_what_changes_in_a_long_line_is_shown_whole(tmp_path: Path) -> None:
+    new = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params --ckpt-format fsdp_dtensor"
+    before = "torchrun pretrain_gpt.py " + " ".join(WORDS[:6])
+    behind = LineEdit(file="train.sh", line=3, before="a: 1", after="a: 1\n" + f"{'b' * 70}: value")
+    long = LineEdit(file="train.sh", line=3, before=before, after=f"{before} {new}")
+    lines = lines_of(replace(stuffed(tmp_path), edits=(replace(EDIT, lines=(behind, long)),), warnings=(), assumed=()))
+    shown = " ".join(line.strip() for line in lines)
+    assert new in shown
+    assert f"add below: {'b' * 70}: value" in shown
+    assert max(map(len, lines)) <= WIDTH

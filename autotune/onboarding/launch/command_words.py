@@ -214,7 +214,7 @@ _OF_NO_EFFECT = frozenset(
 )
 """those without which the program runs the same"""
 _OF_THE_SHELL = re.compile(
-    r"echo|printf|cat|tee|cd|mkdir|rm|cp|mv|ln|ls|export|set|unset|sleep|pip3?|git|wget|curl|tar|unzip|touch|module|ulimit|trap|wait|kill|pkill|grep|sed|awk|"
+    r":|echo|printf|cat|tee|cd|mkdir|rm|cp|mv|ln|ls|export|set|unset|sleep|pip3?|git|wget|curl|tar|unzip|touch|module|ulimit|trap|wait|kill|pkill|grep|sed|awk|"
     r"test|\[|\[\[|read|exit|return|apt(-get)?|yum|nvidia-smi|rocm-smi|huggingface-cli|hf|aws|gsutil|gcloud|ssh|scp|rsync|make|cmake|date|hostname|chmod|find|xargs|"
     r"declare|local|let|true|false|shift|getopts|sudo|wandb|tensorboard|ray|sbatch|scontrol|squeue|pdsh|dsh"
 )

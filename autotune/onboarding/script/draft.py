@@ -20,6 +20,7 @@ from typing import Any
 from autotune.onboarding.configuration_files import unread_files
 from autotune.onboarding.draft import Draft, Entry, Place, file_name
 from autotune.onboarding.hub_names import model_named
+from autotune.onboarding.script.adapters import frozen, peft_of, second_models
 from autotune.onboarding.script.argv import (
     argv_of,
     ideas_of,
@@ -348,6 +349,8 @@ def _workload(found: OptionMatches, ranks: RanksToday) -> tuple[Entry, tuple[str
     value: dict[str, Any] = {"seq_len": seq_len or SEQ_LEN, "global_batch_size": batch}
     if loop := _loop(found.script):
         value["loop"] = loop
+    if peft := peft_of(found.script):
+        value["peft"] = dict(peft)
     fill_in = (*(() if seq_len else ("workload.seq_len",)), *(("workload.global_batch_size",) if is_open else ()))
     return Entry(key="workload", value=value, comment=f"{told}; batch: {why}"), fill_in
 
@@ -415,6 +418,8 @@ def _baseline(found: OptionMatches, ranks: RanksToday) -> Iterator[Entry]:
 def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> Entry | None:
     if asked is not None:
         return Entry(key="model", value=asked)
+    if second_models(found.script):
+        return None
     named = found.default("model")
     if isinstance(named, str) and (known := model_named(named, cwd, folder)):
         return Entry(key="model", value=known[0], comment=known[1] or found.where("model"))
@@ -473,6 +478,7 @@ def _what_is_beyond(script: Script) -> Iterator[str]:
 
     elif (method := Path(script.name).stem.lower()) in BEYOND_BY_METHOD:
         yield f"{NOT_PREDICTED}{BEYOND_BY_METHOD[method]}, by the name of {Path(script.name).name}"
+    yield from frozen(script)
     if script.untyped:
         yield f"{ASSUMED_WEIGHTS} (line {script.untyped} of {script.name} loads them without dtype): transformers 5 takes the checkpoint's own type, often bf16, which needs about half the memory; if so, say workload.pure_bf16: true, or dtype=torch.float32 in the script"
 

@@ -14,6 +14,7 @@ from autotune.onboarding.configuration_files import ON, is_pure_bf16, precision_
 from autotune.onboarding.draft import Draft, Entry, Item, Place, file_name
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.launch.launch_script import Argument
+from autotune.onboarding.script.adapters import ALL_TRAINED, NOT_COUNTED
 from autotune.onboarding.script.argv import written
 from autotune.onboarding.script.draft import NOT_PREDICTED
 from autotune.onboarding.script.library_options import BEYOND_BY_METHOD
@@ -22,8 +23,7 @@ from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.documents.placeholders import braced
 
 STAND_IN_MODEL = "nano-llama"
-NOT_COUNTED = "not modelled: "
-"""how notes begin that say what a plan takes otherwise than it is"""
+EIGHT_BITS = "8-bit weights, planned as 16-bit"
 
 
 @final
@@ -177,9 +177,9 @@ def _notes(told: Settings) -> Iterator[str]:
             yield f"{NOT_PREDICTED}{more} ({key}: {document[key]})"
     method = str(_at(document, program.peft[0]) or "")
     if method not in (*program.whole, "lora", "qlora"):
-        yield f"{NOT_COUNTED}{program.peft[0]}={method}, planned as if every weight were trained; plans support lora and qlora"
+        yield f"{NOT_COUNTED}{program.peft[0]}={method}, {ALL_TRAINED}; plans support lora and qlora"
     if document.get("load_in_8bit") in ON or document.get("quantization_bit") == 8:
-        yield f"{NOT_COUNTED}8-bit weights, planned as 16-bit; plans support 4 bits, as in qlora"
+        yield f"{NOT_COUNTED}{EIGHT_BITS}; plans support 4 bits, as in qlora"
 
 
 def _is_as_loaded(program: SettingsProgram, document: Mapping[str, Any]) -> bool:

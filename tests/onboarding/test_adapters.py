@@ -1,0 +1,90 @@
+"""LoRA, frozen weights and second models by the options of public programs: none is planned as a full fine-tuning in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.onboarding.first_spec import first_draft
+from autotune.reviews import lines_of, review
+
+HF = (
+    "--model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 1 --gradient_checkpointing True "
+    "--model_max_length 2048 --bf16 True"
+)
+LORA_ARGUMENTS = """from dataclasses import dataclass
+import peft
+from transformers import HfArgumentParser, TrainingArguments
+@dataclass
+class LoraArguments:
+    lora_r: int = 8
+    q_lora: bool = False
+HfArgumentParser((TrainingArguments, LoraArguments)).parse_args_into_dataclasses()
+"""
+OPTIONAL = LORA_ARGUMENTS.replace("    q_lora", "    use_lora: bool = False\n    q_lora")
+
+
+def lora(rank: int, targets: str = "attention", method: str = "lora", library: str = "peft") -> dict[str, Any]:
+    return {"method": method, "rank": rank, "targets": targets, "library": library}
+
+
+@pytest.mark.parametrize(
+    ("options", "program", "peft"),
+    [
+        ("--use_peft --lora_r 32", "", lora(32)),
+        ("--use_peft --load_in_4bit --lora_target_modules all-linear", "", lora(16, "all", "qlora")),
+        ("--lora_dim 128 --lora_module_name layers.", "", lora(128, "all", library="")),
+        ("--lora_dim 0", "", None),
+        ("", LORA_ARGUMENTS, lora(8)),
+        ("--q_lora True", LORA_ARGUMENTS, lora(8, method="qlora")),
+        ("--use_lora True --lora_r 4 --lora_target_modules q_proj down_proj", OPTIONAL, lora(4, "all")),
+        ("--lora_r 4", OPTIONAL, None),
+        ("", "", None),
+    ],
+)
+def test_adapters_are_those_that_the_options_ask_for(
+    options: str, program: str, peft: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    if program:
+        (tmp_path / "train.py").write_text(program)
+    (tmp_path / "run.sh").write_text(f"torchrun --nproc_per_node 8 train.py {HF} {options}\n")
+    draft = first_draft(tmp_path / "run.sh", cluster="h100-sxm-1x8", folder=tmp_path)
+    assert draft.document["workload"].get("peft") == peft
+
+
+MEGATRON = (
+    "torchrun --nproc_per_node 8 finetune.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
+    "--seq-length 1024 --micro-batch-size 8 --global-batch-size 256 --bf16"
+)
+
+
+def test_frozen_weights_are_named_and_leave_the_memory_an_upper_bound(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"{MEGATRON} --freeze-ViT --freeze-LM\n")
+    found = review(path, cluster="h100-sxm")
+    assert found.is_upper_bound
+    assert any("--freeze-ViT, --freeze-LM, planned as if every weight were trained" in each for each in found.assumed)
+    path.write_text(f"{MEGATRON}\n")
+    assert not review(path, cluster="h100-sxm").is_upper_bound
+
+
+def test_the_sizes_of_one_part_are_not_those_of_the_model(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"{MEGATRON} --language-model-type mistral_7b\n")
+    found = review(path, cluster="h100-sxm")
+    assert [each.what for each in found.missing] == ["the model's shape"]
+    assert any("a model of several parts (--language-model-type)" in each for each in found.assumed)
+    assert review(path, cluster="h100-sxm", model="mistral-7b").estimate is not None
+
+
+def test_a_method_that_trains_less_is_no_verdict_that_it_does_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "oft.yaml"
+    path.write_text(
+        "model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nstage: sft\ndo_train: true\nfinetuning_type: oft\n"
+        "dataset: d\ntemplate: llama3\ncutoff_len: 2048\nper_device_train_batch_size: 1\nbf16: true\n"
+    )
+    found = review(path, cluster="h100-sxm-1x1")
+    assert found.fits is None
+    assert any(line.startswith("may not fit") and "up to 100% risk" in line for line in lines_of(found))
