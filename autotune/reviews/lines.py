@@ -43,6 +43,10 @@ class Change:
     new: str | None
 
 
+CONNECTIONS = Change("CUDA_DEVICE_MAX_CONNECTIONS", "1", "8")
+"""a variable without which tensor parallelism does not start, and with which Megatron-FSDP does not"""
+
+
 def changed_lines(
     texts: Mapping[str, str],
     study: Study,
@@ -61,6 +65,8 @@ def changed_lines(
     changes = list(_changes(study, before, after))
     if before.accumulation_steps != after.accumulation_steps:
         changes += _batch_unsaid(texts, study, after)
+    if any(change.name == "--use-megatron-fsdp" and change.new is not None for change in changes):
+        changes += [CONNECTIONS] if any(CONNECTIONS.name in text for text in texts.values()) else []
     for change in changes:
         is_held = change.name.lstrip("-") in held
         among = {name: text for name, text in lines.items() if name.endswith(".py") or not is_held}
@@ -71,7 +77,7 @@ def changed_lines(
             left = not places
         if places:
             touched += places
-        elif change.new is None and not change.name.startswith("-"):
+        elif change is CONNECTIONS or (change.new is None and not change.name.startswith("-")):
             continue  # a key that no text has need not go
         elif left and is_held:
             unplaced.append(f"{change.name.lstrip('-')}={change.new}")
@@ -196,6 +202,8 @@ def _apply(lines: list[str], file: str, change: Change) -> tuple[str, int] | Non
             at = _appended(lines, change)
     else:
         at = _of_key(lines, spelled, change)
+        if at is None and change is CONNECTIONS:
+            at = _of_variable(lines, change.name, change)
     return None if at is None else (file, at)
 
 
@@ -362,6 +370,12 @@ def _of_variable(lines: list[str], name: str, change: Change) -> int | None:
     assignment = re.compile(rf"""((?:^|[\s;]){re.escape(name)}=["']?(?:\$\{{{re.escape(name)}:?-)?)([^\s"';}}]+)""")
     for at, line in reversed(list(enumerate(lines))):
         if not _is_comment(line) and (found := assignment.search(line)) and _same(found[2], change.old):
+            lines[at] = line[: found.start(2)] + change.new + line[found.end(2) :]
+            return at
+    listed = re.compile(rf"""\s*-?\s*name:\s*["']?{re.escape(name)}["']?\s*$""")
+    for at, line in enumerate(lines[1:], start=1):  # in a manifest
+        found = re.match(r"""(\s*value:\s*["']?)([^\s"']+)""", line)
+        if found and listed.match(lines[at - 1]) and _same(found[2], change.old):
             lines[at] = line[: found.start(2)] + change.new + line[found.end(2) :]
             return at
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 
 from autotune.onboarding.launch.launch_script import started_by
 from autotune.reviews import review
-from autotune.reviews.lines import Change, _added, _applied, edited, other_trainings, patch
+from autotune.reviews.lines import CONNECTIONS, Change, _added, _applied, changed_lines, edited, other_trainings, patch
 from autotune.reviews.new_keys import with_key
 
 CLM = "run_clm.py --model_name_or_path Qwen/Qwen2.5-7B --block_size 4096 --bf16 True --fsdp full_shard"
@@ -120,3 +121,41 @@ def test_a_patch_with_new_keys_applies(tmp_path: Path) -> None:
     assert not found.unplaced
     assert yaml.safe_load(edited(found.texts, found.lines)["sft.yaml"])["disable_gradient_checkpointing"] is True
     assert "+disable_gradient_checkpointing: true\n" in patch(found.texts, found.lines)
+
+
+MEGATRON = """export CUDA_DEVICE_MAX_CONNECTIONS={value}
+ARGS=(--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --group-query-attention --num-query-groups 8
+  --swiglu --ffn-hidden-size 14336 --normalization RMSNorm --untie-embeddings-and-output-weights --vocab-size 128256
+  --position-embedding-type rope --seq-length 8192 --max-position-embeddings 8192 --micro-batch-size 1
+  --global-batch-size 128 --bf16 --use-distributed-optimizer --save out --ckpt-format torch_dist)
+torchrun --nproc_per_node 8 pretrain_gpt.py ${{ARGS[@]}}
+"""
+
+
+@pytest.mark.parametrize("value", ["1", "${CUDA_DEVICE_MAX_CONNECTIONS:-1}"])
+def test_megatron_fsdp_comes_with_what_it_refuses_to_start_without(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(MEGATRON.format(value=value))
+    found = review(path, cluster="h100-sxm")
+    assert found.config is not None
+    assert found.study is not None
+    after = replace(found.config, zero_stage=3)
+    lines, unplaced = changed_lines(found.texts, found.study, found.config, after)
+    text = edited(found.texts, lines)["run.sh"]
+    assert not unplaced
+    assert text.splitlines()[0] == f"export CUDA_DEVICE_MAX_CONNECTIONS={value.replace('1', '8')}"
+    assert text.rstrip().endswith("--ckpt-format fsdp_dtensor")
+    assert "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params" in text
+
+
+def test_a_variable_of_a_pod_changes_in_its_manifest() -> None:
+    text = """            env:
+            - name: NCCL_DEBUG
+              value: "1"
+            - name: CUDA_DEVICE_MAX_CONNECTIONS
+              value: "1"
+"""
+    lines = text.splitlines()
+    assert _applied(lines, "job.yaml", CONNECTIONS) == [("job.yaml", 4)]
+    assert lines[2].strip() == 'value: "1"'
+    assert lines[4].strip() == 'value: "8"'

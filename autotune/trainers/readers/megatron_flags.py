@@ -61,11 +61,9 @@ def read(present: PresentConfiguration) -> Reading:
         name, text = next(iter(present.files.items()))
         argv, unset, _ = command_of(text)
         told = " ".join(program_of(argv) or argv)  # what the launcher is told, a launch writes anew
-        remarks = [
-            f"{name}: ${variable} is not set there: write its value into the spec"
-            for variable in unset
-            if re.search(rf"\$\{{?{variable}\b", told)
-        ]
+        used = [f"${variable}" for variable in unset if re.search(rf"\$\{{?{variable}\b", told)]
+        its = "its value" if len(used) == 1 else "their values"
+        remarks = [f"{name} does not set {', '.join(used)}: write {its} into the spec"] if used else []
     present = PresentConfiguration(files=present.files, argv=argv, env=present.env)
     program = program_of(argv)
     keys = KeyReader(_flags(program or argv), "the command")
@@ -121,7 +119,9 @@ def _length(keys: KeyReader, batch: int | None) -> tuple[int | None, dict[str, A
     Where a run reads and writes its checkpoints belongs to the run, not to its configuration: a trial that loaded one would have nothing left to do.
     """
     kept = [flag for flag in CHECKPOINTS if keys.find(flag) is not None]
-    keys.drop(*kept)
+    if kept and keys.find("ckpt-format") is not None:
+        kept.append("ckpt-format")
+    keys.drop(*kept, "ckpt-format")  # sharding decides it in a trial, which writes none
     if kept:
         remark = f"{keys.name}: {', '.join(f'--{flag}' for flag in kept)} would make trials read or write checkpoints: pass them to the exported launch.sh"
         keys.remarks.append(remark)
@@ -271,6 +271,8 @@ def _model(keys: KeyReader) -> dict[str, Any]:
     if channels and not latent and channels * model.get("num_attention_heads", 0) != model.get("hidden_size"):
         model["attention_head_dim"] = channels
     gated = bool(keys.flag("swiglu"))
+    if gated and "hidden_size" in model:  # its default: two thirds of 4 x hidden, a multiple of 64
+        model.setdefault("ffn_hidden_size", int(4 * model["hidden_size"] * 2 / 3 / 64) * 64)
     positions = keys.count("max-position-embeddings")
     learnt = keys.word("position-embedding-type", {"rope": False, "learned_absolute": True, "none": False})
     if learnt is not False and not gated:

@@ -71,9 +71,20 @@ def test_a_megatron_script_is_read_without_being_run() -> None:
     assert reading.options["data_path"] == "0.3 /data/a 0.7 /data/b"
     assert reading.settings == {"normalization": "LayerNorm", "distributed-timeout-minutes": 60}
     assert reading.remarks == (
-        "run.sh: $SAVE_TO is not set there: write its value into the spec",
+        "run.sh does not set $SAVE_TO: write its value into the spec",
         "the command: --save would make trials read or write checkpoints: pass them to the exported launch.sh",
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "width"), [("--swiglu", 21824), ("--swiglu --ffn-hidden-size 28672", 28672), ("", None)]
+)
+def test_a_gated_mlp_of_megatron_is_two_thirds_of_four_times_as_wide_as_the_model(
+    flags: str, width: int | None
+) -> None:
+    shape = f"torchrun pretrain_gpt.py --num-layers 80 --hidden-size 8192 --num-attention-heads 64 {flags}"
+    reading = trainer("megatron").read_config(PresentConfiguration(files={"run.sh": shape}))
+    assert reading.model.get("ffn_hidden_size") == width
 
 
 CONDITIONAL = """
