@@ -12,14 +12,16 @@ import math
 from dataclasses import replace
 from functools import cache
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.cost import Calibration, calibration_for
 from autotune.cost.learn.from_dry_runs import PLAYED_TRAINERS, VERSION, DryRuns
-from autotune.ports import CalibrationStore, KnowledgeStore, ObservedStore, ProfileStore
 from autotune.spec import Study, Trial, Workload
 from autotune.spec.plain import identity
 from autotune.trainers.base.own_program import COMMAND, program_name
+
+if TYPE_CHECKING:
+    from autotune.ports import CalibrationStore, KnowledgeStore, ObservedStore, ProfileStore
 
 LOOKED_AT = 20
 """last runs that are looked at"""
