@@ -217,7 +217,7 @@ def test_a_launcher_of_tasks_stays_with_the_number_of_ranks_of_a_trial(
         ("jsrun -n 4 -a 1 -g 1 python train.py --batch-size 4", "with jsrun"),
         ("aprun -n 8 python train.py --batch-size 4", "with aprun"),
         ("mpirun --hostfile hosts python train.py --batch-size 4", "number of processes is not given"),
-        ("srun -N 2 --ntasks-per-node 8 python train.py --batch-size 4", "across several nodes"),
+        ("srun -N 2 --ntasks-per-node 8 ./bind.sh python train.py --batch-size 4", "across several nodes"),
         ("NPROC_PER_NODE=4 swift rlhf --external_plugins plugins/reward.py --model a/b --max_length 2048", "`swift rlhf`"),
         ("swift sft --model a/b --torch_dtype bfloat16 --per_device_train_batch_size 1 --logging_steps 5 --output_dir o", "`swift sft`"),
         ("megatron sft --micro_batch_size 1 --global_batch_size 16", "`megatron sft`"),
@@ -234,6 +234,25 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path, text: str, says: s
     assert says in refused.value.message
     assert refused.value.remedy
     assert "autotune init FILE" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "srun -N 2 --ntasks-per-node 8 --cpu_bind=v python -u train.py",
+        "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\nsrun --label train.py",
+    ],
+)
+def test_one_task_for_each_rank_over_several_nodes_is_started_by_torchrun(launch: str, tmp_path: Path) -> None:
+    files = {"run.sh": f"{launch} --micro-batch-size 2 --grad-accum 2 --seq-len 64\n"}
+    draft = drafted(tmp_path, files, cluster="a100-80gb-2x8")
+    assert argv(draft)[:3] == ["torchrun", "--nproc-per-node={nproc_per_node}", "train.py"]
+    assert "# in place of one task for each rank by srun" in draft.text
+    assert any("by torchrun on each node" in note and "RANK" in note for note in draft.notes)
+    study = loaded(draft, tmp_path)
+    assert study.workload.global_batch_sizes == (2 * 2 * 16,)
+    assert study.baseline is not None
+    assert study.baseline.world_size == 16
 
 
 def test_no_launcher_is_added_where_there_was_none(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import base64
 import copy
 import io
 import json
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,3 +188,11 @@ def test_the_arithmetic_of_a_job_is_never_changed() -> None:
 def test_what_is_no_job_is_a_mistake_of_the_command_line(text: str) -> None:
     with pytest.raises(SpecError, match=r"TrainJob|YAML"):
         recommended(text)
+
+
+def test_the_answer_of_the_documentation_is_what_its_job_gets() -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/review.md").read_text()
+    shown = re.search(r'```yaml title="trainjob.yaml"\n(.*?)```.*?```json\n(.*?)```', page, re.DOTALL)
+    assert shown
+    answer, _ = recommended(shown[1], cluster="h200-sxm")
+    assert answer == json.loads(shown[2])

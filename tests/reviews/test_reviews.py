@@ -760,3 +760,14 @@ def test_a_cluster_of_other_ranks_than_the_launch_starts_is_named_once(script: P
     found = review(script, cluster="h200-sxm-2x8")
     assert found.missing
     assert said in found.assumed
+
+
+def test_a_slurm_script_of_one_task_for_each_rank_is_reviewed_over_several_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "train.sbatch"
+    text = TRAINER.replace("#SBATCH --nodes=1", "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8")
+    path.write_text(text.replace("torchrun --nproc_per_node=8", "srun --cpu_bind=v python -u"))
+    found = review(path, cluster="h200-sxm")
+    assert found.config is not None
+    assert found.config.world_size == 32
+    assert found.lines
+    assert "torchrun" not in "".join(line.after for line in found.lines)

@@ -71,6 +71,8 @@ class Started:
     """ranks of a node; None where it does not say"""
     wrapped: tuple[str, ...] = ()
     """words before the launcher that start it, such as `numactl -l`"""
+    tasks: str = ""
+    """the launcher of one task for each rank in whose place `launcher` is that of trials; empty: there is none"""
     starts_ranks: bool = False
     """whether the program starts its ranks itself, as Lightning does, though `launcher` is that of trials"""
     folder: str = ""

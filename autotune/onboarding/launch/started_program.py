@@ -35,17 +35,21 @@ from autotune.onboarding.settings.draft import Settings, settings_draft
 from autotune.onboarding.settings.file import typed
 from autotune.onboarding.settings.program import COMMANDS, settings_program
 from autotune.trainers.documents.placeholders import braced
+from autotune.trainers.launch_files import INTERPRETER
 from autotune.trainers.present_configuration import parse_document
 from autotune.trainers.readers.shell_folders import OF_SCRIPT
 
 _ABOVE = 3
 """folders above the script in which its program is looked for"""
 _FILES = (".yaml", ".yml", ".json")
+_ONE_TASK_A_RANK = ("srun", "mpirun", "mpiexec")
+"""launchers whose ranks torchrun can start, because programs that read their variables mostly read torchrun's, too"""
 
 
 def started_draft(started: Started, path: Path, place: Place, *, model: str | None, folder: Path) -> Draft:
     """The draft of what the script at `path` starts; `folder`: of the spec. Raises `SpecError` for a program that is no Python, and for a launcher that
     autotune cannot tell how many ranks a trial has."""
+    started = _by_torchrun(started, place)
     _refuse_unknown(started, path, place)
     where = where_it_runs(path, started)
     started = placed(started, path, where.cwd)
@@ -61,6 +65,15 @@ def started_draft(started: Started, path: Path, place: Place, *, model: str | No
         named = ", ".join(started.not_carried)
         notes.append(f"{path.name} also exports {named}: export them where you start autotune")
     return replace(draft, notes=tuple(notes), fill_in=fill_in)
+
+
+def _by_torchrun(started: Started, place: Place) -> Started:
+    """The launch with torchrun on each of several nodes, in place of a launcher that starts one task for each rank. What stands between it and the program
+    (a container, a script that binds cores) would start torchrun, too, which nobody here can write."""
+    is_plain = all(INTERPRETER.fullmatch(word.rpartition("/")[2]) or word.startswith("-") for word in started.carried)
+    if started.launcher not in _ONE_TASK_A_RANK or not (place.is_spread and started.gpus_per_node and is_plain):
+        return started
+    return replace(started, launcher="torchrun", tasks=started.launcher, options=(), carried=())
 
 
 def _refuse_unknown(started: Started, path: Path, place: Place) -> None:

@@ -77,6 +77,8 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
     }
     if started:
         reasons |= dict.fromkeys(("torchrun", "accelerate", "deepspeed"), "as launched")
+    if started and started.tasks:
+        reasons["torchrun"] = f"in place of one task for each rank by {started.tasks}"
     if started and started.starts_ranks:
         reasons["torchrun"] = "the program starts its ranks itself; trials start them with torchrun"
     if launcher != script.launcher:

@@ -464,7 +464,12 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
         if started.starts_ranks
         else started.launcher
     )
-    yield f"{source.name} starts {started.program} by {how}; its arguments without a knob are kept"
+    yield f"{source.name} starts {started.program} by {started.tasks or how}; its arguments without a knob are kept"
+    if started.tasks:
+        yield (
+            f"trials start {started.program} by torchrun on each node, in place of one task for each rank by {started.tasks}: it must read RANK, "
+            "LOCAL_RANK and WORLD_SIZE"
+        )
 
 
 NOT_PREDICTED = "a step is predicted without "
