@@ -196,6 +196,10 @@ def _fsdp_config(value: Any, base: Path) -> Any:
     return document_of("fsdp_config.json", text) or value
 
 
+_FSDP_STAGES = {"2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0}
+"""ZeRO stages of accelerate's --fsdp_sharding_strategy; the others shard all"""
+
+
 def decided_for(started: Started, base: Path) -> dict[str, Any]:
     """Knobs that the launch of a script decides: by options of accelerate, and by the files that launcher and script are given."""
     settings = {a.name.rpartition(".")[2]: a.values[0] if a.values else True for a in started.arguments}
@@ -208,6 +212,10 @@ def decided_for(started: Started, base: Path) -> dict[str, Any]:
             found["precision"] = PRECISIONS.get(word, "fp32")
         if stage := started.option("zero_stage"):
             found["zero_stage"] = int(stage) if stage in ("0", "1", "2", "3") else 0
+        if file := started.option("deepspeed_config_file"):
+            found |= decided_by("deepspeed", file, base)
+        if any(option.name == "use_fsdp" for option in started.options):
+            found["zero_stage"] = _FSDP_STAGES.get(started.option("fsdp_sharding_strategy").upper(), 3)
     if isinstance(settings.get("deepspeed"), str):
         found |= decided_by("deepspeed", str(settings["deepspeed"]), base)
     elif settings.get("fsdp"):
@@ -218,13 +226,16 @@ def decided_for(started: Started, base: Path) -> dict[str, Any]:
 def unread_files(started: Started, base: Path) -> Iterator[str]:
     """What is assumed of files that the launch names and that are not there, in words."""
     settings = {a.name.rpartition(".")[2]: a.values[0] for a in started.arguments if a.values}
-    config = started.option("config_file") if started.launcher == "accelerate" else ""
+    is_accelerate = started.launcher == "accelerate"
+    config = started.option("config_file") if is_accelerate else ""
+    of_launcher = started.option("deepspeed_config_file") if is_accelerate else ""
     for name, file in (
-        ("deepspeed", settings.get("deepspeed") or settings.get("deepspeed_config")),
+        ("deepspeed", of_launcher or settings.get("deepspeed") or settings.get("deepspeed_config")),
         ("fsdp", settings.get("fsdp_config")),
         ("accelerate", config),
     ):
-        if isinstance(file, str) and PurePosixPath(file).suffix.lower() in DOCUMENTS and not (base / file).is_file():
+        endings = (*DOCUMENTS, ".conf") if name == "deepspeed" else DOCUMENTS
+        if isinstance(file, str) and PurePosixPath(file).suffix.lower() in endings and not (base / file).is_file():
             if name == "fsdp":
                 yield f"{UNREAD}{file} was not found, so no activation checkpointing is assumed"
                 continue
@@ -255,9 +266,12 @@ def decided_by(name: str, file: str, base: Path) -> dict[str, Any]:
     path = base / file
     if path.is_file():
         with suppress(SpecError):
-            found = trainer(name).read_config(read_present(path)).knobs
+            present = read_present(path)
+            if path.suffix == ".conf":  # JSON, as DeepSpeed takes any name
+                present = PresentConfiguration(files={f"{path.stem}.json": present.files[path.name]})
+            found = trainer(name).read_config(present).knobs
             return {knob: found[knob] for knob in knobs if found.get(knob) is not None}
     tail = path.name.lower()
-    if stage := re.search(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", tail):
+    if stage := re.search(r"(?:z(?:ero)?[_-]?(?:stage)?|stage)[_-]?([0-3])", tail):
         return {"zero_stage": int(stage[1]), **({"offload": "optimizer"} if "offload" in tail else {})}
     return {"zero_stage": 3} if "fsdp" in tail else {}

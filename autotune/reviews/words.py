@@ -124,7 +124,7 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
         word = "may not fit"
     limit = format_bytes(gpu.memory_bytes)
     if review.observed is None:
-        most = "up to " if review.is_upper_bound else ""
+        most = "up to " if review.is_upper_bound and risk >= 0.005 else ""
         yield f"{word}: {memory} of {limit}, {most}{risk:.0%} risk of running out of memory"
     else:
         excess = ", too high for this program" if float(estimate.peak_memory_low_bytes) > gpu.memory_bytes else ""

@@ -88,3 +88,15 @@ def test_a_method_that_trains_less_is_no_verdict_that_it_does_not_fit(tmp_path: 
     found = review(path, cluster="h100-sxm-1x1")
     assert found.fits is None
     assert any(line.startswith("may not fit") and "up to 100% risk" in line for line in lines_of(found))
+
+
+@pytest.mark.parametrize("setting", ["lisa_n_layers: 4", "unfrozen_parameters: [lm_head.*]"])
+def test_a_setting_that_trains_some_weights_is_named(setting: str, tmp_path: Path) -> None:
+    path = tmp_path / "part.yml"
+    path.write_text(
+        "base_model: NousResearch/Llama-2-7b-hf\ndatasets: [{path: d, type: alpaca}]\nsequence_len: 2048\n"
+        f"micro_batch_size: 1\ngradient_accumulation_steps: 1\nbf16: true\noptimizer: adamw_torch\n{setting}\n"
+    )
+    found = review(path, cluster="h100-sxm-1x1")
+    assert found.is_upper_bound
+    assert f"not modelled: {setting.partition(':')[0]}, planned as if every weight were trained" in found.assumed

@@ -178,6 +178,8 @@ LAUNCHES = [
     ("uv run train.py --lr 1", "python", "train.py", None),
     ("$(which torchrun) --nproc_per_node 2 train.py", "torchrun", "train.py", 2),
     ("PYTHON=python3\n$PYTHON train.py --lr 1", "python", "train.py", None),
+    ("python submit.py --gpus 8 -- accelerate launch --num_processes 4 train.py --lr 1", "accelerate", "train.py", 4),
+    ("python train.py --lr 1 -- --data a", "python", "train.py", None),
     (": ${CONFIG_FILE:=examples/a.yaml}\ntorchrun --nproc_per_node 2 train.py", "torchrun", "train.py", 2),
     ("torchrun --nproc_per_node=8 -m scripts.base -- --depth=20", "torchrun", "scripts.base", 8),
 ]  # fmt: skip
@@ -760,3 +762,23 @@ def test_the_file_of_nanotron_is_read_where_its_script_is(tmp_path: Path) -> Non
     assert draft.document["trainer"]["kind"] == "nanotron"
     assert (model["ffn_hidden_size"], model["gated_mlp"], model["tied_embeddings"]) == (11008, True, True)
     assert draft.document["workload"]["global_batch_size"] == 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "files", "stage"),
+    [
+        ("--use_deepspeed --deepspeed_config_file conf/ds.conf", {"conf/ds.conf": '{"zero_optimization": {"stage": 2}}'}, 2),
+        ("--use_deepspeed --deepspeed_config_file conf/stage3_no_offloading.conf", {}, 3),
+        ("--use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP", {}, 2),
+        ("--use_fsdp", {}, 3),
+        ("--multi_gpu", {}, 0),
+    ],
+)  # fmt: skip
+def test_options_of_accelerate_shard(options: str, files: dict[str, str], stage: int, tmp_path: Path) -> None:
+    run = f"accelerate launch --num_processes 8 --mixed_precision bf16 {options} train.py {HF_FLAGS}\n"
+    draft = drafted(tmp_path, {"run.sh": run, **files})
+    study = loaded(draft, tmp_path)
+    assert study.baseline is not None
+    assert study.baseline.zero_stage == stage
+    unread = [note for note in draft.notes if note.startswith("not read")]
+    assert bool(unread) == ("conf/stage3" in options)

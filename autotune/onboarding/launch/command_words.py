@@ -256,7 +256,7 @@ class CommandParts:
 
 def parts_of(words: Sequence[str]) -> CommandParts | None:
     """The parts; None for a command that starts no program of training."""
-    words = [_plain(word) for word in words]
+    words = _submitted([_plain(word) for word in words])
     found = _parts_of(words)
     if found is None:
         return None
@@ -264,6 +264,14 @@ def parts_of(words: Sequence[str]) -> CommandParts | None:
     before = [word for word in words[: next(starts, 0)] if not re.match(r"[A-Za-z_]\w*\+?=", word)]
     names = {word.rpartition("/")[2] for word in before} & _WRAPPERS
     return replace(found, wrapped=tuple(before)) if names - _OF_NO_EFFECT else found
+
+
+def _submitted(words: list[str]) -> list[str]:
+    """The command that a Python program is told to submit, behind `--`: `python submit.py --gpus 8 -- accelerate launch train.py`; else the words themselves."""
+    at = words.index("--") if "--" in words else len(words)
+    behind = words[at + 1 :]
+    submits = behind and _starts_ranks(behind, 0) and any(word.endswith(".py") for word in words[:at])
+    return behind if submits else words
 
 
 def _starts_ranks(words: Sequence[str], at: int) -> bool:

@@ -23,6 +23,8 @@ from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.documents.placeholders import braced
 
 STAND_IN_MODEL = "nano-llama"
+_PARTLY_TRAINED = ("lisa_n_layers", "unfrozen_parameters")
+"""settings of axolotl by which some weights are trained at a time, or at all"""
 EIGHT_BITS = "8-bit weights, planned as 16-bit"
 
 
@@ -178,6 +180,9 @@ def _notes(told: Settings) -> Iterator[str]:
     method = str(_at(document, program.peft[0]) or "")
     if method not in (*program.whole, "lora", "qlora"):
         yield f"{NOT_COUNTED}{program.peft[0]}={method}, {ALL_TRAINED}; plans support lora and qlora"
+    for key in _PARTLY_TRAINED:
+        if document.get(key):
+            yield f"{NOT_COUNTED}{key}, {ALL_TRAINED}"
     if document.get("load_in_8bit") in ON or document.get("quantization_bit") == 8:
         yield f"{NOT_COUNTED}{EIGHT_BITS}; plans support 4 bits, as in qlora"
 
