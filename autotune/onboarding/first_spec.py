@@ -213,7 +213,8 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
         if foreign := foreign_program(document, is_json=path.suffix == ".json"):
             raise SpecError(
                 f"{path.name} is a configuration of {foreign}, which autotune does not read",
-                remedy="give the shell script that starts the training with it, or the Python program: autotune init run.sh",
+                remedy="give a script that starts a Python program with options, or say what the file sets: autotune review --model NAME --seq-len N "
+                "--batch N --precision bf16 --config micro_batch_size=2,zero_stage=3 -- torchrun --nproc-per-node 8 train.py",
                 field="FILE",
             )
     if name is None:

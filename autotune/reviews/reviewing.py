@@ -33,6 +33,7 @@ from autotune.schema.files import is_model_file, with_program_files
 from autotune.space import SearchSpace, complete
 from autotune.space.baseline import default_config
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study, Workload, catalog, config_label
+from autotune.spec.config import knobs_of
 from autotune.spec.post_training import TRAINED
 from autotune.spec.texts.as_text import format_count
 from autotune.trainers import trainer
@@ -311,6 +312,7 @@ def _completed(
         open_keys.pop("space.precision", None)
     if said.get("config"):
         document["baseline"] = said["config"]
+        document |= {} if found.is_spec else _with_config(document, said["config"])
         open_keys.pop("baseline", None)
     if one_gpu := _one_gpu(found, said):
         open_keys["cluster"] = None
@@ -361,6 +363,33 @@ def _completed(
             what, remedy = _no_baseline(found, what, remedy)
         missing.append(Missing(what=what, remedy=remedy))
     return document, missing, bounds
+
+
+def _with_config(document: Mapping[str, Any], said: str) -> dict[str, Any]:
+    """Trainer and space of a program that has no options for some of the knobs that are said: it does them all the same, and none of them changes."""
+    launcher, space = document.get("trainer"), document.get("space")
+    if not (isinstance(launcher, dict) and launcher.get("kind") == "command" and isinstance(space, dict)):
+        return {}
+    told = str({key: value for key, value in launcher.items() if key != "fixed"})
+    held = {
+        name: value
+        for name, value in _with_accumulation(document, knobs_of(said)).items()
+        if name not in ("dp", "extra") and re.search(rf"\{{[^{{}}]*\b{name}\b", told) is None
+    }
+    return {
+        "trainer": {**launcher, "fixed": {**(launcher.get("fixed") or {}), **held}},
+        "space": {**space, **{name: [value] for name, value in held.items()}},
+    }
+
+
+def _with_accumulation(document: Mapping[str, Any], knobs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The knobs with the accumulation that batch and ranks leave, where these are known."""
+    cluster, batch = named_cluster(document.get("cluster")), document["workload"].get("global_batch_size")
+    if cluster is None or not isinstance(batch, int):
+        return knobs
+    degrees = math.prod(knobs.get(name, 1) for name in ("tp", "pp", "cp"))
+    per_step = knobs.get("micro_batch_size", 1) * knobs.get("dp", max(1, cluster.num_gpus // degrees))
+    return knobs if batch % per_step else {"accumulation_steps": batch // per_step, **knobs}
 
 
 def _no_baseline(found: Target, what: str, remedy: str) -> tuple[str, str]:

@@ -771,3 +771,14 @@ def test_a_slurm_script_of_one_task_for_each_rank_is_reviewed_over_several_nodes
     assert found.config.world_size == 32
     assert found.lines
     assert "torchrun" not in "".join(line.after for line in found.lines)
+
+
+@pytest.mark.parametrize(("batch", "config"), [(64, "micro_batch_size=2,zero_stage=3"), (64, "mb2 acc4 zero3")])
+def test_a_config_is_that_of_a_program_that_has_no_options_for_it(batch: int, config: str) -> None:
+    command = ["torchrun", "--nproc-per-node", "8", "recipe.py", "--config", "8B_full.yaml"]
+    said = {"cluster": "h200-sxm", "model": "llama-8b", "seq_len": 2048, "batch": batch, "precision": "bf16"}
+    found = review(command, config=config, **said)  # type: ignore[arg-type]
+    assert not found.missing
+    assert found.config is not None
+    assert (found.config.micro_batch_size, found.config.accumulation_steps, found.config.zero_stage) == (2, 4, 3)
+    assert not found.edits
