@@ -38,6 +38,7 @@ from autotune.spec.post_training import TRAINED
 from autotune.spec.texts.as_text import format_count
 from autotune.trainers import trainer
 from autotune.trainers.post_training.logs import read_phases
+from autotune.trainers.present_configuration import ONLY_THE_SHELL
 
 if TYPE_CHECKING:
     from autotune.onboarding.launch.launch_script import Started
@@ -165,7 +166,7 @@ def _review(
     document, missing, bounds = _completed(
         found, said, local_cluster, log, is_measured=log is not None or measured_s is not None
     )
-    assumed = (*bounds, *(found.draft.remarks if found.draft else ()))
+    assumed = (*bounds, *(each for each in _remarks(found) if ONLY_THE_SHELL not in each))
     assumed += tuple(dict.fromkeys(c for c in found.comments if _is_assumed(c)))
     assumed += tuple(
         note for note in found.notes if note.startswith((NOT_PREDICTED, NOT_COUNTED, ASSUMED_WEIGHTS, UNREAD))
@@ -342,6 +343,15 @@ def _completed(
                 remedy="write the number into the launch, or give the config: --config dp=...",
             )
         )
+    for remark in _remarks(found):
+        option, mark, _ = remark.partition(f": {ONLY_THE_SHELL}")
+        if mark and not said.get("config") and not _DECIDES_NO_STEP.search(option):
+            missing.append(
+                Missing(
+                    what=f"a number that only the shell knows: {option}",
+                    remedy="write it into the launch, or give the config: --config micro_batch_size=4,tp=2,...",
+                )
+            )
     for key in open_keys:
         if log is not None and key.startswith(("rl.", "rollout.")):
             missing.append(
@@ -410,6 +420,15 @@ def _no_baseline(found: Target, what: str, remedy: str) -> tuple[str, str]:
 
 
 _OF_A_BASELINE = r"^no baseline: (the current settings of .* are not valid for a study: )?"
+
+
+def _remarks(found: Target) -> tuple[str, ...]:
+    """What was not understood of a launch, in words."""
+    return found.draft.remarks if found.draft else ()
+
+
+_DECIDES_NO_STEP = re.compile(r"\b(?:seed|total_epochs|total_training_steps|max_steps|max_num_steps|train-iters)\b")
+"""numbers that decide nothing about one step"""
 
 
 def _open_nodes(started: Started | None) -> str:

@@ -171,6 +171,8 @@ def split_by_path(
 
 AUTO = "auto"
 """what Hugging Face's integrations write for a value that the program fills in"""
+ONLY_THE_SHELL = "only the shell knows this number"
+"""of a value that is a variable which nothing sets"""
 _MISSING = object()
 T = TypeVar("T")
 
@@ -275,7 +277,11 @@ class KeyReader:
     def _not_understood(self, path: str, value: Any, expected: str) -> None:
         if value is None:
             return
-        why = "the program fills it in" if value == AUTO else f"left out, because it is not {expected}"
+        why = f"left out, because it is not {expected}"
+        if value == AUTO:
+            why = "the program fills it in"
+        elif "number" in expected and isinstance(value, str) and ("$" in value or not value):
+            why = ONLY_THE_SHELL
         self._taken.add(path)
         self.remarks.append(f"{self.name}: {path}={value!r:.60}: {why}")
 

@@ -213,3 +213,16 @@ def test_a_type_of_gpu_stands_for_all_nodes_of_the_launch_also_those_that_genera
     assert "runner" not in first_draft(tmp_path / name, folder=tmp_path).document
     (tmp_path / name).write_text(SPLITS[name])
     assert "currently 12 GPUs, 3 x 4" in first_draft(tmp_path / name, folder=tmp_path).text
+
+
+def test_a_number_that_only_the_shell_knows_is_asked_for_and_not_taken_from_the_programs_defaults(launch: Path) -> None:
+    path = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    launch.write_text(LAUNCH.replace("trainer.n_gpus_per_node", f"{path}=$SP trainer.n_gpus_per_node"))
+    found = review(launch, cluster="h100-sxm-1x8")
+    assert [each.what for each in found.missing] == [f"a number that only the shell knows: command: {path}='$SP'"]
+    assert found.estimate is None
+    launch.write_text(LAUNCH.replace("trainer.n_gpus_per_node", f"{path}=${{SP:-2}} trainer.n_gpus_per_node"))
+    answered = review(launch, cluster="h100-sxm-1x8")
+    assert not answered.missing
+    assert answered.config is not None
+    assert answered.config.cp == 2

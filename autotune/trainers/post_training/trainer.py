@@ -25,6 +25,7 @@ from autotune.trainers.logs.step_metrics import StepMetrics
 from autotune.trainers.post_training.logs import step_metrics_of
 from autotune.trainers.post_training.programs import USUAL, program_of
 from autotune.trainers.present_configuration import (
+    ONLY_THE_SHELL,
     SETTINGS,
     KeyReader,
     PresentConfiguration,
@@ -151,9 +152,18 @@ class PostTrainer(Trainer):
             if path in defaults:
                 document = merged(document, nested({path: defaults[path]}))
         found = self.read_document(name, document, defaults)
-        empty = [f"{path}: only the shell knows its value, so {self.name}'s default was taken" for path in open_paths]
+        empty = [self._left_open(path, defaults[path]) for path in open_paths if path in defaults]
         options = {**found.options, START.name: self.start_of(present.argv)}
         return replace(found, options=options, remarks=(*found.remarks, *empty))
+
+    def _left_open(self, path: str, default: Any) -> str:
+        """What to say of an override whose value only the shell knows."""
+        is_number = isinstance(default, int | float) and not isinstance(default, bool)
+        return (
+            f"{path}: {ONLY_THE_SHELL}"
+            if is_number
+            else f"{path}: only the shell knows its value, so {self.name}'s default was taken"
+        )
 
     def start_of(self, argv: Sequence[str]) -> tuple[str, ...] | None:
         """The words that start its program, where they are not the usual ones."""

@@ -26,7 +26,13 @@ def test_what_is_not_read_is_left_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "remark"), [("auto", "the program fills it in"), ("many", "left out, because it is not a whole number")]
+    ("value", "remark"),
+    [
+        ("auto", "the program fills it in"),
+        ("many", "left out, because it is not a whole number"),
+        ("$TP", "only the shell knows this number"),
+        ("${TP}", "only the shell knows this number"),
+    ],
 )
 def test_a_value_that_is_not_understood_is_named(value: str, remark: str) -> None:
     keys = KeyReader({"batch": value}, "f.json")
