@@ -163,7 +163,7 @@ def test_where_no_edit_is_sure_up_to_three_are_worth_a_trial(script: Path) -> No
     assert gains == sorted(gains, reverse=True)
     assert any("compile" in tried.changes for tried in found.trials)
     lines = lines_of(found)
-    assert "no edit is certain to fit and to be faster; worth a trial:" in lines
+    assert "no edit is certain to fit and to be faster; worth a trial, after which you keep the faster one:" in lines
     assert any("compile off -> on" in line for line in lines)
     narrow = lines_of(found, most=None, width=60)
     assert max(map(len, narrow)) <= 60
