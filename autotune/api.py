@@ -101,7 +101,7 @@ def load_study(
     """Load a study from a spec file (YAML or JSON; `-`: standard input) or from a mapping.
 
     `overrides` replace keys of the document; a dotted key changes a nested value: `{"budget.max_trials": 5}`. `base`: folder of the paths in a
-    mapping (None: paths are refused); those in a file are relative to the file, unless `base` is given. `limits`: for the process that builds your own model. `slurm_cluster`: assumed nodes of the job if the cluster is `slurm`; None: this process is in the job. Raises `SpecError`.
+    mapping (None: paths are refused); those in a file are relative to the file, unless `base` is given. `limits`: limits on the process that builds your own model. `slurm_cluster`: assumed nodes of the job if the cluster is `slurm`; None: this process is in the job. Raises `SpecError`.
     """
     from autotune.schema import parse_study, places_in
 
@@ -362,7 +362,7 @@ def inspect_model(model: ModelSpec, *, limits: DryRunLimits | None = None) -> Mo
 
 def check_study(study: Study, *, same_files: bool = True) -> None:
     """Check a study before it runs on another machine: space, searcher, guesses, memory, runner. Raises the errors that submitting it would raise.
-    `same_files`: that machine sees the files of this one, so programs and data are checked too."""
+    `same_files`: that machine sees this machine's files, so programs and data are checked too."""
     from autotune.store import MemoryStore
 
     with contextlib.closing(MemoryStore()) as store:

@@ -235,12 +235,18 @@ def note_stand_ins(spec: str) -> None:
     path = Path(spec)
     if spec == "-" or not path.is_file():
         return
-    found = list(stand_ins(path.read_text(encoding="utf-8")))
+    found = dict.fromkeys(stand_ins(path.read_text(encoding="utf-8")))
     if found:
         lines = ", ".join(f"line {number}{f' ({key})' if key else ''}" for number, key in found)
         note(
             f"note: {spec} still has `fill in` at {lines}: results are for a placeholder; write your own value and delete the comment"
         )
+
+
+def _below(lines: Sequence[str], number: int) -> int:
+    """The line below a comment in line `number`, after any other comments; that line itself at the end of the text."""
+    rest = range(number + 1, len(lines) + 1)
+    return next((at for at in rest if not lines[at - 1].lstrip().startswith("#")), number)
 
 
 def stand_ins(text: str) -> Iterator[tuple[int, str]]:
@@ -250,6 +256,6 @@ def stand_ins(text: str) -> Iterator[tuple[int, str]]:
         if (comment := _COMMENT.search(line)) is None:
             continue
         is_above = not line[: comment.start()].strip()
-        at = number + 1 if is_above and number < len(lines) else number
+        at = _below(lines, number) if is_above else number
         key = _KEY.match(lines[at - 1])
         yield at, key[1] if key is not None else ""

@@ -68,7 +68,7 @@ def _claims(evidence: Evidence, due: float) -> Iterator[Finding]:
             waits,
             what="the GPUs wait for data",
             seen=f"profile: the GPU is idle for {waits:.0%} of the step while it waits for a data loader",
-            confirm="train some steps on a single batch kept in memory: the step should get shorter by this share",
+            confirm="train some steps on a single batch kept in memory: the step time should drop by this fraction",
             change="raise num_workers of the DataLoader, pin its memory and prefetch, or move slow work out of the dataset",
             knob="num_workers",
         )

@@ -106,7 +106,7 @@ def log_times(evidence: Evidence) -> Iterator[Finding]:
             evidence=(
                 f"the log says {format_duration(float(np.mean(data)))} of data loading in a {format_duration(float(times.mean()))} step",
             ),
-            confirm="train some steps on a single batch kept in memory: the step should get shorter by this share",
+            confirm="train some steps on a single batch kept in memory: the step time should drop by this fraction",
             change="raise num_workers of its DataLoader, cache decoded samples near the ranks, or move slow work out of the dataset",
             knob="num_workers",
         )
@@ -124,7 +124,7 @@ def log_times(evidence: Evidence) -> Iterator[Finding]:
             evidence=(
                 f"{len(slow)} of {len(times)} steps are slow, {int(gaps.min())}{f' or {int(gaps.max())}' if gaps.max() > gaps.min() else ''} steps apart",
             ),
-            confirm="switch evaluation and checkpoints off for a hundred steps: the mean step should get shorter by this share",
+            confirm="switch evaluation and checkpoints off for a hundred steps: the mean step time should drop by this fraction",
             change="evaluate or save less often, on fewer batches, or asynchronously",
             knob="eval_steps",
         )

@@ -60,7 +60,7 @@ class SpecTools:
         }
 
     def legal_configs(self, spec: Spec) -> LegalSpace:
-        """Count the valid configs of the spec's space. The answer has the values that each knob takes in them, and how many combinations each rule excludes."""
+        """Count the valid configs of the spec's space. The answer lists the values of each knob in valid configs, and how many combinations each rule excludes."""
         space = SearchSpace.of_study(api.load_study(spec))
         varying = {name: list(values) for name, values in space.knobs.items() if len(values) > 1}
         fixed = {name: values[0] for name, values in space.knobs.items() if len(values) == 1}

@@ -104,7 +104,7 @@ class StudyTools:
         cluster: Annotated[str, Field(description="Only measurements on this cluster. Default: any.")] = "",
         top: Top = 3,
     ) -> KnownConfigs:
-        """Find the best known configs of a model across all studies. If nothing was measured, they are those of the most similar workload or the cost model's ranking. `source` says which."""
+        """Find the best known configs of a model across all studies. If nothing was measured, they come from the most similar workload or the cost model's ranking. `source` says which."""
         found = self._source.best_across(model=model, cluster=cluster, top=top)
         return KnownConfigs(
             source=found["source"], configs=[_known(row) for row in found["configs"]], notes=found["notes"]

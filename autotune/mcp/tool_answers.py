@@ -121,9 +121,9 @@ class LegalSpace(ToolAnswer):
     legal: int
     """number of configs that obey every rule and that the trainer can launch"""
     knobs: dict[str, list[Any]]
-    """values that each knob takes in them, for knobs with more than one value"""
+    """values of each knob in these configs, for knobs with more than one"""
     fixed: dict[str, Any]
-    """knobs with one value in all of them, if it is not the default"""
+    """knobs with the same value in all of these configs, if it is not the default"""
     excluded: dict[str, int]
     """number of invalid combinations, by the rule that excludes them"""
 
@@ -166,7 +166,7 @@ class TrialRow(ToolAnswer):
     failure: str
     """kind and message of its failure; empty if it did not fail"""
     reason: str
-    """why it was run, or how it ended; if its speed is higher than the winner's, first why it still ranks below"""
+    """why it was run, or how it ended; for a trial faster than the winner, first why it still ranks below"""
 
     @classmethod
     def of(cls, trial: Trial) -> TrialRow:

@@ -85,7 +85,7 @@ def read_present(path: Path) -> PresentConfiguration:
     if not (path / MANIFEST).is_file():
         raise SpecError(
             f"the folder {str(path)!r} has no {MANIFEST}, so it was not written by `autotune export`",
-            remedy="name the trainer's own file in it",
+            remedy="give the trainer's own file in that folder",
             field="FILE",
         )
     try:

@@ -217,10 +217,12 @@ def _lines(entry: Entry, indent: str) -> Iterator[str]:
 
 
 def _commented(line: str, comment: str) -> str:
-    """The comment behind a short line, above a long one."""
+    """The comment behind a short line, above a long one; there each thing to fill in has its own line."""
     if not comment or len(line) <= COMMENT_COLUMN:
         return f"{line:<{COMMENT_COLUMN}}  # {comment}" if comment else line
-    return f"{line[: len(line) - len(line.lstrip())]}# {comment}\n{line}"
+    indent = line[: len(line) - len(line.lstrip())]
+    above = comment.replace("; fill in: ", f"\n{indent}# fill in: ")
+    return f"{indent}# {above}\n{line}"
 
 
 def _flow(value: Any) -> str:

@@ -295,6 +295,6 @@ def _imported(
     except SpecError as error:
         if "autotune init" not in error.remedy:
             raise
-        remedy = f"give {name}'s own file as documented there, or the script that starts the training"
+        remedy = f"give {name}'s own file, as its documentation describes it, or the script that starts the training"
         raise SpecError(error.message, remedy=remedy, field="FILE") from None
     return replace(draft, notes=(f"{path.name} is a configuration of {name}, so it is imported", *draft.notes))

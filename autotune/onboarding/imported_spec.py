@@ -186,14 +186,12 @@ def import_draft(
         entries.append(Entry(key="runner", value="local"))
     if "steps" in reading.options:
         notes.append(
-            f"trials have their own number of steps; give the run's to an export: --option steps={reading.options['steps']}"
+            f"trials choose their own number of steps; to keep this run's, export with --option steps={reading.options['steps']}"
         )
     if settings:
         notes.append(f"kept unchanged and written to every export: {', '.join(dotted(settings))}")
     if away := [path for path in dotted(settings) if _is_offload(path, settings)]:
-        notes.append(
-            f"not counted by plans: {', '.join(away)}: weights or states in host memory are assumed to be on the GPU"
-        )
+        notes.append(f"plans ignore {', '.join(away)} and assume that weights and states in host memory are on the GPU")
     if watching := split_by_path(settings, subject.watching)[1]:
         notes.append(f"monitoring is only in exports, not in trials: {', '.join(watching)}")
     heading = (f"The current configuration of {name}, read from {path.name} by `autotune import`.",)

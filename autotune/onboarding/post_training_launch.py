@@ -142,7 +142,7 @@ def _with_file_of_hydra(present: PresentConfiguration, path: Path) -> PresentCon
                 return replace(present, files={inner: text})
     raise SpecError(
         f"{path.name} starts verl with {named}.yaml in {' or '.join(folders) or 'its own folder'}, which was not found from {present.cwd}",
-        remedy="give the command where that file is: it decides what the command does not say",
+        remedy="run this on the machine that has that file: it contains settings that the command does not give",
         field="FILE",
     )
 

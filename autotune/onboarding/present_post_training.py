@@ -121,10 +121,12 @@ def at_the_longest(
     rl |= {key: {"mean": limit, "max": limit} for key, limit in limits.items()}
     if limits:
         said = " and ".join(f"every {key.partition('_')[0]} has {limit:,} tokens" for key, limit in limits.items())
-        assumed.append(f"{said}, which is the limit: an upper bound of time and memory; --log gives a run's lengths")
+        assumed.append(
+            f"{said}, which is the limit: an upper bound of time and memory; pass --log to read the lengths from a run's log"
+        )
     if f"rollout.{SPEED}" in asked:
         rollout[SPEED] = NO_TIME
-        assumed.append(f"times are without generation; --log gives its time, or rollout.{SPEED} in a spec")
+        assumed.append(f"times exclude generation; pass --log to read it from a log, or set rollout.{SPEED} in a spec")
     return {"rl": rl, "rollout": rollout}, tuple(assumed)
 
 

@@ -57,7 +57,7 @@ class TrialRequest(Plain):
     watched: bool = True
     """whether the probe observes the program"""
     keeps_outputs: bool = False
-    """whether a program writes to its usual place, so that each trial replaces the output of the last one"""
+    """whether a program writes to its usual location, so that each trial overwrites the output of the previous one"""
     as_it_is: bool = False
     """whether a program is started exactly as its user starts it: what it trains is then only observed, not compared with a config"""
     ends_itself: bool = False
@@ -92,7 +92,7 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptQueued:
-    """The attempt still waits for ranks that others use. Repeated while it waits; this time counts towards no deadline."""
+    """The attempt still waits for ranks that others use. Repeated while it waits; waiting does not count against any deadline."""
 
     id: AttemptId
     reason: str
@@ -145,7 +145,7 @@ class ProgramSeen:
     has_own_updates: bool = False
     """whether the program updates its weights without a torch optimizer, so that the probe observes no steps"""
     fills_by_tokens: bool = False
-    """whether the number of sequences varies from step to step, as with micro-batches that are filled up to a number of tokens"""
+    """whether the number of sequences varies from step to step, as with micro-batches filled up to a token limit"""
     disagreement: str = ""
     """how a step differs from the config, as text"""
     witness: str = ""
@@ -244,5 +244,5 @@ class PreflightRunner(TrialRunner, Protocol):
         ...
 
     def check_study(self, study: Study) -> None:
-        """Raises `RunnerError` for what only a runner that is made can know: what the cluster that it joined cannot run."""
+        """Raises `RunnerError` if the cluster that the runner has joined cannot run the study; only a running runner can know this."""
         ...

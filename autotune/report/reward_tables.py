@@ -54,7 +54,7 @@ def reward_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[st
 def formula_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows that say how the parts of stability are scored; empty without a measurement."""
     known = explanation.get("formulas") if explanation.get("reward") else None
-    return ["part of stability", "how it is scored, linear between"], [
+    return ["part of stability", "score at these values, linear in between"], [
         [_label(part), text] for part, text in (known or {}).items()
     ]
 

@@ -41,7 +41,7 @@ def target_sentences(target: Mapping[str, Any]) -> list[str]:
     if target["configs"] and (stalls := target["configs"][0].get("stall_probability", 0.0)):
         slow = format_duration(target["configs"][0]["stalled_step_time_s"])
         said.append(
-            f"sends of the first config between nodes stall with a probability of {stalls:.0%}; its step then takes {slow}"
+            f"in the first config, sends between nodes stall with a probability of {stalls:.0%}; its step then takes {slow}"
         )
     if unknown := blind_words(name for row in target["configs"] for name in row["blind"] or ()):
         said.append(f"proxies cannot show: {', '.join(unknown)}")

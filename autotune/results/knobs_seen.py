@@ -95,7 +95,7 @@ def without_effect_in(config: ParallelConfig, facts: Mapping[str, Any], *, said_
     known = ProgramFacts(facts)
     rows = [precision_row(config, known), *knob_rows(config, known)]
     return {
-        row.name: f"{row.name}: the {said_by} has {row.said}, the probe observed {row.seen}; the option has no effect as written: another option may have to switch it on, or the program lacks something it needs (see its log)"
+        row.name: f"{row.name}: {row.said} in the {said_by}, but the probe observed {row.seen}; the option has no effect as written: another option may have to switch it on, or the program lacks something it needs (see its log)"
         for row in rows
         if row.agrees is False and config.value(row.name) != UNASKED[row.name]
     }

@@ -42,7 +42,7 @@ class Asked:
             one_of("metric", self.metric, METRICS)
         if self.objective is not None and not (self.model and self.cluster):
             raise SpecError(
-                "across studies an objective needs one model and one cluster, but "
+                "a ranking across studies by an objective needs one model and one cluster, but "
                 f"model={self.model!r} and cluster={self.cluster!r}",
                 remedy="name both, or a study",
                 field="metric" if self.metric else "stability_weight",

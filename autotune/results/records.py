@@ -18,5 +18,5 @@ def record_of(document: Mapping[str, Any]) -> StudyRecord:
     except (LookupError, TypeError, ValueError) as error:
         raise ServiceError(
             f"this release cannot read the study that the service sent: {error}",
-            remedy="use the service's release of autotune",
+            remedy="use the same autotune release as the service",
         ) from None

@@ -30,8 +30,7 @@ class Result:
     trials: tuple[Trial, ...]
     """all trials as measured, by number"""
     shown: tuple[Trial, ...]
-    """the same trials with each config's corrected figure (`config_figures`), for everything that people read; without infeasible ones, which older
-    releases listed"""
+    """the same trials with each config's corrected figure (`config_figures`), for display; without infeasible ones, which older releases listed"""
     best: Trial | None
     """the named winner, or the best so far, of `shown`; after the finals with their measurement and reward"""
     baseline: Trial | None
@@ -57,7 +56,7 @@ class Result:
     too_noisy: TooNoisy | None = None
     """why no speedup can be claimed: how far apart the baseline's runs are"""
     is_left: bool = False
-    """whether it waits for a new controller, because the last one died"""
+    """whether it is waiting for a new controller because the last one died"""
 
     @property
     def measured(self) -> tuple[Trial, ...]:

@@ -161,7 +161,7 @@ def _against_prediction(trial: Trial, m: Measurement) -> list[str]:
         return []
     predicted = float(trial.estimate.tokens_per_s)
     ratio = f"{m.tokens_per_s / predicted:.2f} times the predicted {predicted:,.0f}"
-    return [f"it reached {m.tokens_per_s:,.0f} tokens/s, {ratio}: such ratios correct the target's ranking"]
+    return [f"it reached {m.tokens_per_s:,.0f} tokens/s, {ratio}: the target's ranking is corrected with such ratios"]
 
 
 def _compare(

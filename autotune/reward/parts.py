@@ -98,7 +98,7 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
         label="loss at equal tokens",
         values={
             "excess": ScoredValue(
-                meaning="how far the loss is above that of the other configs at equal tokens, minus noise, as a fraction of their loss",
+                meaning="how far the loss exceeds that of the other configs at equal tokens, minus noise, as a fraction of their loss",
                 good=0.03,
                 bad=0.15,
             )

@@ -55,7 +55,7 @@ class HuggingFaceModelDocument(Document, defer_build=True):
 
 
 class NamedModelDocument(Document, defer_build=True):
-    """A model of the catalog or of a `config.json`, with settings of the trainer."""
+    """A model from the catalog or a `config.json`, with trainer settings."""
 
     name: Text = Field(description="catalog name, or path to a Hugging Face config.json")
     mtp_layers: StrictInt = Field(ge=0, le=16, description="multi-token prediction layers that the trainer trains")
@@ -65,7 +65,7 @@ class CountedModelDocument(Document, defer_build=True):
     """A model without a decoder's shape, such as an image model, described by its number of weights."""
 
     parameters: Annotated[StrictInt, Field(ge=1, le=1 << 50)] = Field(
-        description="the number of all its weights, as `autotune check` counts them; predictions use a decoder of that size"
+        description="its total number of weights, as `autotune check` counts them; predictions use a decoder of that size"
     )
     name: Name | None = Field(default=None, description="name of the model; default: the study's name")
 

@@ -110,7 +110,7 @@ def check_size(document: Mapping[str, Any]) -> None:
             raise SpecError(
                 "a spec may contain text, numbers, true, false and null, but a value is a "
                 f"{type(node).__name__}: {str(node)[:40]!r}",
-                remedy="put quotes around it if it is meant as text",
+                remedy="quote it if it is text",
                 field=_field(place),
             )
 

@@ -131,7 +131,7 @@ class PostTrainingDocument(Document, defer_build=True):
     )
     fused_rope: StrictBool | None = Field(
         default=None,
-        description="whether a Megatron-Core engine uses apply_rope_fusion; default: not in verl, yes in others",
+        description="whether a Megatron-Core engine uses apply_rope_fusion; default: no in verl, yes in the others",
     )
     whole_experts: StrictBool = Field(
         default=True, description="whether a Megatron-Core engine has expert_tensor_parallel_size 1"
@@ -159,7 +159,9 @@ class RolloutDocument(Document, defer_build=True):
     generation_s: Seconds | None = Field(
         default=None, description="seconds to generate a step's responses, instead of tokens_per_s_per_gpu"
     )
-    gpus: Count | None = Field(default=None, description="number of GPUs for generation_s; default: all of the cluster")
+    gpus: Count | None = Field(
+        default=None, description="number of GPUs for generation_s; default: all GPUs in the cluster"
+    )
     tp: Count = Field(default=1, description="tensor-parallel degree of the engine")
     memory_fraction: Fraction = Field(
         default=0.0, description="share of a GPU's memory that the engine uses while generating"
@@ -171,7 +173,7 @@ class RolloutDocument(Document, defer_build=True):
         default=None, description="tokens per second of a single response"
     )
     log: Text | None = Field(
-        default=None, description="path of a log of verl, NeMo-RL, OpenRLHF or TRL with these figures"
+        default=None, description="path of a verl, NeMo-RL, OpenRLHF or TRL log with these figures"
     )
 
 
@@ -183,7 +185,7 @@ USUAL = {
 }
 """defaults of each trainer: (engine, balance, padded)"""
 ANY = ("fsdp", "none", True)
-"""defaults of the user's own programs"""
+"""defaults for the user's own programs"""
 
 
 def post_training_of(
@@ -342,9 +344,7 @@ def _lengths_of_log(log: PhaseLog, field: str, which: str, most: float | None = 
     """`most`: tokens of the longest sequence that may come, which a short log has not seen."""
     mean, longest = log.median(f"{which}_mean"), most or log.largest(f"{which}_max")
     if mean is None:
-        raise SpecError(
-            f"the log prints no lengths of {which}s", remedy="give them as mean and percentiles", field=field
-        )
+        raise SpecError(f"the log contains no {which} lengths", remedy="give them as mean and percentiles", field=field)
     return located(field, lambda: Lengths.of_percentiles({} if longest is None else {100.0: longest}, mean))
 
 

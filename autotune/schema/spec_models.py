@@ -74,7 +74,7 @@ WRITTEN = frozenset(
         "wrap",
     }
 )
-"""options of sbatch that autotune writes"""
+"""sbatch options that autotune writes"""
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 
 
@@ -96,7 +96,7 @@ class GpuDocument(Document, defer_build=True):
     usd_per_hour: Positive | None = None
     power_watts: Positive | None = None
     rated_watts: Positive | None = Field(
-        default=None, description="power limit for which peaks and measured rates are given, if power_watts is lower"
+        default=None, description="power limit at which peaks and rates were measured, if power_watts is lower"
     )
 
 
@@ -142,7 +142,7 @@ class TargetDocument(Document, defer_build=True):
     """The large job to plan for, if you have fewer GPUs than it will use."""
 
     cluster: AskedCluster = Field(
-        description="catalog name (GPU-NODESxGPUS), or the fields inline; with the same GPU type as the study's `cluster`"
+        description="catalog name (GPU-NODESxGPUS), or the fields inline; the GPU type must be that of the study's `cluster`"
     )
     global_batch_size: Sizes | None = Field(
         default=None, description="sequences per optimizer step of that job; default: the workload's"
@@ -208,7 +208,7 @@ _MTBF = Field(gt=0, le=100 * 366 * 86400)
 
 
 class FailuresDocument(Document, defer_build=True):
-    """Failures of the cluster and the cost of a checkpoint. They determine how often to save and how much time is lost."""
+    """Cluster failures and the cost of a checkpoint. They determine how often to save and how much time is lost."""
 
     node_mtbf_s: Annotated[Number, _MTBF, written(TIME, _MTBF)] = Field(
         description="mean time between failures of one node, e.g. 30 d"
@@ -220,7 +220,7 @@ class FailuresDocument(Document, defer_build=True):
         default=None, description="bandwidth of the storage for the whole job"
     )
     replicas: Annotated[StrictInt, Field(ge=1, le=4096)] = Field(
-        default=1, description="groups with the same weights that can continue without each other (torchft, HSDP)"
+        default=1, description="groups with identical weights that can continue without each other (torchft, HSDP)"
     )
 
 
@@ -299,7 +299,7 @@ ConfigValue = Annotated[
     | Annotated[dict[StrictStr, OwnScalar], Field(max_length=MAX_OWN_KNOBS), Tag("<extra>")],
     Discriminator(lambda value: "<extra>" if isinstance(value, dict) else "<one>"),
 ]
-"""A knob's value, or under `extra` the values of the study's own knobs, as in documents of configs."""
+"""A knob's value, or under `extra` the values of the study's own knobs, as in config documents."""
 Config = Annotated[
     Annotated[Text, Tag("<text>")]
     | Annotated[dict[StrictStr, ConfigValue], Field(max_length=len(KNOBS) + MAX_OWN_KNOBS), Tag("<inline>")],
@@ -341,7 +341,7 @@ JobTime = Annotated[
 
 
 class SlurmDocument(BaseModel):
-    """The Slurm job that runs the study (`autotune tune SPEC --on slurm`). Other keys become options of sbatch: {constraint: h100}."""
+    """The Slurm job that runs the study (`autotune tune SPEC --on slurm`). Other keys become sbatch options: {constraint: h100}."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
@@ -370,7 +370,7 @@ class SlurmDocument(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keys that become options of sbatch."""
+        """The keys that become sbatch options."""
         return dict(self.__pydantic_extra__ or {})
 
     @model_validator(mode="after")
@@ -381,7 +381,7 @@ class SlurmDocument(BaseModel):
                 words, remedy = f"{key} is written by autotune", "leave it out"
             elif not re.fullmatch(r"[a-z][a-z0-9-]*", name):
                 words, remedy = (
-                    f"{key!r} is not an option of sbatch",
+                    f"{key!r} is not an sbatch option",
                     "write it as in `sbatch --help`, e.g. constraint: h100",
                 )
             elif not isinstance(value, str | int | float) or re.search(r"[\s\"'`$\\]", str(value)):
@@ -413,7 +413,7 @@ class KubernetesDocument(Document, defer_build=True):
     namespace: Word | None = Field(default=None, description="namespace of the job; default: kubectl's context")
     queue: Word | None = Field(default=None, description="local queue of Kueue")
     store: Word | None = Field(
-        default=None, description="secret whose key `url` is the address of the PostgreSQL that keeps the results"
+        default=None, description="secret whose key `url` holds the address of the PostgreSQL database for the results"
     )
     results: Word | None = Field(
         default=None, description="instead of `store`: a folder on a volume; each study gets its own subfolder"
@@ -478,7 +478,7 @@ class StudyDocument(Document, defer_build=True):
     )
     objective: ObjectiveDocument = ObjectiveDocument.model_construct()
     failures: FailuresDocument | None = Field(
-        default=None, description="failures of the cluster and cost of a checkpoint; used by the metric goodput"
+        default=None, description="cluster failures and the cost of a checkpoint; used by the metric goodput"
     )
     budget: BudgetDocument = BudgetDocument.model_construct()
     measure: MeasureDocument = MeasureDocument.model_construct()
@@ -495,7 +495,7 @@ class StudyDocument(Document, defer_build=True):
     )
     outputs: Literal["own", "keep"] = Field(
         default="own",
-        description="where trials of a program write. `own`: to a separate folder per trial if the program allows it; existing files are restored. `keep`: to the program's usual place, replacing existing files",
+        description="where trials of a program write. `own`: to a separate folder per trial if the program allows it; existing files are restored. `keep`: to the program's usual location, replacing existing files",
     )
     probe: StrictBool = Field(
         default=True,

@@ -113,7 +113,7 @@ def searcher_names() -> tuple[str, ...]:
 
 
 def check_searcher(name: str) -> None:
-    """Raise `CatalogError` unless that is the name of a searcher. A family is only imported if a variant of it is named."""
+    """Raise `CatalogError` unless there is a searcher with that name. A family is only imported if a variant of it is named."""
     if ":" in name:
         _find(name)
     else:

@@ -83,7 +83,7 @@ def statement(
     within = -math.expm1(-shortfall * found[place - 1])
     if within > WORTH_SAYING:
         return (
-            f"with {CONFIDENCE:.0%} confidence the first config may still be {within:.0%} from the best: run more proxies, "
+            f"the first config may be up to {within:.0%} slower than the best, with {CONFIDENCE:.0%} confidence: run more proxies, "
             "or proxies on more GPUs"
         )
     return Statement(within=within, confidence=CONFIDENCE, replays=len(found))

@@ -205,7 +205,7 @@ def export_study(
     *,
     artifact_store: ArtifactStore | None = None,
 ) -> optuna.Study:
-    """Write trials as an Optuna study of that name into a storage (e.g. `sqlite:///study.db`), which optuna-dashboard opens.
+    """Write trials to a storage (e.g. `sqlite:///study.db`) as an Optuna study of that name, which optuna-dashboard opens.
 
     The value is tokens per second; reward, peak memory, failure and the reason are user attributes. With an `artifact_store` (e.g. an
     `optuna.artifacts.FileSystemArtifactStore`), each trial's evidence is stored as artifacts (`autotune.search.optuna_study`). Raises Optuna's
@@ -275,7 +275,7 @@ def _files(trial: Trial) -> dict[str, str]:
 NAME: Final = "predicted_memory"
 """name under which Optuna stores the constraint"""
 FARTHEST: Final = 5.0
-"""bound of the constraint in both directions, in standard deviations: beyond it the probability is 0 or 1"""
+"""bound of the constraint in both directions, in standard deviations; beyond it the probability is practically 0 or 1"""
 
 
 class MemoryConstraint:

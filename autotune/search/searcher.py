@@ -102,7 +102,7 @@ class Searcher(ABC):
         return configs
 
     def tell(self, trials: Iterable[Trial]) -> None:
-        """Learn the state of these trials, in this order. A trial that was passed before adds nothing."""
+        """Update the state of these trials, in this order. A trial that was passed before adds nothing."""
         for trial in trials:
             index = self.space.index_of(trial.config)
             if self._was_told(index, trial):
@@ -126,7 +126,7 @@ class Searcher(ABC):
         self.left_out[candidates] = True
 
     def correct(self, trials: Iterable[Trial], *, without: Collection[int] = ()) -> None:
-        """Replace these trials, by number, and forget the trials `without`, because the machine changed while they were measured.
+        """Replace these trials, matched by number, and drop those listed in `without`, because the machine changed while they were measured.
         The state of the candidates stays the same."""
         by_number = {trial.number: trial for trial in trials}
         self.trials = [(i, by_number.get(t.number, t)) for i, t in self.trials if t.number not in without]

@@ -48,7 +48,7 @@ def stand_in(job: SlurmDocument) -> ClusterSpec:
     """For `cluster: slurm` on the login node, where nobody knows yet what the nodes have: nodes of the usual kind. Raises `SpecError` without numbers."""
     if job.nodes is None or job.gpus_per_node is None:
         raise SpecError(
-            "with `cluster: slurm` the job must set its number of nodes and GPUs, because the login node cannot see them",
+            "with `cluster: slurm` the number of nodes and GPUs must be set, because the login node cannot see them",
             remedy="write slurm: {nodes: 2, gpus_per_node: 8} (0 GPUs for CPU nodes), or name the cluster, e.g. h100-sxm-2x8",
             field="slurm.nodes",
         )
@@ -70,7 +70,7 @@ def submission(
     ) != dict.fromkeys(said):
         raise SpecError(
             f"the cluster {hardware.name} already sets the job's nodes and GPUs, but slurm sets them too",
-            remedy="leave nodes and gpus_per_node out of slurm, or write cluster: slurm",
+            remedy="remove nodes and gpus_per_node from slurm, or set cluster: slurm",
             field="slurm.nodes",
         )
     if study.runner == "local" and hardware.num_nodes > 1:

@@ -89,8 +89,7 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
         name="tensor_degree",
         holds=lambda target, config, held: config.tp <= held.domain_gpus,
         reason=lambda target, config, held: (
-            "a proxy has the tensor degree of its target, and the group must stay on the fast link, "
-            f"but tp={config.tp} and {held.domain_gpus} GPUs of {held.name} share one"
+            "a proxy keeps its target's tensor degree, and the group must stay on the fast link, but tp={config.tp} and {held.domain_gpus} GPUs of {held.name} share one"
         ),
         remedy=lambda target, config, held: f"use a node with {config.tp} GPUs, or accept tp={config.tp} without proxies",
         field="tp",
@@ -99,8 +98,7 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
         name="ranks",
         holds=lambda target, config, held: _least_ranks(target, config) <= held.num_gpus,
         reason=lambda target, config, held: (
-            "a proxy has the tensor, context and expert degrees of its target, "
-            f"but tp={config.tp}, cp={config.cp} and ep={config.ep} need {_least_ranks(target, config)} ranks and only {held.num_gpus} are available"
+            "a proxy keeps its target's tensor, context and expert degrees, but tp={config.tp}, cp={config.cp} and ep={config.ep} need {_least_ranks(target, config)} ranks and only {held.num_gpus} are available"
         ),
         remedy=lambda target, config, held: f"use {_least_ranks(target, config)} GPUs, or accept such configs without proxies",
         field="cluster",
@@ -274,7 +272,7 @@ def stage_model(model: ModelSpec, stage: StageLayers) -> ModelSpec:
         )
     if model.num_experts and stage.dense == stage.layers:
         raise SpecError(
-            f"a stage must have a layer with experts to represent a model with experts, but all {stage.layers} of its layers are dense",
+            f"a stage must have a layer with experts to represent a model with experts, but all its {stage.layers} layers are dense",
             remedy="use a smaller pp",
             field="pp",
         )

@@ -213,9 +213,11 @@ def _nothing_legal(workload: Workload, space: SpaceSpec, excluded: Mapping[str, 
     foremost = sorted(reasons, key=lambda name: -excluded.get(name, 0))[:SAID_LAWS]
     said = in_words(excluded)
     counts = "; ".join(f"{count:,}: {words}" for words, count in said.items())
+    total = sum(excluded.values())
+    broken = "its only combination breaks a rule" if total == 1 else f"all {total:,} combinations break a rule"
     error = InfeasibleError(
         f"no config of the space {space.name!r} is valid for {workload.model.name} on {workload.cluster.name}: "
-        f"all {sum(excluded.values()):,} combinations break a rule ({counts}); the nearest miss is {config}: {'; and '.join(reasons[name] for name in foremost)}",
+        f"{broken} ({counts}); the nearest miss is {config}: {'; and '.join(reasons[name] for name in foremost)}",
         field="space",
     )
     error.brief = max(said, key=lambda words: said[words], default="")

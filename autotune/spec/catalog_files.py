@@ -48,7 +48,7 @@ def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
 
 @cache
 def texts_of(kind: str, key: str) -> Mapping[str, str]:
-    """The text after a key at the beginning of a line, by entry, for entries that have it. It is found without parsing all files."""
+    """The text after a key at the start of a line, for each entry that has the key. The files are not parsed."""
     line = re.compile(rf"^{key}: *(\S+) *$", re.MULTILINE)
     found = {name: line.search(_text(kind, name)) for name in entry_names(kind)}
     return {name: each[1] for name, each in found.items() if each}

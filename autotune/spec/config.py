@@ -122,7 +122,7 @@ class ParallelConfig(Plain):
     dp_replicas: int = knob(
         "degree",
         1,
-        "copies of the sharded weights and optimizer (HSDP); each copy is sharded over dp * cp / dp_replicas ranks",
+        "replicas of the sharded weights and optimizer (HSDP); each replica is sharded over dp * cp / dp_replicas ranks",
         label="rep{}",
         unit="copies",
     )
@@ -217,7 +217,7 @@ class ParallelConfig(Plain):
         return cls(**fixed, extra=Extra({name: value for name, value in values.items() if name not in KNOBS}))
 
     def with_values(self, values: Mapping[str, Any]) -> ParallelConfig:
-        """A copy of this config with changed values of some knobs, including the study's own."""
+        """A copy of this config with some knobs changed, including the study's own."""
         return ParallelConfig.of_values({**self.values(), **values})
 
     @property
@@ -282,7 +282,7 @@ def config_label(config: ParallelConfig) -> str:
 
 
 def config_changes(before: ParallelConfig, after: ParallelConfig) -> str:
-    """The changes from one config to the other, in the style of labels: `mb 4 -> 8, acc 4 -> 2`; empty for equal ones."""
+    """The changes from one config to the other, formatted like labels: `mb 4 -> 8, acc 4 -> 2`; empty for equal ones."""
     own = {*before.extra, *after.extra}
     pairs = {
         **{_short_name(d): (getattr(before, d.name), getattr(after, d.name)) for d in KNOBS.values()},
@@ -339,7 +339,7 @@ def _of_label(word: str) -> tuple[str, Any]:
         elif counted := re.fullmatch(re.escape(declared.label).replace(r"\{\}", r"(\d+)"), word):
             return declared.name, int(counted[1])
     raise ConfigError(
-        f"{word!r} has no '=' and is not part of a config's label",
+        f"{word!r} has no '=' and is not part of a config label",
         remedy="write tp=2,pp=1,dp=4,... or paste a label such as tp2 pp1 dp4 mb8 acc1 bf16",
     )
 

@@ -49,7 +49,7 @@ class Failures:
     restart_s: float
     """seconds from a failure until training continues"""
     replicas: int = 1
-    """groups with the same weights that can continue without each other"""
+    """groups with identical weights that can continue without each other"""
 
     def __post_init__(self) -> None:
         if self.checkpoint_s is None and (self.checkpoint_bytes is None or self.write_bytes_per_s is None):

@@ -35,7 +35,7 @@ class KnobUse:
     neutral: Mapping[str, str] = field(default_factory=dict)
     """why a knob has no effect, by name"""
     cannot: Mapping[str, str] = field(default_factory=dict)
-    """why a knob must keep its default, by name; `recompute=norm` refers to one value of a knob that is read"""
+    """why a knob must keep its default, by name; an entry such as `recompute=norm` excludes a single value of a knob that is read"""
     own_knobs_neutral: str = ""
     """why a study's own knobs have no effect; empty: they are refused"""
 
@@ -99,7 +99,7 @@ class KnobUse:
                     self._check_value(knob, value, forgotten)
 
     def key(self, config: ParallelConfig) -> str:
-        """The knobs of a config that are read, as text: equal for configs that are the same to this part.
+        """The knobs that this part reads, as text; configs that this part cannot tell apart get the same text.
 
         In the notation of `str(config)`: knobs at their defaults are left out unless they are always shown.
         """

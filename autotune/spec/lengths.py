@@ -108,7 +108,7 @@ class Lengths:
         if knots[-1][0] < _HIGHEST:
             longest = _beyond(knots[-1], 1.0 - 0.5 / POINTS, sigma)
             knots.append((_HIGHEST, longest))
-            assumed = f"the longest sequence has {longest:,.0f} tokens (`max` is not given)"
+            assumed = f"the longest sequence is assumed to have {longest:,.0f} tokens (`max` is not given)"
         shares = (np.arange(POINTS) + 0.5) / POINTS
         ends = np.array([p / 100.0 for p, _ in knots])
         place = np.clip(np.searchsorted(ends, shares, side="right") - 1, 0, len(knots) - 2)

@@ -71,7 +71,7 @@ class ModelSpec(Plain):
     """size of one head's values, if it differs from `attention_head_dim`; only with latent attention"""
     mtp_layers: int = 0
     """layers after the last one that each predict one more token, with their own loss (multi-token prediction, arXiv:2412.19437, section 2.2).
-    A config.json names them (`num_nextn_predict_layers`), but most trainers omit them: set it if yours trains them"""
+    A config.json gives their number (`num_nextn_predict_layers`), but most trainers omit them: set it if yours trains them"""
     source: str = ""
     """the Hugging Face config.json that the shape was read from, as JSON text; empty if the shape was given. Exports carry it over"""
     code: ModelCode | None = None
@@ -186,7 +186,7 @@ class ModelSpec(Plain):
 
     @property
     def active_ffn_width(self) -> float:
-        """Total inner width of the MLPs that process a token in one layer, averaged over the layers."""
+        """Total inner width of the MLPs that process a token in one layer, averaged over layers."""
         if not self.num_experts:
             return float(self.ffn_hidden_size)
         visited = self.experts_per_token * self.ffn_hidden_size + self.shared_ffn_hidden_size

@@ -79,7 +79,7 @@ class Objective:
     stability_weight: float = 0.2
     """w in (1 - w) * throughput + w * stability, 0 to 1"""
     failures: Failures | None = None
-    """failures of the cluster and cost of a checkpoint; used by the metric goodput"""
+    """cluster failures and the cost of a checkpoint; used by the metric goodput"""
 
     def kept_share(self, ranks: int, gpus_per_node: int) -> float:
         """Fraction of time left for training after failures on this many ranks; 1 unless goodput accounts for failures."""
@@ -189,7 +189,7 @@ class Study(Plain):
     calibrate: bool = True
     """whether a cluster without a calibration is measured quickly before the first real trial"""
     keeps_outputs: bool = False
-    """whether trials of a program write to its usual place (`outputs: keep`), each replacing the previous output"""
+    """whether a program's trials write to its usual location (`outputs: keep`), each replacing the previous output"""
     unwatched: bool = False
     """whether the probe is off (`probe: false`)"""
     at_hand: ClusterSpec | None = None

@@ -16,7 +16,7 @@ OPTIMIZERS = ("adamw", "sgd", "adamw_8bit", "muon", "adafactor")
 """adamw keeps two fp32 moments per weight, adamw_8bit two of one byte, muon one (adamw's two for embeddings, norms and the output projection),
 adafactor sums over rows and columns, sgd none"""
 PEFT_METHODS = ("lora", "qlora")
-"""lora trains adapters in addition to frozen weights (arXiv 2106.09685); qlora keeps the frozen weights in 4 bits (arXiv 2305.14314)"""
+"""lora trains adapters on top of frozen weights (arXiv 2106.09685); qlora keeps the frozen weights in 4 bits (arXiv 2305.14314)"""
 PEFT_LIBRARIES = ("", "peft")
 """libraries of adapters: Hugging Face's PEFT, which keeps them in fp32, or any other"""
 PEFT_TARGETS = ("attention", "all")

@@ -264,5 +264,5 @@ def _check_runs(runner: TrialRunner, assembly: Assembly) -> None:
     if runner.capacity < least:
         raise ClusterTooSmallError(
             f"the smallest config of the space needs {least} ranks, but the runner {study.runner!r} has {runner.capacity} here",
-            remedy="check whether a node is down, use `cluster: local`, or allow smaller world_sizes in the space",
+            remedy="check whether a node is down, set `cluster: local`, or allow smaller world_sizes in the space",
         )

@@ -207,7 +207,7 @@ class Loop:
             self.lease.adopt_attempt(number, launch)
             self._handle(AttemptAdopted(id=attempt))
             self.on_event(
-                Notice(message=f"trial {number} continues: its ranks kept running after their controller ended")
+                Notice(message=f"trial {number} continues, because its ranks kept running after their controller ended")
             )
 
     def _handle(self, event: Event) -> None:

@@ -76,7 +76,7 @@ def check_passed(study: Study, runner: TrialRunner | None) -> None:
     if runner is None and name.startswith(PASSED):
         raise CatalogError(
             f"the runner {name.removeprefix(PASSED)!r} was passed to autotune.tune as an object and has no name",
-            remedy="rerun the Python code that started the study, which passes it again",
+            remedy="rerun the Python script that started the study, so that it passes the runner again",
             field="runner",
         )
     if runner is not None and runner_name(runner) != name:

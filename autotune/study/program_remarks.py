@@ -18,11 +18,11 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
         yield f"{seen.witness}; the probe is used"
     if seen.together > 1:
         yield (
-            f"lines of up to {seen.together} steps arrive at once (its output is buffered, or comes faster than it can be read), so each of these steps gets their mean time; flush the output or print step times to measure step by step"
+            f"lines of up to {seen.together} steps arrive at once (the output is buffered, or comes faster than it can be read), so each of these steps gets their mean time; flush the output or print step times to measure step by step"
         )
     if seen.fills_by_tokens:
         yield (
-            "the number of sequences differs from step to step, as with micro-batches that are filled up to a number of tokens. tokens/s counts the spec's tokens per step, "
+            "the number of sequences differs from step to step, as with micro-batches filled up to a token limit. tokens/s counts the spec's tokens per step, "
             "not the trained ones: check that the batch options in trainer.argv or files match the spec"
         )
     if seen.left_out:

@@ -134,7 +134,7 @@ class Recheck:
         return (
             "the old order holds: no config is significantly faster than one ranked above it"
             if len(found) > 1
-            else "there is no order to compare"
+            else "there is no ranking to compare"
         )
 
     @property

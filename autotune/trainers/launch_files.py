@@ -28,9 +28,9 @@ from autotune.trainers.provenance_comments import comments
 MANIFEST = "launch.json"
 SCRIPT = "launch.sh"
 FOLDER = "@launch-folder@"
-"""placeholder for the path of the launch's folder in arguments and variables"""
+"""placeholder for the path of the launch folder in arguments and variables"""
 OUTPUTS = "outputs"
-"""the folder in `FOLDER` for the output of a trial's program"""
+"""the subfolder of `FOLDER` for the output of a trial's program"""
 NODE_RANK, MASTER_ADDR, MASTER_PORT = "@node-rank@", "@master-addr@", "@master-port@"
 """placeholders for the number of a node, from 0, and for the rendezvous address and port"""
 DEFAULT_PORT = 29500
@@ -53,9 +53,9 @@ class Launch:
     env: Mapping[str, str] = field(default_factory=dict)
     """variables that are added to the environment"""
     files: Mapping[str, str] = field(default_factory=dict)
-    """text by file name, relative to the folder of the launch"""
+    """text by file name, relative to the launch folder"""
     cwd: str = ""
-    """folder in which the command runs; empty: the folder of the launch if it has files; `.`: the current folder"""
+    """folder in which the command runs; empty: the launch folder if there are files; `.`: the current folder"""
     python: str = ""
     """interpreter or environment whose programs take precedence over PATH; empty: only PATH"""
     notes: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class Launch:
 
     @property
     def programs_folder(self) -> str:
-        """The folder of the programs of `python`; empty without one."""
+        """The folder with the programs of `python`; empty if `python` is empty."""
         is_interpreter = INTERPRETER.fullmatch(os.path.basename(self.python))
         return (
             (os.path.dirname(self.python) if is_interpreter else os.path.join(self.python, "bin"))
@@ -147,8 +147,7 @@ class Launch:
 
     @property
     def script(self) -> str:
-        """A POSIX shell script that starts the command, in `cwd`, or in its own folder if there are files. A job across several nodes is started
-        by the same script on each node, with the variables that it asks for."""
+        """A POSIX shell script that starts the command, in `cwd`, or in its own folder if there are files. A job on several nodes is started by running the same script on each node, with the variables that it asks for."""
         lines = [
             "#!/bin/sh",
             *(f"# {line}" for line in comments(self.tuned)),
@@ -195,7 +194,7 @@ def check_file_name(name: str) -> str:
     """`name`, if it is a safe relative path: letters, digits, `_.-`, at most four parts, none of them hidden or `..`."""
     if not _NAME.fullmatch(name) or name in (MANIFEST, SCRIPT):
         raise ExportError(
-            f"a file of a launch must have a plain relative name, but is named {name!r}",
+            f"a launch file must have a plain relative name, but is named {name!r}",
             remedy="use letters, digits, '_', '-' and '.', and no '..'",
             field="files",
         )
@@ -203,9 +202,9 @@ def check_file_name(name: str) -> str:
 
 
 def write_launch(launch: Launch, directory: str | Path, *, job: Mapping[str, Any] | None = None) -> tuple[Path, ...]:
-    """Writes the files of the launch, `launch.sh` and `launch.json` into `directory` and returns their paths, manifest last.
+    """Writes the launch files, `launch.sh` and `launch.json` into `directory` and returns their paths, manifest last.
 
-    `job`: a scheduler's job of this launch (`schedulers.job_of`), whose files are written with the others.
+    `job`: the scheduler job for this launch (`schedulers.job_of`); its files are written with the others.
 
     Each file is written atomically. An existing file is replaced only if an earlier export wrote it and it has not changed since. Any other
     file, link or folder in the way raises `ExportError` before anything is written.

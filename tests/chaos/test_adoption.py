@@ -51,7 +51,7 @@ def test_a_trial_outlives_its_controller_and_counts_once(tmp_path: Path) -> None
         killed_s, told = time.monotonic(), list[tuple[float, LoopEvent]]()
         result = api.tune(spec, store=url, on_event=lambda event: told.append((time.monotonic() - killed_s, event)))
         said = [event.message for _, event in told if isinstance(event, Notice)]
-        assert "trial 1 continues: its ranks kept running after their controller ended" in said
+        assert "trial 1 continues, because its ranks kept running after their controller ended" in said
         assert result.record.status is StudyStatus.COMPLETED
         assert [t.attempts for t in result.trials] == [1] * len(result.trials)
         adopted = next(t for t in result.trials if t.number == 1)

@@ -35,7 +35,7 @@ runner: {kind: simulated, noise: 0.01}
         ("64}", "64", "5:6", ["the braces that open in line 4 are not closed", "put `,` between"]),
         ("1024", "1k", "4:12", ["may mean 1 x 1000 or 1 x 1024", "write 1Ki"]),
         ("global_batch_size", "batch_size", "4:27", ["there is no key 'batch_size'", "global_batch_size"]),
-        ("1h", "1M", "6:25", ["has a unit that may mean millions or months", "write 1min"]),
+        ("1h", "1M", "6:25", ["has a unit that can mean millions or months", "write 1min"]),
         ("1h", "soon", "6:25", ["must be a time", "write it as 90s"]),
         ("max_trials: 4", "max_trails: 4", "6:10", ["there is no key 'max_trails'", "did you mean max_trials?"]),
         ("max_trials: 4", "max_trials: four", "6:10", ["must be a whole number, but is 'four'"]),

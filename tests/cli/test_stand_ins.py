@@ -23,13 +23,14 @@ def test_a_comment_stands_behind_its_value_or_above_it():
             "model: nano-gpt    # fill in: `autotune models`",
             "cluster: local     # this machine",
             "# fill in: seq_len, tokens per sequence",
-            "workload: {seq_len: 1024}",
+            "# fill in: global_batch_size, sequences per optimizer step",
+            "workload: {seq_len: 1024, global_batch_size: 8}",
             "trainer:",
             "  argv:",
             "    - --data=FILL-IN    # fill in: the script requires it (line 3)",
         )
     )
-    assert list(stand_ins(text)) == [(2, "model"), (5, "workload"), (8, "")]
+    assert list(stand_ins(text)) == [(2, "model"), (6, "workload"), (6, "workload"), (9, "")]
 
 
 def test_commands_name_the_stand_ins_of_a_draft_until_the_comments_are_gone(run, tmp_path):

@@ -116,7 +116,7 @@ def test_a_critic_with_gpus_of_its_own_is_said_and_kept(tmp_path: Path) -> None:
         tmp_path,
     )
     assert draft.document["rl"]["placement"] == {"split": [4, 4]}
-    assert any("critic model has 2 GPUs of its own" in note for note in draft.notes)
+    assert any("critic model has its own 2 GPUs" in note for note in draft.notes)
     command, _ = exported(draft, tmp_path)
     assert "--critic.num_gpus_per_node 2" in command
     assert "--vllm.num_engines 2" in command
@@ -294,7 +294,7 @@ def test_a_configuration_of_nemo_rl_whose_gpus_are_counted_otherwise_is_refused(
     [
         ("megatron_cfg: {peft: {enabled: true}}", "policy.megatron_cfg.peft.enabled: plans do not count what it saves"),
         ("generation: {backend: sglang}", "policy.generation.backend=sglang: the degree and memory of its engines are not read"),
-        ("megatron_cfg: {enabled: false}, dtensor_cfg: {enabled: true, expert_parallel_size: 8}", "expert_parallel_size=8: plans shard experts as all other weights"),
+        ("megatron_cfg: {enabled: false}, dtensor_cfg: {enabled: true, expert_parallel_size: 8}", "expert_parallel_size=8: plans shard experts like all other weights"),
     ],
 )  # fmt: skip
 def test_what_plans_leave_out_of_nemo_rl_is_said_also_of_its_bases(said: str, named: str, tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_adapters_of_verl_that_exist_already_are_counted_and_kept(tmp_path: Path
 
 @pytest.mark.parametrize("told", ["model_engine=veomni", "actor_rollout_ref.actor.strategy=torchtitan", "actor@actor_rollout_ref.actor=mlite_actor"])  # fmt: skip
 def test_an_engine_of_verl_that_is_not_read_is_refused(told: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"trains by verl's engine (veomni|torchtitan|mlite), which autotune does not read"):  # fmt: skip
+    with pytest.raises(SpecError, match=r"trains with verl's engine (veomni|torchtitan|mlite), which autotune does not read"):  # fmt: skip
         of_text(f"{VERL} {told}", tmp_path)
 
 
@@ -460,7 +460,7 @@ def test_verls_megatron_needs_no_key_of_its_own(told: str, tmp_path: Path) -> No
 
 def test_a_choice_of_settings_that_is_not_read_is_said(tmp_path: Path) -> None:
     draft = of_text(f"{VERL} reward@reward=my_reward", tmp_path)
-    assert any("reward@reward=my_reward: what these settings hold is not read" in note for note in draft.notes)
+    assert any("reward@reward=my_reward: the content of these settings is not read" in note for note in draft.notes)
 
 
 def test_the_file_that_a_command_of_verl_names_decides_what_it_does_not_say(tmp_path: Path) -> None:

@@ -201,6 +201,12 @@ def test_a_script_without_options_and_batch_is_told_what_to_do(tmp_path: Path) -
     draft = first_draft(tmp_path / "train.py", cluster="cpu-1x1", folder=tmp_path)
     assert "trainer.argv" in draft.fill_in
     assert any(note.startswith("nothing can be tuned yet: it sets seed=7 (line 2)") for note in draft.notes)
+    lines = draft.text.splitlines()
+    at = lines.index("# fill in: seq_len, tokens per sequence")
+    assert lines[at + 1] == "# fill in: global_batch_size, sequences per optimizer step (not found in the script)"
+    assert lines[at + 2].startswith("workload: ")
+    (argv,) = (line for line in lines if line.startswith("  argv:"))
+    assert argv.endswith("# fill in: an argument for each knob, e.g. '--batch-size={micro_batch_size}'")
 
 
 @pytest.mark.parametrize(

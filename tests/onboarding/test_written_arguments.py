@@ -379,3 +379,50 @@ def test_weights_whose_type_nothing_says_are_an_assumption(tmp_path: Path, dtype
     notes = first_draft(tmp_path / "train.py", model=None, cluster="h100-sxm-1x8", folder=tmp_path).notes
     said = [note for note in notes if note.startswith("weights are planned as fp32 (line 3 of train.py")]
     assert bool(said) is is_said
+
+
+LOOP = """
+import argparse
+from transformers import AutoModelForCausalLM
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=8)
+parser.add_argument("--seq-len", type=int, default=2048)
+arguments = parser.parse_args()
+model = AutoModelForCausalLM.from_pretrained({name})
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "comment"),
+    [
+        ('"meta-llama/Llama-3.1-8B"', "meta-llama/Llama-3.1-8B", "line 8"),
+        ('"meta-llama/Llama-3-8B"', "llama-8b", "taken for meta-llama/Llama-3-8B (line 8)"),
+    ],
+)
+def test_the_model_that_a_loop_of_its_own_loads_is_the_specs(
+    tmp_path: Path, name: str, model: str, comment: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LOOP.format(name=name), encoding="utf-8")
+    draft = first_draft(script, model=None, cluster="h100-sxm-1x8", folder=tmp_path)
+    (entry,) = (entry for entry in draft.entries if entry.key == "model")
+    assert (entry.value, entry.comment) == (model, comment)
+    found = review(script, cluster="h100-sxm-1x8")
+    assert not found.missing
+    assert found.estimate is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LOOP.format(name="arguments.model"),
+        LOOP.format(name='"my/own"'),
+        LOOP.format(name='"Qwen/Qwen3-8B"') + 'teacher = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-14B")\n',
+        LOOP.format(name='"Qwen/Qwen3-8B"') + "other = AutoModelForCausalLM.from_pretrained(arguments.other)\n",
+        LOOP.format(name='"Qwen/Qwen3-8B"') + "from peft import get_peft_model\nmodel = get_peft_model(model)\n",
+    ],
+    ids=["computed", "unknown", "two", "one of two computed", "adapters"],
+)
+def test_a_loaded_model_that_is_not_certain_is_asked_for(tmp_path: Path, text: str) -> None:
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    assert "model" in first_draft(tmp_path / "train.py", model=None, cluster="h100-sxm-1x8", folder=tmp_path).fill_in

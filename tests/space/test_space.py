@@ -231,3 +231,9 @@ def test_default_config_falls_back_on_the_plainest_of_the_space() -> None:
     space = SearchSpace.build(workload(batch=4), SpaceSpec(knobs={"tp": (1, 2), "pp": (1, 2)}))
     config = default_config(space)
     assert config == ParallelConfig(tp=2, dp=4)
+
+
+def test_a_space_of_one_combination_that_breaks_a_rule_says_so() -> None:
+    one = SpaceSpec(name="one", knobs={"accumulation_steps": (1,), "micro_batch_size": (1,)}, world_sizes=(1,))
+    with pytest.raises(InfeasibleError, match=r"its only combination breaks a rule \(1: "):
+        SearchSpace.build(workload(), one)

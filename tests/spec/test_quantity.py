@@ -50,10 +50,10 @@ def test_a_quantity_is_read_exactly(quantity: Quantity, text: str, number: float
         (TOKENS, "300G", "write 300B for 300 x 10^9 tokens"),
         (TOKENS, "1h", "must be a number of tokens"),
         (SEQUENCE, "8k", "'8k' may mean 8 x 1000 or 8 x 1024; write 8Ki for 8 x 1024"),
-        (BYTES, "80G", "may mean powers of 1000 or of 1024; write 80GB or 80GiB"),
+        (BYTES, "80G", "can mean powers of 1000 or of 1024; write 80GB or 80GiB"),
         (BYTES, "80Gb", "has a unit of bits; write 80GB for bytes"),
         (BYTES_PER_S, "400Gb/s", "may mean bits or bytes; write 400GB/s or 400Gbit/s"),
-        (BYTES_PER_S, "900GB", "has no time in its unit; write 900GB/s"),
+        (BYTES_PER_S, "900GB", "has a unit without time; write 900GB/s"),
     ],
 )
 def test_a_unit_that_is_wrong_or_ambiguous_is_refused_with_what_to_write(

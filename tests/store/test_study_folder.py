@@ -136,7 +136,7 @@ def test_a_process_that_lost_the_folder_writes_no_more_and_pauses(folder: Path) 
 
 
 def test_wishes_are_heard_once_and_only_while_somebody_listens(folder: Path) -> None:
-    with pytest.raises(ConflictError, match="nobody runs the study"):
+    with pytest.raises(ConflictError, match="no process is running the study"):
         wish(folder, "pause")
     (folder / "wish-cancel").touch()
     heard: list[str] = []

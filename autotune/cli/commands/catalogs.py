@@ -12,7 +12,7 @@ from autotune.cli.output import JsonOption, bare_table, consoles, emit
 from autotune.errors import AutotuneError
 
 LEAST_SENTENCE = 24
-"""least width of a column of sentences, in characters"""
+"""minimum width of a column of prose, in characters"""
 
 
 def register(app: typer.Typer) -> None:
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 WIDE_NUMBERS = ("ffn", "vocab", "kv_heads", "experts")
-"""columns of models that a narrow terminal leaves out, in this order"""
+"""columns that the table of models drops on a narrow terminal, in this order"""
 
 
 def knobs(json: JsonOption = False) -> None:
@@ -75,7 +75,7 @@ def searchers(json: JsonOption = False) -> None:
 
 
 def models(json: JsonOption = False) -> None:
-    """List the models of the catalog, with their shapes."""
+    """List the catalog models with their shapes."""
     from autotune.report.terminal import format_count
     from autotune.spec import catalog
 

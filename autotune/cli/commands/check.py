@@ -35,7 +35,7 @@ def check(
         str | None, typer.Option("--runner", help="Runner to use instead of the spec's: ray or local.")
     ] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Write what was observed into the spec, if the spec says something else.")
+        bool, typer.Option("--fix", help="Where the spec differs from what was observed, correct the spec.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -181,7 +181,7 @@ def _fix(spec: str, found: ProgramCheck) -> None:
         before = file.read_text(encoding="utf-8") if file.is_file() else ""
         after = mended(before, key, value)
         if after is None:
-            note(f"write {key}: {value} yourself: {spec} has no simple place for it")
+            note(f"write {key}: {value} yourself: it cannot be inserted into {spec} automatically")
             continue
         file.write_text(after, encoding="utf-8")
         try:

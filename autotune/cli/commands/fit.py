@@ -85,7 +85,7 @@ def fit(
         bool,
         typer.Option(
             "--profile",
-            help="Also dry-run the plan's best configs, and some that correct the formulas for the others. plan, estimate and tune then use their memory.",
+            help="Also dry-run the plan's best configs, plus a few that correct the formulas for all others. plan, estimate and tune then use these memory figures.",
         ),
     ] = False,
     store: StoreOption = None,

@@ -127,7 +127,7 @@ def _watched(
     for remark in shown.notes:
         note(f"  outputs  {remark}")
     note("  files    other output is written as usual; existing files that it changes are restored at the end")
-    note("  else     as when you start it yourself: data, downloads, trackers such as wandb")
+    note("  else     as if you had started it yourself: data, downloads, trackers such as wandb")
     _ask(yes)
     with interrupts() as interrupted, closing(make_runner("local")) as runner:
         watched = watch_launch(request, runner, on_line=note, on_wait=note, interrupted=lambda: bool(interrupted()))

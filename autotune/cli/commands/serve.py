@@ -235,7 +235,7 @@ def audit(
 ) -> None:
     """List who did what, and which requests were refused.
 
-    It shows the newest lines, in order of time.
+    It shows the newest lines, oldest first.
     """
     from autotune.store import open_store
 

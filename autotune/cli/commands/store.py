@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from autotune.store.connection.location import StoreLocation
 
 MOST_SHOWN = 20
-"""newest studies in the table of a check; older ones with a fault are shown too"""
+"""how many of the newest studies a check lists; older ones are listed only if they are faulty"""
 
 
 def register(app: typer.Typer) -> None:
@@ -58,7 +58,7 @@ def check(store: StoreOption = None, json: JsonOption = False) -> None:
         if more := len(found.studies) - len(shown):
             note(f"{more:,} older studies without a fault are not shown; --json has them")
     if unchecked:
-        note(f"not checked: {unchecked:,} rows of earlier releases, with checksums that this release cannot read")
+        note(f"not checked: {unchecked:,} rows from earlier releases, whose checksums this release cannot read")
     for fault in found.faults:
         note(fault)
     if found.faults:

@@ -20,7 +20,7 @@ from autotune.trainers.documents.placeholders import braced
 FILL_IN = "FILL-IN"
 """value of an option that the script requires and that nobody but its owner knows"""
 EACH_STEP = "--logging_steps=1"
-OFF_IN_TRIALS = "off in trials; `training` below has your value"
+OFF_IN_TRIALS = "off in trials; your value is under `training` below"
 MAX_IDEAS = 4
 """options that are suggested as knobs of the study's own"""
 _OF_RANKS = frozenset(
@@ -107,7 +107,9 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
             Item(word, OFF_IN_TRIALS if word != EACH_STEP else "a loss for every step") for word in trial_words(found)
         )
     if found.settings and not started:
-        yield Item(f"--{found.settings.option}={{files}}/{found.settings.name}", "each trial has its own, as below")
+        yield Item(
+            f"--{found.settings.option}={{files}}/{found.settings.name}", "each trial has its own copy, as below"
+        )
     if found.log_interval is not None and script.parser != "HfArgumentParser":
         said = _said(found.log_interval)
         yield from (Item(word, f"a line for every step ({said})") for word in trial_words(found))

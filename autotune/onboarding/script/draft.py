@@ -110,7 +110,7 @@ def script_draft(
     trainer = [
         Entry(key="kind", value="command"),
         Entry(key="cwd", value=relative, comment="where it runs, relative to this file"),
-        Entry(key="argv", items=tuple(items), below=tuple(ideas_of(found))),
+        Entry(key="argv", items=tuple(items), comment=_arguments_asked(found), below=tuple(ideas_of(found))),
     ]
     env, why = dict(started.env) if started else {}, f"as {source.name} exports it" if started else ""
     if _uses_accelerate(script) and place.is_cpu:
@@ -126,7 +126,9 @@ def script_draft(
     if found.fixed:
         trainer.append(Entry(key="fixed", value=dict(found.fixed), comment=_decided_by(script)))
     if training := training_of(found):
-        trainer.append(Entry(key="training", value=training, comment="what launch.sh has instead; null: nothing"))
+        trainer.append(
+            Entry(key="training", value=training, comment="what launch.sh uses instead; null omits the argument")
+        )
     if metrics:
         trainer.append(Entry(key="metrics", value=metrics, comment="from its print statements"))
         trainer += _counts(found)
@@ -135,7 +137,7 @@ def script_draft(
     notes = [_what_reads(found), *_what_starts(script, source), *_what_is_beyond(script)]
     if script.started is not None:
         notes += unread_files(script.started, cwd)
-    if not found.used and not found.precision_flags:
+    if _tunes_nothing(found):
         fill_in.append("trainer.argv")
         notes.append(_how_to_be_told(found))
     workload, unsaid = _workload(found, ranks)
@@ -316,21 +318,21 @@ def _batches(found: OptionMatches, ranks: RanksToday) -> tuple[Any, str, bool]:
     whole = micro * steps * (1 if is_total else ranks.replicas)
     is_given = "micro_batch_size" in found.used and found.used["micro_batch_size"][0].given is not None
     if known is None or (_held_elsewhere(script) and not is_given):
-        return whole, "fill in: sequences per optimizer step; not found in the script", True
+        return whole, "sequences per optimizer step (not found in the script)", True
     if _accumulation_unsaid(found):
-        return whole, f"fill in: sequences per optimizer step; {_UNSAID_STEPS}", True
+        return whole, f"sequences per optimizer step: {_UNSAID_STEPS}", True
     how = "as launched" if script.started else "its defaults"
     parts = f"{how}, {micro} x {steps}" + ("" if is_total or ranks.replicas == 1 else f" on {ranks.said}")
     if ranks.is_assumed:
         return (
             whole,
-            f"fill in: sequences per optimizer step, {parts}: the launch does not give the number of ranks",
+            f"sequences per optimizer step, {parts}: the launch does not give the number of ranks",
             True,
         )
     if _accumulates(found):
         return whole, f"sequences per optimizer step: {parts}", False
     if script.started and (not script.is_read or not script.parser):
-        return whole, f"fill in: sequences per optimizer step, {parts} if it does not accumulate", True
+        return whole, f"sequences per optimizer step, {parts} if it does not accumulate", True
     if "micro_batch_size" not in found.used or ranks.is_elsewhere:
         return whole, "sequences per optimizer step", False
     scales = {max(1, micro // 4), max(1, micro // 2), micro, 2 * micro, 4 * micro}
@@ -352,7 +354,8 @@ def _workload(found: OptionMatches, ranks: RanksToday) -> tuple[Entry, tuple[str
     if peft := peft_of(found.script):
         value["peft"] = dict(peft)
     fill_in = (*(() if seq_len else ("workload.seq_len",)), *(("workload.global_batch_size",) if is_open else ()))
-    return Entry(key="workload", value=value, comment=f"{told}; batch: {why}"), fill_in
+    asked = "fill in: global_batch_size," if is_open else "batch:"
+    return Entry(key="workload", value=value, comment=f"{told}; {asked} {why}"), fill_in
 
 
 def _held_elsewhere(script: Script) -> str:
@@ -415,6 +418,17 @@ def _baseline(found: OptionMatches, ranks: RanksToday) -> Iterator[Entry]:
     yield Entry(key="baseline", value=text, comment=comment)
 
 
+def _tunes_nothing(found: OptionMatches) -> bool:
+    return not found.used and not found.precision_flags
+
+
+def _arguments_asked(found: OptionMatches) -> str:
+    """The comment on a command without any place for a knob; empty for others."""
+    if not _tunes_nothing(found):
+        return ""
+    return "fill in: an argument for each knob, e.g. '--batch-size={micro_batch_size}'"
+
+
 def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> Entry | None:
     if asked is not None:
         return Entry(key="model", value=asked)
@@ -423,6 +437,9 @@ def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> 
     named = found.default("model")
     if isinstance(named, str) and (known := model_named(named, cwd, folder)):
         return Entry(key="model", value=known[0], comment=known[1] or found.where("model"))
+    if named is None and (loaded := found.script.loaded) and (known := model_named(loaded[0], cwd, folder)):
+        line = f"line {loaded[1]}"
+        return Entry(key="model", value=known[0], comment=f"{known[1]} ({line})" if known[1] else line)
     sizes = {target: found.count(target) for target in SHAPE}
     is_default = _held_elsewhere(found.script) and not any(
         found.used[target][0].given for target in SHAPE if target in found.used
@@ -485,7 +502,7 @@ def _what_is_beyond(script: Script) -> Iterator[str]:
         yield f"{NOT_PREDICTED}{BEYOND_BY_METHOD[method]}, by the name of {Path(script.name).name}"
     yield from frozen(script)
     if script.untyped:
-        yield f"{ASSUMED_WEIGHTS} (line {script.untyped} of {script.name} loads them without dtype): transformers 5 takes the checkpoint's own type, often bf16, which needs about half the memory; if so, say workload.pure_bf16: true, or dtype=torch.float32 in the script"
+        yield f"{ASSUMED_WEIGHTS} (line {script.untyped} of {script.name} loads them without dtype): transformers 5 takes the checkpoint's own type, often bf16, which needs about half the memory; if so, set workload.pure_bf16: true, or dtype=torch.float32 in the script"
 
 
 def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Iterator[str]:
@@ -495,7 +512,7 @@ def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Itera
         yield f"off in trials: {named}, because it halves the batch when memory runs out, so a different batch would be measured"
     if found.trackers:
         named = ", ".join(option.shown for option in found.trackers)
-        yield f"left out in trials: {named}; the exported launch has it"
+        yield f"left out in trials, but kept in the exported launch: {named}"
     if found.script.started and starts_one(found.script) and ranks.of_cluster > 1:
         yield f"{source.name} starts one process, so trials have one rank; to tune over several ranks, give a script that uses torchrun, accelerate or srun"
     if ranks.is_elsewhere:
@@ -529,7 +546,11 @@ def _what_is_not_printed(script: Script, metrics: Mapping[str, str]) -> str:
     if not missing:
         return ""
     where = f"the print statements of {script.name}" if script.is_read else f"{script.name}, which was not read"
-    follows = "a diverging loss goes unnoticed" if has_time else "only the probe times the steps, and only in Python"
+    follows = (
+        "a diverging loss goes unnoticed"
+        if has_time
+        else "only the probe times the steps, which works only in Python programs"
+    )
     return (
         f"no line with a {' or '.join(missing)} was recognized in {where}: {follows}; "
         "write patterns of its log as `metrics`, or let `autotune init --run` start and observe it"

@@ -40,7 +40,7 @@ def overriding(draft: Draft, written: Written, program: str, own: frozenset[str]
     rest = (part for key, part in parts.items() if part.value or key not in still)
     changed = replace(trainer, parts=(*first, Entry(key="overrides", parts=(file,), comment=_WHY), *rest))
     lines = ", ".join(f"{option} (line {line})" for option, line in written.lines.items())
-    note = f"{program} sets {lines} in its own text: each trial, and launch.sh, start it with other values (`overrides`); the file is not changed"
+    note = f"{program} sets {lines} in its source: trials and launch.sh override these values (`overrides`) without changing the file"
     return replace(
         draft,
         entries=tuple(changed if entry is trainer else entry for entry in draft.entries),
@@ -48,7 +48,7 @@ def overriding(draft: Draft, written: Written, program: str, own: frozenset[str]
     )
 
 
-_WHY = "values set in its own text, which each trial replaces"
+_WHY = "values set in its source, which each trial overrides"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from autotune.onboarding.script.syntax import called_name, keywords_of, literal_
 from autotune.onboarding.script.unconditional import unconditional
 from autotune.onboarding.script.written_arguments import (
     Written,
+    loaded_model,
     loaded_without_dtype,
     unread_arguments,
     written_arguments,
@@ -146,6 +147,8 @@ class Script:
     """the class of a trainer's arguments whose step does more than train (`BEYOND`); empty: none"""
     untyped: int = 0
     """the line that loads a model without saying the type of its weights"""
+    loaded: tuple[str, int] | None = None
+    """(name, line) of the model that it loads, if its text names a single one and trains all its weights"""
     unread: str = ""
     """arguments of a trainer in its text that are not understood beside its options, and their line"""
 
@@ -218,6 +221,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         written=written,
         beyond=next((name for name in BEYOND if re.search(rf"\b{name}\b", text)), ""),
         untyped=loaded_without_dtype(tree),
+        loaded=loaded_model(tree),
         unread=unread,
     )
 

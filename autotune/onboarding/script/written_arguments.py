@@ -282,8 +282,7 @@ def _model(calls: list[ast.Call], constants: dict[str, Any]) -> str | None:
         if called_name(call).endswith("Trainer") and "model" in given:
             named.add(_value(given["model"], constants))
         elif _loads_a_model(call):
-            first = call.args[0] if call.args else given.get("pretrained_model_name_or_path")
-            named.add(None if first is None else _value(first, constants))
+            named.add(_named_model(call, constants))
     texts = {each for each in named if isinstance(each, str)}
     return texts.pop() if len(texts) == 1 else None
 
@@ -314,6 +313,22 @@ def _loads_a_model(call: ast.Call) -> bool:
     if called_name(call) != "from_pretrained" or not isinstance(call.func, ast.Attribute):
         return False
     return ast.unparse(call.func.value).endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def loaded_model(tree: ast.Module) -> tuple[str, int] | None:
+    """(name, line) of the model that a program loads; None if it loads others too, computes the name, or trains adapters."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _loads_a_model(node)]
+    if not calls or set(_names(tree)) & (_ADAPTERS | _OTHER_TRAININGS):
+        return None
+    constants = dict(_constants(tree))
+    named = {_named_model(call, constants) for call in calls}
+    name = named.pop() if len(named) == 1 else None
+    return (name, calls[0].lineno) if isinstance(name, str) else None
+
+
+def _named_model(call: ast.Call, constants: dict[str, Any]) -> Any:
+    given = call.args[0] if call.args else keywords_of(call).get("pretrained_model_name_or_path")
+    return None if given is None else _value(given, constants)
 
 
 def loaded_without_dtype(tree: ast.Module) -> int:

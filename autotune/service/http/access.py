@@ -205,7 +205,7 @@ class Gate:
         same = origin is None or (origin != "null" and urlsplit(origin).netloc == headers.get("host"))
         if not same or site not in ("none", "same-origin"):
             raise RefusalError(
-                403, "csrf", "pages of other sites may not send this request", remedy="use this service's own page"
+                403, "csrf", "requests from other sites are not allowed", remedy="use this service's own page"
             )
 
 

@@ -55,7 +55,7 @@ class FairQueue:
             raise RefusalError(
                 429,
                 "busy",
-                f"{len(line):,} {self._what} of this caller are already waiting",
+                f"{len(line):,} {self._what} from this caller are already waiting",
                 remedy="try again in 5 s",
                 headers={"Retry-After": "5"},
             )

@@ -73,5 +73,5 @@ def _distinct(values: list[Any], most: int, what: str) -> list[Any]:
     """The values, each once. Raises `SpecError` when they are too many to stand side by side."""
     found = list(dict.fromkeys(values))
     if len(found) > most:
-        raise SpecError(f"at most {most} {what} are shown side by side, but {len(found)} were named")
+        raise SpecError(f"at most {most} {what} can be shown side by side, but {len(found)} were given")
     return found

@@ -101,7 +101,7 @@ class StudySummary(Answer):
     too_noisy: Plain | None = Field(
         default=None, description="spread of the baseline if the study is too noisy for a claim; otherwise null"
     )
-    tags: list[str] = Field(default=[], description="words to find the study by")
+    tags: list[str] = Field(default=[], description="tags that the study can be found by")
     ray: Plain | None = Field(default=None, description="the Ray job that runs it: job, url; null: none")
     placed: list[Plain] = Field(
         default=[],
@@ -348,7 +348,7 @@ class ReviewAnswer(Answer):
 
 
 class ExportAnswer(Answer):
-    """The files and the command that launch a trainer with a config, and a scheduler's job that starts it."""
+    """The files and the command that launch a trainer with a config, and a scheduler job that starts it."""
 
     trainer: str
     config: Plain
@@ -370,7 +370,7 @@ class HealthAnswer(Answer):
 ERRORS: dict[int, str] = {
     400: "The request is not valid HTTP",
     401: "The token is missing or wrong",
-    403: "The token's scope is insufficient, the study belongs to somebody else, or the request came from a page of another site",
+    403: "The token's scope is insufficient, the study belongs to somebody else, or the request came from another site",
     404: "No such study, trial or trainer",
     405: "The address does not accept this method",
     408: "The request was not complete in time",

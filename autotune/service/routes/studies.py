@@ -111,7 +111,7 @@ async def submit(
 def submitted(
     service: ServiceState, caller: Caller, document: dict[str, Any], idempotency_key: str | None
 ) -> StudyRecord:
-    """Stores the study of the document, if this service allows it, with a line in the audit log, and returns its record."""
+    """Stores the study in the document, if this service allows it, records it in the audit log and returns the study."""
 
     study = confined(document, service.options, may_run=caller.allows("run"))
     waiting = service.store.waiting()
@@ -304,7 +304,7 @@ def act(study_id: StudyId, action: Action, service: TheService, caller: Submitte
 
 
 def acted(service: ServiceState, caller: Caller, study_id: str, action: str) -> StudyRecord:
-    """Does the action, with a line in the audit log, and returns the study's record."""
+    """Performs the action, records it in the audit log and returns the study."""
 
     record = service.store.study(study_id)
     caller.check_owns(record)

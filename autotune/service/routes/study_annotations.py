@@ -80,7 +80,7 @@ def delete(study_id: StudyId, service: TheService, caller: Submitter) -> Respons
 
 
 def noted(service: ServiceState, caller: Caller, study_id: str, text: str) -> dict[str, Any]:
-    """Writes a note, with a line in the audit log, and returns it."""
+    """Writes a note, records it in the audit log and returns the note."""
     record = service.store.study(study_id)
     note = service.store.annotations.add_note(record.id, text, author=caller.owner)
     service.store.record_audit(caller.name, "study.note", record.id)
@@ -89,7 +89,7 @@ def noted(service: ServiceState, caller: Caller, study_id: str, text: str) -> di
 
 
 def unnoted(service: ServiceState, caller: Caller, study_id: str, number: int) -> None:
-    """Removes a note, with a line in the audit log."""
+    """Removes a note and records it in the audit log."""
     record = service.store.study(study_id)
     written = {note.number: note for note in service.store.annotations.notes(record.id)}
     if number in written and not (caller.owner and written[number].author == caller.owner):
@@ -100,7 +100,7 @@ def unnoted(service: ServiceState, caller: Caller, study_id: str, number: int) -
 
 
 def tagged(service: ServiceState, caller: Caller, study_id: str, add: list[str], remove: list[str]) -> StudyRecord:
-    """Changes the tags, with a line in the audit log, and returns the study's record."""
+    """Changes the tags, records it in the audit log and returns the study."""
     record = service.store.study(study_id)
     caller.check_owns(record)
     record = service.store.annotations.change_tags(record.id, add=add, remove=remove, author=caller.owner)
@@ -110,7 +110,7 @@ def tagged(service: ServiceState, caller: Caller, study_id: str, add: list[str],
 
 
 def deleted(service: ServiceState, caller: Caller, study_id: str) -> dict[str, Any]:
-    """Deletes the study, with a line in the audit log, and returns what went."""
+    """Deletes the study, records it in the audit log and returns what was deleted."""
 
     record = service.store.study(study_id)
     caller.check_owns(record)

@@ -85,7 +85,7 @@ class RayLauncher:
         """Joins the cluster that the options name, or starts one, until `given_up` says True. Raises `RunnerError`."""
         if not options.ray_address:
             head = RayHead.start(store_url, environment=options.study_environment, given_up=given_up)
-            log.info("Ray's dashboard is at %s, its token in %s", head.dashboard, own_token()[0])
+            log.info("Ray's dashboard is at %s, and its token is in %s", head.dashboard, own_token()[0])
             return cls(head.dashboard, token=head.token, python=sys.executable, url=url, head=head)
         check_address(options.ray_address)
         store = {} if has_password(store_url) else {"AUTOTUNE_STORE": store_url}

@@ -162,14 +162,10 @@ class Supervisor:
         for study in sorted(self._started):
             record = self._record(study)
             if record is None or _is_long_over(record):
-                log.warning(
-                    "study %s has ended or was cancelled, but its process is still running and is killed", study
-                )
+                log.warning("study %s has ended or was cancelled, but its process is still running; killing it", study)
                 self._launcher.kill(study)
             elif self._is_hung(study):
-                log.warning(
-                    "the process of study %s has let its lease expire and does not respond, so it is killed", study
-                )
+                log.warning("the process of study %s has let its lease expire and does not respond; killing it", study)
                 self._launcher.kill(study)
 
     def _is_hung(self, study: str) -> bool:

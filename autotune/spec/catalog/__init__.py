@@ -23,7 +23,7 @@ from autotune.spec.hugging_face.reading import fields_of
 from autotune.spec.model import ModelSpec
 
 HUB = "hub"
-"""key of a model's id on Hugging Face's hub"""
+"""key of a model's id on the Hugging Face Hub"""
 CONFIG = "config"
 """key of a model's config.json"""
 _LISTED_NODES = (1, 4, 16, 128)
@@ -63,7 +63,7 @@ def usual_cluster(gpu_type: str, *, num_gpus: int) -> ClusterSpec:
 
 @cache
 def model(name: str) -> ModelSpec:
-    """The model of that name, or of that id on Hugging Face's hub (`Qwen/Qwen2.5-7B`); `CatalogError` suggests the nearest name for an unknown one."""
+    """The model of that name, or of that id on the Hugging Face Hub (`Qwen/Qwen2.5-7B`); `CatalogError` suggests the nearest name for an unknown one."""
     known = hub_models().get(name.lower(), name) if "/" in name else name
     entry = read_entry("models", known, field="model")
     fields = fields_of(entry[CONFIG]) if CONFIG in entry else {key: entry[key] for key in entry if key != HUB}
@@ -73,7 +73,7 @@ def model(name: str) -> ModelSpec:
 def published_config(spec: ModelSpec) -> Mapping[str, Any] | None:
     """The config.json of a model with the name and shape of a catalog model; None for others, and if the catalog has none.
 
-    Learned positions, tying and layers of multi-token prediction may differ: a study with longer sequences needs more positions, and trainers handle the others differently.
+    Learned positions, tying and multi-token prediction layers may differ: a study with longer sequences needs more positions, and trainers handle the others differently.
     """
     if spec.source or spec.name not in model_names():
         return None
@@ -87,12 +87,12 @@ def published_config(spec: ModelSpec) -> Mapping[str, Any] | None:
 
 @cache
 def hub_models() -> Mapping[str, str]:
-    """Names of models by their id on Hugging Face's hub, in lower case."""
+    """Model names by their lower-case id on the Hugging Face Hub."""
     return {hub.lower(): name for name, hub in hub_ids().items()}
 
 
 def hub_ids() -> Mapping[str, str]:
-    """Ids on Hugging Face's hub by model name, for models that have one."""
+    """Ids on the Hugging Face Hub by model name, for models that have one."""
     return texts_of("models", HUB)
 
 

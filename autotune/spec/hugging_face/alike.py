@@ -29,7 +29,7 @@ class Alike:
     keys: Mapping[str, str] = field(default_factory=dict)
     """its own key -> the other family's key"""
     change: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """derived keys: (file with the other family's keys) -> keys that change; None removes a key"""
+    """computes derived keys: (file with the other family's keys) -> changed keys; None removes a key"""
 
 
 def as_alike(document: Document) -> Document:

@@ -43,7 +43,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """values of keys that a file may leave out"""
     special: Callable[[Document, dict[str, Any]], dict[str, Any]] | None = None
-    """fields that follow from the family's own keys: (file with defaults, fields so far) -> fields that change"""
+    """computes fields from the family's own keys: (file with defaults, fields so far) -> changed fields"""
     reads: tuple[str, ...] = ()
     """family-specific keys that `special` reads"""
     keys: Mapping[str, str] = field(default_factory=dict)

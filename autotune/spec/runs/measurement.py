@@ -75,7 +75,7 @@ class Measurement(Plain):
     steps_together: int = 1
     """largest number of steps whose lines arrived at once, for example because output was not flushed; each gets their mean time. 1 if every step has its own time"""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """what could affect it: releases of torch, CUDA, driver, NCCL, Python and trainer, the program's commit, the kernel, the GPU's clocks and power limit"""
+    """what could affect it: versions of torch, CUDA, driver, NCCL, Python, kernel and trainer, the program's commit, the GPU's clocks and power limit"""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """observations of each rank, as plain values of `autotune.diagnosis.Evidence`; empty if not observed"""
     allocator: str = ""

@@ -23,7 +23,7 @@ from autotune.spec.runs.trial import Failure, Trial, TrialStatus
 from autotune.spec.workload import Workload
 
 OBSERVED = "observed"
-"""kind of such a run, as opposed to trials"""
+"""kind of an observed run, as opposed to a trial"""
 
 
 class Outcome(StrEnum):
@@ -81,7 +81,7 @@ class ObservedRun(Plain):
         return self.measurement.step_time_s if self.measurement and self.measurement.step_times_s else None
 
     def as_trial(self) -> Trial | None:
-        """The same as a measured trial, to learn from; None if workload, config or steps are unknown."""
+        """The run as a measured trial that studies can learn from; None if workload, config or steps are unknown."""
         if self.workload is None or self.config is None or self.step_time_s is None:
             return None
         return Trial(

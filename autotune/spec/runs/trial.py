@@ -119,9 +119,9 @@ class StandsFor(Plain):
     """What a proxy trial represents, and what ran in its place."""
 
     config: ParallelConfig
-    """config of the study's workload, the target"""
+    """the config of the target (the study's own workload) that the proxy represents"""
     workload: Workload
-    """what the trial trained, on the cluster you have"""
+    """the workload that the trial trained, on the cluster you have"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

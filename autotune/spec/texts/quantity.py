@@ -104,7 +104,7 @@ TIME = Quantity(
         **dict.fromkeys(("w", "week", "weeks"), 7 * _DAY),
     },
     example="90s, 15min, 1h30m or 2d",
-    refused={"M": ("has a unit that may mean millions or months", "{number}min for minutes")},
+    refused={"M": ("has a unit that can mean millions or months", "{number}min for minutes")},
     compound=True,
 )
 _COUNTS = {"k": 3, "M": 6, "B": 9, "T": 12}
@@ -134,7 +134,7 @@ BYTES = Quantity(
     example="80GiB (80 x 2^30) or 80GB (80 x 10^9)",
     refused={
         **{
-            p: ("may mean powers of 1000 or of 1024", f"{{number}}{p}B or {{number}}{p.upper()}iB")
+            p: ("can mean powers of 1000 or of 1024", f"{{number}}{p}B or {{number}}{p.upper()}iB")
             for p in _DECIMAL
             if p
         },
@@ -158,7 +158,7 @@ BYTES_PER_S = Quantity(
             if p
             for b in ("", "b", "b/s")
         },
-        **{f"{p}B": ("has no time in its unit", f"{{number}}{p}B/s") for p in _DECIMAL if p},
+        **{f"{p}B": ("has a unit without time", f"{{number}}{p}B/s") for p in _DECIMAL if p},
     },
 )
 FLOPS_PER_S = Quantity(

@@ -86,7 +86,7 @@ def diagnose(error: Exception, location: StoreLocation) -> StoreError:
     if disconnected or state[:2] in ("", "08", "57", "40", "55"):
         return StoreUnavailableError(
             f"the store {location} cannot be reached: {_line(cause)}",
-            remedy="check that the server runs, then try again",
+            remedy="check that the server is running, then try again",
         )
     return StoreError(f"the store {location} failed: {_line(cause)}", remedy="run `autotune store check`")
 

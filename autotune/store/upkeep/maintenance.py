@@ -85,7 +85,7 @@ def _dump(store: SqlStore, target: Path) -> None:
             reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise StoreUnavailableError(
                 f"pg_dump failed: {''.join(reason)}",
-                remedy="check that the server runs, and that pg_dump is not older than it",
+                remedy="check that the server is running and pg_dump is at least as new as the server",
             )
         part.replace(target)
     finally:

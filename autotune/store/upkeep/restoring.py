@@ -65,7 +65,7 @@ def restore(location: StoreLocation, backup: Path) -> Restored:
     path = location.path
     if path is None:
         raise SpecError(
-            "only an SQLite store is restored by this command",
+            "this command restores only SQLite stores",
             remedy="restore PostgreSQL with `pg_restore --clean --if-exists --dbname=URL FILE`",
             field="store",
         )

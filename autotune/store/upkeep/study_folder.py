@@ -59,7 +59,7 @@ class StudyFolder:
 
     def __enter__(self) -> StudyFolder:
         if not self._folder.is_dir():
-            raise NotFoundError(f"there is no folder {self._folder}", remedy="name the folder of a study with --in")
+            raise NotFoundError(f"there is no folder {self._folder}", remedy="give a study folder with --in")
         self._claim()
         for old in self._folder.glob(f"{WISH}*"):  # of a job that did not live to hear it
             old.unlink(missing_ok=True)
@@ -161,7 +161,7 @@ class StudyFolder:
             if (other := holder_of(self._folder)) is not None and not self._is_over(other):
                 raise ConflictError(
                     f"the study in {self._folder} is being run by {_named(other)}",
-                    remedy=f"wait for it, or end it first; if it crashed, {HOLDER} there may be removed",
+                    remedy=f"wait for it, or end it first; if it crashed, remove {HOLDER} from that folder",
                 )
             mine.replace(self._folder / HOLDER)
         finally:
@@ -219,7 +219,7 @@ def wish(folder: Path, action: str) -> None:
     """Leaves a wish for the process that runs the study. Raises `ConflictError` when nobody does."""
     if holder_of(folder) is None:
         raise ConflictError(
-            f"nobody runs the study in {folder} now, so {action!r} would have no effect",
+            f"no process is running the study in {folder}, so {action!r} would have no effect",
             remedy="a waiting job can be removed with `scancel`; one that has ended continues when it is submitted again",
         )
     (folder / f"{WISH}{action}").touch(mode=0o600)

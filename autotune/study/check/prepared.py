@@ -75,7 +75,7 @@ def prepare_check(study: Study, *, store: KnowledgeStore | None = None) -> Prepa
     elif launch.cwd or not launch.files:
         folder = os.path.abspath(launch.cwd)
     else:
-        folder = "FILES: a new folder per trial, with the files below"
+        folder = "FILES: a new folder for each trial, with the files below"
     return PreparedCheck(
         assembly=assembly,
         config=config,

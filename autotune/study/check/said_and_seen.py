@@ -42,7 +42,7 @@ def _rows(study: Study, config: ParallelConfig, seen: ProgramSeen) -> Iterator[R
         said=workload.optimizer,
         seen=facts.optimizers,
         agrees=None if found is None else found == workload.optimizer,
-        remedy="correct workload.optimizer: the memory of its states follows from it",
+        remedy="correct workload.optimizer, which determines the memory of the optimizer states",
         fix=None if found is None else ("workload.optimizer", found),
     )
     yield from knob_rows(config, facts)
@@ -89,7 +89,7 @@ def _parameters(study: Study, seen: ProgramSeen, facts: ProgramFacts) -> Row:
         agrees=None if found is None else abs(found - model.num_parameters) <= PARAMETERS * model.num_parameters,
         remedy=f"correct `model`, because time and memory are predicted from it: give its shape, or {by_count} if no shape describes it"
         if is_decoder
-        else f"{by_count}: it does not get tokens, so no decoder shape describes it",
+        else f"{by_count}: its input is not tokens, so no decoder shape describes it",
         fix=None if found is None or is_decoder else ("model.parameters", found),
     )
 

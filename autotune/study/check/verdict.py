@@ -52,7 +52,7 @@ _REMEDIES = (
         r"No such file|can't open file|found no file|FileNotFoundError",
         "paths are relative to the program's folder: set trainer.cwd, or write the full path",
     ),
-    (r"[Aa]ddress already in use", "let torchrun choose its port: on one node, start it with --standalone"),
+    (r"[Aa]ddress already in use", "let torchrun choose its port: on a single node, start it with --standalone"),
     (r"[Pp]ermission denied", "make the program executable, or start it with its interpreter"),
 )
 """what to do about failures that programs have before their first step, by their words"""

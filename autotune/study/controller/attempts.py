@@ -29,7 +29,7 @@ CUT_OFF = Failure(kind=FailureKind.WORKER_LOST, message="the study's controller 
 """of an attempt that nobody adopted; it does not count among those that may be lost"""
 UNASKED = Failure(kind=FailureKind.WORKER_LOST, message="the runner ended the attempt without being asked")
 OVERDUE = "it exceeded the trial timeout, and the runner did not stop it"
-SILENT = "the runner never confirmed its end"
+SILENT = "the runner never confirmed that it had ended"
 
 
 @dataclass(slots=True, kw_only=True)

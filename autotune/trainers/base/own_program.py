@@ -62,8 +62,8 @@ def in_its_folder(launch: Launch, options: Mapping[str, Any]) -> Launch:
         return launch
     if not any(options.get(name) for name in PROGRAM_OPTIONS):
         raise SpecError(
-            f"cwd is the folder of your own program, but no program is given and cwd is {folder!r}",
-            remedy="name the program with script, or leave cwd out",
+            f"cwd is your own program's folder, but no program is given and cwd is {folder!r}",
+            remedy="give the program with script, or leave cwd out",
             field="trainer.cwd",
         )
     if not os.path.isabs(folder):

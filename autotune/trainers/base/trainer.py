@@ -62,9 +62,9 @@ class Trainer(ABC):
     limited_by: ClassVar[frozenset[str]] = frozenset(KNOBS) - {"micro_batch_size", "accumulation_steps"}
     """knobs whose values its limits depend on: configs that differ only in other knobs have the same limits"""
     limited_by_own: ClassVar[frozenset[str]] = frozenset()
-    """names that its limits depend on among the knobs that a study declares itself"""
+    """the study's own knobs that its limits depend on, by name"""
     same_data: ClassVar[bool] = False
-    """whether every config sees the same batches in the same order; if False, the option `same_data` can state it for a program that does"""
+    """whether every config sees the same batches in the same order; if False, the option `same_data` can say so for a program"""
     neutral: ClassVar[Mapping[str, str]] = {}
     """knobs that do not change its launches, each with the reason"""
     cannot: ClassVar[Mapping[str, str]] = {}
@@ -121,7 +121,7 @@ class Trainer(ABC):
     """what identifies its configuration, so that `autotune init` recognizes the trainer: paths of keys from the top of a document
     (`parallelism.tp_mode`), whole words of a command or of a Python file (`--num-layers`)"""
     settings_file: ClassVar[str] = ""
-    """name of the launch's file that the option `settings` is written to"""
+    """name of the launch file that holds `settings`"""
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """The current configuration of a program of this trainer. Override it, and set `can_import`, if the trainer's own files can be read: reading
@@ -267,7 +267,7 @@ class Trainer(ABC):
 
     @final
     def launch(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None) -> Launch:
-        """The config as a launch of this trainer.
+        """The launch of a config with this trainer.
 
         Raises `SpecError` for wrong options, and `ExportError` if the ranks do not fit the cluster or the trainer cannot express the config. With the
         option `nearest` it uses the nearest values that it can express instead, and a note names them.

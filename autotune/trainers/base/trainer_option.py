@@ -117,7 +117,7 @@ PYTHON = Option(
 )
 WORKING_DIR = Option(
     name="working_dir",
-    meaning="how nodes get the folder of the program or model code: shared (all see it at the same path) or upload (Ray sends it)",
+    meaning="how nodes get the folder with the program or model code: shared (all see it at the same path) or upload (Ray sends it)",
     default="shared",
     reach=Reach.ARGUMENT,
     choices=("shared", "upload"),

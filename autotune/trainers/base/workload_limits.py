@@ -102,14 +102,14 @@ def _plans(workload: Workload, code: ModelCode, c: ParallelConfig) -> tuple[Rule
         Rule(
             c.pp > 1 and not code.has_pipeline_split,
             "pp",
-            f"{name} does not say where a pipeline may split it",
+            f"{name} defines no split points for a pipeline",
             remedy=f"use pp=1, or {brings} (`pp_split`)",
         ),
         Rule(
             c.pp > 1 and code.has_pipeline_split and stages > cuts + 1,
             "pp",
             f"{name} can be cut at {cuts} places, so into {cuts + 1} stages at most, but pp * virtual_stages = {stages}",
-            remedy="use a smaller pp, or name more places in `pp_split`",
+            remedy="use a smaller pp, or give more split points in `pp_split`",
         ),
         Rule(
             c.recompute == "selective" and not code.has_attention,

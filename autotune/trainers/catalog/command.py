@@ -132,7 +132,7 @@ class CommandTrainer(Trainer):
         ),
         Option(
             name="overrides",
-            meaning="values set in the program's own text that trials override, by file, CALL.KEYWORD or NAME",
+            meaning="values set in the program's source that trials override, by file, CALL.KEYWORD or NAME",
             default={},
             reach=Reach.ARGUMENT,
         ),

@@ -181,7 +181,7 @@ class NemoRl(PostTrainer):
     def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
         """DTensor cuts no layers and shards all; Megatron shards its optimizer."""
         fsdp, stage = rl.engine == "fsdp", 3 if rl.engine == "fsdp" else 1
-        none = "DTensor policies have none; those of Megatron do (rl.engine: megatron)"
+        none = "DTensor policies have none; Megatron policies do (rl.engine: megatron)"
         generating, per_node = int(rl_value(rl, c, "rollout_gpus")), workload.cluster.gpus_per_node
         stale = float(rl_value(rl, c, "staleness"))
         return (
@@ -211,7 +211,7 @@ class NemoRl(PostTrainer):
                 Rule(
                     fsdp and c.cp > 1 and c.tp > 1 and c.sequence_parallel,
                     "sequence_parallel",
-                    "DTensor policies have none beside context parallelism",
+                    "DTensor policies have none with context parallelism",
                     False,
                 ),
                 Rule(fsdp and c.pp > 1, "pp", none),
@@ -427,7 +427,7 @@ def _refuse_others(name: str, whole: Mapping[str, Any]) -> None:
     if found := next((what for what, has in kinds.items() if has), None):
         raise SpecError(
             f"{name} {found}, which autotune does not read",
-            remedy="describe the step under `rl` in a spec of your own",
+            remedy="describe the step under `rl` in your own spec",
             field="FILE",
         )
 
@@ -444,11 +444,11 @@ def _uncounted(whole: Mapping[str, Any], backend: str) -> Iterator[str]:
         if _resolved(whole, switch) is True:
             yield f"{switch}: plans do not count what it saves; launches keep it"
     if backend != "vllm":
-        yield f"{GENERATION}.backend={backend}: the degree and memory of its engines are not read; say them under `rollout`"
+        yield f"{GENERATION}.backend={backend}: the degree and memory of its engines are not read; give them under `rollout`"
     if _resolved(whole, f"{TEACHERS}.enabled"):
         yield f"{TEACHERS}: the time and memory of its teachers are not counted; launches keep them"
     if (experts := _resolved(whole, EXPERTS)) and experts != 1 and _resolved(whole, f"{DTENSOR}.enabled"):
-        yield f"{EXPERTS}={experts}: plans shard experts as all other weights; launches keep it"
+        yield f"{EXPERTS}={experts}: plans shard experts like all other weights; launches keep it"
 
 
 def bases_of(document: Mapping[str, Any]) -> tuple[str, ...]:

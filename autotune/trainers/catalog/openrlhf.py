@@ -111,7 +111,7 @@ class OpenRlhf(PostTrainer):
     checked_against = "openrlhf 0.11.2"
     engines = frozenset({"deepspeed"})
     peft_methods = frozenset({"lora"})
-    no_adapters = "its plans have no weights of 4 bits"
+    no_adapters = "its plans do not support 4-bit weights"
     carried = frozenset(
         {"rollout_tp", "rollout_gpus", "micro_batch_tokens", "log_prob_micro_batch_tokens", "staleness"}
     )
@@ -293,7 +293,7 @@ class OpenRlhf(PostTrainer):
         apart = {} if whole else {role: gpus[role] for role, has_own in beside.items() if has_own}
         keys.keep(*(f"{role}.num_{what}" for role in apart for what in ("nodes", "gpus_per_node")))
         keys.remarks.extend(
-            f"the {role} model has {count} GPUs of its own, which exports keep; plans place it on the policy's GPUs"
+            f"the {role} model has its own {count} GPUs, which exports keep; plans place it on the policy's GPUs"
             for role, count in apart.items()
         )
         ranks, degree = gpus["actor"], keys.count("vllm.tensor_parallel_size")
@@ -341,7 +341,7 @@ class OpenRlhf(PostTrainer):
         keys.keep(KL)
         keys.keep_unless("train.seed", None)
         if keys.find("ds.load_in_4bit"):
-            keys.remarks.append("ds.load_in_4bit: launches keep it; plans count weights of 16 bits")
+            keys.remarks.append("ds.load_in_4bit: launches keep it; plans count 16-bit weights")
         return Reading(
             knobs=knobs,
             model_file=path or "",

@@ -97,7 +97,7 @@ class TorchtitanTrainer(Trainer):
         Option(name="dataset", meaning="registered dataset: c4, c4_test", default="c4", reach=Reach.NOTHING),
         Option(
             name="dataset_path",
-            meaning="path of the dataset, if not the usual place",
+            meaning="path of the dataset, if not in the default location",
             default="",
             is_path=True,
             reach=Reach.FILE,

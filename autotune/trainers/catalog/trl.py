@@ -308,7 +308,7 @@ class Trl(PostTrainer):
         adapters = keys.count("lora_r") if keys.flag("use_peft") else 0
         modules = keys.keep_unless("lora_target_modules", None) if adapters else None
         if keys.find("load_in_4bit") or keys.find("load_in_8bit"):
-            keys.remarks.append("load_in_4bit, load_in_8bit: launches keep them; plans count weights of 16 bits")
+            keys.remarks.append("load_in_4bit, load_in_8bit: launches keep them; plans count 16-bit weights")
         return Reading(
             knobs={name: value for name, value in knobs.items() if value is not None},
             model_file=path or "",
@@ -400,7 +400,7 @@ def as_trl_grpo(words: Sequence[str], program: Program) -> tuple[str, ...]:
     if unread := sorted(told.keys() - LAUNCHER.keys() - OF_ONE_MACHINE):
         raise SpecError(
             f"accelerate launch is given --{', --'.join(unread)}, which autotune does not read",
-            remedy="write that into the file of --config_file",
+            remedy="write that into the --config_file",
             field="FILE",
         )
     read = [word for name, value in told.items() if name in LAUNCHER for word in (f"--{LAUNCHER[name]}", str(value))]

@@ -242,7 +242,7 @@ class Verl(PostTrainer):
         is_megatron = _engine(keys) == "megatron"
         groups = (str(each).strip("{}").replace("'", "") for each in keys.find("defaults") or ())
         keys.remarks += [
-            f"{each}: what these settings hold is not read, and exports leave it out"
+            f"{each}: the content of these settings is not read, and exports omit it"
             for each in groups
             if each not in OWN_GROUPS
         ]
@@ -343,8 +343,8 @@ def _engine(keys: KeyReader) -> str:
     told = " ".join(map(str, (*named, *groups)))
     if unread := next((engine for engine in UNREAD_ENGINES if engine in told), None):
         raise SpecError(
-            f"the launch trains by verl's engine {unread}, which autotune does not read",
-            remedy="engines of verl that it reads: FSDP and Megatron",
+            f"the launch trains with verl's engine {unread}, which autotune does not read",
+            remedy="verl engines that it reads: FSDP and Megatron",
             field="FILE",
         )
     return "megatron" if "megatron" in told or keys.find(f"{ACTOR}.megatron") is not None else "fsdp"
@@ -360,7 +360,7 @@ def _uncounted(keys: KeyReader) -> Iterator[str]:
         gpus = (keys.find("distillation.nnodes") or 0) * (keys.find("distillation.n_gpus_per_node") or 8)
         yield f"distillation: the teacher's {gpus} GPUs and its time are not counted; launches keep them"
     if keys.find(f"{ACTOR}.entropy_coeff"):
-        yield f"{ACTOR}.entropy_coeff: the memory that an entropy in the loss needs for copies of the logits is not counted"
+        yield f"{ACTOR}.entropy_coeff: an entropy term in the loss needs copies of the logits, whose memory is not counted"
 
 
 def _has(settings: Mapping[str, Any], path: str) -> bool:

@@ -50,13 +50,15 @@ def check_overrides(overrides: Mapping[str, Any], argv: Sequence[str], known: fr
             programs = ", ".join(word for word in argv if word.endswith(".py"))
             raise SpecError(
                 f"overrides need a program in argv, but no argument is {name!r}",
-                remedy=f"write it as in argv: {programs}" if programs else "write the file or module as in argv",
+                remedy=f"write it as in argv: {programs}"
+                if programs
+                else "write the file or module exactly as in argv",
                 field=where,
             )
         if not name.endswith(".py") and not any(pair == (flag, name) for pair in pairwise(argv) for flag in _MODULE):
             raise SpecError(
                 f"overrides need a Python program, but {name!r} is neither a .py file nor a module after -m",
-                remedy="write the file or module that trains as in argv",
+                remedy="give the file or module that trains, exactly as in argv",
                 field=where,
             )
         check_file_name(_file(name))

@@ -33,7 +33,7 @@ def check_training(training: Mapping[str, Any], argv: Sequence[str], files: Mapp
             near = nearest(str(key), known)
             raise SpecError(
                 f"a key of `training` must be an argument in argv, steps, seed, append or a name in files, but is {key!r}",
-                remedy=near or "write the argument as in argv",
+                remedy=near or "write the argument exactly as in argv",
                 field=where,
             )
         if key in files:

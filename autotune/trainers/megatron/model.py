@@ -57,7 +57,7 @@ def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
 def model_notes(model: ModelSpec) -> Iterator[str]:
     """Figures of the model's rotary scaling that have no flags."""
     if {**(llama3_scaling(model) or LLAMA3_SCALING), "factor": 8.0} != LLAMA3_SCALING:
-        yield "only the factor of the model's rotary scaling is carried over, because its other figures differ from Llama 3.1's"
+        yield "only the factor of the model's rotary scaling is carried over, because its other parameters differ from Llama 3.1's"
     scaling = yarn_scaling(model)
     if scaling and not model.kv_lora_rank:
         yield "the rotary scaling 'yarn' of the model's config.json is only carried over with latent attention: set it in the trainer"

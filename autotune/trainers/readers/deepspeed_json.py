@@ -57,7 +57,7 @@ def read(present: PresentConfiguration) -> Reading:
     settings = _told(keys.left)
     if filled := sorted(set(dotted(keys.left)) - set(dotted(settings))):
         keys.remarks.append(
-            f"{name}: left out, because {AUTO!r} is for Hugging Face's Trainer to fill in: {', '.join(filled)}"
+            f"{name}: left out, because {AUTO!r} is filled in by Hugging Face's Trainer: {', '.join(filled)}"
         )
     return Reading(
         knobs=knobs,

@@ -81,7 +81,7 @@ def read(present: PresentConfiguration) -> Reading:
             recompute = True
         if keys.find("trainer.logger"):
             keys.remarks.append(
-                f"{name}: trainer.logger is left out, because the exported program has none: name yours with the option script"
+                f"{name}: trainer.logger is left out, because the exported program has none; to keep it, give your own program with the option script"
             )
         keys.drop(*(f"trainer.{key}" for key in WRITTEN_ANEW))
     keys.drop("trainer.accelerator")
@@ -120,7 +120,7 @@ def _strategy(keys: KeyReader) -> tuple[int, dict[str, int | None], bool]:
     if not isinstance(written, dict):
         if str(written).endswith("_offload"):
             keys.remarks.append(
-                f"{keys.name}: trainer.strategy={written}: host memory offloading is ignored, everything is assumed to be on the GPU"
+                f"{keys.name}: trainer.strategy={written}: host memory offloading is ignored, and everything is assumed to be on the GPU"
             )
         return keys.word("trainer.strategy", STAGES) or 0, {"tp": 1}, False
     kind = str(keys.text("trainer.strategy.class_path")).rpartition(".")[2]

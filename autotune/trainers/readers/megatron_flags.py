@@ -92,7 +92,7 @@ def read(present: PresentConfiguration) -> Reading:
     keys.drop(*(("optimizer",) if optimizer else ()))
     if not optimizer and (kept := keys.find("optimizer")) is not None:
         keys.remarks.append(
-            f"{keys.name}: --optimizer {kept} is kept, but counted as AdamW: its own memory and time are unknown"
+            f"{keys.name}: --optimizer {kept} is kept, but counted as AdamW, because its own memory and time are unknown"
         )
     if unread := [flag for flag in keys.left if _SIZE.search(flag) and not _NO_SIZE.search(flag)]:
         named = ", ".join(f"--{flag}" for flag in unread)

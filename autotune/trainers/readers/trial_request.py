@@ -16,7 +16,7 @@ def read(present: PresentConfiguration) -> Reading:
     config, workload = document.get("config"), document.get("workload")
     if not isinstance(config, dict) or not isinstance(workload, dict):
         raise SpecError(
-            f"{name} is not a request of the native trainer: it has no config and workload",
+            f"{name} is not a request for the native trainer: it has no config and workload",
             remedy="give the request.json of an exported folder",
             field="FILE",
         )

@@ -43,7 +43,7 @@ class Kubernetes(Scheduler):
         size = sum(len(text.encode()) for text in texts.values())
         if size > MAX_BYTES:
             raise ExportError(
-                f"a ConfigMap holds at most {MAX_BYTES:,} bytes, but the files of the launch have {size:,}",
+                f"a ConfigMap holds at most {MAX_BYTES:,} bytes, but the launch files have {size:,}",
                 remedy="put the files into the image and export with --on shell",
                 field="files",
             )
@@ -79,7 +79,7 @@ class Kubernetes(Scheduler):
         """What must be set or be in the image."""
         missing = () if options["image"] else (f"replace {NO_IMAGE} in {MANIFEST}, or give the option image=NAME",)
         where = f" in {launch.cwd}" if launch.cwd not in ("", ".") else ""
-        return (*missing, f"the image must hold the program{where} and its libraries; only the launch's files are sent")
+        return (*missing, f"the image must hold the program{where} and its libraries; only the launch files are sent")
 
 
 def _job(name: str, shape: JobShape, image: str, keys: Mapping[str, str]) -> dict[str, Any]:

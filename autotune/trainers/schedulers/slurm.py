@@ -62,7 +62,7 @@ class Slurm(Scheduler):
 
     def notes(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> tuple[str, ...]:
         """What the nodes must have."""
-        return ("all nodes must see the job's folder, and have its program in their PATH",)
+        return ("all nodes must see the job folder, and have its program in their PATH",)
 
 
 def directive_lines(

@@ -15,7 +15,7 @@ from autotune.trainers.base.trained_families import TORCHTITAN, who_trains
 from autotune.trainers.documents.python_source import call
 from autotune.trainers.torchtitan.settings import rotary_scaling
 
-WITH_CONFIG_JSON = "name the model's config.json in the spec: torchtitan 0.3 trains Qwen3's, DeepSeek's and gpt-oss's"
+WITH_CONFIG_JSON = "set `model` to its config.json; torchtitan 0.3 accepts those of Qwen3, DeepSeek and gpt-oss"
 GPT_OSS_WINDOW, SWIGLU_LIMIT = 128, 7.0
 """what gpt-oss's class in transformers takes where the file does not say"""
 
@@ -61,7 +61,7 @@ def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         Rule(
             kinds and list(kinds) != known,
             "model.family",
-            "its gpt-oss attends to a window in every other layer, starting with the first, but the file's layer_types are in a different order",
+            "its gpt-oss has window attention in every other layer, starting with the first, but the file's layer_types are in a different order",
             remedy=f"use {who_trains('gpt_oss', but='torchtitan')}",
             value="gpt_oss",
         ),

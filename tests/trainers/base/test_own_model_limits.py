@@ -38,7 +38,7 @@ def refusal(name: str, config: str, **code: Any) -> str:
             "tp=2,dp=1",
             r"tp=2: mine has no tensor-parallel plan.*use tp=1, or return one from the builder \(`tp_plan`\)",
         ),
-        ("pp=2,accumulation_steps=8", r"pp=2: mine does not say where a pipeline may split it.*`pp_split`"),
+        ("pp=2,accumulation_steps=8", r"pp=2: mine defines no split points for a pipeline.*`pp_split`"),
         ("cp=2", r"cp=2: context parallelism replaces the attention"),
         ("recompute=mlp", r"recompute=mlp: .*; nearest: recompute=full"),
         ("precision=fp8", r"fp8 replaces the projections.*nearest: precision=bf16"),

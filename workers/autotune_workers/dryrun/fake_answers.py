@@ -47,7 +47,7 @@ SIZED_BY_VALUES = ("nonzero", "bincount", "masked_select", "_unique2", "unique_d
 """operations whose result has a shape that values decide"""
 UNFILLED = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 """operations whose result has no values yet"""
-INPUTS_DECIDE = "every token is 0, and the model selects by the values of its inputs"
+INPUTS_DECIDE = "every token is 0, but the model selects by the values of its inputs"
 CHOICES = ("topk", "argmax", "multinomial")
 """operations by which a router chooses experts"""
 

@@ -73,7 +73,7 @@ def find_builder(code: ModelCode) -> Callable[..., Any]:
         if not own and isinstance(error, ModuleNotFoundError):
             remedy = f"install {error.name} where the ranks run"
         elif not own:
-            remedy = "correct the line; a module that needs a GPU, files or the network should ask for them inside the function"
+            remedy = "correct the line; a module that needs a GPU, files or the network should access them inside the function"
         raise ConfigError(
             f"the module {module_name} of the builder cannot be imported: {said(error)}",
             remedy=remedy,

@@ -65,7 +65,8 @@ class MachineTurn:
             self.give_back()
             if not self._warned:
                 LOG.warning(
-                    "trials of other studies may run on this machine at the same time and disturb each other: %s", error
+                    "trials of other studies may run on this machine at the same time and disturb the measurements: %s",
+                    error,
                 )
             self._warned = True
         return ""

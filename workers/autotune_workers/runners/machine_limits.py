@@ -91,7 +91,7 @@ def check_ranks(study: Study, smallest: ParallelConfig, capacity: float) -> None
     if smallest.world_size > capacity:
         raise RunnerError(
             f"the smallest config of the space needs {smallest.world_size} ranks, but the runner {study.runner!r} has {int(capacity)} on this machine",
-            remedy="use `cluster: local`, allow smaller world_sizes in the space, or run it on the cluster",
+            remedy="use `cluster: local`, allow smaller world_sizes in the space, or run the study on the cluster",
             field="runner",
         )
 
@@ -136,7 +136,7 @@ def check_launch(name: str, launch: Launch) -> None:
         program = os.path.join(launch.programs_folder, launch.argv[0]) if launch.python else launch.argv[0]
         raise RunnerError(
             f"the trainer {name} starts {program!r}, but there is no such program here",
-            remedy="install it, name its environment with trainer.python, or name it by its path",
+            remedy="install it, set trainer.python to its environment, or give its path",
             field="trainer",
         )
 

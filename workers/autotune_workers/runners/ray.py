@@ -146,7 +146,7 @@ class RayRunner(AnyTrainerRunner):
         if needed.nnodes > 1:
             raise RunnerError(
                 f"the smallest config of the space needs {needed.nnodes} nodes, but no Ray cluster is given, and one started here has only this machine",
-                remedy="in a Slurm allocation with that many nodes it is started on them; otherwise start Ray on the nodes (`ray start --head` on one, "
+                remedy="in a Slurm allocation with that many nodes, autotune starts Ray on them; otherwise start it yourself (`ray start --head` on one, "
                 "`ray start --address=HOST:6379` on the others) and set RAY_ADDRESS or runner.address, or tune for one node",
                 field="runner.address",
             )

@@ -182,7 +182,7 @@ class ProgramAttempt:
         if self._told_s is not None and now_s - self._told_s >= GONE_S:
             self.healthy = False
             for node in [node for node in self._nodes if not node.over]:
-                why = f"its keeper did not end the program within {GONE_S:g} s"
+                why = f"its keeper did not stop the program within {GONE_S:g} s"
                 self._note_end(NodeEnd(**self._who(node), gone=why), now_s)
 
     def _read(self, node: _Node, message: Message, now_s: float) -> None:

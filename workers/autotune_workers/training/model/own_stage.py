@@ -32,7 +32,7 @@ from autotune_workers.own_model.users_line import said, user_line
 from autotune_workers.training.model.own_chunked_loss import ChunkedHead
 from autotune_workers.training.torch_internals import pytree
 
-REMEDY = "name other places under `pp_split`, or return it as a function (model, stage, num_stages) -> the module of that stage"
+REMEDY = "give other split points under `pp_split`, or return it as a function (model, stage, num_stages) -> the module of that stage"
 
 
 def cut(built: BuiltModel, stage: int, num_stages: int) -> BuiltModel:
@@ -45,7 +45,7 @@ def cut(built: BuiltModel, stage: int, num_stages: int) -> BuiltModel:
     if num_stages > len(places) + 1:
         raise ConfigError(
             f"{num_stages} stages need {num_stages - 1} split points, but the model has {len(places)}",
-            remedy="use a smaller pp, or name more places under `pp_split`",
+            remedy="use a smaller pp, or give more split points under `pp_split`",
             field="pp",
         )
     stages = _stages(built, cut_places(places, num_stages))
@@ -319,7 +319,7 @@ def _only_tensor(output: Any) -> Tensor:
     if not isinstance(output, Tensor):
         raise ConfigError(
             f"a pipeline stage passes one tensor to the next, but the module returned a {type(output).__name__}",
-            remedy="name other places under `pp_split`, or return it as a function (model, stage, num_stages) -> the module of that stage",
+            remedy="give other split points under `pp_split`, or return it as a function (model, stage, num_stages) -> the module of that stage",
             field="model.pp_split",
         )
     return output
