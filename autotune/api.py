@@ -187,12 +187,11 @@ def tune(
     """Run a study in the foreground until it ends or you press Ctrl-C. Ctrl-C pauses it (PAUSED), and the same call resumes it.
 
     `resume`: continue an unfinished study of the same name and spec instead of starting a new one. `study_id` selects it directly. `spec` is the
-    document as written, stored with the study. `profile`: for a model built by code, whether a new study begins with the dry runs missing in
-    `store`, on this machine.
+    document as written, stored with the study. `profile`: for a model built by code, whether a new study first makes the dry runs that `store` lacks, on this machine.
 
-    `searcher` replaces the study's: a registered name, a class of `autotune.search.Searcher`, a function that returns one for an
+    `searcher` replaces the study's: a registered name, an `autotune.search.Searcher` class, a function that returns a searcher for an
     `autotune.search.Problem`, or a fresh searcher over `SearchSpace.of_study(study)`. `runner` replaces the study's: an
-    `autotune.ports.TrialRunner`, which is closed at the end. The study records the name of such an object (`python:MODULE.NAME`). A later call
+    `autotune.ports.TrialRunner`, which is closed at the end. For a searcher or runner passed as an object, the study records `python:MODULE.NAME`. A later call
     that passes the same object continues the study, and a new searcher replays all trials.
 
     In a Slurm allocation, Ray is started on its nodes, and the job's remaining time limits the study: a winner is named before it ends, or with
@@ -307,7 +306,7 @@ def calibrate(
 
     if cluster not in calibrator_names():
         raise SpecError(
-            f"a machine can only measure its own cluster, but {cluster!r} is not a registered calibrator",
+            f"a machine can only measure its own cluster, but no calibrator is registered for {cluster!r}",
             remedy=f"use {', '.join(calibrator_names())} on a machine of that cluster",
             field="cluster",
         )

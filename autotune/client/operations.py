@@ -33,7 +33,7 @@ BUSY = (429, 503)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request. Each can be sent twice without harm: it only reads, carries an idempotency key, or asks for a state."""
+    """One request. Each is safe to send twice: it only reads, carries an idempotency key, or requests a state."""
 
     method: str = "GET"
     path: str
@@ -303,7 +303,7 @@ def address_of(url: str | None) -> str:
 
 
 def unreachable(url: str, error: object) -> ServiceUnavailableError:
-    """The error of a service that does not answer."""
+    """The error for a service that does not answer."""
     return ServiceUnavailableError(
         f"the service at {url} cannot be reached: {error}",
         remedy="start it with `autotune serve`, or give a different address with --url or AUTOTUNE_URL",
@@ -311,7 +311,7 @@ def unreachable(url: str, error: object) -> ServiceUnavailableError:
 
 
 def error_of(answer: httpx.Response) -> AutotuneError:
-    """The error in a response, as the class that the service raised."""
+    """The error in a response, as an instance of the class that the service raised."""
     try:
         body = answer.json()["error"]
         kind, message, field, remedy = (str(body[name]) for name in ("kind", "message", "field", "remedy"))

@@ -37,7 +37,7 @@ class Prediction(ToolAnswer):
     peak_memory_bytes: float
     """of the fullest GPU"""
     oom_probability: float
-    """probability that it runs out of memory, 0 to 1"""
+    """probability of running out of memory, 0 to 1"""
 
     @classmethod
     def of(cls, estimate: Estimate) -> Prediction:
@@ -215,7 +215,7 @@ class TargetConfig(ToolAnswer):
     step_time_high_s: float
     """its upper end"""
     oom_probability: float
-    """probability that it runs out of memory, 0 to 1"""
+    """probability of running out of memory, 0 to 1"""
     proxies: list[int]
     """trials that ran as its proxy; empty if none has run yet, or none can"""
     no_proxy: str

@@ -108,7 +108,7 @@ def commands_again(found: Result) -> list[str]:
         export = f"autotune export {record.id} --to {_word(record.study.trainer)} -o launch"
         commands.append(f"# in Python: {line}" if line else export)
     if record.study.runner.startswith(PASSED):
-        commands.append("# in Python: the call that started the study, which made the document below")
+        commands.append("# in Python: the call that started the study and produced the document below")
     else:
         commands.append("autotune tune study.yaml   # the document below")
     return commands

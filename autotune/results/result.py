@@ -32,9 +32,9 @@ class Result:
     shown: tuple[Trial, ...]
     """the same trials with each config's corrected figure (`config_figures`), for display; without infeasible ones, which older releases listed"""
     best: Trial | None
-    """the named winner, or the best so far, of `shown`; after the finals with their measurement and reward"""
+    """the named winner, or the best so far, from `shown`; after the finals, with the measurement and reward from them"""
     baseline: Trial | None
-    """the baseline's trial of `shown`, if it could be measured; after the finals with their measurement"""
+    """the baseline trial from `shown`, if it could be measured; after the finals, with the measurement from them"""
     speedup: float | None
     """best against baseline in tokens per second"""
     speedup_low: float | None = None
@@ -48,7 +48,7 @@ class Result:
     final_rounds: int = 0
     """rounds in which best and baseline were re-measured; 0: they were measured once"""
     confirmed: tuple[Trial, ...] = ()
-    """all configs that were re-measured, best first, of `shown`"""
+    """all re-measured configs from `shown`, best first"""
     infeasible: Mapping[str, int] = field(default_factory=dict)
     """configs that cannot run here, counted by reason: the rule, the trainer's limit, or what the runner lacks"""
     notes: tuple[str, ...] = ()

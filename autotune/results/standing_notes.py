@@ -67,4 +67,4 @@ def why_below(trial: Trial, result: Result, *, than: float) -> str:
     study = result.record.study
     if next_final(first_finalists(result.trials, study), result.trials, study) is not None:
         return f"{once}: the study ended first"
-    return f"{once}: the runs of the finals were used up"
+    return f"{once}: no runs were left for the finals"

@@ -224,7 +224,7 @@ def json_schema() -> dict[str, Any]:
 def _checked(kind: type[D], document: Any, *, field: str = "") -> D:
     """The document as `kind`, or a `SpecError` that says where and why not."""
     if not isinstance(document, Mapping):
-        raise SpecError(f"must hold keys and values, but is {document!r:.80}", field=field)
+        raise SpecError(f"must map keys to values, but is {document!r:.80}", field=field)
     if not isinstance(document, ReadDocument):  # which was looked at when it was read
         check_size(document)
     try:
@@ -394,7 +394,7 @@ def _post_training(
             )
     if found.longest > step.seq_len:
         raise SpecError(
-            f"seq_len must hold the longest sequence, but seq_len={step.seq_len} and the longest has {found.longest:,} tokens",
+            f"seq_len must be at least the longest sequence, but seq_len={step.seq_len} and the longest has {found.longest:,} tokens",
             remedy=f"seq_len: {found.longest}, or smaller `max` of the lengths",
             field="workload.seq_len",
         )

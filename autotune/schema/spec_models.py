@@ -408,7 +408,7 @@ class KubernetesDocument(Document, defer_build=True):
     image: Word = Field(description="container image with autotune, Ray, the program and its libraries")
     time: JobTime | None = Field(
         default=None,
-        description="time limit from the start of the first pod, e.g. 4h. The study names a winner before it; the job ends at most 15 minutes after it. Default: none",
+        description="time limit from the start of the first pod, e.g. 4h. The study names a winner before this limit; the job ends at most 15 minutes later. Default: none",
     )
     namespace: Word | None = Field(default=None, description="namespace of the job; default: kubectl's context")
     queue: Word | None = Field(default=None, description="local queue of Kueue")

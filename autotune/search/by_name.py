@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 SearcherFactory = Callable[[Problem], Searcher]
-"""A class of `Searcher`, or a function that creates one for a problem"""
+"""A `Searcher` class, or a function that creates a searcher for a problem"""
 
 
 def make_searcher(
@@ -128,7 +128,7 @@ def searcher_name(searcher: str | SearcherFactory) -> str:
         searcher = type(searcher.searcher)
     if not callable(searcher):
         raise SpecError(
-            f"searcher must be a name, a Searcher, a class of Searcher or a function of a Problem, but is {searcher!r}",
+            f"searcher must be a name, a Searcher, a Searcher class or a function that takes a Problem, but is {searcher!r}",
             remedy="pass the class, or `lambda problem: MySearcher(problem, ...)`",
             field="searcher",
         )

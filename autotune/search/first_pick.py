@@ -71,13 +71,13 @@ def statement(
             "quarter of the target's"
         )
     if shortfall < NO_RIVAL:
-        return "no other config is expected to fit in memory and come close; replays do not show how often this is right, but a trial of another config on the target would"
+        return "no other config is expected to fit in memory and come close; replays cannot show how often this is right, but a trial of another config on the target can test it"
     found = sorted((scores or _kept_scores())["with_proxies" if with_proxies else "without"])
     level = CONFIDENCE / (1.0 - stall_probability)
     place = math.ceil((len(found) + 1) * level)
     if place > len(found):
         return (
-            f"sends between its stages on several nodes stall with a probability of {stall_probability:.0%}, so there is no bound with {CONFIDENCE:.0%} confidence: "
+            f"sends between its pipeline stages on different nodes stall with a probability of {stall_probability:.0%}, so there is no bound with {CONFIDENCE:.0%} confidence: "
             "try it and a config without a pipeline across nodes on the target"
         )
     within = -math.expm1(-shortfall * found[place - 1])

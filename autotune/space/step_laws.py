@@ -165,7 +165,7 @@ STEP_LAWS: tuple[Law, ...] = (
     ),
     Law(
         name="precision",
-        broken="the GPU does not have the precision",
+        broken="the GPU does not support the precision",
         fields=("precision",),
         check=_has_precision,
         reason=lambda w, c: (

@@ -31,7 +31,7 @@ def entry_names(kind: str) -> tuple[str, ...]:
 
 @cache
 def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
-    """The contents of that entry's file. `CatalogError` suggests the nearest entry for an unknown name; `field` is the spec's field that gave it."""
+    """The contents of that entry's file. `CatalogError` suggests the nearest entry for an unknown name; `field` is the spec field that contains it."""
     names = entry_names(kind)
     if name not in names:
         raise CatalogError(

@@ -16,7 +16,7 @@ Member = TypeVar("Member", bound=StrEnum)
 MAX_COUNT = 1 << 40
 """upper bound of counts, to catch typing errors"""
 LONGEST_NAME = 60
-"""maximum characters of a word to look up among names"""
+"""maximum length of a word that is looked up among names, in characters"""
 NEAR, NEAR_SHORT = 0.7, 0.6
 """minimum similarity of a word and the name suggested for it: one of three letters may be wrong"""
 _LEAST_FIGURE, _LARGEST_FIGURE = 1.0, 1e30

@@ -207,7 +207,7 @@ class ParallelConfig(Plain):
         return getattr(self, name) if name in KNOBS else self.extra.get(name)
 
     def values(self) -> dict[str, Any]:
-        """All its knobs by name: the built-in ones, then the study's own."""
+        """All knobs of this config by name: the built-in ones, then the study's own."""
         return {**{name: getattr(self, name) for name in FIELDS}, **self.extra}
 
     @classmethod

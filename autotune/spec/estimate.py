@@ -136,7 +136,7 @@ class Estimate(Plain):
     mfu_peak_flops_per_s: Number = 0.0
     """datasheet peak of one GPU in the precision of the matmuls, the denominator of `mfu`; 0 in estimates of earlier versions"""
     level: Number = 1.0
-    """factor on all times, learned from a study's earlier trials: measured over predicted step time of this cluster and its software"""
+    """factor on all times, learned from a study's earlier trials: measured over predicted step time on this cluster with its software"""
     level_sigma: Number = 0.0
     """standard deviation of the log of that factor, which all configs share; the interval of the step time includes it"""
     stall_probability: Number = 0.0

@@ -114,7 +114,7 @@ class Knob:
             raise self._wrong(f"must be {', '.join(listed[:-1])} or {listed[-1]}", value)
 
     def parse(self, text: str) -> Any:
-        """The value of a text, not yet checked. Raises `ConfigError` for text that is not a value of this kind."""
+        """The value in a text, not yet checked. Raises `ConfigError` for text that is not a value of this kind."""
         if self.kind == "word":
             return text
         if self.kind == "flag":

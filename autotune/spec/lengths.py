@@ -73,7 +73,7 @@ class Lengths:
 
     @classmethod
     def of_histogram(cls, counts: Mapping[float, float]) -> Lengths:
-        """The distribution of a histogram: the number of sequences of each length."""
+        """The distribution given by a histogram, the number of sequences of each length."""
         where = sorted(counts)
         weights = np.array([counts[length] for length in where], dtype=np.float64)
         if not len(weights) or weights.min() < 0 or weights.sum() <= 0:

@@ -35,7 +35,7 @@ class Plain:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The value of `to_dict`'s values; omitted fields take their defaults. Raises `SpecError` for an unknown key, and whatever the parts raise."""
+        """The object that `to_dict` turned into these values; omitted fields take their defaults. Raises `SpecError` for an unknown key, and whatever the parts raise."""
         return read_fields(cls, values)
 
 
@@ -59,7 +59,7 @@ def _by_field(value: Any) -> dict[str, Any]:
 
 
 def read_fields(kind: type[Part], values: Mapping[str, Any]) -> Part:
-    """The dataclass from `to_plain`'s values, each field read according to its type."""
+    """The dataclass that `to_plain` turned into these values; each field is read according to its type."""
     readers = _readers(kind)  # type: ignore[arg-type]
     for name in values:
         if name not in readers:

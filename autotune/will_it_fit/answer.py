@@ -49,7 +49,7 @@ class Fit:
     problem: str = ""
     """why no dry run was possible, as text; the cost model then answers"""
     remedy: str = ""
-    """what can be done about the problem"""
+    """how to fix the problem"""
     notes: tuple[str, ...] = ()
     """what the answer omits or assumes, in sentences"""
     took_s: float = 0.0
@@ -92,7 +92,7 @@ class Fit:
 
     @property
     def cost_model_verdict(self) -> Verdict:
-        """The answer of the formulas, which `plan` and `estimate` give without a profile of the model."""
+        """The formulas' answer, which `plan` and `estimate` give for a model without a profile."""
         return _verdict(float(self.estimate.oom_probability))
 
     @property

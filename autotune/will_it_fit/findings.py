@@ -150,7 +150,7 @@ def rank_tokens(fit: Fit) -> float:
 
 
 def flops_per_token(fit: Fit) -> float | None:
-    """FLOPs of a token on all ranks that share its micro-batch; the first and last ranks of a pipeline stand for themselves, middle ones for each other."""
+    """FLOPs of a token on all ranks that share its micro-batch; in a pipeline, one middle rank represents all middle ranks."""
     if not fit.runs:
         return None
     counts = stage_counts(fit.config.pp, len(fit.runs))

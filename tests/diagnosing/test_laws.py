@@ -337,7 +337,7 @@ def test_a_foreign_process_is_said_to_hold_the_rank_that_waits_by_its_number() -
 
 
 def test_a_knob_without_effect_names_the_line_that_asks_for_it() -> None:
-    text = "compile: the launch has true, the probe observed false; the option has no effect as written"
+    text = "compile: true in the launch, but the probe observed false; the option has no effect as written"
     found = first(diagnose(replace(run(ranks=2), disagreements=(text,), asked_at={"compile": "job.sh:4"})))
     assert (found.knob, found.line, found.what) == ("compile", "job.sh:4", "compile was requested, but has no effect")
     assert found.change == "the option has no effect as written"

@@ -44,7 +44,7 @@ def test_what_was_asked_for_and_not_seen(asked: dict[str, Any], seen: dict[str, 
     config = ParallelConfig(dp=2, **{"precision": "fp32", **asked})
     found = without_effect_in(config, {**SEEN, **seen}, said_by="spec")
     assert list(found) == knobs
-    assert all(text.startswith(f"{knob}: the spec has ") for knob, text in found.items())
+    assert all(text.startswith(f"{knob}: ") and " in the spec, but" in text for knob, text in found.items())
     evidence = replace(run(ranks=2), facts={**SEEN, **seen})
     told = diagnose(with_asked(evidence, config, said_by="launch")).findings
     assert [f.knob for f in told if f.cause == "knob_without_effect"] == knobs
@@ -60,4 +60,4 @@ def test_a_stored_trial_says_which_knob_had_no_effect() -> None:
     config = ParallelConfig(dp=2, precision="bf16")
     (found,) = diagnosis_of_run(Trial(config=config, status=TrialStatus.COMPLETED, measurement=measured)).findings
     assert (found.cause, found.knob) == ("knob_without_effect", "precision")
-    assert "the spec has bf16, the probe observed fp32" in found.evidence[0]
+    assert "bf16 in the spec, but the probe observed fp32" in found.evidence[0]

@@ -200,7 +200,11 @@ class TestTorchtitan(TrainerContract):
                 r"precision=fp8: .*not experts; nearest: precision=bf16",
             ),
             ("mixtral-8x7b", {"dp": 8, "zero_stage": 2}, r"model\.family=mixtral: .*it supports .*qwen3_moe"),
-            ("kimi-k2", {"dp": 8, "zero_stage": 2}, r"model\.num_experts=384: .*name the model's config.json"),
+            (
+                "kimi-k2",
+                {"dp": 8, "zero_stage": 2},
+                r"model\.num_experts=384: .*set `model` in the spec to the model's config.json",
+            ),
             (
                 "glm-4.5-air",
                 {"dp": 8, "zero_stage": 2},

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from autotune.study.check.verdict import Verdict
 
 SHOWN_LINES = 100
-"""maximum number of log lines shown that were not understood"""
+"""maximum number of unrecognized log lines to show"""
 COLUMN = 34
-"""width of the column of what was understood"""
+"""width of the column with the recognized values"""
 
 
 def register(app: typer.Typer) -> None:

@@ -35,7 +35,7 @@ def diagnose(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Find what slows a run down. Lists causes by cost, each with evidence, a way to confirm it and what to change.
+    """Find what slows a run down: causes by cost, each with evidence, a way to confirm it and what to change.
 
     Trials and runs under `autotune run --diagnose` have observations of each rank. A log alone shows less.
     """

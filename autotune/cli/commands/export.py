@@ -67,7 +67,7 @@ def export(
 ) -> None:
     """Write the files that launch a trainer with the best config.
 
-    These are a command, its environment and its configuration files. `launch.sh` starts one node. With --on, a job for the cluster's scheduler
+    It writes a command, its environment and its configuration files. `launch.sh` starts one node. With --on, a job for the cluster's scheduler
     starts all of them. Each file begins with what was tuned and how it was measured.
     """
     import shlex

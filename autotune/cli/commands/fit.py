@@ -96,7 +96,7 @@ def fit(
     It runs two optimizer steps of the model's own code without data, as one rank of the job. The answer shows how much memory is allocated, when and by
     what, with FLOPs and communication. Your own model (model: {module: ...}) is built in a separate process on this machine.
 
-    Exit code 0: the config is expected to fit (at least one, with several). 1: it is not, or no dry run was possible. 2: bad input.
+    Exit code 0: the config is expected to fit (with several configs, at least one). 1: it is not, or no dry run was possible. 2: bad input.
     """
     from autotune import api
     from autotune.ports import DryRunLimits

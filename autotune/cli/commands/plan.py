@@ -135,7 +135,7 @@ def plan(
         if not_here and verbose:
             note(f"cannot run on this machine: {not_here}")
         elif not_here:
-            note("this machine cannot run it (--verbose shows why)")
+            note("this machine cannot run it (--verbose says why)")
         elif found.rows and spec not in (None, "-"):
             note(f"next: autotune {'tune' if study.runner == SIMULATED else 'check'} {shlex.quote(spec)}")
     if not found.rows and not any(choice.config for choice in compared):

@@ -82,7 +82,7 @@ async def plan(
     ] = "",
     tokens: Annotated[
         Annotated[Tokens, IN_QUERY] | None,
-        Query(description="with clusters: the cost for this many tokens, as a number or as 300B or 15T"),
+        Query(description="with clusters: also the cost of training on this many tokens, e.g. 300B or 15T"),
     ] = None,
 ) -> Response:
     """Rank the feasible configs of a spec by the cost model. Nothing is run or stored.

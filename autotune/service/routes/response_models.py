@@ -168,7 +168,7 @@ class DeletionDocument(Answer):
     study: str
     name: str
     trials: int
-    measured: int = Field(description="measured configs that queries across studies lose")
+    measured: int = Field(description="measured configs that queries across studies will no longer find")
     learners: list[Plain] = Field(description="later studies that may have learned from it")
     held_by: list[Plain] = Field(
         description="unfinished studies that learned from it; while there are any, it cannot be deleted"
@@ -342,7 +342,7 @@ class ReviewAnswer(Answer):
         description="if no edit is certain to be faster: changes worth a trial, like edits, with their chance of a gain",
     )
     if_out_of_memory: Plain | None = Field(
-        default=None, description="if the launch may not fit and no edit surely does: what would help"
+        default=None, description="if the launch may not fit and no edit is certain to fit: what would help"
     )
     warnings: list[Plain]
 

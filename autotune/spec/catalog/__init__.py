@@ -109,5 +109,5 @@ def cluster_of(gpu_type: str | GpuSpec, *, num_nodes: int = 1, gpus_per_node: in
 
 
 def cluster(name: str) -> ClusterSpec:
-    """The cluster of a name like `h100-sxm-4x8`: any size of any GPU type. Raises `CatalogError` for any other name."""
+    """The cluster for a name like `h100-sxm-4x8`, of any size and GPU type. Raises `CatalogError` for any other name."""
     return ClusterSpec.named(name)

@@ -22,7 +22,7 @@ Document = Mapping[str, Any]
 INLINE = "give the model's fields inline: num_layers, hidden_size, num_attention_heads, vocab_size, ..."
 """remedy for a file that cannot be read"""
 BUILT = (
-    "write `model: {hf: PATH}` with transformers installed, which builds the class and counts it, or {module: ...} for your own code; "
+    "write `model: {hf: PATH}` with transformers installed, which builds the class and counts its weights, or {module: ...} for your own code; "
     f"otherwise, for an approximation, {INLINE}"
 )
 """remedy for a file with layers that no shape describes"""

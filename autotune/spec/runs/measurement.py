@@ -43,7 +43,7 @@ class Measurement(Plain):
     gradient_noise_interval: tuple[float, float] | None = None
     """90% interval of the noise scale, sequences"""
     setup_s: float = 0.0
-    """seconds before the first step: processes, groups, model"""
+    """seconds before the first step, for starting processes and groups and building the model"""
     flops_per_token: float | None = None
     """model FLOPs per token, without recomputation, if known"""
     peak_flops_per_s: float | None = None
@@ -64,7 +64,7 @@ class Measurement(Plain):
     reference_losses: tuple[float, ...] = ()
     """losses of an fp32 reference on the same data, if one was measured"""
     reference_grad_norms: tuple[float, ...] = ()
-    """gradient norms on the same data of that reference, or else of the baseline: spikes there are caused by the data"""
+    """gradient norms of that reference, or else of the baseline, on the same data: spikes that both have are caused by the data"""
     loss_comparison: LossComparison | None = None
     """the loss at equal tokens compared with other configs, if they do not see the same data"""
     time_from: str = ""
@@ -174,7 +174,7 @@ class Measurement(Plain):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Measurement:
-        """The measurement from `to_dict`'s values; derived ones are recomputed."""
+        """The measurement that `to_dict` turned into these values; derived values are recomputed."""
         return cls(**{k: _back(v) for k, v in values.items() if k in cls.__dataclass_fields__})
 
 

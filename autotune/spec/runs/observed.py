@@ -72,7 +72,7 @@ class ObservedRun(Plain):
 
     @property
     def all_versions(self) -> Mapping[str, str]:
-        """With the versions that its own processes reported, which take precedence."""
+        """All known versions; those that the run's own processes reported take precedence."""
         return {**self.versions, **(self.measurement.versions if self.measurement else {})}
 
     @property

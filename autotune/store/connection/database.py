@@ -154,8 +154,8 @@ class Database:
         else:
             return
         raise StoreUnavailableError(
-            f"the file of the store {path} was {what} while it was open",
-            remedy="bring the file back (from a backup with `autotune store restore FILE`), then start again",
+            f"the store file {path} was {what} while it was open",
+            remedy="bring the file back (from a backup: `autotune store restore FILE`), then start again",
         )
 
     def _refuse_outdated(self, connection: Connection) -> None:

@@ -50,7 +50,7 @@ def _faults(record: StudyRecord, trials: Sequence[Trial], events: Sequence[Histo
         for fault in _trial_faults(trial, lines.pop(trial.number, [])):
             yield f"trial {trial.number} {fault}"
     for number in lines:
-        yield f"trial {number} is in the history but not in the table of trials"
+        yield f"trial {number} is in the history but not in the trials table"
     fences = [event.data["fence"] for event in events if event.kind == EventKind.CLAIMED]
     if any(later <= earlier for earlier, later in itertools.pairwise(fences)):
         yield f"fencing numbers do not grow: {fences}"

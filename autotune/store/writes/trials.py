@@ -155,7 +155,7 @@ def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReporte
     for report in steps:
         of_study, number, attempt = report.id
         if of_study != lease.study:
-            raise ConflictError(f"a report of study {of_study} came with the lease of study {lease.study}")
+            raise ConflictError(f"a report for study {of_study} came with the lease of study {lease.study}")
         if (number, attempt) not in grown:
             row = _attempt(connection, study, number, attempt)
             grown[number, attempt] = (row, row.steps)

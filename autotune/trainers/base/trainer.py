@@ -113,7 +113,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def parse_line(self, line: str) -> StepMetrics | None:
-        """The step metrics of a line of its log; None for any other line. Never raises."""
+        """The step metrics in a line of its log; None for any other line. Never raises."""
 
     can_import: ClassVar[bool] = False
     """whether `read_config` reads what `build` writes"""
@@ -154,14 +154,14 @@ class Trainer(ABC):
         return PresentConfiguration(files={self.settings_file: document_text(self.settings_file, settings)})
 
     def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
-        """The function that reads its log; override it if the format of the log depends on options."""
+        """The function that reads its log; override it if the log format depends on options."""
         return self.parse_line
 
     step_marks: ClassVar[tuple[str, ...]] = ()
-    """texts; each line that `parse_line` reads has at least one of them, if known"""
+    """texts such that each line read by `parse_line` contains at least one of them; empty if unknown"""
 
     def step_line_test(self, options: Mapping[str, Any] | None = None) -> LineTest:
-        """Which lines may describe a step: if a log is too long, the others are left out. Override it if what `reader` reads from a line depends on
+        """Tests which lines may describe a step; the others are left out if a log is too long. Override it if what `reader` reads from a line depends on
         earlier lines."""
         read = self.reader(options)
         return LineTest(may_tell=lambda line: read(line) is not None, marks=self.step_marks)
@@ -262,7 +262,7 @@ class Trainer(ABC):
         return {name: given.get(name, option.default) for name, option in known.items()}
 
     def in_training(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a study for its exported launch: without those only for trials."""
+        """The options of a study for its exported launch: without those that are only for trials."""
         return dict(options)
 
     @final

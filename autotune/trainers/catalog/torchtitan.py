@@ -41,7 +41,7 @@ class TorchtitanTrainer(Trainer):
     name = "torchtitan"
     families = frozenset(TORCHTITAN)
     shapes = frozenset({"num_dense_layers", "shared_ffn_hidden_size", "kv_lora_rank"})
-    summary = "torchtitan's Llama, Qwen3, DeepSeek or gpt-oss: a Python configuration (0.3); its Llama by a TOML job file (0.2)"
+    summary = "torchtitan's Llama, Qwen3, DeepSeek or gpt-oss from a Python configuration (0.3), or its Llama from a TOML job file (0.2)"
     checked_against = "torchtitan 0.2.2, 0.3.0"
     rotary_scalings = frozenset({"llama3", "yarn"})
     no_adapters = "release 0.2 has none, and 0.3 keeps frozen weights in fp32, which the memory estimate does not count"
@@ -159,7 +159,7 @@ class TorchtitanTrainer(Trainer):
             files = torchtitan_config.config_files(workload, c, options, assets)
             command, needed = torchtitan_config.COMMAND, "needs torchtitan 0.3 (pip install 'torchtitan>=0.3,<0.4')"
         env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **tf32_environment(c.precision)}
-        notes = [*cpu_note(workload, "torchtitan"), f"{needed}; but the option version names a different release"]
+        notes = [*cpu_note(workload, "torchtitan"), f"{needed}; but the option version selects a different release"]
         if options["version"] == "0.2":
             notes.append(
                 "estimates count the loss of release 0.3, which computes logits in chunks; 0.2 computes all at once and needs more memory"

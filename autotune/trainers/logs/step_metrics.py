@@ -16,7 +16,7 @@ class StepMetrics:
     """The metrics of one optimizer step in one log line; None if missing."""
 
     step: int | None = None
-    """the step, as the trainer counts"""
+    """number of the step, as the trainer counts"""
     step_time_s: float | None = None
     """seconds of the step (mean since the last line, if the trainer logs every few steps)"""
     steps_per_s: float | None = None
@@ -36,7 +36,7 @@ class StepMetrics:
     skipped: bool = False
     """whether loss scaling skipped the step"""
     ends_step: bool = False
-    """whether it ends a step without giving a time, so that only its time of arrival is known"""
+    """whether it ends a step without giving a time, so that only the line's time of arrival is known"""
     resolution_s: float = 0.0
     """unit of the last printed digit of the time; 0 if unknown"""
     counts: str = field(default="", compare=False)
@@ -62,7 +62,7 @@ LineReader = Callable[[str], StepMetrics | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineTest:
-    """Which lines of a log that is too long to pass on in full may describe a step."""
+    """Selects the lines that may describe a step, for logs that are too long to pass on in full."""
 
     may_tell: Callable[[str], bool]
     """decided by the line alone"""

@@ -15,7 +15,9 @@ from autotune.trainers.base.trained_families import TORCHTITAN, who_trains
 from autotune.trainers.documents.python_source import call
 from autotune.trainers.torchtitan.settings import rotary_scaling
 
-WITH_CONFIG_JSON = "set `model` to its config.json; torchtitan 0.3 accepts those of Qwen3, DeepSeek and gpt-oss"
+WITH_CONFIG_JSON = (
+    "set `model` in the spec to the model's config.json; torchtitan 0.3 accepts those of Qwen3, DeepSeek and gpt-oss"
+)
 GPT_OSS_WINDOW, SWIGLU_LIMIT = 128, 7.0
 """what gpt-oss's class in transformers takes where the file does not say"""
 
