@@ -162,7 +162,7 @@ def _texts(job: KubernetesDocument, base: Path) -> dict[str, str]:
         if not path.is_relative_to(base) or not path.is_file():
             raise SpecError(
                 f"kubernetes.files must exist below {base}, but there is no file {name!r}",
-                remedy="name files below the spec's folder",
+                remedy="list only files in the spec folder or below",
                 field="kubernetes.files",
             )
         try:

@@ -41,7 +41,7 @@ class Prediction(ToolAnswer):
 
     @classmethod
     def of(cls, estimate: Estimate) -> Prediction:
-        """The figures of an estimate of one config."""
+        """The estimated figures of one config."""
         return cls(**{name: rounded(getattr(estimate, name)) for name in cls.model_fields})
 
 

@@ -60,7 +60,7 @@ class FigureTable:
     """plain values; None if missing"""
 
     def csv(self) -> str:
-        """All rows as CSV (RFC 4180), with the columns' names first."""
+        """All rows as CSV (RFC 4180), below a line with the column names."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\r\n")
         writer.writerow([column.name for column in self.columns])

@@ -29,11 +29,11 @@ class ModelDocument(Document, defer_build=True):
     max_positions: StrictInt = Field(default=0, ge=0, description="learned positions; 0 means none (rotary)")
     attention_head_dim: StrictInt = Field(default=0, ge=0, description="0 means hidden_size / num_attention_heads")
     num_dense_layers: StrictInt = Field(default=0, ge=0, description="layers without experts in a model with experts")
-    dense_ffn_hidden_size: StrictInt = Field(default=0, ge=0, description="inner width of the MLP of these layers")
+    dense_ffn_hidden_size: StrictInt = Field(default=0, ge=0, description="inner width of these layers' MLP")
     shared_ffn_hidden_size: StrictInt = Field(default=0, ge=0, description="inner width of the shared experts")
     kv_lora_rank: StrictInt = Field(default=0, ge=0, description="latent attention: width of the latent; 0 means none")
     q_lora_rank: StrictInt = Field(
-        default=0, ge=0, description="latent attention: width of the queries' latent; 0 means none"
+        default=0, ge=0, description="latent attention: width of the query latent; 0 means none"
     )
     qk_rope_head_dim: StrictInt = Field(default=0, ge=0, description="latent attention: rotated part of a head")
     v_head_dim: StrictInt = Field(default=0, ge=0, description="latent attention: size of one head's values")

@@ -106,7 +106,7 @@ Fabric = Literal[
 
 
 class LinkDocument(Document, defer_build=True):
-    """A link between GPUs, per GPU and direction. Omitted keys come from the GPU's catalog entry, or from a port of the fabric."""
+    """A link between GPUs, per GPU and direction. Omitted keys are taken from the GPU's catalog entry, or from a port of the fabric."""
 
     latency_s: Latency | None = None
     bytes_per_s: BytesPerSecond | None = None
@@ -116,7 +116,7 @@ class LinkDocument(Document, defer_build=True):
 
 
 class ClusterDocument(Document, defer_build=True):
-    """Identical nodes with GPUs. Omitted links come from the catalog."""
+    """Identical nodes with GPUs. Omitted links are taken from the catalog."""
 
     name: Name | None = None
     gpu: Annotated[
@@ -350,10 +350,10 @@ class SlurmDocument(BaseModel):
     account: Word | None = None
     qos: Word | None = None
     nodes: Annotated[StrictInt, Field(ge=1, le=1 << 20)] | None = Field(
-        default=None, description="only with `cluster: slurm`; otherwise it follows from the cluster"
+        default=None, description="only with `cluster: slurm`; otherwise determined by the cluster"
     )
     gpus_per_node: Annotated[StrictInt, Field(ge=0, le=1 << 12)] | None = Field(
-        default=None, description="only with `cluster: slurm`; otherwise it follows from the cluster"
+        default=None, description="only with `cluster: slurm`; otherwise determined by the cluster"
     )
     requeue: StrictBool = Field(
         default=False,

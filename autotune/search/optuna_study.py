@@ -25,7 +25,7 @@ Predicted memory as a constraint of any Optuna sampler, so that it learns to avo
     P(OOM)   predicted probability that the config runs out of memory
     Q        quantile of the standard normal distribution: predicted memory is log-normal, so this is ln(predicted need / usable memory) in standard deviations
 
-It grows steadily with the memory that a config needs, which suits samplers that model the constraint (`GPSampler`) as well as those that compare violations
+It grows steadily with the memory that a config needs, which suits both samplers that model the constraint (`GPSampler`) and samplers that compare violations
 (`TPESampler`, `NSGAIISampler`). It is limited to plus and minus 5, where the probability is practically 0 or 1.
 
     limit = MemoryConstraint(workload)

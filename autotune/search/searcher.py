@@ -44,7 +44,7 @@ class Problem:
     estimate: Estimate | None = None
     """prediction for all N candidates; None: computed by the cost model when needed"""
     calibration: Calibration | None = None
-    """constants of the cost model, for configs outside the space and for the history; None: those of each workload"""
+    """constants of the cost model, for configs outside the space and for the history; None: each workload's own"""
     objective: Objective = field(default_factory=Objective)
     """what the reward measures"""
     history: tuple[tuple[Workload, Trial], ...] = ()

@@ -167,7 +167,7 @@ class ClusterSpec:
     inter_node: LinkSpec = field(default_factory=lambda: LinkSpec(latency_s=10e-6, bytes_per_s=25e9))
     """link between GPUs of two domains"""
     gpus_per_domain: int = 0
-    """GPUs joined by the intra_node link, if it reaches beyond a node (72 in a GB200 NVL72 rack); 0: those of a node"""
+    """GPUs joined by the intra_node link, if it reaches beyond a node (72 in a GB200 NVL72 rack); 0: only the GPUs of a node"""
     cores_per_node: int | None = None
     """cores that the ranks of a node share, for ranks that are CPU processes; None if unknown"""
 

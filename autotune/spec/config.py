@@ -159,7 +159,7 @@ class ParallelConfig(Plain):
     offload: str = knob(
         "word",
         "none",
-        "what is kept in host memory: nothing, the optimizer's states (updated there), the activations, or all of it",
+        "what is kept in host memory: nothing, the optimizer states (updated there), the activations, or both",
         values=("none", "optimizer", "activations", "all"),
         label="{}-offload",
     )

@@ -94,7 +94,7 @@ class PhaseParts(_Parts):
     log_prob: Number
     """computing log-probabilities of the policy"""
     reference: Number
-    """computing those of the reference model"""
+    """computing log-probabilities with the reference model"""
     values: Number
     """values of the critic"""
     update: Number

@@ -58,13 +58,13 @@ class ModelSpec(Plain):
     num_dense_layers: int = 0
     """layers of a model with experts that have a dense MLP instead"""
     dense_ffn_hidden_size: int = 0
-    """inner width of the MLP of these layers"""
+    """inner width of these layers' MLP"""
     shared_ffn_hidden_size: int = 0
     """inner width of the shared experts, taken together; 0 means none"""
     kv_lora_rank: int = 0
-    """width of the latent of keys and values (latent attention, arXiv:2405.04434); 0: they are projected directly"""
+    """width of the key-value latent (latent attention, arXiv:2405.04434); 0: keys and values are projected directly"""
     q_lora_rank: int = 0
-    """width of the latent of queries; 0: they are projected directly"""
+    """width of the query latent; 0: queries are projected directly"""
     qk_rope_head_dim: int = 0
     """rotated part of a head, with keys shared by all heads; only with latent attention"""
     v_head_dim: int = 0
@@ -181,7 +181,7 @@ class ModelSpec(Plain):
 
     @property
     def dense_mlp_parameters(self) -> int:
-        """Weights of the MLP of a layer without experts."""
+        """MLP weights of a layer without experts."""
         return self._mlp(self.dense_ffn_hidden_size) if self.num_experts else self.mlp_parameters
 
     @property
@@ -215,7 +215,7 @@ class ModelSpec(Plain):
 
     @property
     def mtp_parameters(self) -> int:
-        """Weights of one multi-token prediction layer in addition to those of a decoder layer: a projection of two states into one, and three norms. It
+        """Weights that a multi-token prediction layer has in addition to a decoder layer: a projection of two states into one, and three norms. It
         shares the embedding and the output projection."""
         return 2 * self.hidden_size**2 + self.norm_parameters * 3 // 2
 

@@ -36,7 +36,7 @@ class ModelCode:
     folder: str = ""
     """folder from which the module is imported (the spec's); empty if it is installed"""
     num_parameters: int = 0
-    """number of weights of the built model; 0 if only its shape is known"""
+    """weight count of the built model; 0 if only its shape is known"""
     has_tensor_plan: bool = False
     """whether it has a tensor-parallel plan"""
     has_pipeline_split: bool = False

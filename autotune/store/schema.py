@@ -65,7 +65,7 @@ def version(connection: Connection) -> str | None:
             return str(found)
     if "studies" in tables or (tables and connection.dialect.name == "sqlite"):
         raise StoreCorruptError(
-            f"this database is not a store of autotune: it holds the tables {', '.join(sorted(tables)[:5])}",
+            f"this database is not an autotune store: it has the tables {', '.join(sorted(tables)[:5])}",
             remedy="name another file or database",
         )
     return None

@@ -130,9 +130,9 @@ class Recheck:
                         f"the {_shown(worse.role)} is now {math.expm1(apart):.1%} ahead of the {_shown(better.role)}"
                     )
         if overtaken:
-            return "the old order does not hold: " + "; ".join(overtaken)
+            return "the ranking has changed: " + "; ".join(overtaken)
         return (
-            "the old order holds: no config is significantly faster than one ranked above it"
+            "the ranking still holds: no config is significantly faster than one ranked above it"
             if len(found) > 1
             else "there is no ranking to compare"
         )

@@ -245,7 +245,7 @@ def _manifest(root: Path) -> Mapping[str, str]:
 def _check_free(root: Path, name: str, text: str, mine: Mapping[str, str]) -> None:
     path = root / name
     if not path.parent.resolve().is_relative_to(root):
-        raise ExportError(f"{name} would leave the folder {root}: a part of it is a link", field="files")
+        raise ExportError(f"{name} would leave the folder {root}: a part of its path is a link", field="files")
     if not path.is_symlink() and not path.exists():
         return
     if path.is_symlink() or not path.is_file():

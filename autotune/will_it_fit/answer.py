@@ -36,7 +36,7 @@ LIMIT = 0.05
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Whether one config fits into the memory of a GPU, and what a step of it is made of."""
+    """Whether a config fits into GPU memory, and what its step consists of."""
 
     workload: Workload
     config: ParallelConfig

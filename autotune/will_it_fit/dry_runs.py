@@ -28,9 +28,9 @@ class RankProgress:
     pp_rank: int
     """pipeline rank that is dry-run"""
     number: int
-    """number of this run among those of the config, from 1"""
+    """number of this run among the config's runs, from 1"""
     count: int
-    """number of runs of the config"""
+    """number of runs that the config has"""
     run: DryRun | None = None
     """its result; None when it begins"""
     config_number: int = 1
@@ -69,7 +69,7 @@ def answer(
     try:
         if workload.model.is_counted:
             raise DryRunError(
-                f"a dry run builds the model, but only the number of weights of {workload.model.name} is known",
+                f"a dry run builds the model, but only the weight count of {workload.model.name} is known",
                 remedy="give the model's shape, {hf: PATH} or {module: PACKAGE.MODULE:FUNCTION}",
             )
         for number, pp_rank in enumerate(ranks, start=1):

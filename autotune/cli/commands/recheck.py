@@ -96,6 +96,6 @@ def recheck(
         print(markdown(found), end="")
         if next_study is not None:
             where = f"{output}" if output is not None else "the spec written with -o FILE"
-            print(f"\nproposed: a new study based on this one: autotune tune {where}")
+            print(f"\nproposed: a new study based on this one, started with autotune tune {where}")
     if max_slowdown is not None and (found.is_slower or found.is_inconclusive):
         raise typer.Exit(FAILED if found.is_slower else INCONCLUSIVE)

@@ -32,7 +32,7 @@ def budget_spent(source: FigureSource) -> Figure | None:
     return Figure(
         name="budget",
         title="Budget spent and left",
-        shows="Share of each of the study's limits that is spent. The study ends when a limit is reached, or earlier if further trials would not pay off.",
+        shows="How much of each study limit is spent. The study ends when a limit is reached, or earlier if further trials would not pay off.",
         how_to_read="; ".join(f"{label}: {show(spent)} of {show(limit)}" for _, label, spent, limit, show in limits)
         + ".",
         svg=stacked_bars(
@@ -40,7 +40,7 @@ def budget_spent(source: FigureSource) -> Figure | None:
             names={"spent": "spent", "left": "left"},
             number=lambda share: f"{share:.0%}",
             x_label="share of the limit",
-            description="Share of each limit of the budget that is spent",
+            description="How much of each budget limit is spent",
             legend=False,
         ),
         table=table_of(

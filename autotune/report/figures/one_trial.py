@@ -149,7 +149,7 @@ def _grad_norms(source: TrialSource) -> Figure | None:
     return Figure(
         name="gradient_norm",
         title="Gradient norm",
-        shows="Global norm of the gradient of each optimizer step, before clipping.",
+        shows="Global gradient norm of each optimizer step, before clipping.",
         how_to_read="Spikes that the baseline does not have at the same step are a sign of instability.",
         svg=plot(
             [],
@@ -230,7 +230,7 @@ def _time(source: TrialSource) -> Figure | None:
             names=names,
             number=format_duration,
             x_label="seconds of one optimizer step",
-            description="Parts of a step of the trial",
+            description="Step time of the trial by part",
             tick_values=time_ticks,
         ),
         table=table_of(

@@ -79,7 +79,7 @@ def step_parts(source: FigureSource) -> Figure | None:
             names=names,
             number=format_duration,
             x_label="seconds of one optimizer step",
-            description="Parts of a step of the winner, the runner-up and the baseline",
+            description="Step time of the winner, the runner-up and the baseline by part",
             tick_values=time_ticks,
         ),
         table=table_of(

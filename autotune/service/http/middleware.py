@@ -68,7 +68,7 @@ class RequestGuards:
             raise RefusalError(
                 421,
                 "host",
-                f"the request names the host {host[:100]!r}, which is not a name of this service",
+                f"the request is for the host {host[:100]!r}, which is not a name of this service",
                 remedy="use the service's own address, or start it with --allowed-host NAME",
             )
 

@@ -58,7 +58,7 @@ def _as_file(media: str) -> dict[int | str, dict[str, Any]]:
 
 @router.get("/studies/{study_id}/figures", responses=responses(404, model=FigureList))
 async def figures(study_id: StudyId, service: TheService, caller: Reader) -> Response:
-    """List the figures of a study with their texts and addresses. For those that cannot be drawn, it names what is missing."""
+    """List the figures of a study with their texts and addresses. For figures that cannot be drawn, it lists what is missing."""
     found = await run_in_threadpool(service.views.figures_now, study_id)
     at = f"/api/v1/studies/{study_id}/figures"
     listed = [

@@ -184,7 +184,7 @@ def _rotary(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str
 
 
 def text_document(model: ModelSpec) -> dict[str, Any]:
-    """The model's config.json; for a multimodal model, the language model's part of it. Only for a model with such parameters."""
+    """The model's config.json; for a multimodal model, only its language-model part. Only for a model with such parameters."""
     found = _config_json(model)
     assert found is not None, "a model given only by its shape has no config.json"
     return dict(text_model(found)[1])

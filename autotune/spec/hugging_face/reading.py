@@ -106,7 +106,7 @@ def text_model(document: Document) -> tuple[str, Document]:
 
 
 def text_of(document: Document) -> Document | None:
-    """The language model's part of a multimodal file; None for a plain language model's file."""
+    """The language-model part of a multimodal file; None for the file of a plain language model."""
     return next((document[key] for key in _TEXT_KEYS if isinstance(document.get(key), Mapping)), None)
 
 

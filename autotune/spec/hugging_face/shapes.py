@@ -72,7 +72,7 @@ def ernie_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
     last, end = fields["num_layers"] - 1, asked.get("moe_layer_end_index", -1)
     if end != -1 and end < last:
         raise SpecError(
-            f"moe_layer_end_index must be that of the last layer, {last}, but is {end}: dense layers after those with experts are not supported",
+            f"moe_layer_end_index must be the index of the last layer, {last}, but is {end}: dense layers after those with experts are not supported",
             remedy=INLINE,
             field="model",
         )

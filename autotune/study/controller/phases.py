@@ -196,7 +196,7 @@ class Phases:
         unfair = None if at_end else next(iter(unfairly_judged(self._index, self._study)), None)
         if unfair is None:
             return None
-        reason = f"repeated: it may beat the best, but trial {unfair.number} was measured before the machine changed, or compared with such a trial"
+        reason = f"repeated: it may beat the best, but trial {unfair.number} was measured before the machine changed, or was compared with a trial from before the change"
         return Ask(config=unfair.config, purpose=TrialPurpose.SEARCH, reason=reason)
 
     def _measure_again(self) -> Move:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-UNSET = "a launch of this trainer does not set it"
+UNSET = "launches of this trainer do not set it"
 
 NOT_SET: Mapping[str, str] = dict.fromkeys(
     (

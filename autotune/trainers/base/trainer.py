@@ -50,7 +50,7 @@ class Trainer(ABC):
     summary: ClassVar[str]
     """one line: what it starts, and what it writes"""
     checked_against: ClassVar[str] = ""
-    """the releases whose names and rules its launches were checked against; empty: no other package is involved"""
+    """the package releases that its launches were checked against; empty: no other package is involved"""
     in_python: ClassVar[str] = ""
     """for a trainer that only a Python program can start: the line of code that starts the best config; its `build` raises `ExportError`. Empty: a
     launch starts it"""
@@ -124,7 +124,7 @@ class Trainer(ABC):
     """name of the launch file that holds `settings`"""
 
     def read_config(self, present: PresentConfiguration) -> Reading:
-        """The current configuration of a program of this trainer. Override it, and set `can_import`, if the trainer's own files can be read: reading
+        """The current configuration of a program that uses this trainer. Override it, and set `can_import`, if the trainer's own files can be read: reading
         a launch must give the launched config. Raises `SpecError` for files that are not this trainer's."""
         raise SpecError(
             f"the trainer {self.name} has no configuration format to read",
@@ -269,8 +269,7 @@ class Trainer(ABC):
     def launch(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None) -> Launch:
         """The launch of a config with this trainer.
 
-        Raises `SpecError` for wrong options, and `ExportError` if the ranks do not fit the cluster or the trainer cannot express the config. With the
-        option `nearest` it uses the nearest values that it can express instead, and a note names them.
+        Raises `SpecError` for wrong options, and `ExportError` if the ranks do not fit the cluster or the trainer cannot express the config. With the option `nearest`, it uses the nearest values that the trainer can express and lists them in a note.
         """
         values = self.checked(options)
         limits = self.limits(workload, config, values)

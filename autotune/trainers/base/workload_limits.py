@@ -84,7 +84,7 @@ def module_limits(model: ModelSpec, trainer: str) -> Iterator[Limit]:
 
 
 def _counted(model: ModelSpec, trainer: str) -> Limit:
-    message = f"the trainer {trainer} builds the model, but only the number of weights of {model.name} is known"
+    message = f"the trainer {trainer} builds the model, but only the weight count of {model.name} is known"
     remedy = "use trainer command with a program that builds it, or give the model's shape, {hf: PATH} or {module: PACKAGE.MODULE:FUNCTION}"
     return Limit(knob="model.parameters", value=model.num_parameters, message=message, remedy=remedy)
 

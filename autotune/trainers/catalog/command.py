@@ -292,7 +292,7 @@ class CommandTrainer(Trainer):
         if options["working_dir"] == "upload" and cwd == _IN_FILES:
             raise SpecError(
                 "working_dir: upload sends the program's folder, but it runs in the folder of its files",
-                remedy="name the program's folder as cwd, or leave working_dir out",
+                remedy="set cwd to the program's folder, or leave working_dir out",
                 field="trainer.working_dir",
             )
         if cwd == _IN_FILES and not options["files"]:

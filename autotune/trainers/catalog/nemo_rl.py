@@ -240,7 +240,7 @@ class NemoRl(PostTrainer):
         launch = super().build(workload, config, options)
         if options[CWD.name]:
             return replace(launch, cwd=options[CWD.name])
-        note = "start it in NeMo-RL's checkout, where examples/run_grpo.py and the file under `defaults` are; the option cwd names it"
+        note = "start it in a NeMo-RL checkout, which has examples/run_grpo.py and the file under `defaults`; the option cwd sets that folder"
         return replace(launch, notes=(*launch.notes, note))
 
     def document(

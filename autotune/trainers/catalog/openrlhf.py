@@ -78,7 +78,7 @@ DEFAULTS: Mapping[str, Any] = {
 """what is read; false: no flag, and the program decides for each sample"""
 FLAGS = Option(
     name="flags",
-    meaning="release whose flag names launches use; 0.9: any before 0.10",
+    meaning="release that determines the flag names; 0.9: any before 0.10",
     default="0.11",
     choices=("0.11", "0.10", "0.9"),
     reach=Reach.NOTHING,

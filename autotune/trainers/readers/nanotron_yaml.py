@@ -72,7 +72,7 @@ def read(present: PresentConfiguration) -> Reading:
     others = [other] if other else [key for key in OTHER_SIZES if keys.find(f"model.model_config.{key}")]
     if others:
         keys.remarks.append(
-            f"{name}: model_config has {', '.join(others)}: the sizes of such a model are not read, and exports support Llama and Qwen2; set the spec's model"
+            f"{name}: model_config has {', '.join(others)}: its sizes are not read, and exports support only Llama and Qwen2; set `model` in the spec"
         )
     found = {field: value for field, value in model.items() if value is not None} if not others else {}
     if found:
