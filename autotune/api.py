@@ -100,8 +100,7 @@ def load_study(
 ) -> Study:
     """Load a study from a spec file (YAML or JSON; `-`: standard input) or from a mapping.
 
-    `overrides` replace keys of the document; a dotted key changes a nested value: `{"budget.max_trials": 5}`. `base`: folder of the paths in a
-    mapping (None: paths are refused); those in a file are relative to the file, unless `base` is given. `limits`: limits on the process that builds your own model. `slurm_cluster`: assumed nodes of the job if the cluster is `slurm`; None: this process is in the job. Raises `SpecError`.
+    `overrides` replace keys of the document; a dotted key changes a nested value: `{"budget.max_trials": 5}`. `base`: folder that paths in a mapping are relative to (None: paths are refused); paths in a file are relative to the file, unless `base` is given. `limits`: limits on the process that builds your own model. `slurm_cluster`: assumed nodes of the job if the cluster is `slurm`; None: this process is in the job. Raises `SpecError`.
     """
     from autotune.schema import parse_study, places_in
 
@@ -276,7 +275,7 @@ def fit(
 ) -> tuple[Fit, ...]:
     """Whether configs fit into memory, by dry runs of the model without a GPU; one `Fit` for each, in the order of `configs`.
 
-    `configs` None: the `top` best of the study's plan, or the nearest miss if none is expected to fit. Your own model is built in a separate process within `limits`. `on_rank` is called for every dry run that begins or ends; `runner` replaces the built-in one. `space`: the study's space, if it is already enumerated. If a dry run is impossible the cost model answers, and `Fit.problem` says why. Raises `MissingExtraError`
+    `configs` None: the plan's `top` best configs, or the nearest miss if none is expected to fit. Your own model is built in a separate process within `limits`. `on_rank` is called for every dry run that begins or ends; `runner` replaces the built-in one. `space`: the study's space, if it is already enumerated. If a dry run is impossible the cost model answers, and `Fit.problem` says why. Raises `MissingExtraError`
     without torch, `ConfigError` for an invalid config.
     """
     asked = study if isinstance(study, Study | Workload) else load_study(study, limits=limits)

@@ -78,7 +78,7 @@ class NodePlace:
     ranks: tuple[int, ...]
     """their numbers in the attempt"""
     gpus: tuple[str, ...] = ()
-    """their GPUs, by the names of CUDA_VISIBLE_DEVICES on the node; empty: they train on the CPU, or the program sees all GPUs"""
+    """their GPUs, as named in CUDA_VISIBLE_DEVICES on the node; empty: they train on the CPU, or the program sees all GPUs"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class AttemptStarted:
 
     id: AttemptId
     places: tuple[NodePlace, ...] = ()
-    """the nodes of the ranks, that of rank 0 first; empty: unknown to the runner"""
+    """the ranks' nodes, starting with rank 0's; empty: unknown to the runner"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class ProgramSeen:
 
     id: AttemptId
     facts: Mapping[str, Any]
-    """what the measured process trains, by the names in the probe's reports; empty: the probe observed no training"""
+    """what the measured process trains, keyed as in the probe's reports; empty: the probe observed no training"""
     micro_batches: int | None = None
     """forward passes with gradients in a typical step"""
     sequences: int | None = None
@@ -137,7 +137,7 @@ class ProgramSeen:
     skipped_steps: int = 0
     """steps skipped by a gradient scaler"""
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """files written or removed outside the trial's folder, by path: `how`, `existed`, `kept`"""
+    """files written or removed outside the trial's folder, by path: `how` the file was changed, whether it `existed` before, and whether a copy was `kept`"""
     lost: tuple[str, ...] = ()
     """the user's files that could not be restored, each with its current path"""
     troubles: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ class ProgramSeen:
     witness: str = ""
     """how the log differs from the probe, as text"""
     measured: bool = False
-    """whether the measured steps are those of the probe"""
+    """whether the measured steps come from the probe"""
     together: int = 1
     """largest number of steps whose lines arrived at once, if steps are timed by the arrival of their lines"""
     left_out: str = ""
@@ -229,7 +229,7 @@ class ChoosingRunner(TrialRunner, Protocol):
 
 
 class PreflightRunner(TrialRunner, Protocol):
-    """A runner that says in advance what it cannot run: the class before anything is started, the object for the cluster that it joined.
+    """A runner that can refuse a study in advance: the class before anything is started, the object for the cluster that it has joined.
     Each method is optional."""
 
     @classmethod
@@ -244,5 +244,5 @@ class PreflightRunner(TrialRunner, Protocol):
         ...
 
     def check_study(self, study: Study) -> None:
-        """Raises `RunnerError` if the cluster that the runner has joined cannot run the study; only a running runner can know this."""
+        """Raises `RunnerError` if the cluster that the runner has joined cannot run the study; only a started runner can know this."""
         ...

@@ -105,7 +105,7 @@ def cluster_notes(choices: Sequence[ClusterChoice]) -> list[str]:
         ]
     if any(choice.bill for choice in found):
         lines.append(
-            "cost and energy count all GPUs of a cluster; prices are public list prices, energy is that of the boards under load"
+            "cost and energy count all GPUs of a cluster; prices are public list prices; energy is for the boards under load"
         )
     return lines
 

@@ -76,7 +76,7 @@ class Result:
     def to_dataframe(self) -> DataFrame:
         """One row for each displayed trial (`shown`), indexed by number: knobs, status, measurement, estimate, reward, failure.
 
-        Columns carry units in their names; they are those of `autotune store export`. Raises `MissingExtraError` without pandas.
+        Columns carry units in their names; they are the same as in `autotune store export`. Raises `MissingExtraError` without pandas.
         """
         return trial_frame(self.shown)
 
@@ -97,7 +97,7 @@ class Result:
 
 
 def trial_frame(trials: Sequence[Trial]) -> DataFrame:
-    """One row for each trial, indexed by its number; the columns are those of `autotune store export`. Raises `MissingExtraError` without pandas."""
+    """One row for each trial, indexed by its number; the columns are the same as in `autotune store export`. Raises `MissingExtraError` without pandas."""
     try:
         import pandas
     except ModuleNotFoundError as error:

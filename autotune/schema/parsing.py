@@ -81,7 +81,7 @@ _PLAIN = {
     "int_type": "must be a whole number",
     "float_type": "must be a number",
     "bool_type": "must be true or false",
-    "string_type": "must be text, or keys and values if the field has them",
+    "string_type": "must be text, or a mapping if the field has keys",
     "string_pattern_mismatch": "must begin with a letter or digit and contain only letters, digits, spaces and _.:+-, at most 100",
     "too_short": "must have {min_length} or more entries",
     "too_long": "must have at most {max_length} entries",

@@ -57,7 +57,7 @@ Gpus = Annotated[list[Count], Field(min_length=2, max_length=2)]
 
 
 class PlacementDocument(Document, defer_build=True):
-    """GPUs of the trainer and of the generation engine."""
+    """GPUs for the trainer and the generation engine."""
 
     split: Gpus | None = Field(
         default=None, description="[GPUs that train, GPUs that generate], which wait for each other"
@@ -78,7 +78,7 @@ class PostTrainingDocument(Document, defer_build=True):
     """A step of post-training."""
 
     algorithm: Literal["grpo", "dapo", "ppo", "dpo"] = Field(
-        description="grpo and dapo have no critic, ppo has one, dpo generates nothing"
+        description="ppo has a critic, grpo and dapo have none, and dpo generates nothing"
     )
     prompts: Count = Field(description="prompts per step")
     responses: Count | None = Field(default=None, description="responses per prompt; default: 2 for dpo, otherwise 1")
@@ -109,7 +109,7 @@ class PostTrainingDocument(Document, defer_build=True):
         default=None, description="how many steps the generating policy may lag behind, for `async`"
     )
     reward_s: NotNegative = Field(
-        default=0.0, description="seconds per step spent only on computing rewards; default: those of rollout.log"
+        default=0.0, description="seconds per step spent only on computing rewards; default: as in rollout.log"
     )
     engine: Literal["fsdp", "megatron", "deepspeed"] | None = Field(
         default=None, description="the training engine; default: the trainer's usual one"

@@ -96,7 +96,7 @@ class GpuDocument(Document, defer_build=True):
     usd_per_hour: Positive | None = None
     power_watts: Positive | None = None
     rated_watts: Positive | None = Field(
-        default=None, description="power limit at which peaks and rates were measured, if power_watts is lower"
+        default=None, description="power limit that peaks and measured rates refer to, if power_watts is lower"
     )
 
 

@@ -125,10 +125,9 @@ def fingerprint(values: Any) -> str:
 
 
 def identity(values: Any) -> str:
-    """`fingerprint` of the significant values: without those that are null, false, zero or empty, and without what the catalog adds to a GPU's
-    datasheet.
+    """`fingerprint` of the significant values: null, false, zero and empty values are left out, and so is what the catalog adds to a GPU's datasheet.
 
-    So a field that is added later, with such a value as its default, changes no identity, and neither do new details of a stored GPU.
+    So neither a field that is added later with such a default nor new details of a stored GPU change the fingerprint.
     """
     return fingerprint(_said(values))
 

@@ -171,7 +171,7 @@ class TrainerContract:
     def test_settings_of_the_trainers_own_are_read_and_written_again(self) -> None:
         subject, given = self.subject(), self._with_meeting()
         if SETTINGS not in subject.options:
-            pytest.skip("it has no place for settings that it does not know")
+            pytest.skip("it cannot carry settings that it does not know")
         config = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4, zero_stage=1)
         limits = subject.limits(self.workload, config, given)
         config = replace(config, zero_stage=2) if limits else config
@@ -187,7 +187,7 @@ class TrainerContract:
     def test_settings_that_a_knob_stands_for_are_refused(self) -> None:
         subject = self.subject()
         if SETTINGS not in subject.options:
-            pytest.skip("it has no place for settings that it does not know")
+            pytest.skip("it cannot carry settings that it does not know")
         with pytest.raises(SpecError, match="follows from the knobs") as caught:
             subject.check_own_knobs((), {**self._with_meeting(), "settings": self.settings_of_a_knob})
         assert caught.value.field.startswith("trainer.settings.")

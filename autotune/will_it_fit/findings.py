@@ -59,7 +59,7 @@ class ModuleGroup:
     """The modules in the same position of repeated layers, or a single module."""
 
     name: str
-    """name of the module; `*` stands for the number of the layer"""
+    """name of the module; `*` stands for the layer number"""
     kind: str
     """name of their class"""
     count: int
@@ -75,7 +75,7 @@ class ModuleGroup:
 
 
 def beside_cost_model(fit: Fit) -> tuple[Beside, ...]:
-    """The categories of the fullest rank next to those of the cost model; empty without a dry run."""
+    """Memory categories of the fullest rank next to the cost model's; empty without a dry run."""
     if fit.fullest is None:
         return ()
     found, predicted = fit.fullest.peak.parts_bytes, fit.estimate.memory_parts_bytes
@@ -158,7 +158,7 @@ def flops_per_token(fit: Fit) -> float | None:
 
 
 def stage_counts(pp: int, runs: int) -> tuple[int, ...]:
-    """How many ranks of the pipeline each run stands for: (1, pp - 2, 1), (1, 1) or (1,)."""
+    """How many pipeline ranks each run represents: (1, pp - 2, 1), (1, 1) or (1,)."""
     return (1, pp - 2, 1) if runs == 3 else (1,) * runs
 
 

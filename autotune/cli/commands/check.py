@@ -181,7 +181,7 @@ def _fix(spec: str, found: ProgramCheck) -> None:
         before = file.read_text(encoding="utf-8") if file.is_file() else ""
         after = mended(before, key, value)
         if after is None:
-            note(f"write {key}: {value} yourself: it cannot be inserted into {spec} automatically")
+            note(f"add {key}: {value} to {spec} yourself; it cannot be inserted automatically")
             continue
         file.write_text(after, encoding="utf-8")
         try:

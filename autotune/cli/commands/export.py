@@ -106,7 +106,7 @@ def export(
     has_secrets = launch.shown != launch
     if json:
         if has_secrets:
-            note("note: the answer contains the secrets in the spec")
+            note("note: the output contains the secrets in the spec")
         emit({**found, "written": [str(path) for path in written]})
         return
     if has_secrets and not output:

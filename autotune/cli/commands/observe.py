@@ -85,7 +85,7 @@ def run(
 
 
 def print_runs(runs: Sequence[Mapping[str, Any]], *, is_filtered: bool) -> None:
-    """A table of observed runs. `is_filtered`: whether others may have been left out."""
+    """A table of observed runs. `is_filtered`: whether filters may have hidden other runs."""
     from autotune.report.terminal import format_bytes, format_count, format_duration
     from autotune.spec import ObservedRun, config_label
 

@@ -41,7 +41,7 @@ def recheck(
             help="Exit with 1 if the configs are significantly slower and the slowdown may exceed this, e.g. 3%. Exit with 4 if other processes made the measurement inconclusive.",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=2, help="Number of measurements of each config.")] = 2,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=2, help="Measurements per config.")] = 2,
     junit: Annotated[
         Path | None,
         typer.Option("--junit", metavar="FILE", callback=never_printed, help="Write the result to this JUnit file."),

@@ -165,7 +165,7 @@ def _notes(told: Settings) -> Iterator[str]:
     held = told.file or told.source.name
     yield f"{held} holds settings of {told.program.name}: it is not changed, and each trial overrides some on the command line"
     if isinstance(named := told.document.get("deepspeed"), str) and named:
-        yield f"the ZeRO stage is that of deepspeed={named}; correct it under `fixed` if yours differs"
+        yield f"the ZeRO stage is taken from deepspeed={named}; correct it under `fixed` if yours differs"
     program, document = told.program, told.document
     if (said := _said_optimizer(program, document)) and optimizer_named(said) is None:
         yield f"{NOT_COUNTED}the optimizer {said}, planned as AdamW; its own memory and time are unknown"

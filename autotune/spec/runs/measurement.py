@@ -209,7 +209,7 @@ class LossComparison:
     """The loss compared with other configs at equal tokens."""
 
     excess: float
-    """loss of this trial minus that of the others; negative if it is better"""
+    """loss of this trial minus the others' loss; negative if this trial is better"""
     noise: float
     """how far a healthy trial may exceed the others by chance, in the unit of the loss, >= 0"""
     loss: float

@@ -86,7 +86,7 @@ class Trainer(ABC):
     trains_rl: ClassVar[bool] = False
     """whether it supports a step of post-training or sequences of unequal length (`Workload.rl`)"""
     no_adapters: ClassVar[str] = "its launches do not set it up"
-    """why it does not support others"""
+    """why it does not support other adapters"""
 
     shapes: ClassVar[frozenset[str]] = frozenset()
     """fields of `ModelSpec` among `UNCOMMON_SHAPES` that it can train"""
@@ -125,7 +125,7 @@ class Trainer(ABC):
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """The current configuration of a program that uses this trainer. Override it, and set `can_import`, if the trainer's own files can be read: reading
-        a launch must give the launched config. Raises `SpecError` for files that are not this trainer's."""
+        a launch must give the launched config. Raises `SpecError` if the files do not belong to this trainer."""
         raise SpecError(
             f"the trainer {self.name} has no configuration format to read",
             remedy="`autotune init FILE` writes a first spec from a script",

@@ -138,7 +138,7 @@ SHARED_OPTIONS = (
     ),
     Option(
         name="master_port",
-        meaning="port at which several nodes meet; default: set at the start, otherwise 29500",
+        meaning="rendezvous port for several nodes; default: set at the start, otherwise 29500",
         default=0,
         reach=Reach.ADDRESS,
     ),

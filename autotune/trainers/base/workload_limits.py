@@ -332,7 +332,7 @@ def _on_one_node(name: str, argv: Sequence[str], gpus: int) -> tuple[str, str] |
         option = "--standalone" if _has(argv, "--standalone") else "--nnodes=1"
         return (
             f"its ranks are on several nodes, but with {option} torchrun stays on one",
-            f"leave {option} out of trainer.argv, because torchrun gets the meeting point from its environment",
+            f"leave {option} out of trainer.argv, because torchrun gets the rendezvous address from its environment",
         )
     if name == "accelerate" and gpus == 1 and not any(_has(argv, option) for option in _FORMS_RANKS):
         return (

@@ -93,7 +93,7 @@ class NativeTrainer(Trainer):
         ),
         Option(
             name="master_port",
-            meaning="port at which several nodes meet; default: set at the start, otherwise 29500",
+            meaning="rendezvous port for several nodes; default: set at the start, otherwise 29500",
             default=0,
             export_only=True,
             reach=Reach.ADDRESS,

@@ -147,7 +147,7 @@ def _names(given: Mapping[str, Any], by: str) -> dict[str, Any]:
         for name in names:
             if name not in known:
                 raise _wrong(
-                    by, f"names {name!r} under `{key}`, but the model has no such module", nearest(name, known)
+                    by, f"names {name!r} under `{key}`, but the model has no module of that name", nearest(name, known)
                 )
         found[key] = tuple(names)
     return found
@@ -279,7 +279,7 @@ def check_plan(built: BuiltModel) -> None:
             )
         if not any(re.fullmatch(_expression(key), name) for name in (*names, *parameters)):
             raise ConfigError(
-                f"the tensor plan names {key!r}, but the model has no such module",
+                f"the tensor plan names {key!r}, but the model has no module of that name",
                 remedy=nearest(key, names) or "a `*` in a pattern matches one part of a name",
                 field="model.tp_plan",
             )
