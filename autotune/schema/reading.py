@@ -98,7 +98,7 @@ def check_size(document: Mapping[str, Any]) -> None:
         left -= 1
         if left < 0 or depth > MAX_DEPTH:
             raise SpecError(
-                f"a spec may have at most {MAX_NODES:,} values, nested at most {MAX_DEPTH} deep, but this one has more"
+                f"a spec may have at most {MAX_NODES:,} values, nested {MAX_DEPTH} deep, but this one has more"
             )
         if node is None or isinstance(node, _PLAIN):  # first: nearly all values are plain
             if why := _why_not_json(node):

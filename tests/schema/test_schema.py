@@ -241,7 +241,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"space": {"tp": {}}}, "space.tp", "give either"),
     ({"space": {"precision": "fp9"}}, "space.precision", "did you mean fp8?"),
     ({"space": {"world_sizes": [-1]}}, "space.world_sizes.0", "greater than or equal to 1"),
-    ({"space": ["tp"]}, "space", "must be text, or keys and values"),
+    ({"space": ["tp"]}, "space", "must be text, or a mapping"),
     ({"objective": {"metric": "speed"}}, "objective.metric", "'throughput', 'goodput' or 'cost'"),
     ({"objective": {"stability_weight": 1.5}}, "objective.stability_weight", "less than or equal to 1"),
     ({"budget": {"max_trials": 0}}, "budget.max_trials", "greater than or equal to 1"),

@@ -153,7 +153,7 @@ def test_a_container_holds_programs_that_the_login_node_cannot_see() -> None:
         ({"nodes": 2}, "already sets the job's nodes and GPUs"),
         ({"setup": ["a\nb"]}, "setup"),
         ({"requeue": "yes please"}, "requeue"),
-        ({"-x": 1}, "not an option of sbatch"),
+        ({"-x": 1}, "not an sbatch option"),
     ],
 )
 def test_a_wrong_job_is_refused(slurm: dict[str, Any], words: str) -> None:

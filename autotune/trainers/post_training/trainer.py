@@ -162,7 +162,7 @@ class PostTrainer(Trainer):
         return (
             f"{path}: {ONLY_THE_SHELL}"
             if is_number
-            else f"{path}: only the shell knows its value, so {self.name}'s default was taken"
+            else f"{path}: only the shell knows its value, so {self.name}'s default was used"
         )
 
     def start_of(self, argv: Sequence[str]) -> tuple[str, ...] | None:

@@ -151,7 +151,7 @@ def test_no_command_prints_them_but_the_export_as_json(
     assert code == 0, said.err
     assert leaks(said.err) == []
     if line.startswith("export") and form:  # a program reads it, to start the launch
-        assert "the answer contains the secrets in the spec" in said.err
+        assert "the output contains the secrets in the spec" in said.err
         assert json.loads(said.out)["env"]["WANDB_API_KEY"] == "SECRET-env-456"
         return
     assert leaks(said.out) == []
