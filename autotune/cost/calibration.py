@@ -106,7 +106,7 @@ NETWORKS: Mapping[str, Network] = {
     "roce": Network(
         0.82, 1.0, 0.10, 17e-6,
         "330 of 400 GB/s on two and 320 on four nodes of 8 H100 (NVIDIA/nccl issue 1221), 75 of 100 on two of 8 A100 (NVIDIA/nccl issue 495); a tuned "
-        "fabric equals InfiniBand (Tolly report 225107). Decay and latency assumed between those of InfiniBand and EFA",
+        "fabric equals InfiniBand (Tolly report 225107). Decay and latency are assumed to lie between those of InfiniBand and EFA",
     ),
     "ethernet": Network(
         0.5, 1.0, 0.10, 50e-6,

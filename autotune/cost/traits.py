@@ -313,7 +313,7 @@ _LOSS = {
 _REDUCTION = {
     "each": "reduces gradients after each micro-batch",
     "last": "keeps whole gradients until the last micro-batch",
-    "pipeline": "keeps whole gradients until the last micro-batch under a pipeline",
+    "pipeline": "keeps whole gradients until the last micro-batch if there is a pipeline",
     "end": "reduces gradients at the end of the step",
 }
 
@@ -340,7 +340,7 @@ def _habits(traits: Traits, config: ParallelConfig) -> Mapping[str, Mapping[str,
         activations["selective"] = _SELECTIVE[traits.selective]
     if config.recompute == "full":
         activations["stops_early"] = (
-            "stops recomputation at the last tensor that is needed" if traits.stops_early else "recomputes whole layers"
+            "stops recomputation at the last needed tensor" if traits.stops_early else "recomputes whole layers"
         )
     if config.compile or traits.fused:
         activations["fused"] = "fuses norms and activation functions into kernels that keep fewer tensors"

@@ -259,8 +259,8 @@ def _told_by_file(started: Started, path: Path) -> tuple[str, Path] | None:
     file = next((base / given for base in (cwd, path.resolve().parent) if (base / given).is_file()), None)
     if file is None:
         raise SpecError(
-            f"{path.name} starts {started.program} with {given}, which was not found in {cwd} and decides model, batch and degrees",
-            remedy=f"give {given} itself, or put it there",
+            f"{path.name} starts {started.program} with {given}, which sets model, batch and degrees but was not found in {cwd}",
+            remedy=f"give {given} itself, or put it into that folder",
             field="FILE",
         )
     name = recognized(read_present(file))

@@ -183,7 +183,7 @@ def _of_flags(name: str, text: str, workload: Workload | None) -> Iterator[Dange
 
     is_python, unset = name.endswith(".py"), "dataloader_num_workers" not in flags
     rules = (
-        (on("bf16") and on("fp16"), "fp16", "--bf16 and --fp16 are both on: programs refuse this, or pick one of them"),
+        (on("bf16") and on("fp16"), "fp16", "--bf16 and --fp16 are both on: programs reject this, or pick one of them"),
         (
             "amp_dtype" in flags and not on("amp") and not is_python,
             "amp_dtype",

@@ -99,7 +99,7 @@ def of_job(job: Mapping[str, Any], **said: Any) -> Recommended:
         found = review_texts({_FILE: text}, **said)
     if found.missing:
         missing = "; ".join(f"{each.what} ({each.remedy})" for each in found.missing)
-        return Recommended((), f"no change: the launch does not say {missing}")
+        return Recommended((), f"no change: the launch does not give {missing}")
     if found.together is None:
         return Recommended((), "no change: no edit is certain to be faster")
     after = yaml.safe_load(edited(found.texts, found.lines).get(_FILE, text))

@@ -178,7 +178,7 @@ def _review(
     if others := other_trainings(text, found.started):
         of_others = f"line{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
         assumed += (
-            f"one training of {found.name} is reviewed, and not {of_others}; give another as a command: autotune review -- ...",
+            f"only one training of {found.name} is reviewed, not {of_others}; to review another, give it as a command: autotune review -- ...",
         )
     launch = "\n".join(line for _, line in code_lines(text))
     unmodelled = tuple(flag for flag in LOWER_MEMORY if flag in launch)
@@ -357,14 +357,16 @@ def _completed(
             missing.append(
                 Missing(
                     what=_HOW.get(key, (key, ""))[0],
-                    remedy=f"the log prints none: write {key} into a spec: autotune init {found.name} -o study.yaml",
+                    remedy=f"the log contains none; create a spec with autotune init {found.name} -o study.yaml and write {key} into it",
                 )
             )
             continue
-        what, remedy = _HOW.get(key, (key, f"write {key} into a spec: autotune init {found.name} -o study.yaml"))
+        what, remedy = _HOW.get(
+            key, (key, f"create a spec with autotune init {found.name} -o study.yaml and write {key} into it")
+        )
         if key == "cluster" and one_gpu:
             what, remedy = (
-                f"the number of GPUs: {one_gpu} names a type only",
+                f"the number of GPUs: {one_gpu} gives only the GPU type",
                 f"give nodes and GPUs: --cluster {one_gpu}-1x8",
             )
         elif key == "cluster" and found.asked:
@@ -466,7 +468,7 @@ def _measured(
     if predicted.phases_s is not None and (trained := _trained_s(log)) is not None:
         seconds, steps = trained
         told = float(predicted.step_time_s) - sum(float(getattr(predicted.phases_s, name)) for name in TRAINED)
-        return told + seconds, f"phases of {steps} steps of the log, without evaluation and saving"
+        return told + seconds, f"phases of {steps} steps in the log, without evaluation and saving"
     read = trainer(study.trainer).reader(study.trainer_options)
     of_step: dict[str, int] = {
         "tokens_per_step": study.workload.seq_len * config.global_batch_size,
@@ -487,7 +489,7 @@ def _measured(
             remedy="give the step time: --measured 2.1s",
             field="--log",
         )
-    return median(times[1:]), f"median of {len(times) - 1} steps of the log"
+    return median(times[1:]), f"median of {len(times) - 1} steps in the log"
 
 
 _BAR_RATE = re.compile(r"\d+/\d+ \[[^\]]*?([\d.]+)(s/it|it/s)")

@@ -119,7 +119,7 @@ def read_target(target: str | Path | Sequence[str], *, model: str | None = None,
         script = launch_of(text)
         if not script:
             raise SpecError(
-                f"no container of {path.name} starts a recognizable training",
+                f"no container in {path.name} starts a recognizable training program",
                 remedy="review the command in its image: autotune review -- torchrun ... train.py ...",
                 field="TARGET",
             )
@@ -199,7 +199,7 @@ def _of_command(
     started = started_by(text)
     if started is None:
         raise SpecError(
-            f"`{text.strip().splitlines()[-1][:120]}` starts no Python program that autotune recognizes",
+            f"`{text.strip().splitlines()[-1][:120]}` does not start a Python program that autotune recognizes",
             remedy="review the command that starts the training: autotune review -- torchrun --nproc-per-node 8 train.py ...",
             field="TARGET",
         )
@@ -320,5 +320,5 @@ def _text(path: Path) -> str:
     try:
         return read_present(path).files[path.name]
     except SpecError as error:
-        remedy = error.remedy or "name a script, a configuration, a manifest or a spec; or a command after `--`"
+        remedy = error.remedy or "give a script, a configuration, a manifest or a spec, or a command after `--`"
         raise SpecError(error.message, remedy=remedy, field="TARGET") from None

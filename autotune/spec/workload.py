@@ -76,7 +76,7 @@ class Workload(Plain):
     """whether the program's attention stores the score matrix (eager attention of transformers, Megatron-LM before FlashAttention), as FlashAttention (arXiv
     2205.14135) and torch's scaled_dot_product_attention never do"""
     attention_kernel: str = ""
-    """where the program's user chooses it: one of `ATTENTION_KERNELS`, which differ by up to 1.8 times over long sequences on Hopper. Empty: the trainer's own, or unknown"""
+    """if the program's user chooses it: one of `ATTENTION_KERNELS`, which differ by up to 1.8 times over long sequences on Hopper. Empty: the trainer's own, or unknown"""
     loop: str = ""
     """for your own program: the trainer whose training loop it runs, one of `LOOPS`; the cost model's constants and memory depend on it. Empty: unknown"""
     rl: PostTraining | None = None

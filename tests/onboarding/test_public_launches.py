@@ -249,8 +249,8 @@ def test_one_task_for_each_rank_over_several_nodes_is_started_by_torchrun(launch
     files = {"run.sh": f"{launch} --micro-batch-size 2 --grad-accum 2 --seq-len 64\n"}
     draft = drafted(tmp_path, files, cluster="a100-80gb-2x8")
     assert argv(draft)[:3] == ["torchrun", "--nproc-per-node={nproc_per_node}", "train.py"]
-    assert "# in place of one task for each rank by srun" in draft.text
-    assert any("by torchrun on each node" in note and "RANK" in note for note in draft.notes)
+    assert "# instead of one srun task per rank" in draft.text
+    assert any("with torchrun on each node" in note and "RANK" in note for note in draft.notes)
     study = loaded(draft, tmp_path)
     assert study.workload.global_batch_sizes == (2 * 2 * 16,)
     assert study.baseline is not None
@@ -737,7 +737,7 @@ def test_a_job_file_that_torchtitan_is_started_with_is_read_with_the_options_beh
 
 
 def test_a_job_file_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"llama3_8b\.toml, which was not found"):
+    with pytest.raises(SpecError, match=r"llama3_8b\.toml, which sets model, batch and degrees but was not found"):
         drafted(tmp_path, {"run.sh": f"{TITAN_RUN}\n"})
 
 

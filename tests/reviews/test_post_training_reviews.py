@@ -138,7 +138,7 @@ def test_phases_of_a_log_are_compared_phase_by_phase(launch: Path) -> None:
 def test_a_log_without_generation_times_is_not_asked_for_again(launch: Path) -> None:
     found = review(launch, cluster="h100-sxm-1x8", log=LOG.replace("timing_s/gen", "timing_s/else"))
     (missing,) = found.missing
-    assert "the log prints none" in missing.remedy
+    assert "the log contains none" in missing.remedy
 
 
 def test_a_model_that_was_named_is_taken_for_nothing(launch: Path) -> None:

@@ -616,7 +616,7 @@ def test_a_gpu_alone_as_the_cluster_of_unknown_ranks_is_one_of_the_things_that_a
     found = review(path, cluster="h100-sxm")
     assert found.study is None
     said = {missing.what: missing.remedy for missing in found.missing}
-    assert said["the number of GPUs: h100-sxm names a type only"] == "give nodes and GPUs: --cluster h100-sxm-1x8"
+    assert said["the number of GPUs: h100-sxm gives only the GPU type"] == "give nodes and GPUs: --cluster h100-sxm-1x8"
     assert len(said) > 3, "all that is missing is said at once"
 
 
@@ -747,7 +747,7 @@ def test_the_ranks_of_a_launcher_that_does_not_say_them_are_asked_for(tmp_path: 
         "--tensor-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 256\n"
     )
     found = review(path, cluster="h100-sxm")
-    assert [each.what for each in found.missing] == ["the number of GPUs: h100-sxm names a type only"]
+    assert [each.what for each in found.missing] == ["the number of GPUs: h100-sxm gives only the GPU type"]
     assert "dp=" not in found.understood
     assert review(path, cluster="h100-sxm-1x8").estimate is not None
 

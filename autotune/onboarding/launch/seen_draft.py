@@ -48,7 +48,7 @@ def seen_model(facts: ProgramFacts, read: ModelSpec | None, *, seq_len: int | No
         return _written(shape), f"{facts.values.get('model', '')}, as observed: {found:,} weights"
     return {
         "parameters": found
-    }, f"number of weights counted in {facts.values.get('model', '')}; give its shape instead if it is a decoder"
+    }, f"weights counted in {facts.values.get('model', '')}; give its shape instead if it is a decoder"
 
 
 def _differs(model: ModelSpec, parameters: int) -> float:
@@ -210,7 +210,7 @@ def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, fo
     )
     heading = (
         f"A first spec by `autotune init --run`: {launched} ran for {steps} optimizer step{'s' if steps != 1 else ''}, and was stopped.",
-        "Values are what the probe observed; values read only from the text name their line. Next: `autotune check`, then `autotune tune`.",
+        "Values are what the probe observed; values read only from the text give their line. Next: `autotune check`, then `autotune tune`.",
     )
     kept = tuple(entries[key] for key in order if key in entries)
     return replace(draft, heading=heading, entries=kept, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))
@@ -406,7 +406,7 @@ def _unseen(run: SeenLaunch, read: Mapping[str, Any], fill_in: list[str]) -> Ite
     if names:
         yield f"not observed, so taken from the text: {', '.join(names)}"
     if run.facts.optimizers and run.facts.optimizer is None:
-        yield f"the optimizer {run.facts.optimizers} is counted as AdamW; the memory of its states is unknown"
+        yield f"the optimizer {run.facts.optimizers} is counted as AdamW, because the memory of its states is unknown"
     trained, all_of_it = run.seen.facts.get("trainable"), run.facts.parameters
     if trained and all_of_it and trained < all_of_it / 2:
         yield f"{trained:,} of {all_of_it:,} weights are trained: write `peft: {{method: lora, rank: ...}}` under `workload` if these are adapters"

@@ -86,7 +86,7 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
             else f"{path.name} starts `{started.program}`, which autotune does not recognize",
             remedy="write its path into the script"
             if is_open
-            else "give a script that starts the Python program behind it: torchrun --nproc_per_node=8 train.py ..., or -m package.module",
+            else "give a script that starts the underlying Python program: torchrun --nproc_per_node=8 train.py ..., or -m package.module",
             field="FILE",
         )
     tasks = TASKS.get(started.launcher)
@@ -125,8 +125,8 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     if program is not None:
         if file and not held:
             raise SpecError(
-                f"{path.name} starts {started.program} with {file}, which was not found in {cwd} and decides model, batch and number format",
-                remedy=f"give {file} itself, or put it there",
+                f"{path.name} starts {started.program} with {file}, which sets model, batch and number format but was not found in {cwd}",
+                remedy=f"give {file} itself, or put it into that folder",
                 field="FILE",
             )
         told = {**held, **dict(_settings(started.arguments))}

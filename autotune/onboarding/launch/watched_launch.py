@@ -127,7 +127,7 @@ def check_trained(watched: WatchedLaunch) -> ProgramSeen:
     if failure is not None and not watched.steps:
         raise ProgramError(
             f"the launch failed before its first optimizer step: {failure.message}",
-            remedy="start it by hand until it trains; put the options it needs into the command: autotune init --run -- COMMAND",
+            remedy="start it by hand and add the options it needs until it trains; then run autotune init --run -- COMMAND",
         )
     why = watched.seen.troubles[0] if watched.seen is not None and watched.seen.troubles else ""
     if watched.seen is not None and watched.seen.has_own_updates:

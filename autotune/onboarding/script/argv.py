@@ -78,7 +78,7 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
     if started:
         reasons |= dict.fromkeys(("torchrun", "accelerate", "deepspeed"), "as launched")
     if started and started.tasks:
-        reasons["torchrun"] = f"in place of one task for each rank by {started.tasks}"
+        reasons["torchrun"] = f"instead of one {started.tasks} task per rank"
     if started and started.starts_ranks:
         reasons["torchrun"] = "the program starts its ranks itself; trials start them with torchrun"
     if launcher != script.launcher:

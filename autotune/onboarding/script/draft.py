@@ -484,7 +484,7 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
     yield f"{source.name} starts {started.program} by {started.tasks or how}; its arguments without a knob are kept"
     if started.tasks:
         yield (
-            f"trials start {started.program} by torchrun on each node, in place of one task for each rank by {started.tasks}: it must read RANK, "
+            f"trials start {started.program} with torchrun on each node, instead of one {started.tasks} task per rank: it must read RANK, "
             "LOCAL_RANK and WORLD_SIZE"
         )
 

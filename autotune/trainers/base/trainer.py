@@ -82,7 +82,7 @@ class Trainer(ABC):
     has_unfused_attention: ClassVar[bool] = False
     """whether it can store the attention scores (`Workload.unfused_attention`)"""
     has_own_attention: ClassVar[bool] = False
-    """whether the trainer itself decides its attention kernel, and not the user (`Workload.attention_kernel`)"""
+    """whether the trainer, not the user, chooses the attention kernel (`Workload.attention_kernel`)"""
     trains_rl: ClassVar[bool] = False
     """whether it supports a step of post-training or sequences of unequal length (`Workload.rl`)"""
     no_adapters: ClassVar[str] = "its launches do not set it up"

@@ -235,7 +235,7 @@ def workload_limits(trainer: Trainer, workload: Workload, c: ParallelConfig) -> 
         Rule(
             bool(workload.attention_kernel) and trainer.has_own_attention,
             "workload.attention_kernel",
-            f"the trainer {name} decides its attention kernel itself",
+            f"the trainer {name} chooses its attention kernel itself",
             remedy="remove attention_kernel",
             value=workload.attention_kernel,
         ),
