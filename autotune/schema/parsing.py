@@ -224,7 +224,7 @@ def json_schema() -> dict[str, Any]:
 def _checked(kind: type[D], document: Any, *, field: str = "") -> D:
     """The document as `kind`, or a `SpecError` that says where and why not."""
     if not isinstance(document, Mapping):
-        raise SpecError(f"must map keys to values, but is {document!r:.80}", field=field)
+        raise SpecError(f"must hold keys and values, but is {document!r:.80}", field=field)
     if not isinstance(document, ReadDocument):  # which was looked at when it was read
         check_size(document)
     try:

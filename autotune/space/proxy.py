@@ -89,7 +89,7 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
         name="tensor_degree",
         holds=lambda target, config, held: config.tp <= held.domain_gpus,
         reason=lambda target, config, held: (
-            "a proxy keeps its target's tensor degree, and the group must stay on the fast link, but tp={config.tp} and {held.domain_gpus} GPUs of {held.name} share one"
+            f"a proxy keeps its target's tensor degree, and the group must stay on the fast link, but tp={config.tp} and {held.domain_gpus} GPUs of {held.name} share one"
         ),
         remedy=lambda target, config, held: f"use a node with {config.tp} GPUs, or accept tp={config.tp} without proxies",
         field="tp",
@@ -98,7 +98,7 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
         name="ranks",
         holds=lambda target, config, held: _least_ranks(target, config) <= held.num_gpus,
         reason=lambda target, config, held: (
-            "a proxy keeps its target's tensor, context and expert degrees, but tp={config.tp}, cp={config.cp} and ep={config.ep} need {_least_ranks(target, config)} ranks and only {held.num_gpus} are available"
+            f"a proxy keeps its target's tensor, context and expert degrees, but tp={config.tp}, cp={config.cp} and ep={config.ep} need {_least_ranks(target, config)} ranks and only {held.num_gpus} are available"
         ),
         remedy=lambda target, config, held: f"use {_least_ranks(target, config)} GPUs, or accept such configs without proxies",
         field="cluster",

@@ -117,8 +117,8 @@ class Recheck:
         return self.busy >= BUSY and (self._seems_slower or not self.order_holds)
 
     @property
-    def order(self) -> str:
-        """Whether the order of then still holds, in a sentence."""
+    def _overtaken(self) -> list[str]:
+        """Which config is now significantly ahead of one ranked above it, in words."""
         found = self.compared
         overtaken = []
         for at, better in enumerate(found):
@@ -129,18 +129,23 @@ class Recheck:
                     overtaken.append(
                         f"the {_shown(worse.role)} is now {math.expm1(apart):.1%} ahead of the {_shown(better.role)}"
                     )
-        if overtaken:
+        return overtaken
+
+    @property
+    def order(self) -> str:
+        """Whether the order of then still holds, in a sentence."""
+        if overtaken := self._overtaken:
             return "the ranking has changed: " + "; ".join(overtaken)
         return (
             "the ranking still holds: no config is significantly faster than one ranked above it"
-            if len(found) > 1
+            if len(self.compared) > 1
             else "there is no ranking to compare"
         )
 
     @property
     def order_holds(self) -> bool:
-        """The same."""
-        return "does not hold" not in self.order
+        """Whether no config is significantly ahead of one ranked above it."""
+        return not self._overtaken
 
     @property
     def versions(self) -> list[tuple[str, str, str]]:

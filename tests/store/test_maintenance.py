@@ -135,7 +135,7 @@ def test_laws_need_no_database() -> None:
     early = [*events[: next(i for i, e in enumerate(events) if e.kind == "trial.started")], adopted]
     assert any("adopted while no attempt ran" in fault for fault in broken_laws(record, trials, early))
     never: list[Trial] = []
-    assert any("not in the table of trials" in fault for fault in broken_laws(record, never, events))
+    assert any("not in the trials table" in fault for fault in broken_laws(record, never, events))
     store.close()
 
 

@@ -99,7 +99,7 @@ def test_beside_other_processes_a_change_is_inconclusive() -> None:
     cases = ET.fromstring(junit(disturbed)).findall(".//testcase")
     assert [case.find("skipped") is not None for case in cases][-1]
     assert not any(case.find("failure") is not None for case in cases)
-    assert "The old order holds" in markdown(disturbed)
+    assert "The ranking still holds" in markdown(disturbed)
     gone = replace(disturbed.configs[0], failure=Failure(kind=FailureKind.ERROR, message="no such option"))
     assert replace(disturbed, configs=(gone, *disturbed.configs[1:])).is_slower, "a failure does not depend on load"
 
