@@ -1,4 +1,4 @@
-"""A model of which only the number of weights: what stands for it, what is said of that, and who refuses it."""
+"""A model of which only the weight count: what stands for it, what is said of that, and who refuses it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_nothing_else_is_taken_for_one(model: Any) -> None:
 @pytest.mark.parametrize("trainer", ["native", "torchtitan", "deepspeed", "accelerate", "megatron"])
 def test_trainers_that_build_the_model_refuse_it(trainer: str) -> None:
     study = api.load_study(spec(model={"parameters": 25_557_032}, trainer=trainer))
-    with pytest.raises(Exception, match="only the number of weights"):
+    with pytest.raises(Exception, match="only the weight count"):
         SearchSpace.of_study(study)
 
 

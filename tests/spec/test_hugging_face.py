@@ -102,7 +102,7 @@ def test_what_transformers_writes_of_every_class_is_read() -> None:
         ({"model_type": "granitemoehybrid"}, "layer_types must list the kind of each layer"),
         (
             {"model_type": "ernie4_5_moe", "moe_layer_end_index": 0},
-            "moe_layer_end_index must be that of the last layer, 1",
+            "moe_layer_end_index must be the index of the last layer, 1",
         ),
         (
             {"model_type": "llama", "num_key_value_heads": [4, 2]},
