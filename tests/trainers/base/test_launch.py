@@ -47,7 +47,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     outside.mkdir()
     inside.mkdir()
     (inside / "sub").symlink_to(outside)
-    with pytest.raises(ExportError, match="a part of it is a link"):
+    with pytest.raises(ExportError, match="a part of its path is a link"):
         write_launch(LAUNCH, inside)
     (inside / "sub").unlink()
     (inside / "a.txt").symlink_to(outside / "stolen")
