@@ -100,7 +100,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "autotune list | cut -f1   # ids alone",
     ),
     "status": (
-        "autotune status gpt2-medium-8xh100",
+        "autotune status gpt2-medium-1x8",
         "autotune status kfm4a2b9xq --json",
         "autotune status --in two-nodes        a study that runs as a job",
     ),

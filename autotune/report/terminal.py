@@ -71,7 +71,10 @@ STATUS_COLOURS: Mapping[str, str] = {
     "INFEASIBLE": "magenta",
 }
 
-SPEEDS = "Tokens/s, corrected for machine drift with the baseline (as measured in the lines of a running study). Step is the median step time."
+SPEEDS = (
+    "Tokens/s, corrected for machine drift with the baseline, without disturbed final runs (lines of a running study show each run as measured). "
+    "Step is the median step time."
+)
 """under tables of trials: which figure a config has (`autotune.results.config_figures`)"""
 AS_MEASURED = (
     "Tokens/s as measured: the baseline was not measured, so drift is not corrected. Step is the median step time."

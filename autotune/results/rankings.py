@@ -20,7 +20,7 @@ from autotune.spec import Objective, Trial, TrialPurpose, Workload
 from autotune.spec.checks import one_of
 from autotune.spec.plain import to_plain
 from autotune.spec.runs.versions import asked_versions, has_versions
-from autotune.spec.study import METRICS
+from autotune.spec.study import METRICS, SIMULATED
 
 
 def rerank(store: StudyReader, study_id: str, objective: Objective) -> list[Trial]:
@@ -204,6 +204,7 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
         profiles=_profiles(result.shown),
         trials=result.shown,
         can_win=reward.competes(trial, study),
+        simulated=study.runner == SIMULATED,
     )
     document = explanation.to_dict()
     if won and runner_up is not None and runner_up.number in result.tied_with:

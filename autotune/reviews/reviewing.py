@@ -561,7 +561,7 @@ def _trainer_words(study: Study) -> str:
     """The trainer as people call it: their own script names the library whose training loop it runs."""
     if study.trainer != "command":
         return f"trainer {study.trainer}"
-    return f"your own script, {_LOOPS[study.workload.loop]}" if study.workload.loop else "your own script"
+    return f"your own script ({_LOOPS[study.workload.loop]})" if study.workload.loop else "your own script"
 
 
 def _part(document: Mapping[str, Any], found: Target) -> str:

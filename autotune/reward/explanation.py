@@ -23,6 +23,7 @@ WORTH_SAYING = 0.01
 """a part of the step that changed by less than this share of the baseline's step is not mentioned"""
 NO_CONTENDER = "it is an fp32 reference outside the search space and cannot win: the losses of other trials are compared with its losses"
 PROXY = "it is a proxy, a smaller job that represents configs of the target, and cannot win"
+SIMULATED_LOSSES = "its losses are made up: a simulated run trains nothing, so they say nothing about this config"
 LEAST_LOSS = 5e-4
 """a smaller difference of losses, nats per token, is called none"""
 GIB = 1 << 30
@@ -81,11 +82,13 @@ def explain(
     profiles: Mapping[int, Mapping[str, float]] | None = None,
     trials: Sequence[Trial] = (),
     can_win: bool = True,
+    simulated: bool = False,
 ) -> Explanation:
     """Explains `trial` against `baseline` and one `other`: for the winner the runner-up, for a loser the winner.
 
     `profiles`: seconds of a step by cause, by trial number, where they were taken in the final rounds.
     `trials`: all of the study, which know its gradient noise scale where the baseline does not. `can_win`: see `competes`.
+    `simulated`: its runs trained nothing, so their losses are no evidence.
     """
     m = trial.measurement
     if not trial.is_measured or m is None:
@@ -120,7 +123,9 @@ def explain(
         *_shrunk(step_parts, source, tokens_ratio=batches),
         *_weaknesses(m),
     ]
-    if m.losses and (m.loss_comparison is None or stability_parts(m).get("equal_tokens", 1.0) >= WEAK):
+    if m.losses and simulated:
+        text.append(SIMULATED_LOSSES)
+    elif m.losses and (m.loss_comparison is None or stability_parts(m).get("equal_tokens", 1.0) >= WEAK):
         text.append(loss_in_words(m))
     if objective.metric == "goodput":
         told_by = reference if known_noise_scale(reference) is not None else m

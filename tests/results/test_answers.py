@@ -15,12 +15,16 @@ from autotune.ports import Store
 from autotune.report import html_report
 from autotune.results.best_known import best_known
 from autotune.results.question import Asked
+from autotune.results.rankings import explained
 from autotune.reward import tokens_per_s
+from autotune.reward.explanation import SIMULATED_LOSSES
 from autotune.space import SearchSpace
 from autotune.spec import Failure, FailureKind, Objective, Reward, StudyStatus, Trial, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore
 from autotune.testing.stores import measured, pending, run_trial, running_study
 from tests.small_studies import spec
+
+STEP_BY_STEP = "its losses were compared step by step with those of an fp32 reference on the same data"
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +77,20 @@ def test_every_trial_can_be_explained(finished: tuple[Store, str]) -> None:
     result = api.result_of(store, study_id)
     assert result.best is not None
     for trial in result.trials:
-        explained = api.explain(store, study_id, trial.number)
-        assert explained["notes"] == (list(result.notes) if trial.config == result.best.config else [])
-        json.dumps(explained, allow_nan=False)
-        assert explained["text"]
+        answer = api.explain(store, study_id, trial.number)
+        assert answer["notes"] == (list(result.notes) if trial.config == result.best.config else [])
+        json.dumps(answer, allow_nan=False)
+        assert answer["text"]
     with pytest.raises(NotFoundError, match="no trial 99"):
         api.explain(store, study_id, 99)
+
+
+def test_losses_of_a_simulated_study_are_no_evidence(finished: tuple[Store, str]) -> None:
+    result = api.result_of(*finished)
+    for runner, expected in {"simulated": [SIMULATED_LOSSES], "local": [STEP_BY_STEP]}.items():
+        record = replace(result.record, study=replace(result.record.study, runner=runner))
+        text = explained(replace(result, record=record))["text"]
+        assert [line for line in text if line.startswith("its losses ")] == expected
 
 
 def test_reranking_changes_nothing_that_is_kept(finished: tuple[Store, str]) -> None:

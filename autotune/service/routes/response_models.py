@@ -70,7 +70,7 @@ class StudySummary(Answer):
     """A study."""
 
     id: str = Field(examples=["kfm4a2b9xq"])
-    name: str = Field(examples=["gpt2-medium-8xh100"])
+    name: str = Field(examples=["gpt2-medium-1x8"])
     status: StudyStatus = Field(description="current state")
     wanted: Wanted = Field(description="the last request; the study's controller follows it")
     message: str
@@ -396,7 +396,7 @@ def responses(*statuses: int, ok: int = 200, model: type[BaseModel]) -> dict[int
 
 
 EXAMPLE_SPEC: dict[str, Any] = {
-    "name": "gpt2-medium-8xh100",
+    "name": "gpt2-medium-1x8",
     "model": "gpt2-medium",
     "cluster": "h100-sxm-1x8",
     "workload": {"seq_len": 1024, "global_batch_size": 512},
