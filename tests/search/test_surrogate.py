@@ -265,10 +265,12 @@ def test_limits_are_where_the_estimate_says_that_runs_fail() -> None:
     sigma = np.log(predicted.peak_memory_high_bytes / predicted.peak_memory_low_bytes) / (2 * Z90)
     p = np.asarray(predicted.oom_probability)
     unsure = (p > 1e-6) & (p < 1 - 1e-6)
-    assert unsure.any()
-    assert norm.cdf((np.log(predicted.peak_memory_bytes) - limits) / sigma)[unsure] == pytest.approx(
-        p[unsure], abs=1e-3
-    )
+    # neither a limit nor an interval is said to lie above the capacity, which is then what stands there
+    capped = np.isclose(limits, math.log(capacity)) | (predicted.peak_memory_high_bytes == capacity)
+    asked = unsure & ~capped
+    assert (p[asked] > 0.5).any()
+    assert (p[asked] < 0.5).sum() > 10
+    assert norm.cdf((np.log(predicted.peak_memory_bytes) - limits) / sigma)[asked] == pytest.approx(p[asked], abs=1e-3)
     assert (limits[p > 0.5] <= math.log(capacity)).all()
 
 

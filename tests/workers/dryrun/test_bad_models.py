@@ -103,7 +103,7 @@ def test_number_that_a_model_asks_for_is_assumed_and_told() -> None:
 
 def test_values_of_tokens_that_select_are_assumed_and_told() -> None:
     (guess,) = run_here("picks_by_tokens").guesses
-    assert re.search(rf"every token is 0, and the model selects by .*{HERE}\)$", guess), guess
+    assert re.search(rf"every token is 0, but the model selects by .*{HERE}\)$", guess), guess
 
 
 def test_memory_that_a_module_is_refused_is_told_with_the_module_and_the_line_before_it() -> None:

@@ -136,9 +136,7 @@ def test_micro_batches_that_are_filled_by_tokens_have_any_number_of_sequences(
     of.see([report(*(step(1.0 + n, sequences=[count]) for n, count in enumerate(counts)))], 5.0)
     assert of.ending == is_refused
     assert of.seen().fills_by_tokens != is_refused
-    assert (
-        any("filled up to a number of tokens" in said for said in remarks(of.seen(), keeps_outputs=False)) != is_refused
-    )
+    assert any("filled up to a token limit" in said for said in remarks(of.seen(), keeps_outputs=False)) != is_refused
 
 
 def test_packed_steps_that_have_the_configs_tokens_are_its_batch_however_many_sequences_they_have() -> None:
