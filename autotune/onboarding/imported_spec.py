@@ -47,7 +47,6 @@ STAND_IN_CLUSTER = "h100-sxm"
 """GPU type of the launch that is only read again"""
 NODE = 8
 """GPUs of a node, where only the number of ranks is known"""
-NOT_VALID = "the current configuration is not the baseline, because it is not valid: "
 OF_SHELL = re.compile(r"\$\(|`|\$[@*\d]")
 """what is left of a command's output, or of a script's arguments, where nothing says them"""
 OF_THE_RUN = ("steps", "master_addr", "master_port", "seed")

@@ -64,8 +64,9 @@ def with_its_bases(present: PresentConfiguration, path: Path) -> PresentConfigur
         return present
     read = _reader(path.parent)
     files = with_bases(present.files, path.name, read) if _starts_from(present, path) else present.files
-    if recognized(present) == "trl":
-        files = {**files, **_launchers_files(present, read)}
+    launchers = _launchers_files(present, read)
+    if launchers and recognized(present) == "trl":  # other programs have such keys, too
+        files = {**files, **launchers}
     program = USUAL[NEMO_RL][-1]
     checkout = next((str(each) for each in path.resolve().parents if (each / program).is_file()), "")
     return replace(present, files=files, cwd=present.cwd or checkout)
@@ -149,13 +150,10 @@ def _with_file_of_hydra(present: PresentConfiguration, path: Path) -> PresentCon
 
 def _launchers_files(present: PresentConfiguration, read: Callable[[str], str | None]) -> dict[str, str]:
     """The files of Accelerate and DeepSpeed that `trl grpo` is given, by command or configuration, by their names; without TRL's own and those that are not here."""
-    found = {}
-    for key in LAUNCHERS_FILES:
-        told = [present.option(key), *(_document(name, text).get(key) for name, text in present.files.items())]
-        for named in told:
-            if isinstance(named, str) and (text := read(named)) is not None:
-                found[os.path.normpath(named)] = text
-    return found
+    documents = [_document(name, text) for name, text in present.files.items()]
+    told = [each for key in LAUNCHERS_FILES for each in (present.option(key), *(one.get(key) for one in documents))]
+    texts = {os.path.normpath(name): read(name) for name in told if isinstance(name, str)}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _reader(folder: Path) -> Callable[[str], str | None]:

@@ -201,6 +201,24 @@ def test_how_trl_shards_is_read_from_the_files_that_its_configuration_names(
         of_text("trl grpo --config grpo.yaml --num_processes 8", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("accelerate_config: zero3.yaml", "zero3.yaml: deepspeed_config.offload_optimizer_device"),
+        ("deepspeed: ds.json", "deepspeed: zero_optimization.offload_param.device"),
+    ],
+)
+def test_what_the_files_of_trl_keep_in_host_memory_is_named(line: str, path: str, tmp_path: Path) -> None:
+    offload = "deepspeed_config: {zero_stage: 3, offload_optimizer_device: cpu, offload_param_device: none}"
+    (tmp_path / "zero3.yaml").write_text(ZERO3.replace("deepspeed_config: {zero_stage: 3}", offload))
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}')
+    (tmp_path / "grpo.yaml").write_text(f"{TRL}\n{line}\n")
+    draft = of_text("trl grpo --config grpo.yaml --num_processes 8", tmp_path)
+    assert [each for each in draft.remarks if "offload" in each] == [
+        f"{path}: plans count these on the GPU, so the launch may need less memory"
+    ]
+
+
 def test_trl_by_accelerate_with_flags_that_are_not_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "grpo.yaml").write_text(TRL)
     with pytest.raises(SpecError, match="is given --use_fsdp, which autotune does not read"):

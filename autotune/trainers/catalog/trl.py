@@ -12,7 +12,7 @@ brings for Accelerate. Without vLLM the ranks generate by transformers.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -35,6 +35,7 @@ from autotune.trainers.present_configuration import (
     PresentConfiguration,
     Reading,
     completed,
+    flat,
     merged,
     parse_document,
 )
@@ -350,6 +351,7 @@ def _launched(keys: KeyReader) -> _Launched:
         inner = of_deepspeed.get("zero_optimization")
         stage = int(inner.get("stage", 0)) if isinstance(inner, Mapping) else 0
         keys.remarks.append(f"{keys.name}: deepspeed: exports use TRL's own {_of_trl(stage)} instead")
+        keys.remarks += _not_counted("deepspeed", of_deepspeed)
         return _Launched("deepspeed", stage, is_held=True)
     if isinstance(launcher, Mapping):
         kind, stage = launcher["kind"], launcher["stage"]
@@ -357,6 +359,7 @@ def _launched(keys: KeyReader) -> _Launched:
             return _Launched()
         instead = f"TRL's own {_of_trl(stage)}" if kind == "DEEPSPEED" else f"FSDP2 in {Trl.settings_file}"
         keys.remarks.append(f"{keys.name}: accelerate_config={launcher['file']}: exports use {instead} instead")
+        keys.remarks += _not_counted(launcher["file"], launcher["document"])
         return _Launched("deepspeed" if kind == "DEEPSPEED" else None, stage, is_held=True)
     if launcher in ACCELERATE:
         stage, ranks = ACCELERATE[launcher]
@@ -371,6 +374,13 @@ def _launched(keys: KeyReader) -> _Launched:
     return _Launched(is_held=True, missing=(str(named),)) if named else _Launched()
 
 
+def _not_counted(file: str, document: Mapping[str, Any]) -> Iterator[str]:
+    """What a file keeps in host memory, in words: launches do not, and plans count it on the GPU."""
+    away = [path for path, value in flat(document) if "offload" in path and value in (True, "cpu", "nvme")]
+    if away:
+        yield f"{file}: {', '.join(away)}: plans count these on the GPU, so the launch may need less memory"
+
+
 def _of_trl(stage: int) -> str:
     """The file of TRL's accelerate_configs that has this ZeRO stage."""
     return f"zero{stage}" if stage else "multi_gpu"
@@ -382,7 +392,8 @@ def _with_launchers(document: Mapping[str, Any], files: Mapping[str, str]) -> di
     launcher, of_deepspeed = (os.path.normpath(str(found.get(key, ""))) for key in LAUNCHERS_FILES)
     if launcher in files:
         kind, stage, ranks = sharding_and_ranks(launcher, files[launcher])
-        found["accelerate_config"] = {"file": launcher, "kind": kind, "stage": stage}
+        document = parse_document(launcher, files[launcher])
+        found["accelerate_config"] = {"file": launcher, "kind": kind, "stage": stage, "document": document}
         found = {"num_processes": ranks} | found if ranks else found
     if of_deepspeed in files:
         found["deepspeed"] = parse_document(of_deepspeed, files[of_deepspeed])
