@@ -83,6 +83,12 @@ class StateBytes:
     """of a copy that the optimizer's step makes, sharded as its states are"""
     reduction: Column
     """that a sharded reduction carries"""
+    in_use: Column
+    """of a weight of a layer that is gathered"""
+    trained: Column
+    """share of the weights of layers that have gradients"""
+    trains_edges: bool
+    """whether embedding and output projection have gradients"""
     zero: Column
     cuts_gradients: NDArray[np.bool_]
     """whether gradients are sharded at the peak"""
@@ -126,11 +132,12 @@ class StateBytes:
         """Bytes of gathered layers and of reductions.
 
         FSDP keeps embedding and output projection gathered (and their gradients whole, if they are one unit), gathers a layer while the one before it is
-        in use, and reduces its gradients whole.
+        in use, and reduces its gradients whole. Frozen weights are gathered as they are kept, and have no gradients.
         """
-        edges = (2.0 if traits.one_edge_unit else 1.0) * self.size * rank.edge
-        working = edges + (3.0 * self.size + self.reduction) * rank.widest
-        whole = rank.dense + rank.experts
+        edges = (2.0 if traits.one_edge_unit and self.trains_edges else 1.0) * self.size * rank.edge
+        gradients = self.trained * (self.size + self.reduction)
+        working = edges + (2.0 * self.in_use + gradients) * rank.widest
+        whole = self.trained * (rank.dense + rank.experts)
         reduced = constants.buffer_bytes * whole + 4.0 * np.minimum(whole, traits.bucket_weights)
         return np.where(self.shards > 1, np.where(self.gathers, working, reduced), 0.0)
 
@@ -161,6 +168,7 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         "edge_states": edge_moments + main,
         "step": np.where(away, 0.0, np.where(master, traits.step_bytes, 0.0) + root),
     }
+    in_use, trained = size, np.ones_like(size)
     if workload.pure_bf16:
         whole = dict.fromkeys(("weight", "edge_weight"), np.full_like(size, BF16_BYTES))
         waiting = fsdp & ~cuts_gradients(layout, traits)
@@ -172,7 +180,9 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         values = {**values, **whole, **halves, "gathered": kept_gathered, "step": np.where(away, 0.0, root / 2.0)}
     if workload.peft is not None:
         adapter = ADAPTER_BYTES / 2.0 if workload.pure_bf16 else ADAPTER_BYTES
-        kept = np.where(away, adapter / 2.0, adapter) * _adapter_share(workload, layout)
+        trained = _adapter_share(workload, layout)
+        kept = np.where(away, adapter / 2.0, adapter) * trained
+        in_use = frozen_bytes(workload) + adapter / 4.0 * trained
         frozen = {"weight": frozen_bytes(workload) + kept, "edge_weight": np.full_like(size, FROZEN_EDGE_BYTES)}
         values = {**dict.fromkeys(values, np.zeros_like(size)), **frozen}
     values |= {name: np.where(away, 0.0, values[name]) for name in ("states", "edge_states")}
@@ -181,6 +191,9 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         **values,
         size=size,
         reduction=reduction_bytes(workload, table, traits),
+        in_use=in_use,
+        trained=trained,
+        trains_edges=workload.peft is None,
         zero=zero,
         cuts_gradients=cut,
         may_cut_gradients=(zero >= 2) & ~cut & traits.may_reduce_each,

@@ -143,6 +143,24 @@ def test_frozen_weights_have_no_gradients_and_four_bits_take_a_quarter() -> None
     assert qlora.weights < 0.4 * lora.weights
 
 
+@pytest.mark.parametrize("trainer", ["command", "hf_trainer", "deepspeed"])
+def test_frozen_layers_are_gathered_as_they_are_kept_and_no_gradient_of_theirs_is_reduced(trainer: str) -> None:
+    """Two layers at a time under FSDP, at 2 or 0.52 bytes a weight, and the whole embedding and output projection, which no adapter trains."""
+    where, config = workload(trainer=trainer), ParallelConfig(dp=4, zero_stage=3)
+    edge = (1 if MODEL.tied_embeddings else 2) * MODEL.vocab_size * MODEL.hidden_size
+    layer = (MODEL.num_parameters - edge) / MODEL.num_layers
+    constants = calibration_for(where)
+
+    def gathered(peft: Peft | None) -> float:
+        found = parts(replace(where, peft=peft), config)
+        inside = found.total / (1.0 + constants.fragmentation) - (found.total - found.framework)
+        return inside - constants.framework_bytes
+
+    assert gathered(Peft(method="lora", rank=1)) == pytest.approx(2.0 * (edge + 2.0 * layer), rel=0.01)
+    assert gathered(Peft(method="qlora", rank=1)) == pytest.approx(2.0 * edge + 0.516 * 2.0 * layer, rel=0.01)
+    assert gathered(None) > gathered(Peft(method="lora", rank=1))
+
+
 def test_adapters_on_four_bits_leave_embedding_and_output_projection_in_sixteen() -> None:
     where = replace(workload(trainer="hf_trainer"), peft=Peft(method="qlora", rank=8))
     wider = replace(where, model=replace(MODEL, vocab_size=2 * MODEL.vocab_size))
