@@ -19,6 +19,7 @@ Modules, from the parts to the whole:
         draft.py              the draft of a script
     launch/                   what starts it
         command_words.py      a command: launchers, program, arguments
+        console_commands.py   commands of TRL and ms-swift, as the launch of a module
         launch_script.py      a launch script: the program that it starts, and how
         given_options.py      what the options of the script are given
         started_program.py    the draft of what a launch script starts

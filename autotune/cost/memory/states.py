@@ -7,7 +7,7 @@ optimizer     bytes per weight beside the fp32 master weight
 adamw         two moments in fp32 (8), or as the trainer keeps them       muon         one moment (4); adamw's for embeddings and the output projection
 adamw_8bit    two moments in 8 bits with a scale per 256 (2.03)            adafactor    sums over rows and columns (4 (1/n + 1/k))        sgd    none
 
-Where nothing is kept in fp32 (`Workload.pure_bf16`), weights and gradients take 2 bytes each and moments half of the above, those in 8 bits as before.
+Where nothing is kept in fp32 (`all_in_bf16`), weights and gradients take 2 bytes each and moments half of the above, those in 8 bits as before.
 
 With adapters the model's weights are frozen (`trainable.py`): no gradients and no states; the adapters are trained in fp32.
 """
@@ -85,6 +85,8 @@ class StateBytes:
     """that a sharded reduction carries"""
     in_use: Column
     """of a weight of a layer that is gathered"""
+    buckets: Column
+    """bytes of a bucket in units of one of fp32 gradients"""
     trained: Column
     """share of the weights of layers that have gradients"""
     trains_edges: bool
@@ -138,7 +140,7 @@ class StateBytes:
         gradients = self.trained * (self.size + self.reduction)
         working = edges + (2.0 * self.in_use + gradients) * rank.widest
         whole = self.trained * (rank.dense + rank.experts)
-        reduced = constants.buffer_bytes * whole + 4.0 * np.minimum(whole, traits.bucket_weights)
+        reduced = constants.buffer_bytes * self.buckets * whole + 4.0 * np.minimum(whole, traits.bucket_weights)
         return np.where(self.shards > 1, np.where(self.gathers, working, reduced), 0.0)
 
 
@@ -168,16 +170,18 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         "edge_states": edge_moments + main,
         "step": np.where(away, 0.0, np.where(master, traits.step_bytes, 0.0) + root),
     }
-    in_use, trained = size, np.ones_like(size)
+    in_use, trained, buckets = size, np.ones_like(size), np.ones_like(size)
     if workload.pure_bf16:
-        whole = dict.fromkeys(("weight", "edge_weight"), np.full_like(size, BF16_BYTES))
+        pure = dict.fromkeys(("weight", "edge_weight"), np.full_like(size, BF16_BYTES))
         waiting = fsdp & ~cuts_gradients(layout, traits)
-        whole["gradient"] = np.where(waiting, traits.pure_reduce_bytes, BF16_BYTES)
-        halves = {name: values[name] - main for name in ("states", "edge_states")}
-        if workload.optimizer != "adamw_8bit":
-            halves = {name: value / 2.0 for name, value in halves.items()}
-        kept_gathered = np.where(fsdp & (zero == 2), BF16_BYTES, 0.0)
-        values = {**values, **whole, **halves, "gathered": kept_gathered, "step": np.where(away, 0.0, root / 2.0)}
+        pure["gradient"] = np.where(waiting, traits.pure_reduce_bytes, BF16_BYTES)
+        moments = 1.0 if workload.optimizer == "adamw_8bit" else 0.5
+        pure |= {name: moments * (values[name] - main) for name in ("states", "edge_states")}
+        pure["gathered"] = np.where(fsdp & (zero == 2), BF16_BYTES, 0.0)
+        pure["step"] = np.where(away, 0.0, root / 2.0)
+        is_pure = all_in_bf16(workload, layout, traits)
+        buckets = np.where(is_pure, 0.5, 1.0)
+        values = {name: np.where(is_pure, pure[name], value) for name, value in values.items()}
     if workload.peft is not None:
         adapter = ADAPTER_BYTES / 2.0 if workload.pure_bf16 else ADAPTER_BYTES
         trained = _adapter_share(workload, layout)
@@ -192,6 +196,7 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         size=size,
         reduction=reduction_bytes(workload, table, traits),
         in_use=in_use,
+        buckets=buckets,
         trained=trained,
         trains_edges=workload.peft is None,
         zero=zero,
@@ -201,6 +206,11 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         expert_shards=layout.expert_shard_group.size,
         gathers=fsdp,
     )
+
+
+def all_in_bf16(workload: Workload, layout: Layout, traits: Traits) -> NDArray[np.bool_]:
+    """Whether no weight, gradient or moment is kept in fp32."""
+    return np.full(layout.zero.shape, workload.pure_bf16) & ~(traits.shards_in_fp32 & (layout.zero >= 1))
 
 
 def reduction_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Column:

@@ -31,6 +31,7 @@ ranks, and that few matrices cannot be dealt evenly.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.layout import (
@@ -45,7 +46,7 @@ from autotune.cost.layout import (
 )
 from autotune.cost.learn.from_dry_runs import product_factor
 from autotune.cost.memory.activations import mean_kept_bytes
-from autotune.cost.memory.states import cuts_gradients, reduction_bytes
+from autotune.cost.memory.states import all_in_bf16, cuts_gradients, reduction_bytes
 from autotune.cost.time.collectives import send_time_s, shared_by
 from autotune.cost.time.compute import (
     BACKWARD_SCORES,
@@ -115,14 +116,15 @@ EIGHT_BIT_SAVED = 6.0
 NEWTON_SCHULZ_STEPS = 5.0
 
 
-def update_bytes(workload: Workload, inner: Column, edges: Column, *, foreach: bool = False) -> Column:
-    """Bytes that the update of a rank's weights moves. `inner`: weights of layers, `edges`: of embedding and output projection."""
+def update_bytes(
+    workload: Workload, inner: Column, edges: Column, is_pure: NDArray[np.bool_], *, foreach: bool = False
+) -> Column:
+    """Bytes that the update of a rank's weights moves. `inner`: weights of layers, `edges`: of embedding and output projection, `is_pure`: `all_in_bf16`."""
     each = UPDATE_BYTES | ({"adamw": FOREACH_BYTES} if foreach else {})
     outside = "adamw" if workload.optimizer == "muon" else workload.optimizer
     moved = inner * each[workload.optimizer] + edges * each[outside]
-    if not workload.pure_bf16:
-        return moved
-    return moved - (inner + edges) * EIGHT_BIT_SAVED if workload.optimizer == "adamw_8bit" else moved / 2.0
+    halved = moved - (inner + edges) * EIGHT_BIT_SAVED if workload.optimizer == "adamw_8bit" else moved / 2.0
+    return np.where(is_pure, halved, moved)
 
 
 def orthogonal_s(workload: Workload, layout: Layout, constants: Calibration, layers: Column, shards: Column) -> Column:
@@ -294,13 +296,14 @@ def _optimizer_s(
     shards = np.where(layout.zero >= 1, layout.shard_group.size, 1.0)
     expert_shards = np.where(layout.zero >= 1, layout.expert_shard_group.size, 1.0)
     inner = (weights.dense - ends) / shards + weights.experts / expert_shards
-    moved = update_bytes(workload, inner, ends / shards, foreach=traits.foreach)
+    is_pure = all_in_bf16(workload, layout, traits)
+    moved = update_bytes(workload, inner, ends / shards, is_pure, foreach=traits.foreach)
     here = moved / (gpu.memory_bytes_per_s * constants.memory_efficiency)
     here = here + orthogonal_s(workload, layout, constants, weights.layers, shards)
     away = is_offloaded(table, "optimizer")
     if not away.any():
         return here
-    there = update_bytes(workload, inner, ends / shards)
+    there = update_bytes(workload, inner, ends / shards, is_pure)
     on_host = offloaded_update_s(workload, inner + ends / shards, there) / constants.program_level
     return np.where(away, on_host, here)
 

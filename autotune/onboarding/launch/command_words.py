@@ -3,7 +3,7 @@
     numactl -l srun --label bind.sh python -u -m pkg.train --lr 1
     ^ wrapper  ^ launcher   ^ carried      ^ module        ^ arguments
     torchrun --nproc-per-node 8 train.py -- --lr 1           words behind `--` are arguments, too
-    swift sft --external_plugins reward.py                   a command that nobody here knows: `swift sft`, and not the file that an option names
+    litgpt pretrain --config job.py                          a command that nobody here knows: `litgpt pretrain`, and not the file that an option names
 
 Launchers of processes: torchrun, accelerate, deepspeed and those of `TASKS`, which start one process for each rank by themselves, or one for each
 node with another launcher behind them.
@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
+from autotune.onboarding.launch.console_commands import as_module
 from autotune.onboarding.settings.program import COMMANDS
 from autotune.trainers.base.workload_limits import MODULES
 from autotune.trainers.launch_files import INTERPRETER
@@ -256,7 +257,7 @@ class CommandParts:
 
 def parts_of(words: Sequence[str]) -> CommandParts | None:
     """The parts; None for a command that starts no program of training."""
-    words = _submitted([_plain(word) for word in words])
+    words = as_module(_submitted([_plain(word) for word in words]))
     found = _parts_of(words)
     if found is None:
         return None

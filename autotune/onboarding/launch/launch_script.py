@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autotune.onboarding.launch.command_words import LAUNCHERS, TASKS, CommandParts, Launcher, parts_of
+from autotune.onboarding.launch.console_commands import RANKS_OF_SWIFT, SWIFT
 from autotune.onboarding.settings.program import COMMANDS
 from autotune.spec.texts.secrets import FROM_ENVIRONMENT, is_secret_name
 from autotune.spec.texts.usual_names import target_of
@@ -167,6 +168,8 @@ def _started(parts: CommandParts, run: Commands, text: str, folder: str) -> Star
     launcher, per_node = "python", None
     if inner is not None:
         launcher, per_node = inner.name, _ranks_of(inner.name, options, nodes, told)
+        if parts.program in SWIFT and not value_of(options, *_PER_NODE):
+            per_node = _count(run.exported.get(RANKS_OF_SWIFT, "1"))
     elif tasks is not None:
         per_node = _tasks_of(tasks, of_tasks, nodes, run.of_slurm)
         if tasks.name != "srun" or nodes * (per_node or 1) > 1:

@@ -18,14 +18,16 @@ from autotune.onboarding.configuration_files import decided_for, read_present
 from autotune.onboarding.draft import Draft, Entry, Place
 from autotune.onboarding.launch.command_words import TASKS
 from autotune.onboarding.launch.given_options import named, with_given
-from autotune.onboarding.launch.launch_script import Argument, Started, arguments_of, is_plain
+from autotune.onboarding.launch.launch_script import Argument, Started, arguments_of, is_plain, value_of
 from autotune.onboarding.script.argv import start_of
 from autotune.onboarding.script.draft import script_draft
 from autotune.onboarding.script.library_options import (
     ACCUMULATION,
+    BEYOND,
     MICRO_BATCH,
     OF_TRAINER,
     OWN_LOOP,
+    PROGRAMS,
     TRAINING_ARGUMENTS,
 )
 from autotune.onboarding.script.options import ScriptOption, option_of, overridden_by_file
@@ -156,7 +158,9 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
         script = read_script(Path(file).name, text, file=cwd / file, base=cwd)
     if script.parser == "configurator":
         script = replace(script, options=tuple(_with_files(script.options, started.words, cwd)))
-    if not script.parser and MICRO_BATCH in {argument.name for argument in started.arguments}:
+    if not script.is_read and (of_library := _of_library(started)) is not None:
+        script = replace(of_library, started=script.started)
+    elif not script.parser and MICRO_BATCH in {argument.name for argument in started.arguments}:
         is_trainers = _is_trainers(started)
         known = (each for each in TRAINING_ARGUMENTS if is_trainers or each[0] == ACCUMULATION)
         options = tuple(option_of(*each) for each in known)
@@ -185,6 +189,29 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     tuned = overriding(as_options, written, braced(started.program), frozenset(own))
     names = frozenset(option.name for option in written.options)
     return replace(tuned, as_options=as_options, beside=written.beside, held=names)
+
+
+def _of_library(started: Started) -> Script | None:
+    """The options of a library's own program, whose text need not be there; None for any other. Raises `SpecError` where a file has them."""
+    known = next((each for end, each in PROGRAMS.items() if started.file.endswith(end)), None)
+    if known is None:
+        return None
+    of_file = next((word for word in started.words[:1] if word.endswith(_FILES)), value_of(started.arguments, "config"))
+    if of_file:
+        raise SpecError(
+            f"the command starts {started.program} with {of_file}, whose settings autotune does not read",
+            remedy="write them as options of the command: --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 ...",
+            field="FILE",
+        )
+    of, options = known
+    return Script(
+        name=started.program,
+        options=tuple(option_of(*each) for each in options),
+        parser="HfArgumentParser",
+        imports=frozenset(),
+        is_distributed=True,
+        beyond=of if of in BEYOND else "",
+    )
 
 
 def _start_of(started: Started, place: Place) -> tuple[str, ...]:

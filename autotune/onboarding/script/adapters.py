@@ -4,6 +4,8 @@
     lora_r, lora_rank, lora_dim, r      their rank (trl: lora_r, DeepSpeed-Chat: lora_dim)
     lora_target_modules                 which matrices have them
     load_in_4bit, q_lora                whether the other weights have 4 bits
+    tuner_type, target_modules, ...     the same in ms-swift
+    torch_dtype, dtype                  in which type a program of transformers loads the weights
 
 A rank that is given, and no switch that is off, means adapters; so does a declared default in a program that imports PEFT.
 """
@@ -21,8 +23,10 @@ NOT_COUNTED = "not modelled: "
 ALL_TRAINED = "planned as if every weight were trained"
 """how notes end of what trains a part of the weights"""
 _SWITCHES = ("use_peft", "use_lora", "lora")
+_METHODS = ("tuner_type", "train_type", "sft_type")
+"""by which ms-swift 4, 3 and 2 say what is trained"""
 _RANKS = ("lora_r", "lora_rank", "lora_dim")
-_TARGETS = ("lora_target_modules", "lora_target", "lora_modules", "lora_module_name")
+_TARGETS = ("lora_target_modules", "lora_target", "lora_modules", "lora_module_name", "target_modules")
 _QLORA = ("q_lora", "qlora", "use_qlora")
 _QUANTIZED = (*_QLORA, "load_in_4bit", "use_4bit")
 _PEFT_RANK = {"use_peft": 16}
@@ -35,15 +39,16 @@ _OFF = (None, False, 0, "", "false", "False", "no", "none", "None", "0")
 def peft_of(script: Script) -> Mapping[str, Any]:
     """LoRA as a workload has it; empty where the options ask for none."""
     said = _said(script)
-    is_on = any(said.get(name) not in _OFF for name in (*_SWITCHES, *_QLORA))
-    is_off = not is_on and any(name in said for name in _SWITCHES)
+    method = _method(said)
+    is_on = method == "lora" or any(said.get(name) not in _OFF for name in (*_SWITCHES, *_QLORA))
+    is_off = not is_on and (method != "" or any(name in said for name in _SWITCHES))
     given = _given(script)
     ranks = [name for name in _RANKS if name in given or ("peft" in script.imports and name in said)]
     rank = next((said[name] for name in ranks if isinstance(said[name], int) and said[name] > 0), None)
     if is_off or not (is_on or rank):
         return {}
     usual = next((default for name, default in _PEFT_RANK.items() if name in said), 8)
-    is_quantized = any(said.get(name) not in _OFF for name in _QUANTIZED)
+    is_quantized = said.get("quant_bits") == 4 or any(said.get(name) not in _OFF for name in _QUANTIZED)
     return {
         "method": "qlora" if is_quantized else "lora",
         "rank": rank or usual,
@@ -52,12 +57,20 @@ def peft_of(script: Script) -> Mapping[str, Any]:
     }
 
 
+def loaded_in(script: Script) -> str:
+    """The type in which a program of transformers loads its weights, as its option says it ('bfloat16', 'auto'); empty where none does."""
+    said = _said(script)
+    return next((str(said[name]) for name in ("torch_dtype", "dtype") if said.get(name) is not None), "")
+
+
 def frozen(script: Script) -> Iterator[str]:
     """Notes on options that keep weights from training, or add a second model, which no plan has."""
     said, given = _said(script), _given(script)
     off = [name for name in given if _FROZEN.fullmatch(name.lower()) and said[name] not in _OFF]
     if off:
         yield f"{NOT_COUNTED}{_named(given, off)}, {ALL_TRAINED}"
+    if (method := _method(said)) not in ("", "lora", "full"):
+        yield f"{NOT_COUNTED}{method} ({', '.join(name for name in _METHODS if name in said)}), {ALL_TRAINED}"
     if more := second_models(script):
         yield f"{NOT_COUNTED}a model of several parts ({_named(given, more)}), planned as one decoder"
 
@@ -66,6 +79,11 @@ def second_models(script: Script) -> list[str]:
     """The given options that name a model beside the decoder whose sizes are given."""
     given = _given(script)
     return [name for name in _SECOND_MODELS if name in given]
+
+
+def _method(said: Mapping[str, Any]) -> str:
+    """What ms-swift trains: 'full', 'lora' or another method; empty for other programs. The names of its earlier versions are only there where they are given."""
+    return next((str(said[name]) for name in reversed(_METHODS) if name in said), "")
 
 
 def _named(given: Mapping[str, str], names: list[str]) -> str:
@@ -79,7 +97,7 @@ def _given(script: Script) -> dict[str, str]:
 
 
 def _said(script: Script) -> dict[str, Any]:
-    """The values of the declared options, and of those that are given."""
+    """The values of the declared options, and of those that are given, by the last part of their names."""
     values = {option.name.rpartition(".")[2]: option.present for option in script.options}
     for argument in script.started.arguments if script.started else ():
         if argument.name and argument.name not in values:
@@ -92,4 +110,5 @@ def _is_everywhere(script: Script) -> bool:
     """Whether adapters are in the feed-forward layers, too; PEFT's default is attention alone."""
     arguments = script.started.arguments if script.started else ()
     words = [word for each in arguments if each.name in _TARGETS for word in each.values]
+    words = words or [str(option.present) for option in script.options if option.name in _TARGETS]
     return bool(re.search(r"all|gate|up_proj|down|fc|mlp|layers", " ".join(words)))

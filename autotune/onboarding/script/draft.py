@@ -20,7 +20,7 @@ from typing import Any
 from autotune.onboarding.configuration_files import unread_files
 from autotune.onboarding.draft import Draft, Entry, Place, file_name
 from autotune.onboarding.hub_names import model_named
-from autotune.onboarding.script.adapters import frozen, peft_of, second_models
+from autotune.onboarding.script.adapters import frozen, loaded_in, peft_of, second_models
 from autotune.onboarding.script.argv import (
     argv_of,
     ideas_of,
@@ -353,6 +353,8 @@ def _workload(found: OptionMatches, ranks: RanksToday) -> tuple[Entry, tuple[str
         value["loop"] = loop
     if peft := peft_of(found.script):
         value["peft"] = dict(peft)
+    elif loop == "hf_trainer" and loaded_in(found.script) == "bfloat16":
+        value["pure_bf16"] = True
     fill_in = (*(() if seq_len else ("workload.seq_len",)), *(("workload.global_batch_size",) if is_open else ()))
     asked = "fill in: global_batch_size," if is_open else "batch:"
     return Entry(key="workload", value=value, comment=f"{told}; {asked} {why}"), fill_in
@@ -501,8 +503,21 @@ def _what_is_beyond(script: Script) -> Iterator[str]:
     elif (method := Path(script.name).stem.lower()) in BEYOND_BY_METHOD:
         yield f"{NOT_PREDICTED}{BEYOND_BY_METHOD[method]}, by the name of {Path(script.name).name}"
     yield from frozen(script)
-    if script.untyped:
-        yield f"{ASSUMED_WEIGHTS} (line {script.untyped} of {script.name} loads them without dtype): transformers 5 takes the checkpoint's own type, often bf16, which needs about half the memory; if so, set workload.pure_bf16: true, or dtype=torch.float32 in the script"
+    yield from _what_weights(script)
+
+
+def _what_weights(script: Script) -> Iterator[str]:
+    """What is assumed of the type in which a program of transformers keeps the weights that it trains."""
+    loaded = loaded_in(script)
+    if loaded == "auto":
+        why = "dtype is auto"
+    elif script.untyped and not loaded:
+        why = f"line {script.untyped} of {script.name} loads them without dtype"
+    elif not (loaded or script.is_read) and _loop(script) == "hf_trainer" and not peft_of(script):
+        why = f"{script.name} was not found"
+    else:
+        return
+    yield f"{ASSUMED_WEIGHTS} ({why}): transformers 5 takes the checkpoint's own type unless told, often bf16, which needs about half the memory without sharding; if so, set workload.pure_bf16: true, or give the type in the launch (dtype)"
 
 
 def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Iterator[str]:

@@ -40,6 +40,23 @@ TRAINER_ARGUMENTS: tuple[tuple[str, tuple[tuple[str, str, Any], ...]], ...] = (
     ("TrainingArguments", TRAINING_ARGUMENTS),
 )
 """(how the class's name ends, its options); trl's classes derive from `TrainingArguments` with other defaults"""
+_SWIFT_ARGUMENTS: tuple[tuple[str, str, Any], ...] = (
+    ("per_device_train_batch_size", "int", 1),
+    ("gradient_checkpointing", "flag", True),
+    ("tuner_type", "text", "lora"),
+    ("lora_rank", "int", 8),
+    ("target_modules", "text", "all-linear"),
+    ("packing", "flag", False),
+    ("max_steps", "int", -1),
+    ("seed", "int", 42),
+)
+_TRL_MODEL = (("dtype", "text", "float32"),)
+PROGRAMS: dict[str, tuple[str, tuple[tuple[str, str, Any], ...]]] = {
+    "trl/scripts/sft.py": ("SFTConfig", (*dict(TRAINER_ARGUMENTS)["SFTConfig"], *_TRL_MODEL)),
+    "trl/scripts/dpo.py": ("DPOConfig", (*dict(TRAINER_ARGUMENTS)["DPOConfig"], *_TRL_MODEL)),
+    **dict.fromkeys(("swift/cli/sft.py", "swift/cli/pt.py"), ("TrainArguments", _SWIFT_ARGUMENTS)),
+}
+"""(class, options) of programs of libraries, which are known where their text is not there. Of ms-swift 4 what needs no model or GPU to be known"""
 BEYOND = {
     "GRPOConfig": "generation, rewards and a reference model",
     "DPOConfig": "the reference model, and that each pair is two sequences",

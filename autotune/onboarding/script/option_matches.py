@@ -266,6 +266,8 @@ def _unclear(option: ScriptOption, meaning: Meaning | None) -> str | None:
     name, value = option.name.rpartition(".")[2].lower(), option.present
     if OTHER_PARTS.search(option.name.lower()) or value in (None, False, "", 0, 1):
         return None
+    if target_of(name) == "precision" and value == "auto":
+        return None  # the type in which weights are loaded is the checkpoint's
     is_said = option.given is not None or option.file
     said = f"{option.shown}{'' if value is True else f'={value}'}"
     if OTHER_DEGREES.fullmatch(name) and isinstance(value, int) and value is not True:

@@ -47,7 +47,7 @@ UNREAD: Mapping[str, str] = {
             ("grpo_single_controller", "single controller"),
         )
     },
-    **{f"trl {name}": f"TRL's {name}" for name in ("dpo", "kto", "reward", "rloo", "sft")},
+    **{f"trl {name}": f"TRL's {name}" for name in ("kto", "reward", "rloo")},
 }
 """programs of these trainers whose configuration is another, with what they are"""
 

@@ -5,7 +5,7 @@ MODEL_ARGS=(--num-layers 32 --hidden-size 4096)
 if [[ "$DTYPE" == fp8 ]]; then MODEL_ARGS+=("--fp8-format hybrid"); fi
 srun torchrun --nproc_per_node $GPUS pretrain_gpt.py "${MODEL_ARGS[@]}" --tensor-model-parallel-size $TP 2>&1 | tee train.log
 
-Defaults (`${TP:-2}`), arithmetic of whole numbers (`$((NODES * 8))`) and what Slurm sets by the lines `#SBATCH` are put in. Of conditions (`if`, `case`,
+Defaults (`${TP:-2}`), arithmetic of whole numbers (`$((NODES * 8))`, `$(expr 16 / $GPUS)`) and what Slurm sets by the lines `#SBATCH` are put in. Of conditions (`if`, `case`,
 `&&`, `||`), comparisons of words and numbers, -n and -z are decided by the variables of the script; any other condition counts as false. Bodies of loops
 and functions count once.
 """
@@ -36,6 +36,7 @@ _ALL_ARGUMENTS = re.compile(r"\"\$\{?[@*]\}?\"|\$\{?[@*]\}?")
 _QUOTED_ARRAY = re.compile(r"\"(\$\{[A-Za-z_][A-Za-z0-9_]*\[[@*]\]\})\"")
 _INNER = r"\((?:[^()]|\([^()]{0,200}\)){0,200}\)"
 _ARITHMETIC = re.compile(rf"\$\(\(((?:[^()]|{_INNER}){{1,200}})\)\)")
+_EXPR = re.compile(r"\$\(\s*expr\s+([^()`]*)\)")
 _SUBSTITUTION = re.compile(r"\$\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)|`[^`]*`")
 _TEXT = re.compile(
     r"^[ \t]*(?:read (?:-\w+ +)*-d ?(?:''|\"\") *(?P<read>\w+)|(?P<set>\w+)=\"?\$\(cat) *<<-? ?['\"]?(?P<end>\w+)['\"]?[ \t]*\n"
@@ -344,6 +345,7 @@ def _decide(words: list[str]) -> bool:
 
 def _filled(text: str, variables: dict[str, str], unset: dict[str, None]) -> str:
     text = _ALL_ARGUMENTS.sub("", _QUOTED_ARRAY.sub(r"\1", text))
+    text = _EXPR.sub(lambda found: "$((" + found[1].replace("\\", "") + "))", text)
     text = _with_variables(text, variables, unset)
     return _ARITHMETIC.sub(lambda found: _computed(found[1], variables) or found[0], text)
 
