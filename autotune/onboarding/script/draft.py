@@ -135,6 +135,9 @@ def script_draft(
     if found.required:
         fill_in.append("trainer.argv")
     notes = [_what_reads(found), *_what_starts(script, source), *_what_is_beyond(script)]
+    baseline = tuple(_baseline(found, ranks))
+    if not any("zero_stage=" in entry.value for entry in baseline):  # what is sharded is kept in fp32
+        notes += _what_weights(script)
     if script.started is not None:
         notes += unread_files(script.started, cwd)
     if _tunes_nothing(found):
@@ -172,7 +175,7 @@ def script_draft(
         where,
         workload,
         Entry(key="space", value=_space(found, ranks)),
-        *_baseline(found, ranks),
+        *baseline,
         Entry(key="trainer", parts=tuple(trainer)),
         runner,
     )
@@ -503,7 +506,6 @@ def _what_is_beyond(script: Script) -> Iterator[str]:
     elif (method := Path(script.name).stem.lower()) in BEYOND_BY_METHOD:
         yield f"{NOT_PREDICTED}{BEYOND_BY_METHOD[method]}, by the name of {Path(script.name).name}"
     yield from frozen(script)
-    yield from _what_weights(script)
 
 
 def _what_weights(script: Script) -> Iterator[str]:
@@ -517,7 +519,7 @@ def _what_weights(script: Script) -> Iterator[str]:
         why = f"{script.name} was not found"
     else:
         return
-    yield f"{ASSUMED_WEIGHTS} ({why}): transformers 5 takes the checkpoint's own type unless told, often bf16, which needs about half the memory without sharding; if so, set workload.pure_bf16: true, or give the type in the launch (dtype)"
+    yield f"{ASSUMED_WEIGHTS} ({why}): transformers 5 takes the checkpoint's own type unless told, often bf16, which needs about half the memory; if so, set workload.pure_bf16: true, or give the type in the launch (dtype)"
 
 
 def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Iterator[str]:
