@@ -31,7 +31,7 @@ from autotune.onboarding.configuration_files import (
 from autotune.onboarding.draft import Draft, Place
 from autotune.onboarding.imported_spec import import_draft
 from autotune.onboarding.launch.launch_script import Started, started_by, value_of
-from autotune.onboarding.launch.started_program import placed, started_draft, where_it_runs
+from autotune.onboarding.launch.started_program import SAY_IT, placed, started_draft, where_it_runs
 from autotune.onboarding.post_training_launch import inheriting_trainer, post_training_launch, with_its_bases
 from autotune.onboarding.script.draft import script_draft
 from autotune.onboarding.script.reading import read_script
@@ -213,8 +213,7 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
         if foreign := foreign_program(document, is_json=path.suffix == ".json"):
             raise SpecError(
                 f"{path.name} is a configuration of {foreign}, which autotune does not read",
-                remedy="give a script that starts a Python program with options, or say what the file sets: autotune review --model NAME --seq-len N "
-                "--batch N --precision bf16 --config micro_batch_size=2,zero_stage=3 -- torchrun --nproc-per-node 8 train.py",
+                remedy=f"give a script that starts a Python program with options, or {SAY_IT}",
                 field="FILE",
             )
     if name is None:

@@ -30,7 +30,7 @@ from autotune.onboarding.configuration_files import document_of, read_present
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import SHELL_SCRIPTS, first_draft, text_draft
 from autotune.onboarding.launch.launch_script import Started, started_by
-from autotune.onboarding.launch.started_program import placed, where_it_runs
+from autotune.onboarding.launch.started_program import SAY_IT, placed, where_it_runs
 from autotune.onboarding.settings.file import holds_settings
 from autotune.reviews.manifest import gpus_of, is_manifest, launch_of
 from autotune.spec import ParallelConfig, catalog
@@ -200,7 +200,7 @@ def _of_command(
     if started is None:
         raise SpecError(
             f"`{text.strip().splitlines()[-1][:120]}` does not start a Python program that autotune recognizes",
-            remedy="review the command that starts the training: autotune review -- torchrun --nproc-per-node 8 train.py ...",
+            remedy=f"review the command that starts the training (autotune review -- torchrun --nproc-per-node 8 train.py ...), or {SAY_IT}",
             field="TARGET",
         )
     path = base / f"{name.rpartition('.')[0] or name}.sh"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import runpy
 import shlex
 from collections import Counter
 
@@ -61,3 +62,13 @@ def test_examples_end_the_page_of_a_command(run) -> None:
 def test_every_command_prints_json_when_asked() -> None:
     for path, info in commands_of(application()):
         assert "json" in inspect.signature(info.callback).parameters, path
+
+
+def test_the_package_is_the_command_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["autotune", "trainers", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("autotune", run_name="__main__")
+    assert ended.value.code == 0
+    assert "Usage: autotune trainers" in capsys.readouterr().out

@@ -41,6 +41,11 @@ from autotune.trainers.launch_files import INTERPRETER
 from autotune.trainers.present_configuration import parse_document
 from autotune.trainers.readers.shell_folders import OF_SCRIPT
 
+SAY_IT = (
+    "say what it sets: autotune review --model NAME --seq-len N --batch N --precision bf16 --config micro_batch_size=2,zero_stage=3 "
+    "-- torchrun --nproc-per-node 8 train.py"
+)
+"""how to have a launch reviewed whose settings nobody here reads"""
 _ABOVE = 3
 """folders above the script in which its program is looked for"""
 _FILES = (".yaml", ".yml", ".json")
@@ -88,7 +93,7 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
             else f"{path.name} starts `{started.program}`, which autotune does not recognize",
             remedy="write its path into the script"
             if is_open
-            else "give a script that starts the underlying Python program: torchrun --nproc_per_node=8 train.py ..., or -m package.module",
+            else f"give a script that starts the underlying Python program (torchrun --nproc_per_node=8 train.py ..., or -m package.module), or {SAY_IT}",
             field="FILE",
         )
     tasks = TASKS.get(started.launcher)
