@@ -216,6 +216,8 @@ def decided_for(started: Started, base: Path) -> dict[str, Any]:
             found |= decided_by("deepspeed", file, base)
         if any(option.name == "use_fsdp" for option in started.options):
             found["zero_stage"] = _FSDP_STAGES.get(started.option("fsdp_sharding_strategy").upper(), 3)
+    if str(settings.get("use_liger_kernel", "")) in map(str, ON):
+        found["loss"] = "fused"
     if isinstance(settings.get("deepspeed"), str):
         found |= decided_by("deepspeed", str(settings["deepspeed"]), base)
     elif settings.get("fsdp"):
@@ -241,9 +243,11 @@ def unread_files(started: Started, base: Path) -> Iterator[str]:
                 continue
             stage = decided_by(name, file, base).get("zero_stage", 0)
             why = ", as its name says" if stage else ""
-            yield f"{UNREAD}{file} was not found: ZeRO stage {stage} is assumed{why}"
+            yield f"{UNREAD}{file} was not found: ZeRO stage {stage} is assumed{why or MAY_SHARD}"
 
 
+MAY_SHARD = ", the most that it may need"
+"""how the words on a file end that may shard what is counted as whole"""
 UNREAD = "not read: "
 """how such words begin"""
 

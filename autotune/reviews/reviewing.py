@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cost import calibration_for, estimate
 from autotune.errors import SpecError
-from autotune.onboarding.configuration_files import UNREAD
+from autotune.onboarding.configuration_files import MAY_SHARD, UNREAD
 from autotune.onboarding.draft import named_cluster
 from autotune.onboarding.imported_spec import NOT_VALID
 from autotune.onboarding.present_post_training import LENGTHS, SPEED, answered_by_log, at_the_longest
@@ -65,8 +65,8 @@ VOCABULARY = "fill in: vocab_size"
 """the comment of a shape that lacks only that"""
 LOWER_MEMORY = (
     "--grad-reduce-in-bf16", "--fp8-param-gather", "--use-precision-aware-optimizer", "--main-grads-dtype", "--main-params-dtype", "--exp-avg-dtype",
-    "--optimizer-cpu-offload", "--fp8-recipe blockwise", "adamw_8bit", "adamw_bnb_8bit", "paged_adamw", "galore", "adafactor",
-    "use_badam: true", "use_apollo: true", "enable_liger_kernel: true", "liger_fused_linear_cross_entropy: true", "fsdp_offload_params: true", "--use_liger_kernel",
+    "--optimizer-cpu-offload", "--fp8-recipe blockwise", "paged_adamw", "galore",
+    "use_badam: true", "use_apollo: true", "enable_liger_kernel: true", "liger_fused_linear_cross_entropy: true", "fsdp_offload_params: true",
 )  # fmt: skip
 """options of Megatron-LM, LLaMA-Factory and axolotl and optimizers of transformers that lower the peak memory and are not in the cost model"""
 _LOOPS = {
@@ -186,7 +186,9 @@ def _review(
         assumed += (f"the cost model ignores the memory saved by {', '.join(unmodelled)}, so the launch may need less",)
     other_ranks = _other_ranks(found, document, said)
     is_upper_bound = bool(unmodelled or bounds) or any(
-        note.startswith(NOT_COUNTED) and (ALL_TRAINED in note or EIGHT_BITS in note) for note in found.notes
+        (note.startswith(NOT_COUNTED) and (ALL_TRAINED in note or EIGHT_BITS in note))
+        or (note.startswith(UNREAD) and note.endswith(MAY_SHARD))
+        for note in found.notes
     )
     if missing:
         return Review(
@@ -577,7 +579,7 @@ def _part(document: Mapping[str, Any], found: Target) -> str:
     ranks = f" on {found.asked[0]} x {found.asked[1]} ranks" if found.asked else ""
     known = str(document.get("baseline", ""))
     if "space.precision" in found.fill_in:  # it stands there for nothing that was read
-        known = re.sub(r",?precision=\w+", "", known)
+        known = re.sub(r",?precision=\w+", "", known).removeprefix(",")
     if found.started and found.asked is None and kind == "command":  # ranks of a usual node
-        known = re.sub(r",?\bdp=\d+", "", known)
+        known = re.sub(r",?\bdp=\d+", "", known).removeprefix(",")
     return f"{started}{ranks}{'; ' if known else ''}{known}"

@@ -1,4 +1,4 @@
-"""Adapters and frozen weights by the options of a program, where its text does not set them itself.
+"""Adapters, frozen weights, the optimizer and what else of the workload the options of a program set, where its text does not.
 
     use_peft, use_lora, q_lora          whether there are adapters (trl: use_peft, FastChat: q_lora)
     lora_r, lora_rank, lora_dim, r      their rank (trl: lora_r, DeepSpeed-Chat: lora_dim)
@@ -6,6 +6,8 @@
     load_in_4bit, q_lora                whether the other weights have 4 bits
     tuner_type, target_modules, ...     the same in ms-swift
     torch_dtype, dtype                  in which type a program of transformers loads the weights
+    optim                               transformers' optimizer
+    attn_implementation, attn_impl      `eager` stores the attention scores
 
 A rank that is given, and no switch that is off, means adapters; so does a declared default in a program that imports PEFT.
 """
@@ -17,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.onboarding.script.reading import Script
+from autotune.spec.texts.usual_names import optimizer_named
 
 NOT_COUNTED = "not modelled: "
 """how notes begin that say what a plan takes otherwise than it is"""
@@ -63,9 +66,27 @@ def loaded_in(script: Script) -> str:
     return next((str(said[name]) for name in ("torch_dtype", "dtype") if said.get(name) is not None), "")
 
 
+def optimizer_of(script: Script) -> str:
+    """The optimizer that transformers' Trainer is told to use, as the option calls it; empty where it is not told."""
+    return str(_said(script).get("optim") or "")
+
+
+def of_unknown_optimizer(name: str) -> str:
+    """What is said of an optimizer that no plan has."""
+    return f"{NOT_COUNTED}the optimizer {name}, planned as AdamW; its own memory and time are unknown"
+
+
+def is_unfused(script: Script) -> bool:
+    """Whether the attention scores are stored."""
+    said = _said(script)
+    return any(said.get(name) == "eager" for name in ("attn_implementation", "attn_impl"))
+
+
 def frozen(script: Script) -> Iterator[str]:
-    """Notes on options that keep weights from training, or add a second model, which no plan has."""
+    """Notes on options that keep weights from training, add a second model, or name an optimizer, which no plan has."""
     said, given = _said(script), _given(script)
+    if (optimizer := optimizer_of(script)) and optimizer_named(optimizer) is None:
+        yield of_unknown_optimizer(optimizer)
     off = [name for name in given if _FROZEN.fullmatch(name.lower()) and said[name] not in _OFF]
     if off:
         yield f"{NOT_COUNTED}{_named(given, off)}, {ALL_TRAINED}"

@@ -20,7 +20,14 @@ from typing import Any
 from autotune.onboarding.configuration_files import unread_files
 from autotune.onboarding.draft import Draft, Entry, Place, file_name
 from autotune.onboarding.hub_names import model_named
-from autotune.onboarding.script.adapters import frozen, loaded_in, peft_of, second_models
+from autotune.onboarding.script.adapters import (
+    frozen,
+    is_unfused,
+    loaded_in,
+    optimizer_of,
+    peft_of,
+    second_models,
+)
 from autotune.onboarding.script.argv import (
     argv_of,
     ideas_of,
@@ -37,6 +44,7 @@ from autotune.onboarding.script.option_names import SHAPE, meaning_of
 from autotune.onboarding.script.print_statements import EVERY_STEP, is_known, patterns_of
 from autotune.onboarding.script.reading import Script, starts_one
 from autotune.spec import KNOBS
+from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.command.training import APPEND
 from autotune.trainers.documents.placeholders import braced
 
@@ -358,6 +366,10 @@ def _workload(found: OptionMatches, ranks: RanksToday) -> tuple[Entry, tuple[str
         value["peft"] = dict(peft)
     elif loop == "hf_trainer" and loaded_in(found.script) == "bfloat16":
         value["pure_bf16"] = True
+    if loop in ("hf_trainer", "deepspeed") and (optimizer := optimizer_named(optimizer_of(found.script))):
+        value |= {} if optimizer == "adamw" else {"optimizer": optimizer}
+    if is_unfused(found.script):
+        value["unfused_attention"] = True
     fill_in = (*(() if seq_len else ("workload.seq_len",)), *(("workload.global_batch_size",) if is_open else ()))
     asked = "fill in: global_batch_size," if is_open else "batch:"
     return Entry(key="workload", value=value, comment=f"{told}; {asked} {why}"), fill_in

@@ -14,7 +14,7 @@ from autotune.onboarding.configuration_files import ON, is_pure_bf16, precision_
 from autotune.onboarding.draft import Draft, Entry, Item, Place, file_name
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.launch.launch_script import Argument
-from autotune.onboarding.script.adapters import ALL_TRAINED, NOT_COUNTED
+from autotune.onboarding.script.adapters import ALL_TRAINED, NOT_COUNTED, of_unknown_optimizer
 from autotune.onboarding.script.argv import written
 from autotune.onboarding.script.draft import NOT_PREDICTED
 from autotune.onboarding.script.library_options import BEYOND_BY_METHOD
@@ -168,7 +168,7 @@ def _notes(told: Settings) -> Iterator[str]:
         yield f"the ZeRO stage is taken from deepspeed={named}; correct it under `fixed` if yours differs"
     program, document = told.program, told.document
     if (said := _said_optimizer(program, document)) and optimizer_named(said) is None:
-        yield f"{NOT_COUNTED}the optimizer {said}, planned as AdamW; its own memory and time are unknown"
+        yield of_unknown_optimizer(said)
     if _is_as_loaded(program, document):
         yield f"{NOT_COUNTED}the checkpoint's number format, in which {program.name} keeps the weights next to {said}; bf16 is planned"
     for key, plain in program.methods.items():

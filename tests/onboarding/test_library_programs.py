@@ -1,4 +1,4 @@
-"""Console commands of TRL and ms-swift: what they start, with the defaults of their own options, and the type in which weights are loaded."""
+"""Console commands of TRL and ms-swift: what they start, with the defaults of their own options; and what options of transformers say of the workload."""
 
 from __future__ import annotations
 
@@ -99,3 +99,29 @@ def test_weights_of_unknown_type_are_said_to_be_assumed(option: str, why: str, t
     assert f"weights are planned as fp32 ({why})" in " ".join(draft.notes)
     assert "precision=bf16" in draft.document["baseline"]
     assert "planned as fp32" not in " ".join(drafted(tmp_path, f"{HF} --dtype float32").notes)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--optim adafactor", {"optimizer": "adafactor"}),
+        ("--optim=paged_adamw_8bit", {"optimizer": "adamw_8bit"}),
+        ("--optim adamw_torch_fused", {}),
+        ("--attn_implementation eager", {"unfused_attention": True}),
+        ("--attn_implementation flash_attention_2", {}),
+    ],
+)
+def test_options_of_transformers_say_optimizer_and_attention(option: str, said: dict[str, Any], tmp_path: Path) -> None:
+    found = workload(tmp_path, f"{HF} {option}")
+    assert {name: found[name] for name in ("optimizer", "unfused_attention") if name in found} == said
+
+
+def test_an_optimizer_that_no_plan_has_is_named(tmp_path: Path) -> None:
+    notes = drafted(tmp_path, f"{HF} --optim lion_8bit").notes
+    assert any(note.startswith("not modelled: the optimizer lion_8bit, planned as AdamW") for note in notes)
+
+
+@pytest.mark.parametrize("option", ["--use_liger_kernel", "--use_liger_kernel True"])
+def test_ligers_kernels_fuse_the_loss(option: str, tmp_path: Path) -> None:
+    assert "loss=fused" in drafted(tmp_path, f"{HF} {option}").document["baseline"]
+    assert "loss" not in drafted(tmp_path, f"{HF} --use_liger_kernel False").document["baseline"]
