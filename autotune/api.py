@@ -160,7 +160,7 @@ def review(
 ) -> Review:
     """Review a launch without running it: whether it fits, how fast it should be, which edits make it faster (`autotune.reviews.review`).
 
-    `target`: a file, a text of several lines, or the words of a command. `store`: for earlier measurements. Raises `SpecError` if it is not a launch.
+    `target`: a file, a text of several lines, or a command as a list of words. `store`: for earlier measurements. Raises `SpecError` if it is not a launch.
     """
     from autotune.reviews import review as review_launch
 
@@ -275,7 +275,7 @@ def fit(
 ) -> tuple[Fit, ...]:
     """Whether configs fit into memory, by dry runs of the model without a GPU; one `Fit` for each, in the order of `configs`.
 
-    `configs` None: the plan's `top` best configs, or the nearest miss if none is expected to fit. Your own model is built in a separate process within `limits`. `on_rank` is called for every dry run that begins or ends; `runner` replaces the built-in one. `space`: the study's space, if it is already enumerated. If a dry run is impossible the cost model answers, and `Fit.problem` says why. Raises `MissingExtraError`
+    `configs` None: the plan's `top` best configs, or the nearest miss if none is expected to fit. Your own model is built in a separate process within `limits`. `on_rank` is called for every dry run that begins or ends; `runner` replaces the built-in one. `space`: the study's space, if it is already enumerated. If a dry run is impossible, the answer comes from the cost model, and `Fit.problem` says why. Raises `MissingExtraError`
     without torch, `ConfigError` for an invalid config.
     """
     asked = study if isinstance(study, Study | Workload) else load_study(study, limits=limits)
@@ -297,8 +297,7 @@ def calibrate(
     names a Ray cluster, the ranks of all its nodes are measured. `on_out_of_line` is called for each GPU, node and link that is slower than others of
     its kind; these are stored too, and studies leave out their nodes if possible.
 
-    `cluster` is `local`, or the name of another registered calibrator's cluster. Raises `SpecError` for a cluster that is not here, and `RunnerError`
-    if ranks cannot run.
+    `cluster` is `local`, or the name of another registered calibrator's cluster. Raises `SpecError` for a cluster without a registered calibrator, and `RunnerError` if ranks cannot run.
     """
     from autotune.detect import local_cluster
     from autotune.registry import calibrator, calibrator_names

@@ -50,7 +50,7 @@ def never_printed(context: typer.Context, parameter: typer.CallbackParam, path: 
     if path is not None and str(path) == "-" and not context.resilient_parsing:
         field = parameter.opts[-1] if parameter.param_type_name == "option" else str(parameter.name)
         raise SpecError(
-            f"{field} must be a file name; `-` (standard output) is not possible here",
+            f"{field} must be a file name; `-` (standard output) is not allowed here",
             remedy="name a path",
             field=field,
         )

@@ -111,7 +111,7 @@ def unequal_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         evidence=tuple(
             filter(None, (spread, f"the time of a rank follows its tokens (correlation {follows:.2f})" if follows >= FOLLOWS else "", f"the slowest rank changes: none is slowest in more than {first:.0%} of the steps"))
         ),
-        confirm="train some steps on sequences of equal length: the step time should drop by this fraction",
+        confirm="train a few steps on sequences of equal length: the step time should drop by this fraction",
         change="pack sequences to equal length, or group batches by length on all ranks"
         if follows >= FOLLOWS
         else "raise the load-balancing loss weight, or limit the expert capacity",

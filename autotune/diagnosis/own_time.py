@@ -47,7 +47,7 @@ def waits_for_input(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         node=node_of(steps, rank),
         what=f"{who(rank, 'the ranks')} wait{'s' if rank is not None else ''} for data",
         evidence=(*time_spent(steps, part, rank, "waiting for or preparing data"), *seen_most_often(place)),
-        confirm="train some steps on a single batch kept in memory: the step time should drop by this fraction",
+        confirm="train a few steps on a single batch kept in memory: the step time should drop by this fraction",
         change=f"{change}, cache decoded samples near the ranks, or move slow work out of the dataset",
         line=place.line if place else "",
         knob="num_workers",
@@ -76,7 +76,7 @@ def own_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         node=node_of(steps, rank),
         what=f"{who(rank, 'the ranks')} spend{'s' if rank is not None else ''} time on the program's own work outside forward and backward passes",
         evidence=(*time_spent(steps, part, rank, "in the program's own code, outside data loading, forward, backward and optimizer"), *seen_most_often(place)),
-        confirm="skip this line for some steps: the step time should drop by this fraction",
+        confirm="skip this line for a few steps: the step time should drop by this fraction",
         change="print or log every hundredth step, and do not read values from the device in between"
         if prints
         else "move that work out of the training loop (into another thread or process), or do it less often",
@@ -146,7 +146,7 @@ def optimizer(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         share=share,
         low=low,
         high=high,
-        what="the optimizer's step takes this share",
+        what="the optimizer takes a large share of the step",
         evidence=(*time_spent(steps, part, None, "in the optimizer"), *seen_most_often(place)),
         confirm="time optimizer.step() alone, with its device synchronized",
         change="use the fused optimizer (fused=True), shard it (ZeRO), or step after more micro-batches",

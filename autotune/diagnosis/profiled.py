@@ -68,7 +68,7 @@ def _claims(evidence: Evidence, due: float) -> Iterator[Finding]:
             waits,
             what="the GPUs wait for data",
             seen=f"profile: the GPU is idle for {waits:.0%} of the step while it waits for a data loader",
-            confirm="train some steps on a single batch kept in memory: the step time should drop by this fraction",
+            confirm="train a few steps on a single batch kept in memory: the step time should drop by this fraction",
             change="raise num_workers of the DataLoader, pin its memory and prefetch, or move slow work out of the dataset",
             knob="num_workers",
         )
@@ -80,7 +80,7 @@ def _claims(evidence: Evidence, due: float) -> Iterator[Finding]:
             idle,
             what="the GPUs wait for the host: launches do not keep up",
             seen=f"profile: the GPU is idle for {idle:.0%} of the step{after}",
-            confirm="train some steps with a larger micro-batch: the time per sequence should drop",
+            confirm="train a few steps with a larger micro-batch: the time per sequence should drop",
             change="torch.compile (mode='reduce-overhead' uses CUDA graphs), a larger micro-batch, or fewer small operators",
             knob="compile",
         )

@@ -61,9 +61,9 @@ class CheckedConfig(ToolAnswer):
     memory_bytes: float
     """capacity of one GPU"""
     time_parts_s: Mapping[str, float] = Field(default_factory=dict)
-    """the predicted step by parts, those above zero"""
+    """the parts of the predicted step time, without those at zero"""
     memory_parts_bytes: Mapping[str, float] = Field(default_factory=dict)
-    """the predicted peak by parts, those above zero"""
+    """the parts of the predicted memory peak, without those at zero"""
     source: str = ""
     """where the cost model's constants come from"""
 
@@ -323,7 +323,7 @@ class LaunchFiles(ToolAnswer):
     env: dict[str, str]
     """variables to set"""
     files: dict[str, str]
-    """text of the files to write first, by name"""
+    """files to write first: the text by file name"""
     notes: list[str]
     """what to know before you start it"""
 
@@ -339,6 +339,6 @@ def rounded(value: Any) -> float:
 
 
 def parts(estimate_parts: Mapping[str, Any]) -> dict[str, float]:
-    """Parts above zero, the largest first."""
+    """Parts above zero, largest first."""
     ordered = sorted(estimate_parts.items(), key=lambda item: -float(item[1]))
     return {name: rounded(value) for name, value in ordered if float(value) > 0}

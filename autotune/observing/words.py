@@ -42,7 +42,7 @@ def _how(time_from: str) -> str:
     return {
         "arrival": ", by arrival of its lines",
         "rate": ", by its printed rate",
-        "probe": ", observed from inside",
+        "probe": ", by the probe",
     }.get(time_from, "")
 
 

@@ -61,7 +61,7 @@ class TrialRequest(Plain):
     as_it_is: bool = False
     """whether a program is started exactly as its user starts it: what it trains is then only observed, not compared with a config"""
     ends_itself: bool = False
-    """whether a measured program may run to its own end, to observe what it writes at the end"""
+    """whether a measured program may run to completion, to observe what it writes at the end"""
 
     @property
     def id(self) -> AttemptId:
@@ -92,7 +92,7 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptQueued:
-    """The attempt still waits for ranks that others use. Repeated while it waits; waiting does not count against any deadline."""
+    """The attempt is waiting for ranks that others use. Repeated while it waits; waiting does not count against any deadline."""
 
     id: AttemptId
     reason: str
@@ -155,7 +155,7 @@ class ProgramSeen:
     together: int = 1
     """largest number of steps whose lines arrived at once, if steps are timed by the arrival of their lines"""
     left_out: str = ""
-    """how much of its log exceeded what can be read, as text"""
+    """how much of its log could not be read because it was too long, as text"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +216,7 @@ class AdoptingRunner(TrialRunner, Protocol):
 
 
 LeftOut = Literal["left out", "needed", "absent"]
-"""outcome of leaving a node out: it gets no more ranks; the others would be too few without it; the runner has no such node"""
+"""outcome of leaving a node out: it gets no more ranks; there would be too few nodes without it; the runner has no such node"""
 
 
 @runtime_checkable

@@ -470,7 +470,7 @@ def _measured(
     if predicted.phases_s is not None and (trained := _trained_s(log)) is not None:
         seconds, steps = trained
         told = float(predicted.step_time_s) - sum(float(getattr(predicted.phases_s, name)) for name in TRAINED)
-        return told + seconds, f"phases of {steps} steps in the log, without evaluation and saving"
+        return told + seconds, f"phases of {steps} steps in the log, excluding evaluation and saving"
     read = trainer(study.trainer).reader(study.trainer_options)
     of_step: dict[str, int] = {
         "tokens_per_step": study.workload.seq_len * config.global_batch_size,

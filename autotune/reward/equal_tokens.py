@@ -10,7 +10,7 @@ For configs that saw other batches, or the same ones in another order, so that t
    a loss takes S = S_min (1 + B_noise / B) steps and E = E_min (1 + B / B_noise) samples (McCandlish et al. 2018, arXiv:1812.06162, eq. 2.7
    and appendix D): a larger batch never needs more steps, a smaller one never more tokens. So a healthy x is expected at or below r at p,
    whatever the two batches are. A larger batch that learns less from a token is no less stable; the objective `goodput` counts that.
-2. *The loss there.* A line is fitted by least squares to each curve in the later half of the range of p that both cover, and both are read in
+2. *The loss at that point.* A line is fitted by least squares to each curve in the later half of the range of p that both cover, and both are read in
    its middle. A line's variance there is v = s^2 (1/n + (p - mean p)^2 / Sxx) (1 + rho) / (1 - rho), with s the standard error of the
    regression on n - 2 degrees of freedom and rho >= 0 the lag-1 autocorrelation of the residuals: logs that print running means hold fewer
    independent losses than lines (Bayley & Hammersley 1946). A bent curve makes the residuals larger, so that less is called significant.

@@ -224,7 +224,7 @@ def json_schema() -> dict[str, Any]:
 def _checked(kind: type[D], document: Any, *, field: str = "") -> D:
     """The document as `kind`, or a `SpecError` that says where and why not."""
     if not isinstance(document, Mapping):
-        raise SpecError(f"must hold keys and values, but is {document!r:.80}", field=field)
+        raise SpecError(f"must be a mapping of keys to values, but is {document!r:.80}", field=field)
     if not isinstance(document, ReadDocument):  # which was looked at when it was read
         check_size(document)
     try:
@@ -431,7 +431,7 @@ def _own_knobs(asked: StudyDocument) -> dict[str, tuple[Any, ...]]:
             )
         if name in _NO_KNOBS:
             raise SpecError(
-                f"{name} already has a meaning in a space or a config",
+                f"{name} is a reserved name in a space or a config",
                 remedy="rename the knob",
                 field=f"knobs.{name}",
             )

@@ -106,7 +106,7 @@ Fabric = Literal[
 
 
 class LinkDocument(Document, defer_build=True):
-    """A link between GPUs, per GPU and direction. Omitted keys are taken from the GPU's catalog entry, or from a port of the fabric."""
+    """A link between GPUs, per GPU and direction. Omitted keys are taken from the GPU's catalog entry, or from the usual port of the fabric."""
 
     latency_s: Latency | None = None
     bytes_per_s: BytesPerSecond | None = None
@@ -463,7 +463,7 @@ class StudyDocument(Document, defer_build=True):
     workload: WorkloadDocument
     rl: PostTrainingDocument | None = Field(
         default=None,
-        description="a step of post-training (grpo, dapo, ppo, dpo): prompts, responses, their lengths, and where they are generated",
+        description="a post-training step (grpo, dapo, ppo, dpo): prompts, responses, their lengths, and where they are generated",
     )
     rollout: RolloutDocument | None = Field(
         default=None,

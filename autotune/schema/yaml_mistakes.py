@@ -17,7 +17,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     (
         r"mapping values are not allowed",
         "a key and its colon cannot begin here",
-        "check the indentation of this line and the one above; text that holds a colon and a space needs quotes",
+        "check the indentation of this line and the one above; quote text that contains a colon and a space",
     ),
     (
         r"expected <block end>|expected the node content|expected <document start>",
@@ -26,22 +26,22 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"expected ',' or '\]'",
-        "the list that begins in line {begin} is not closed, or lacks a comma",
+        "the list that begins on line {begin} is not closed, or lacks a comma",
         "put `,` between its entries and `]` after them",
     ),
     (
         r"expected ',' or '\}'",
-        "the braces that open in line {begin} are not closed, or lack a comma",
+        "the braces that open on line {begin} are not closed, or lack a comma",
         "put `,` between the entries and `}}` after them",
     ),
     (
         r"could not find expected ':'",
-        "the key that begins in line {begin} has no colon",
+        "the key that begins on line {begin} has no colon",
         "write `key: value`, with a space after the colon",
     ),
     (
         r"unexpected end of stream",
-        "the quote that opens in line {begin} is not closed",
+        "the quote that opens on line {begin} is not closed",
         "close it on the same line",
     ),
     (

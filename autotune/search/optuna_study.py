@@ -205,7 +205,7 @@ def export_study(
     *,
     artifact_store: ArtifactStore | None = None,
 ) -> optuna.Study:
-    """Write trials to a storage (e.g. `sqlite:///study.db`) as an Optuna study of that name, which optuna-dashboard opens.
+    """Write trials to a storage (e.g. `sqlite:///study.db`) as an Optuna study of that name, for optuna-dashboard.
 
     The value is tokens per second; reward, peak memory, failure and the reason are user attributes. With an `artifact_store` (e.g. an
     `optuna.artifacts.FileSystemArtifactStore`), each trial's evidence is stored as artifacts (`autotune.search.optuna_study`). Raises Optuna's

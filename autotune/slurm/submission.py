@@ -170,7 +170,7 @@ def check(made: Submission) -> str:
     if done.returncode:
         raise SpecError(
             f"Slurm would refuse the job: {said}",
-            remedy="change `slurm` in the spec, or its --option; `sinfo` lists partitions",
+            remedy="change `slurm` in the spec, or the --option that overrides it; `sinfo` lists partitions",
             field="slurm",
         )
     return said.removeprefix("Job 0 ").strip()

@@ -14,7 +14,7 @@ from autotune.spec.texts.usual_names import meant_by
 Member = TypeVar("Member", bound=StrEnum)
 
 MAX_COUNT = 1 << 40
-"""upper bound of counts, to catch typing errors"""
+"""upper bound of counts, to catch typos"""
 LONGEST_NAME = 60
 """maximum length of a word that is looked up among names, in characters"""
 NEAR, NEAR_SHORT = 0.7, 0.6

@@ -62,7 +62,7 @@ class GpuSpec:
     source: str = ""
     """source of the figures"""
     usd_per_hour: float | None = None
-    """price of one GPU for one hour, if known"""
+    """price per GPU-hour, if known"""
     power_watts: float | None = None
     """board power under load, W, if known: its limit if one is set"""
     rated_watts: float | None = None

@@ -67,7 +67,7 @@ class TimeParts(_Parts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryParts(_Parts):
-    """Peak bytes of the fullest rank by cause; they add up to the peak."""
+    """Peak bytes by cause on the rank with the highest peak; they add up to the peak."""
 
     weights: Number
     """weights in the compute precision"""
@@ -85,7 +85,7 @@ class MemoryParts(_Parts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseParts(_Parts):
-    """Seconds of one step of post-training by phase, on the trainer's clock; they add up to the step time."""
+    """Seconds of one post-training step by phase, on the trainer's clock; they add up to the step time."""
 
     generation: Number
     """generating responses, at the given speed, while the trainer waits"""
@@ -144,13 +144,13 @@ class Estimate(Plain):
     stalled_step_time_s: Number = 0.0
     """step time with such stalls, s; `step_time_s` excludes them, and both are equal if nothing can stall; 0 in estimates of earlier versions"""
     phases_s: PhaseParts | None = None
-    """a step of post-training by phase; None for any other"""
+    """the step of a post-training workload by phase; None for other workloads"""
 
     def __len__(self) -> int:
         return int(np.size(self.step_time_s))
 
     def row(self, index: int) -> Estimate:
-        """The estimate of config `index` alone, with floats."""
+        """The estimate of config `index`, as plain floats."""
         return self.map(lambda column: float(np.atleast_1d(column)[index]))
 
     def take(self, index: Any) -> Estimate:

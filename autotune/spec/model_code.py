@@ -17,7 +17,7 @@ class LayerKind:
     count: int
     """layers of this kind"""
     parameters: int
-    """weights of one layer, its experts included"""
+    """weights of one layer, including its experts"""
     expert_parameters: int = 0
     """weights of one layer's routed experts; 0 without experts"""
     attends: bool = True

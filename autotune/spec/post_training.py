@@ -87,7 +87,7 @@ class Rollout:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostTraining:
-    """A step of post-training: what it does in addition to a plain optimizer step."""
+    """A post-training step: what it does in addition to a plain optimizer step."""
 
     algorithm: str
     """one of ALGORITHMS"""

@@ -80,7 +80,7 @@ class Workload(Plain):
     loop: str = ""
     """for your own program: the trainer whose training loop it runs, one of `LOOPS`; the cost model's constants and memory depend on it. Empty: unknown"""
     rl: PostTraining | None = None
-    """a step of post-training; None: a plain optimizer step on sequences of equal length"""
+    """a post-training step; None: a plain optimizer step on sequences of equal length"""
 
     def __post_init__(self) -> None:
         for name, kind in (("model", ModelSpec), ("cluster", ClusterSpec)):

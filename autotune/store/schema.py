@@ -37,7 +37,7 @@ def prepare(database: Database) -> None:
         if database.is_read_only:
             raise StoreVersionError(
                 f"the store {database.location} has version {found or 'none'} and must be upgraded to {HEAD}, but it is read-only for this user",
-                remedy="make the file and its folder writable, or copy it and name the copy",
+                remedy="make the file and its folder writable, or copy it and use the copy",
             )
         _upgrade_locked(database, path)
     database.is_prepared(HEAD)

@@ -43,11 +43,11 @@ class Fit:
     runs: tuple[DryRun, ...]
     """dry runs of the first, a middle and the last rank of the pipeline; empty if none was possible"""
     estimate: Estimate
-    """the cost model's estimate for the config, with floats"""
+    """the cost model's estimate for the config, as plain floats"""
     reserved: Reserved
-    """memory reserved on the fullest rank: from the dry run if it decides, otherwise from the formulas"""
+    """memory reserved on the rank with the highest peak, by the basis of the answer"""
     problem: str = ""
-    """why no dry run was possible, as text; the cost model then answers"""
+    """why no dry run was possible, as text; the answer then comes from the cost model"""
     remedy: str = ""
     """how to fix the problem"""
     notes: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Fit:
 
     @property
     def allocated_bytes(self) -> int | None:
-        """Peak of the tensors on the fullest rank; None without a dry run."""
+        """Peak of the tensors on the rank with the highest peak; None without a dry run."""
         return self.fullest.peak.total_bytes if self.fullest else None
 
     @property
@@ -82,7 +82,7 @@ class Fit:
 
     @property
     def oom_probability(self) -> float:
-        """Probability that the fullest rank runs out of memory, 0 to 1."""
+        """Probability that the rank with the highest peak runs out of memory, 0 to 1."""
         return self.reserved.oom_probability
 
     @property

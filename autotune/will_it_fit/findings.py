@@ -31,9 +31,9 @@ class Beside:
 
     name: str
     dry_run_bytes: int
-    """bytes allocated at the peak of the fullest rank"""
+    """bytes allocated on the rank with the highest peak, at that peak"""
     cost_model_bytes: float
-    """bytes of the cost model's fullest rank"""
+    """the same in the cost model"""
     why: str = ""
     """what the study's trainer does differently from the one whose loop was dry-run; empty if they are the same"""
 
@@ -75,7 +75,7 @@ class ModuleGroup:
 
 
 def beside_cost_model(fit: Fit) -> tuple[Beside, ...]:
-    """Memory categories of the fullest rank next to the cost model's; empty without a dry run."""
+    """Memory categories on the rank with the highest peak, next to the cost model's; empty without a dry run."""
     if fit.fullest is None:
         return ()
     found, predicted = fit.fullest.peak.parts_bytes, fit.estimate.memory_parts_bytes

@@ -32,7 +32,7 @@ runner: {kind: simulated, noise: 0.01}
         ("a100-40gb-1x8", "8xa100", "3:1", ["there is no cluster '8xa100'", "GPU-NODESxGPUS"]),
         ("workload: {", "workload:{", "4:9", ["a colon needs a space after it", "write `workload: ...`"]),
         ("workload: {", "workload:\t{", "4:10", ["YAML does not allow tabs for indentation"]),
-        ("64}", "64", "5:6", ["the braces that open in line 4 are not closed", "put `,` between"]),
+        ("64}", "64", "5:6", ["the braces that open on line 4 are not closed", "put `,` between"]),
         ("1024", "1k", "4:12", ["may mean 1 x 1000 or 1 x 1024", "write 1Ki"]),
         ("global_batch_size", "batch_size", "4:27", ["there is no key 'batch_size'", "global_batch_size"]),
         ("1h", "1M", "6:25", ["has a unit that can mean millions or months", "write 1min"]),

@@ -496,4 +496,4 @@ for step in range(args.max_steps):
     draft = first_draft(script, cluster=CLUSTER, folder=tmp_path)
     assert loaded(draft, tmp_path).trainer_options.get("counts", "unknown") == counts
     if counts != "unknown":
-        assert "the loop over grad_accum in line 10" in draft.text
+        assert "the loop over grad_accum on line 10" in draft.text

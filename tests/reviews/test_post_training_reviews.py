@@ -128,7 +128,7 @@ def test_phases_of_a_log_are_compared_phase_by_phase(launch: Path) -> None:
     assert parts is not None
     told = float(parts.generation + parts.reward + parts.refit)
     assert found.observed.step_time_s == pytest.approx(told + 8 + 7 + 33)
-    assert "without evaluation and saving" in found.observed.source
+    assert "excluding evaluation and saving" in found.observed.source
     assert float(parts.generation) == pytest.approx(51, rel=0.05)
     assert float(parts.total) == pytest.approx(float(found.estimate.step_time_s))
     assert sum(found.estimate.time_parts_s.to_dict().values()) == pytest.approx(float(found.estimate.step_time_s))

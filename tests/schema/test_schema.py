@@ -599,7 +599,7 @@ def test_a_study_brings_knobs_of_its_own() -> None:
     ("change", "field", "words"),
     [
         ({"knobs": {"tp": [1]}}, "knobs.tp", "a built-in knob.*under `space`"),
-        ({"knobs": {"world_sizes": [1]}}, "knobs.world_sizes", "already has a meaning in a space or a config"),
+        ({"knobs": {"world_sizes": [1]}}, "knobs.world_sizes", "is a reserved name in a space or a config"),
         ({"knobs": {"Bad name": [1]}}, "knobs", "lower-case letters"),
         ({"knobs": {"mine": [1, "a"]}}, "knobs.mine", "all numbers, all words, or true and false"),
         ({"knobs": {"mine": []}}, "knobs.mine", "must have 1 or more entries"),
@@ -612,9 +612,9 @@ def test_a_study_brings_knobs_of_its_own() -> None:
         (
             {"knobs": {"name": [1, 2]}},
             "knobs.name",
-            "already has a meaning in a space or a config; rename the knob",
+            "is a reserved name in a space or a config; rename the knob",
         ),
-        ({"knobs": {"extra": [1, 2]}}, "knobs.extra", "already has a meaning in a space or a config"),
+        ({"knobs": {"extra": [1, 2]}}, "knobs.extra", "is a reserved name in a space or a config"),
         ({"knobs": {f"k{i}": [0, 1] for i in range(17)}}, "knobs", "must have at most 16 entries"),
         (
             {"knobs": {"mine": [1, 2]}, "enqueue": [{"tp": 1, "extra": 5}]},

@@ -104,5 +104,5 @@ def test_a_placeholder_carries_a_knob_of_the_study() -> None:
 
 
 def test_a_knob_of_the_study_cannot_take_the_name_of_another_placeholder() -> None:
-    with pytest.raises(SpecError, match=r"the placeholder \{seq_len\} already has a meaning"):
+    with pytest.raises(SpecError, match=r"the placeholder \{seq_len\} is reserved"):
         trainer("command").check_own_knobs(["seq_len"], {"argv": ["x", "{seq_len}"]})

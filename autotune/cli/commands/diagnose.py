@@ -37,7 +37,7 @@ def diagnose(
 ) -> None:
     """Find what slows a run down: causes by cost, each with evidence, a way to confirm it and what to change.
 
-    Trials and runs under `autotune run --diagnose` have observations of each rank. A log alone shows less.
+    Trials and runs under `autotune run --diagnose` record what each rank does. A log alone shows less.
     """
     from autotune.diagnosis import lines_of
 

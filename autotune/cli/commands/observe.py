@@ -39,7 +39,7 @@ def run(
         bool,
         typer.Option(
             "--diagnose",
-            help="Observe every rank from inside and report at the end what slows the run down. On several nodes, use it on every node.",
+            help="Observe what every rank does, and report at the end what slows the run down. On several nodes, use it on every node.",
         ),
     ] = False,
     profile: Annotated[

@@ -58,7 +58,7 @@ def plan(
         typer.Option(
             "--clusters",
             metavar="NAME,NAME,...",
-            help="Also compare these clusters (h100-sxm-8x8), or GPU types with as many GPUs as the spec's cluster (h200-sxm).",
+            help="Also compare these clusters (h100-sxm-8x8), or GPU types at the size of the spec's cluster (h200-sxm).",
         ),
     ] = None,
     train_tokens: Annotated[
@@ -308,7 +308,7 @@ def _print_post_training(found: Any) -> None:
         waits = (
             "without staleness each side waits while the other works"
             if balanced is None
-            else f"neither side would wait with {balanced['rollout_gpus']:.1f} generating"
+            else f"with {balanced['rollout_gpus']:.1f} generating, neither side would wait"
         )
         out.print(f"best split: {best['training_gpus']} train, {best['rollout_gpus']} generate; {waits}")
     for gpus, reason in beside.get("splits_why_not", {}).items():

@@ -210,7 +210,7 @@ def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, fo
     )
     heading = (
         f"A first spec by `autotune init --run`: {launched} ran for {steps} optimizer step{'s' if steps != 1 else ''}, and was stopped.",
-        "Values are what the probe observed; values read only from the text give their line. Next: `autotune check`, then `autotune tune`.",
+        "Values are what the probe observed; values read only from the source give their line. Next: `autotune check`, then `autotune tune`.",
     )
     kept = tuple(entries[key] for key in order if key in entries)
     return replace(draft, heading=heading, entries=kept, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))
@@ -404,7 +404,7 @@ def _unseen(run: SeenLaunch, read: Mapping[str, Any], fill_in: list[str]) -> Ite
     names += ["seq_len"] if run.seq_len is None and _LENGTH not in fill_in else []
     names += ["global_batch_size"] if run.batch is None and "workload.global_batch_size" not in fill_in else []
     if names:
-        yield f"not observed, so taken from the text: {', '.join(names)}"
+        yield f"not observed, so taken from the source: {', '.join(names)}"
     if run.facts.optimizers and run.facts.optimizer is None:
         yield f"the optimizer {run.facts.optimizers} is counted as AdamW, because the memory of its states is unknown"
     trained, all_of_it = run.seen.facts.get("trainable"), run.facts.parameters

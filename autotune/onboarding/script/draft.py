@@ -212,10 +212,10 @@ def _counts(found: OptionMatches) -> list[Entry]:
     printed = {each.loop for each in found.script.printed if each.every == EVERY_STEP}
     for loop in found.script.loops:
         if name in loop.names and printed == {loop.around}:
-            said = f"lines are printed once after the loop over {name} in line {loop.line}"
+            said = f"lines are printed once after the loop over {name} on line {loop.line}"
             return [Entry(key="counts", value="steps", comment=said)]
         if name in loop.names and printed == {loop.line}:
-            said = f"lines are printed within the loop over {name} in line {loop.line}"
+            said = f"lines are printed within the loop over {name} on line {loop.line}"
             return [Entry(key="counts", value="micro-batches", comment=said)]
     return []
 
@@ -597,5 +597,5 @@ def _how_to_be_told(found: OptionMatches) -> str:
     settled = f": it sets {', '.join(named[:6])} itself" if named else ""
     return (
         f"nothing can be tuned yet{settled}. If it reads a settings file, give `autotune init` the shell script that starts it. "
-        "Otherwise let it read such values from its command line, from a JSON, YAML or TOML file (`files:`), or from the environment (`env:`), and name them in argv"
+        "Otherwise make it read such values from its command line, from a JSON, YAML or TOML file (`files:`), or from the environment (`env:`), and name them in argv"
     )

@@ -62,7 +62,7 @@ def knob_importance(source: FigureSource) -> Figure | None:
         title="Importance of each knob",
         shows="Share of the variance of log tokens per second that each knob explains alone: predicted over all configs that should fit, and measured over the trials.",
         how_to_read="A long bar means that this knob matters. Shares need not add up to 100%, because knobs depend on one another. Measured shares "
-        f"appear from {LEAST_TRIALS} trials on; the search tries good values more often than bad ones, which makes its shares smaller.",
+        f"need at least {LEAST_TRIALS} trials, and are smaller because the search tries good values more often than bad ones.",
         svg=stacked_bars(
             bars,
             names={"predicted": "predicted, all configs", "measured": "measured trials"},

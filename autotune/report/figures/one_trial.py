@@ -184,7 +184,7 @@ def _memory_over_time(source: TrialSource) -> Figure | None:
     return Figure(
         name="memory_over_time",
         title="Memory over time",
-        shows="Peak memory of the fullest rank since the trial began, in bytes, at the end of each step. The time axis is the seconds of training after warm-up.",
+        shows="Highest peak memory of any rank since the trial began, in bytes, at the end of each step. The time axis is the seconds of training after warm-up.",
         how_to_read="It should level off soon after the first steps. A line that keeps rising means a leak or growing fragmentation: a longer run may run out of memory.",
         svg=plot(
             [],
@@ -266,8 +266,8 @@ def _memory(source: TrialSource) -> Figure | None:
     return Figure(
         name="memory_by_parts",
         title="Where the memory goes",
-        shows=f"Peak memory in bytes: predicted for the fullest rank by cause, and measured for each rank.{far}",
-        how_to_read="The tick across the first bar is the measured peak of the fullest rank. Very different peaks mean uneven pipeline stages.",
+        shows=f"Peak memory in bytes: predicted by cause for the rank with the highest peak, and measured for each rank.{far}",
+        how_to_read="The tick across the first bar is the highest measured peak of any rank. Very different peaks mean uneven pipeline stages.",
         svg=svg,
         table=table_of(
             (CAUSE, Column(name="bytes", head="memory", show=format_bytes)), [*rows, ("capacity", capacity)]

@@ -56,13 +56,13 @@ def pareto_front(source: FigureSource) -> Figure | None:
     return Figure(
         name="pareto_front",
         title="Pareto front",
-        shows="Tokens per second against the peak memory of the fullest rank. No other measured config is at least as good as a front config in speed, stability, free memory and cost."
+        shows="Tokens per second against the highest peak memory of any rank. No other measured config is at least as good as a front config in speed, stability, free memory and cost."
         + left_out(len(points), len(placed)),
         how_to_read="Up is faster, left needs less memory. Filled dots are the front; the line joins the fastest for their memory. Pale dots are beaten by another config, or lost to it when both were re-measured. A front dot below the line is more stable or cheaper.",
         svg=plot(
             points,
             [Line(points=stairs, stepped=True)],
-            x=Axis(label="peak memory of the fullest rank", format=format_bytes, low=0.9 * lowest, ticks=byte_ticks),
+            x=Axis(label="highest peak memory of any rank", format=format_bytes, low=0.9 * lowest, ticks=byte_ticks),
             y=Axis(label="tokens per second", format=format_count),
             description="Speed against memory of each measured config, with the Pareto front",
         ),

@@ -51,7 +51,7 @@ def predicted_measured(source: FigureSource) -> Figure | None:
 
 
 def predicted_measured_memory(source: FigureSource) -> Figure | None:
-    """Peak memory of the fullest rank."""
+    """Highest peak memory of any rank."""
     return _figure(
         source,
         [
@@ -61,7 +61,7 @@ def predicted_measured_memory(source: FigureSource) -> Figure | None:
         ],
         name="predicted_measured_memory",
         title="Predicted against measured: memory",
-        shows="Peak memory in bytes of the fullest rank, predicted and measured. Trials that ran out of memory have no measured peak and are not shown.",
+        shows="Highest peak memory of any rank in bytes, predicted and measured. Trials that ran out of memory have no measured peak and are not shown.",
         error=("memory", "Median error"),
         columns=(PREDICTED_MEMORY, MEMORY),
         axis="peak memory",

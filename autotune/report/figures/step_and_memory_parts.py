@@ -99,7 +99,7 @@ def step_parts(source: FigureSource) -> Figure | None:
 
 
 def memory_parts(source: FigureSource) -> Figure | None:
-    """Bytes of the fullest rank by cause, against the capacity."""
+    """Bytes by cause on the rank with the highest peak, against the capacity."""
     bars, rows = [], []
     for role, trial in compared_trials(source):
         if trial.estimate is None:
@@ -116,13 +116,13 @@ def memory_parts(source: FigureSource) -> Figure | None:
         bars,
         MEMORY_NAMES,
         capacity_bytes=capacity,
-        x_label="peak memory of the fullest rank",
+        x_label="highest peak memory of any rank",
         description="Predicted parts and measured peak of memory, against the capacity",
     )
     return Figure(
         name="memory_parts",
         title="Where the memory goes",
-        shows=f"Predicted peak memory in bytes of the fullest rank by cause, for the winner, the runner-up and the baseline.{far}",
+        shows=f"Predicted peak memory in bytes by cause, on the rank with the highest peak, for the winner, the runner-up and the baseline.{far}",
         how_to_read="Coloured by cause. The tick and the number are the measured peak."
         + ("" if far else " A bar or tick near the dashed line leaves no room for a larger micro-batch."),
         svg=svg,

@@ -31,7 +31,7 @@ REPEAT_S = 5.0
 GAUGES = {
     "autotune_tokens_per_second_per_gpu": "Throughput of the running trial",
     "autotune_mfu": "Model FLOPs utilization of the running trial, 0 to 1",
-    "autotune_peak_memory_bytes": "Peak memory of the fullest rank of the last trial",
+    "autotune_peak_memory_bytes": "Peak memory of the last trial, on the rank that used the most",
     "autotune_best_tokens_per_second_per_gpu": "Best measured throughput of the study so far",
 }
 

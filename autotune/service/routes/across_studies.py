@@ -87,7 +87,7 @@ async def plan(
 ) -> Response:
     """Rank the feasible configs of a spec by the cost model. Nothing is run or stored.
 
-    With `clusters`, also compare the best config on each of them. A GPU type without a size stands for as many GPUs as the spec's cluster has.
+    With `clusters`, also compare the best config on each of them. A GPU type without a size keeps the number of GPUs in the spec's cluster.
     """
 
     names = [word.strip() for word in clusters.split(",") if word.strip()]

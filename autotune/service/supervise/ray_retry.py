@@ -98,7 +98,7 @@ class RetriedRay:
             except AutotuneError as error:
                 problem = str(error)
             except Exception as error:  # Ray fails in many ways; none of them may end the service
-                log.exception("unexpected error while Ray was started")
+                log.exception("unexpected error while starting Ray")
                 problem = f"{type(error).__name__}: {error}"
             if not self._closing.is_set():
                 log.warning("%s; history and pages are available, next attempt to start Ray in %.0f s", problem, wait_s)

@@ -25,7 +25,7 @@ class Measurement(Plain):
     step_times_s: tuple[float, ...]
     """seconds of each step, of the slowest rank, device-synchronized"""
     peak_memory_bytes: float | None = None
-    """peak of the fullest rank; None if the trainer does not report it"""
+    """highest peak of any rank; None if the trainer does not report it"""
     tokens_per_step: int = 0
     """global_batch_size * seq_len"""
     num_ranks: int = 1
@@ -53,7 +53,7 @@ class Measurement(Plain):
     rank_peak_memory_bytes: tuple[float, ...] = ()
     """peak of each rank"""
     step_peak_memory_bytes: tuple[float, ...] = ()
-    """peak of the fullest rank from the start of the trial to the end of each step, if available"""
+    """highest peak of any rank from the start of the trial to the end of each step, if available"""
     breakdown_s: Mapping[str, float] = field(default_factory=dict)
     """profiled seconds of a step by cause, if a profile was requested"""
     phases_s: Mapping[str, float] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Measurement(Plain):
 
     @property
     def occupied_memory_bytes(self) -> float | None:
-        """Memory that the fullest rank took from its GPU at the peak: reserved by the allocator if known, otherwise allocated."""
+        """Peak memory that a rank took from its GPU, on the rank with the highest peak: reserved by the allocator if known, otherwise allocated."""
         if self.peak_memory_bytes is None:
             return None
         return max(self.peak_memory_bytes, self.utilization.get("reserved_memory_bytes", 0.0))

@@ -44,11 +44,11 @@ class ObservedRun(Plain):
     program: str
     """what trained: the program's file, or the trainer's name"""
     command: tuple[str, ...] = ()
-    """its command, without secrets; empty: it was observed from inside"""
+    """its command, without secrets; empty if a callback in the program observed it"""
     outcome: Outcome = Outcome.COMPLETED
     """how it ended"""
     exit_code: int | None = None
-    """exit status, negative for a signal; None if it was observed from inside"""
+    """exit status, negative for a signal; None if a callback in the program observed it"""
     workload: Workload | None = None
     """what it trained"""
     config: ParallelConfig | None = None

@@ -177,7 +177,7 @@ class Trial(Plain):
 
     @property
     def peak_memory_bytes(self) -> float | None:
-        """Measured peak of the fullest rank, even if the trial failed; None if unknown."""
+        """Highest measured peak of any rank, even if the trial failed; None if unknown."""
         return self.measurement.peak_memory_bytes if self.measurement else None
 
 

@@ -43,7 +43,7 @@ _NO_SECRET = re.compile(r"\{[^{}]*\}|\$\{?\w+\}?|\*+|true|false|null|none|yes|no
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value with this name is a secret, judged by the words of the name."""
+    """Whether a value with this name is a secret, judged by the words in its name."""
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words:
         return False

@@ -121,7 +121,7 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
         raise ConflictError(f"the next attempt of trial {number} must be {row.attempts + 1}, but is {attempt}")
     if row.attempts and _attempt(connection, study, number, row.attempts).ended_us is None:
         raise ConflictError(
-            f"a trial runs one attempt at a time, but attempt {row.attempts} of trial {number} still runs"
+            f"a trial runs one attempt at a time, but attempt {row.attempts} of trial {number} is still running"
         )
     now = now_us()
     runs = {

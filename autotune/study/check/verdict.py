@@ -231,7 +231,7 @@ def _after_steps(check: ProgramCheck, failure: Failure) -> Verdict:
         return Verdict(
             ready=False,
             message=f"the program ended without an error, but its log shows only {done} steps, and a trial must measure at least {needed}",
-            remedy="pass {steps} to the program, so that it runs long enough, and let it log every step",
+            remedy="pass {steps} to the program, so that it runs long enough, and make it log every step",
         )
     return Verdict(
         ready=False,
@@ -245,14 +245,14 @@ def _not_understood(check: ProgramCheck, failure: Failure) -> Verdict:
     if not count:
         message, remedy = (
             _failed("the program printed nothing", failure),
-            f"let it print a line per step, such as {JSON_LINE}",
+            f"make it print a line per step, such as {JSON_LINE}",
         )
     elif failure.kind is FailureKind.HANG and not (check.proposal or check.needs_no_patterns):
         message = _failed(f"none of the {count} lines that the program printed belongs to a step", failure)
         remedy = "its last lines show how far it got. Ranks may wait for each other (let torchrun choose the port: --standalone), the start may take longer (measure: {start_timeout_s: ...}), or steps may not be printed"
     else:
         message = f"none of the {count} lines that the program printed was understood as a step"
-        remedy = f"let it print one JSON object per step, such as {JSON_LINE}, or describe its lines in trainer.metrics"
+        remedy = f"make it print one JSON object per step, such as {JSON_LINE}, or describe its lines in trainer.metrics"
         if check.needs_no_patterns and "metrics" in options:
             remedy = "remove trainer.metrics: these lines are understood without it"
         elif check.proposal and "metrics" in options:

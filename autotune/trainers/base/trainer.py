@@ -84,7 +84,7 @@ class Trainer(ABC):
     has_own_attention: ClassVar[bool] = False
     """whether the trainer, not the user, chooses the attention kernel (`Workload.attention_kernel`)"""
     trains_rl: ClassVar[bool] = False
-    """whether it supports a step of post-training or sequences of unequal length (`Workload.rl`)"""
+    """whether it supports post-training steps or sequences of unequal length (`Workload.rl`)"""
     no_adapters: ClassVar[str] = "its launches do not set it up"
     """why it does not support other adapters"""
 

@@ -198,7 +198,7 @@ class CommandTrainer(Trainer):
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
         """A placeholder carries it, as it does every knob; its name must not be one that stands for something else."""
         if name in _SURROUNDINGS or name in _NODE or name == _TRIAL:
-            return f"the placeholder {{{name}}} already has a meaning: give the knob another name"
+            return f"the placeholder {{{name}}} is reserved: give the knob another name"
         is_told = not options["argv"] or name in options["fixed"] or name in self._named(options)
         return "" if is_told else _UNNAMED.format(name)
 

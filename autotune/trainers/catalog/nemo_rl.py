@@ -240,7 +240,7 @@ class NemoRl(PostTrainer):
         launch = super().build(workload, config, options)
         if options[CWD.name]:
             return replace(launch, cwd=options[CWD.name])
-        note = "start it in a NeMo-RL checkout, which has examples/run_grpo.py and the file under `defaults`; the option cwd sets that folder"
+        note = "start it in a NeMo-RL checkout, which contains examples/run_grpo.py and the file under `defaults`; set its folder with the option cwd"
         return replace(launch, notes=(*launch.notes, note))
 
     def document(
@@ -442,13 +442,13 @@ def _uncounted(whole: Mapping[str, Any], backend: str) -> Iterator[str]:
     """What plans leave out, in words, also of the files that a configuration starts from."""
     for switch in UNCOUNTED:
         if _resolved(whole, switch) is True:
-            yield f"{switch}: plans do not count what it saves; launches keep it"
+            yield f"{switch}: plans do not count what it saves; launches pass it on unchanged"
     if backend != "vllm":
         yield f"{GENERATION}.backend={backend}: the degree and memory of its engines are not read; give them under `rollout`"
     if _resolved(whole, f"{TEACHERS}.enabled"):
-        yield f"{TEACHERS}: the time and memory of its teachers are not counted; launches keep them"
+        yield f"{TEACHERS}: the time and memory of its teachers are not counted; launches pass these settings on unchanged"
     if (experts := _resolved(whole, EXPERTS)) and experts != 1 and _resolved(whole, f"{DTENSOR}.enabled"):
-        yield f"{EXPERTS}={experts}: plans shard experts like all other weights; launches keep it"
+        yield f"{EXPERTS}={experts}: plans shard experts like all other weights; launches pass the value on unchanged"
 
 
 def bases_of(document: Mapping[str, Any]) -> tuple[str, ...]:

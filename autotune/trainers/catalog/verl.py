@@ -355,10 +355,10 @@ def _uncounted(keys: KeyReader) -> Iterator[str]:
     if keys.find("reward_model.enable") or keys.find("reward.reward_model.enable"):
         yield "the reward model's memory and time are not counted: give its seconds per step as rl.reward_s"
     if keys.find("algorithm.filter_groups.enable"):
-        yield "algorithm.filter_groups: responses that are generated again are not counted, unless `rollout: {log: run.log}` says how long generation takes"
+        yield "algorithm.filter_groups: regenerated responses are not counted, unless `rollout: {log: run.log}` says how long generation takes"
     if keys.find("distillation.enabled"):
         gpus = (keys.find("distillation.nnodes") or 0) * (keys.find("distillation.n_gpus_per_node") or 8)
-        yield f"distillation: the teacher's {gpus} GPUs and its time are not counted; launches keep them"
+        yield f"distillation: the teacher's {gpus} GPUs and its time are not counted; launches pass these settings on unchanged"
     if keys.find(f"{ACTOR}.entropy_coeff"):
         yield f"{ACTOR}.entropy_coeff: an entropy term in the loss needs copies of the logits, whose memory is not counted"
 

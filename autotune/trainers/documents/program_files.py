@@ -42,7 +42,7 @@ def check_templates(templates: Mapping[str, Any], known: frozenset[str]) -> None
         if _ending(name) not in WRITERS:
             raise SpecError(
                 f"a file is rendered as JSON, YAML or TOML, but is named {name!r}",
-                remedy=f"give it one of the endings {' '.join(WRITERS)}",
+                remedy=f"use one of the extensions {' '.join(WRITERS)}",
                 field=where,
             )
         if not isinstance(template, Mapping):

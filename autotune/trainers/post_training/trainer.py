@@ -49,7 +49,7 @@ LEARNING_RATE = Option(
 )
 START = Option(
     name="start",
-    meaning="words that start the program, if they differ from the usual ones: [uv, run, examples/run_grpo.py]",
+    meaning="command that starts the program, if it differs from the usual one: [uv, run, examples/run_grpo.py]",
     default=(),
     reach=Reach.PROGRAM,
 )
@@ -296,7 +296,7 @@ def read_whole_experts(keys: KeyReader, where: str, tp: int) -> bool | None:
     if degree is not None and degree not in (1, tp):
         keys.keep(path)
         keys.remarks.append(
-            f"{path}={degree}: plans leave experts whole (1) or split them by tp ({tp}); launches keep it"
+            f"{path}={degree}: plans only support 1 (whole experts) and tp ({tp}); launches pass the value on unchanged"
         )
     return None if degree == 1 or tp == 1 else False
 

@@ -237,7 +237,7 @@ class OwnTask(Task):
         leaves, structure = pytree.tree_flatten(batch)
         if not all(isinstance(leaf, Tensor) and len(leaf) == config.micro_batch_size for leaf in leaves):
             raise ConfigError(
-                "under a pipeline every value of `input` must be a tensor with one entry per sample",
+                "with a pipeline, every value of `input` must be a tensor with one entry per sample",
                 remedy="create the others inside the module, or use pp=1",
                 field="pp",
             )

@@ -166,7 +166,7 @@ class ProgramProbe:
 
     @property
     def fills_by_tokens(self) -> bool:
-        """Whether steps have other numbers of sequences than the config, each another one: micro-batches are filled up to a number of tokens, it seems."""
+        """Whether steps have other numbers of sequences than the config, each another one: micro-batches are probably filled up to a token limit."""
         step = self.typical
         return step is not None and bool(step.sequences) and self._varies and not self._agrees(step)
 

@@ -165,7 +165,7 @@ class ProgramTrial:
             return
         law = f"the program was stopped before changing {' and '.join(files)}: an existing file that cannot be backed up (too large, or its folder is not writable)"
         self._fail(
-            FailureKind.INVALID, f"{law}; let the program write elsewhere ({{trial_dir}}), or write `outputs: keep`"
+            FailureKind.INVALID, f"{law}; make the program write elsewhere ({{trial_dir}}), or write `outputs: keep`"
         )
 
     def _refuse_disagreement(self) -> None:
@@ -297,7 +297,7 @@ class ProgramTrial:
         words = f"{done} steps with a time" if done else "no step with a time"
         law = f"the program ended successfully, but its log has {words}, but {least} after warm-up are needed"
         if not done and (lines := max(log.arrived_at_once for log in self._logs)) > 1:
-            law += f": the lines of all its {lines} steps arrived at once, probably because output is buffered; let the program flush its output (`stdbuf -oL`, `flush=True`), or print step times"
+            law += f": the lines of all its {lines} steps arrived at once, probably because output is buffered; make the program flush its output (`stdbuf -oL`, `flush=True`), or print step times"
         return self._with_exception(Failure(kind=FailureKind.METRICS_MISSING, message=law, step=done or None))
 
     def seen(self) -> ProgramSeen:
