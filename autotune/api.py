@@ -100,7 +100,7 @@ def load_study(
 ) -> Study:
     """Load a study from a spec file (YAML or JSON; `-`: standard input) or from a mapping.
 
-    `overrides` replace keys of the document; a dotted key changes a nested value: `{"budget.max_trials": 5}`. `base`: folder that paths in a mapping are relative to (None: paths are refused); paths in a file are relative to the file, unless `base` is given. `limits`: limits on the process that builds your own model. `slurm_cluster`: assumed nodes of the job if the cluster is `slurm`; None: this process is in the job. Raises `SpecError`.
+    `overrides` replace keys of the document; a dotted key changes a nested value: `{"budget.max_trials": 5}`. `base`: folder that paths in a mapping are relative to (None: paths are rejected); paths in a file are relative to the file, unless `base` is given. `limits`: limits on the process that builds your own model. `slurm_cluster`: assumed nodes of the job if the cluster is `slurm`; None: this process is in the job. Raises `SpecError`.
     """
     from autotune.schema import parse_study, places_in
 

@@ -208,7 +208,9 @@ def study_place(folder: Path | None, store: str | None) -> Iterator[StudyPlace]:
         return
 
     if store is not None:
-        raise SpecError("--in and --store both name a place for results", remedy="leave one of them out", field="--in")
+        raise SpecError(
+            "--in and --store both set a location for results", remedy="leave one of them out", field="--in"
+        )
     job = allocation()
     home: StudyFolder
 

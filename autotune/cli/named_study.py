@@ -28,7 +28,7 @@ def tell_namesakes(source: Source, asked: str) -> None:
     found = _named(source, asked)
     if len(found) > 1:
         note(
-            f"{_count(found)} studies are named {asked!r}; this is the newest, {found[0]['id']}. Name another one by its id:"
+            f"{_count(found)} studies are named {asked!r}; this is the newest, {found[0]['id']}. To select another one, use its id:"
         )
         for study in found[1:LISTED]:
             note(f"  {described(study)}")

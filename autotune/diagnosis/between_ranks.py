@@ -105,7 +105,7 @@ def unequal_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         share=share,
         low=low,
         high=high,
-        what="ranks have unequal work in a step, and wait for the one with the most"
+        what="ranks do unequal amounts of work in a step, and wait for the one with the most"
         if follows >= FOLLOWS
         else "ranks take unequal times for equal tokens, for example because experts get unequal numbers of tokens",
         evidence=tuple(

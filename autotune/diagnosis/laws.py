@@ -135,7 +135,7 @@ _OF_READINGS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
 _HINTED = {
     "slow_rank": ("a library reports ranks that are slower than the others", "swap ranks (a different CUDA_VISIBLE_DEVICES or host list) and see whether the slowness stays with the machine", "exclude this device or node, or fix it: check its clocks, cooling and link"),
     "recompilation": ("torch recompiled too often and no longer compiles part of the program", "TORCH_LOGS=recompiles names the guard that fails", "pad or bucket lengths, or mark the dimension as dynamic"),
-    "memory": ("memory is short", "run with a smaller micro-batch: the time per sequence should drop", "a smaller micro-batch or recomputation, or PYTORCH_ALLOC_CONF=expandable_segments:True"),
+    "memory": ("memory is tight", "run with a smaller micro-batch: the time per sequence should drop", "a smaller micro-batch or recomputation, or PYTORCH_ALLOC_CONF=expandable_segments:True"),
     "input": ("a library warns that data loading may not keep up", "train a few steps on a single batch kept in memory", "raise num_workers of the DataLoader"),
     "communication_between_nodes": ("NCCL uses TCP between nodes, not InfiniBand or RoCE", "NCCL_DEBUG=INFO shows the network in use", "install and select the fast network (NCCL_IB_HCA, NCCL_NET), or ask for nodes with one"),
     "communication_inside_node": ("GPUs in a node cannot access each other's memory", "nvidia-smi topo -p2p r", "unset NCCL_P2P_DISABLE, or fix the PCIe access control settings"),

@@ -80,7 +80,7 @@ def readings_of_memory(evidence: Evidence) -> Iterator[Finding]:
     if evidence.alloc_retries > 0 and not any(rank.alloc_retries for rank in evidence.ranks):
         yield Finding(
             cause="memory",
-            what="memory is short: the GPU's allocator had to retry",
+            what="memory is tight: the GPU's allocator had to retry",
             evidence=(f"{evidence.alloc_retries:g} retries on the fullest rank",),
             confirm="run with a smaller micro-batch: the time per sequence should drop",
             change="a smaller micro-batch or recomputation, or PYTORCH_ALLOC_CONF=expandable_segments:True",

@@ -77,7 +77,7 @@ def check_asked(document: Mapping[str, Any]) -> None:
     """Raises `SpecError` for a spec that says nothing of the job, and for a cluster that is looked at where the study runs: a job must ask for its nodes before."""
     if not document.get("kubernetes"):
         raise SpecError(
-            "a Kubernetes job needs an image and a place for its results",
+            "a Kubernetes job needs an image and a location for its results",
             remedy="write kubernetes: {image: NAME, store: SECRET}, or give --option image=NAME --option store=SECRET",
             field="kubernetes",
         )
@@ -99,7 +99,7 @@ def _check(study: Study, document: Mapping[str, Any], job: KubernetesDocument, *
         )
     if job.store is None and job.results is None:
         raise SpecError(
-            "pods are deleted when their job ends, but no place is set for the results",
+            "pods are deleted when their job ends, but no location is set for the results",
             remedy="write kubernetes: {store: SECRET}, whose key `url` is the address of a PostgreSQL database; or {results: /data/studies}, a folder on a volume",
             field="kubernetes.store",
         )

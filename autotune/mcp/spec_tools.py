@@ -77,7 +77,7 @@ class SpecTools:
             ),
         ],
     ) -> CheckedConfig:
-        """Predict one config: whether it is valid (or why not), whether it fits into memory, and its step time and memory by parts."""
+        """Predict one config: whether it is valid (or why not), whether it fits into memory, and the parts of its step time and memory."""
         study = api.load_study(spec)
         asked = complete(study.workload, config, study.space.own_knobs)
         capacity = study.workload.cluster.gpu.memory_bytes

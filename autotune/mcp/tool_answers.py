@@ -276,7 +276,7 @@ class StudyReport(ToolAnswer):
     baseline: TrialRow | None
     """the baseline, measured the same way"""
     speedup: float | None
-    """best against baseline in tokens per second"""
+    """tokens per second of the best config relative to the baseline's"""
     speedup_low: float | None
     """lower end of its 95% interval"""
     speedup_high: float | None
@@ -334,7 +334,7 @@ def config_text(config: ParallelConfig | Mapping[str, Any]) -> str:
 
 
 def rounded(value: Any) -> float:
-    """Four significant digits: no prediction or measurement here has more."""
+    """Rounded to four significant digits, because no prediction or measurement here is more precise."""
     return float(f"{float(value):.4g}")
 
 

@@ -202,7 +202,7 @@ class Revision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to write for a study, until it expires. A larger fence is newer; writes with an older one are refused."""
+    """The right to write for a study, until it expires. A larger fence is newer; writes with an older one are rejected."""
 
     study: str
     """id of the study"""

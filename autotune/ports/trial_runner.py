@@ -229,7 +229,7 @@ class ChoosingRunner(TrialRunner, Protocol):
 
 
 class PreflightRunner(TrialRunner, Protocol):
-    """A runner that can refuse a study in advance: the class before anything is started, the object for the cluster that it has joined.
+    """A runner that can reject a study in advance: the class before anything is started, the object for the cluster that it has joined.
     Each method is optional."""
 
     @classmethod

@@ -36,7 +36,7 @@ class Result:
     baseline: Trial | None
     """the baseline trial from `shown`, if it could be measured; after the finals, with the measurement from them"""
     speedup: float | None
-    """best against baseline in tokens per second"""
+    """tokens per second of the best config relative to the baseline's"""
     speedup_low: float | None = None
     """lower end of the speedup's 95% CI, which includes the noise between runs and the choice among several configs"""
     speedup_high: float | None = None

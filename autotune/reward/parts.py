@@ -88,7 +88,9 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
         label="loss follows fp32",
         values={
             "correlation": ScoredValue(meaning="1 - correlation with the losses in fp32", good=0.05, bad=0.5),
-            "final_loss": ScoredValue(meaning="difference of the final loss from fp32", good=0.03, bad=0.15),
+            "final_loss": ScoredValue(
+                meaning="difference between the final loss and that of fp32", good=0.03, bad=0.15
+            ),
             "outliers": ScoredValue(
                 meaning=f"share of steps more than {POINTWISE:.0%} away from fp32", good=0.1, bad=0.5
             ),

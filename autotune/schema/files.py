@@ -300,7 +300,8 @@ def _parsed(source: str) -> dict[str, Any]:
         raise SpecError(f"the config.json is not JSON: {error}", field="model.source") from None
     if not isinstance(document, dict):
         raise SpecError(
-            f"the config.json must hold a JSON object, but holds a {type(document).__name__}", field="model.source"
+            f"the config.json must contain a JSON object, but contains a {type(document).__name__}",
+            field="model.source",
         )
     return document
 

@@ -75,8 +75,8 @@ from autotune.trainers.base.trainer import SAME_DATA
 
 _PLAIN = {
     "missing": "this key is required, but is missing",
-    "model_type": "must hold keys and values",
-    "dict_type": "must hold keys and values",
+    "model_type": "must be a mapping of keys to values",
+    "dict_type": "must be a mapping of keys to values",
     "list_type": "must be a list",
     "int_type": "must be a whole number",
     "float_type": "must be a number",

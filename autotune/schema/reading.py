@@ -74,7 +74,7 @@ def parse_text(text: str, *, where: str, what: str, file: str = "", most_yaml_by
     if not isinstance(document, dict):
         found = "a list" if isinstance(document, list) else "text" if isinstance(document, str) else "one value"
         raise SpecError(
-            f"the {what} in {where} must hold keys and values, but holds {'nothing' if document is None else found}",
+            f"the {what} in {where} must be a mapping of keys to values, but is {'empty' if document is None else found}",
             remedy="write `key: value` on each line, with a space after the colon",
         )
     check_size(document)

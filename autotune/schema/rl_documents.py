@@ -274,7 +274,7 @@ def fine_tuning_of(lengths: Any, batch: int, *, trainer: str, base: Path | None)
 
 
 def lengths_of(asked: float | LengthsDocument, field: str, base: Path | None, which: str) -> Lengths:
-    """The distribution that a spec asks for. `which`: prompt or response, if a log prints both."""
+    """The distribution that a spec asks for. `which`: prompt or response, if a log contains both."""
     if not isinstance(asked, LengthsDocument):
         return Lengths(values=(float(asked),))
     ways = [name for name in ("histogram", "file", "log") if getattr(asked, name) is not None]

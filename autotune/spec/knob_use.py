@@ -1,11 +1,11 @@
 """What one part of the program does with each knob: a trainer, the native loop, the cost model or the simulated runner.
 
-    read        a value changes what the part does, or is refused with a reason
+    read        a value changes what the part does, or is rejected with a reason
     neutral     a value changes nothing there, for a stated reason
-    cannot      the part has no such thing: every value but the default is refused, for a stated reason
+    cannot      the part has no such thing: every value but the default is rejected, for a stated reason
     forgotten   none of these: nobody has taught the part about the knob, so it refuses every value but the default
 
-A knob that is added to `ParallelConfig` is forgotten everywhere until each part is taught: it is refused by name, never dropped in silence.
+A knob that is added to `ParallelConfig` is forgotten everywhere until each part is taught: it is rejected by name, never dropped in silence.
 `python -m autotune.testing.knobs` lists what is forgotten.
 """
 
@@ -37,7 +37,7 @@ class KnobUse:
     cannot: Mapping[str, str] = field(default_factory=dict)
     """why a knob must keep its default, by name; an entry such as `recompute=norm` excludes a single value of a knob that is read"""
     own_knobs_neutral: str = ""
-    """why a study's own knobs have no effect; empty: they are refused"""
+    """why a study's own knobs have no effect; empty: they are rejected"""
 
     def forgotten(self) -> tuple[Knob, ...]:
         """The knobs that it neither reads nor declares as neutral or impossible."""

@@ -323,7 +323,7 @@ class ModelSpec(Plain):
 
 
 def read_config_json(path: str | Path) -> Mapping[str, Any]:
-    """The JSON object of a model's file. Raises `SpecError` if it cannot be read or holds something else."""
+    """The JSON object of a model's file. Raises `SpecError` if it cannot be read or contains something else."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -332,7 +332,7 @@ def read_config_json(path: str | Path) -> Mapping[str, Any]:
         raise SpecError(f"the model file {path} is not JSON: {error}", field="model") from None
     if not isinstance(document, dict):
         raise SpecError(
-            f"the model file {path} must hold a JSON object, but holds a {type(document).__name__}",
+            f"the model file {path} must contain a JSON object, but contains a {type(document).__name__}",
             field="model",
         )
     return document

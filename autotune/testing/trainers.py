@@ -1,7 +1,7 @@
 """The contract of all trainers. Subclass `TrainerContract` in a test module, name the trainer and give log lines that it really prints.
 
 The laws are checked over a grid of configs on a cluster of 2 nodes of 8 GPUs: each is either launched completely, or refused by limits
-that name the knob, and whose nearest values lead to a launch. Each value of each knob changes the launch, is refused by name, or the knob is
+that name the knob, and whose nearest values lead to a launch. Each value of each knob changes the launch, is rejected by name, or the knob is
 declared neutral. A trainer that only Python can start (`Trainer.in_python`) refuses every launch with the line that starts it.
 """
 
@@ -78,7 +78,7 @@ class TrainerContract:
             assert all(limit.knob in str(caught.value) for limit in limits)
             assert caught.value.field == limits[0].knob
         assert launched > 0, (
-            f"the trainer {subject.name} refuses every config, even plain data parallelism: the last one because of {limits}"
+            f"the trainer {subject.name} rejects every config, even plain data parallelism: the last one because of {limits}"
         )
 
     def test_a_trainer_that_only_python_starts_refuses_every_launch_with_the_line_that_does(self) -> None:
@@ -111,7 +111,7 @@ class TrainerContract:
         ignored = [f"{name}={value}" for (name, value), differs in seen.items() if not differs]
         ignored = [said for said in ignored if said.partition("=")[0] not in subject.neutral]
         assert not ignored, (
-            f"the trainer {subject.name} reads {', '.join(ignored)}, but no launch changes and nothing is refused"
+            f"the trainer {subject.name} reads {', '.join(ignored)}, but no launch changes and nothing is rejected"
         )
 
     def test_every_refusal_says_what_to_do_instead(self) -> None:
@@ -290,12 +290,12 @@ class TrainerContract:
             pytest.skip("its number of steps is set by whoever starts it")
 
     def _makes_a_difference(self, workload: Workload, knob: Knob, base: ParallelConfig, config: ParallelConfig) -> bool:
-        """Whether `config`, which differs from `base` in that knob, has another launch or is refused because of the knob."""
+        """Whether `config`, which differs from `base` in that knob, has another launch or is rejected because of the knob."""
         subject, start, told = self.subject(), self._told(workload, base), self._told(workload, config)
         said = f"the trainer {subject.name}: {knob.name}={getattr(config, knob.name)}"
         if isinstance(told, tuple):
             refused = any(limit.knob == knob.name for limit in told)
-            assert not (refused and knob.name in subject.neutral), f"{said} is refused, but declared neutral"
+            assert not (refused and knob.name in subject.neutral), f"{said} is rejected, but declared neutral"
             return refused
         if isinstance(start, tuple):
             return any(limit.knob == knob.name for limit in start)
@@ -306,7 +306,7 @@ class TrainerContract:
         return told != start
 
     def _told(self, workload: Workload, config: ParallelConfig) -> tuple[Limit, ...] | dict[str, Any]:
-        """Why the config is refused, or what a launch tells the program."""
+        """Why the config is rejected, or what a launch tells the program."""
         given = self._with_meeting()
         if limits := self.subject().limits(workload, config, given):
             return limits

@@ -60,7 +60,7 @@ def parse_document(name: str, text: str) -> dict[str, Any]:
         kind = {".toml": "TOML", ".json": "JSON"}.get(ending, "YAML")
         raise SpecError(f"{name} is not {kind}: {_complaint(error)}", field="FILE") from None
     if not isinstance(found, dict):
-        raise SpecError(f"{name} must hold keys and values, but holds {type(found).__name__}", field="FILE")
+        raise SpecError(f"{name} must be a mapping of keys to values, but is a {type(found).__name__}", field="FILE")
     if values > MAX_VALUES:
         raise SpecError(
             f"{name} contains itself, or more than {MAX_VALUES:,} values, so it is not a configuration", field="FILE"

@@ -23,7 +23,9 @@ def configs_of(
     if configs is None:
         if isinstance(asked, Workload):
             raise SpecError(
-                "a workload has no search space, and no configs are given", remedy="name configs, or pass a study", field="configs"
+                "a workload has no search space, and no configs are given",
+                remedy="name configs, or pass a study",
+                field="configs",
             )
         found = plan(space or SearchSpace.of_study(asked), calibration=calibration, top=top)
         if found.nearest_miss is not None:

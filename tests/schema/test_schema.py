@@ -229,7 +229,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "must have 1 or more entries",
     ),
     ({"workload": {"global_batch_size": 1}}, "workload.seq_len", "is required"),
-    ({"workload": None}, "workload", "must hold keys and values"),
+    ({"workload": None}, "workload", "must be a mapping of keys to values"),
     ({"model": 5}, "model", "must be text"),
     ({"model": {"num_layers": 2}}, "model.hidden_size", "is required"),
     ({"space": {"tp": [0]}}, "space.tp", "whole number from 1"),

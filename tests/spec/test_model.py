@@ -57,7 +57,7 @@ def test_hugging_face_configs_are_the_catalog_models(document: dict[str, Any], n
     [
         (None, "cannot be read"),
         ("{", "is not JSON"),
-        ("[]", "must hold a JSON object"),
+        ("[]", "must contain a JSON object"),
         ("{}", "lacks num_hidden_layers"),
     ],
 )

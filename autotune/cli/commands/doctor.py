@@ -162,7 +162,7 @@ def _gpus() -> Check:
             return Check(
                 name="GPUs",
                 status=WARNING,
-                detail=f"CUDA_VISIBLE_DEVICES={announced} lists GPUs, but torch {torch.__version__} {found}: trials of the native trainer are refused",
+                detail=f"CUDA_VISIBLE_DEVICES={announced} lists GPUs, but torch {torch.__version__} {found}: trials of the native trainer are rejected",
                 remedy="install a build of torch for these GPUs and their driver, or unset CUDA_VISIBLE_DEVICES to train on the CPU",
             )
         if shutil.which("nvidia-smi"):

@@ -354,7 +354,7 @@ def estimate(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Predict step time and memory of one config, by parts.
+    """Predict step time and memory of one config, broken down into parts.
 
     For an invalid config it prints the reason instead.
     """

@@ -212,7 +212,7 @@ def revoke(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Revoke a token. The service refuses it from then on."""
+    """Revoke a token. The service rejects it from then on."""
     from autotune.store import open_store
 
     with closing(open_store(store)) as database:
@@ -233,7 +233,7 @@ def audit(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List who did what, and which requests were refused.
+    """List who did what, and which requests were rejected.
 
     It shows the newest lines, oldest first.
     """

@@ -62,7 +62,7 @@ def _rows(measured: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
     listed = list(rows)
     for row in listed:
         if not isinstance(row, Mapping):
-            raise SpecError(f"{key} must hold objects, but holds {row!r}", field=key)
+            raise SpecError(f"{key} must contain objects, but contains {row!r}", field=key)
     return listed
 
 

@@ -66,7 +66,7 @@ class Refusals:
         try:
             await run_in_threadpool(self._store.record_audit, actor, "refused", "", data)
         except StoreError as error:  # the response is sent already; the next line counts this refusal
-            log.warning("a refused request could not be written to the audit log: %s", error)
+            log.warning("a rejected request could not be written to the audit log: %s", error)
             self._omitted += 1
             return
         self._omitted = 0

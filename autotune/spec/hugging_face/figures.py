@@ -200,7 +200,9 @@ def check_source(model: ModelSpec) -> ModelSpec:
         raise SpecError(f"the config.json is not JSON: {error}", remedy=_SOURCE, field="source") from None
     if not isinstance(document, dict):
         what = "null" if document is None else f"a {type(document).__name__}"
-        raise SpecError(f"the config.json must hold a JSON object, but holds {what}", remedy=_SOURCE, field="source")
+        raise SpecError(
+            f"the config.json must contain a JSON object, but contains {what}", remedy=_SOURCE, field="source"
+        )
     try:
         if figures_of(model) is not None:
             text_document(model)

@@ -2,9 +2,9 @@
 
     TIME            s            90s  15min  1h30m  2d  250ms  5us
     TOKENS          tokens       300B  15T  1.5M
-    SEQUENCE        tokens       2048; 2k is refused, because it may mean 2,000 or 2,048
-    BYTES           bytes        80GiB = 80 x 2^30  80GB = 80 x 10^9; 80G is refused, because it may mean either
-    BYTES_PER_S     bytes/s      3.35TB/s  400Gbit/s; 400Gb/s is refused, because it may mean bits or bytes
+    SEQUENCE        tokens       2048; 2k is rejected, because it may mean 2,000 or 2,048
+    BYTES           bytes        80GiB = 80 x 2^30  80GB = 80 x 10^9; 80G is rejected, because it may mean either
+    BYTES_PER_S     bytes/s      3.35TB/s  400Gbit/s; 400Gb/s is rejected, because it may mean bits or bytes
     FLOPS_PER_S     flops/s      989TFLOPS  1.98PFLOP/s
 
 Specs, options and requests accept a plain number in the base unit as well. What is stored and printed as JSON is always the plain number.
@@ -40,7 +40,7 @@ class Quantity:
     example: str
     """an example of its notation"""
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """units that are refused: why, and what to write instead, with {number}"""
+    """units that are rejected: why, and what to write instead, with {number}"""
     any_case: bool = False
     """whether case is ignored"""
     compound: bool = False

@@ -127,7 +127,7 @@ def writing(target: Path, field: str) -> Iterator[None]:
                 message, remedy="check the disk's space, quota and health, then try again"
             ) from error
         raise SpecError(
-            message, remedy="name another place, in an existing folder writable for this user", field=field
+            message, remedy="name another location, in an existing folder writable for this user", field=field
         ) from error
 
 

@@ -252,7 +252,9 @@ def _not_understood(check: ProgramCheck, failure: Failure) -> Verdict:
         remedy = "its last lines show how far it got. Ranks may wait for each other (let torchrun choose the port: --standalone), the start may take longer (measure: {start_timeout_s: ...}), or steps may not be printed"
     else:
         message = f"none of the {count} lines that the program printed was understood as a step"
-        remedy = f"make it print one JSON object per step, such as {JSON_LINE}, or describe its lines in trainer.metrics"
+        remedy = (
+            f"make it print one JSON object per step, such as {JSON_LINE}, or describe its lines in trainer.metrics"
+        )
         if check.needs_no_patterns and "metrics" in options:
             remedy = "remove trainer.metrics: these lines are understood without it"
         elif check.proposal and "metrics" in options:

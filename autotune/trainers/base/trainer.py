@@ -2,7 +2,7 @@
 
 A trainer is one module in `autotune/trainers/catalog/`. The module's name is the trainer's name, and its last line is `TRAINER = TheClass()`. It
 says which knobs it reads (`reads`, `neutral`, `cannot`) and which of their values it cannot express (`find_limits`), writes the launch (`build`) and reads
-its own log lines (`parse_line`). Values of a knob that it does not name are refused. The checks that all trainers share, of options, ranks and
+its own log lines (`parse_line`). Values of a knob that it does not name are rejected. The checks that all trainers share, of options, ranks and
 batch, are in `launch` here.
 """
 
@@ -57,7 +57,7 @@ class Trainer(ABC):
     options: ClassVar[tuple[Option, ...]] = SHARED_OPTIONS
     """its options in addition to the config"""
     reads: ClassVar[frozenset[str]] = frozenset()
-    """names of the knobs that it handles: each value changes the launch or is refused by a limit. List every name, so that a later knob is not
+    """names of the knobs that it handles: each value changes the launch or is rejected by a limit. List every name, so that a later knob is not
     included by mistake"""
     limited_by: ClassVar[frozenset[str]] = frozenset(KNOBS) - {"micro_batch_size", "accumulation_steps"}
     """knobs whose values its limits depend on: configs that differ only in other knobs have the same limits"""
@@ -190,7 +190,7 @@ class Trainer(ABC):
     ) -> tuple[Limit, ...]:
         """The values of this config that it cannot express; empty if there are none. `options`: as passed to `launch`.
 
-        Values that it declares impossible, and non-default values of knobs that it has not declared at all, are refused here, and so are a
+        Values that it declares impossible, and non-default values of knobs that it has not declared at all, are rejected here, and so are a
         study's own knobs that its launch cannot pass on.
         """
         values = self.checked(options)

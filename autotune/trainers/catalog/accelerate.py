@@ -42,8 +42,8 @@ class AccelerateTrainer(Trainer):
     })  # fmt: skip
     cannot = without("dp_replicas")
     neutral: ClassVar = {
-        "pp_schedule": "it has no pipeline: pp above 1 is refused",
-        "virtual_stages": "it has no pipeline: pp above 1 is refused",
+        "pp_schedule": "it has no pipeline: pp above 1 is rejected",
+        "virtual_stages": "it has no pipeline: pp above 1 is rejected",
     }
     can_import = True
     recognized_by = ("distributed_type", "compute_environment")

@@ -92,10 +92,10 @@ class CommandTrainer(Trainer):
     name = "command"
     shapes = frozenset(UNCOMMON_SHAPES)  # the program builds its own model
     limited_by = frozenset(KNOBS)  # whichever knob no placeholder carries
-    summary = "any program, by an argument list with placeholders"
+    summary = "any program, described by an argument list with placeholders"
     reads = frozenset(
         FIELDS
-    )  # every knob has a placeholder as soon as it is declared, and is refused where none is written
+    )  # every knob has a placeholder as soon as it is declared, and is rejected where none is written
     optimizers = frozenset(OPTIMIZERS)  # the workload says what the program does by itself
     packs_documents = True
     peft_methods = frozenset(PEFT_METHODS)

@@ -42,9 +42,9 @@ class HfTrainer(Trainer):
     cannot = NOT_SET
     optimizers = frozenset(OPTIMIZERS)
     neutral: ClassVar = {
-        "pp_schedule": "it has no pipeline: pp above 1 is refused",
-        "virtual_stages": "it has no pipeline: pp above 1 is refused",
-        "sequence_parallel": "it has no tensor parallelism: tp above 1 is refused",
+        "pp_schedule": "it has no pipeline: pp above 1 is rejected",
+        "virtual_stages": "it has no pipeline: pp above 1 is rejected",
+        "sequence_parallel": "it has no tensor parallelism: tp above 1 is rejected",
     }
     can_import = True
     recognized_by = ("per_device_train_batch_size",)

@@ -62,8 +62,8 @@ class LightningTrainer(Trainer):
     cannot = NOT_SET
     trains_pure_bf16 = True
     neutral: ClassVar = {
-        "pp_schedule": "it has no pipeline: pp above 1 is refused",
-        "virtual_stages": "it has no pipeline: pp above 1 is refused",
+        "pp_schedule": "it has no pipeline: pp above 1 is rejected",
+        "virtual_stages": "it has no pipeline: pp above 1 is rejected",
     }
     options = (
         *SHARED_OPTIONS,

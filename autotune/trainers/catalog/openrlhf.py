@@ -139,8 +139,8 @@ class OpenRlhf(PostTrainer):
         "offload=all": "its flags only offload the optimizer",
     }
     neutral: ClassVar = {
-        "pp_schedule": "it has no pipeline: pp above 1 is refused",
-        "virtual_stages": "it has no pipeline: pp above 1 is refused",
+        "pp_schedule": "it has no pipeline: pp above 1 is rejected",
+        "virtual_stages": "it has no pipeline: pp above 1 is rejected",
     }
     recognized_by = (PROGRAM,)
     defaults = DEFAULTS

@@ -1,7 +1,7 @@
 """The training loop of a `ray.train.torch.TorchTrainer` that a Python program holds, tuned by `autotune.ray.tune_torch_trainer`.
 
 A config reaches the loop in its `train_loop_config`, each knob under its own name, the study's own among them. Which of them the loop reads is the
-user's to know, so no value is refused. No file can hold a TorchTrainer, so no launch is written: the line `in_python` starts a config.
+user's to know, so no value is rejected. No file can hold a TorchTrainer, so no launch is written: the line `in_python` starts a config.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RayTrainTrainer(Trainer):
         return ()
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
-        """None is refused: the loop finds it in its config, as every knob."""
+        """None is rejected: the loop finds it in its config, as every knob."""
         return ""
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:

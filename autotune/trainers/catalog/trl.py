@@ -107,9 +107,9 @@ class Trl(PostTrainer):
     )
     cannot = NOT_SET
     neutral: ClassVar = {
-        "pp_schedule": "it has no pipeline: pp above 1 is refused",
-        "virtual_stages": "it has no pipeline: pp above 1 is refused",
-        "sequence_parallel": "it has no tensor parallelism: tp above 1 is refused",
+        "pp_schedule": "it has no pipeline: pp above 1 is rejected",
+        "virtual_stages": "it has no pipeline: pp above 1 is rejected",
+        "sequence_parallel": "it has no tensor parallelism: tp above 1 is rejected",
     }
     recognized_by = ("per_device_train_batch_size", "num_generations", "steps_per_generation", "max_completion_length")
     defaults = DEFAULTS

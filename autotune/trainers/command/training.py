@@ -39,7 +39,7 @@ def check_training(training: Mapping[str, Any], argv: Sequence[str], files: Mapp
         if key in files:
             if not (isinstance(value, Mapping) and isinstance(files[key], Mapping)):
                 raise SpecError(
-                    f"`training` changes keys of {key}, so it must hold keys and values, and `files` must have the content inline",
+                    f"`training` changes keys of {key}, so it must be a mapping of keys to values, and `files` must have the content inline",
                     field=where,
                 )
         elif key in NUMBERS:

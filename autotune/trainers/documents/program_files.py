@@ -47,7 +47,7 @@ def check_templates(templates: Mapping[str, Any], known: frozenset[str]) -> None
             )
         if not isinstance(template, Mapping):
             raise SpecError(
-                f"a template must hold keys and values here, but is {template!r:.80}",
+                f"a template must be a mapping of keys to values here, but is {template!r:.80}",
                 remedy="its path is only read if the spec is a file; otherwise give the contents inline",
                 field=where,
             )

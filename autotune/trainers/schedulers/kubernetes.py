@@ -79,7 +79,10 @@ class Kubernetes(Scheduler):
         """What must be set or be in the image."""
         missing = () if options["image"] else (f"replace {NO_IMAGE} in {MANIFEST}, or give the option image=NAME",)
         where = f" in {launch.cwd}" if launch.cwd not in ("", ".") else ""
-        return (*missing, f"the image must hold the program{where} and its libraries; only the launch files are sent")
+        return (
+            *missing,
+            f"the image must contain the program{where} and its libraries; only the launch files are sent",
+        )
 
 
 def _job(name: str, shape: JobShape, image: str, keys: Mapping[str, str]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def test_toml_is_read_as_it_was_written(document: dict[str, Any]) -> None:
     [
         ({"../a.json": {}}, "plain relative name"),
         ({"a.ini": {}}, "rendered as JSON, YAML or TOML"),
-        ({"a.json": "a.template.json"}, "must hold keys and values here"),
+        ({"a.json": "a.template.json"}, "must be a mapping of keys to values here"),
         ({"a.yaml": {"tp": {"tp": None}}}, "the placeholder {tp} has no quotes"),
         ({"a.json": {"x": ["{tpp}"]}}, "there is no placeholder {tpp}"),
         ({"a.json": {"x": "{"}}, "not valid text with placeholders"),
