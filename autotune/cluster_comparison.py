@@ -80,13 +80,13 @@ def clusters_of(asked: Sequence[str | ClusterSpec], num_gpus: int) -> tuple[Clus
     if not 1 <= len(found) <= MAX_CLUSTERS:
         raise SpecError(
             f"there must be 1 to {MAX_CLUSTERS} clusters to compare, but there are {len(found)}",
-            remedy="name them as h100-sxm-8x8, or just a GPU type: h200-sxm",
+            remedy="write them as h100-sxm-8x8, or just a GPU type: h200-sxm",
             field="clusters",
         )
     names = [cluster.name for cluster in found]
     for name in names:
         if names.count(name) > 1:
-            raise SpecError(f"{name} is named twice", remedy="name each cluster once", field="clusters")
+            raise SpecError(f"{name} is named twice", remedy="list each cluster once", field="clusters")
     return found
 
 

@@ -51,7 +51,7 @@ def never_printed(context: typer.Context, parameter: typer.CallbackParam, path: 
         field = parameter.opts[-1] if parameter.param_type_name == "option" else str(parameter.name)
         raise SpecError(
             f"{field} must be a file name; `-` (standard output) is not allowed here",
-            remedy="name a path",
+            remedy="specify a path",
             field=field,
         )
     return path

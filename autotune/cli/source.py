@@ -223,7 +223,7 @@ def in_folder(study: str, store: str | None, url: str | None, folder: Path | Non
     if not folder.is_dir():
         raise SpecError(
             f"there is no folder {folder}",
-            remedy="name the folder that `autotune tune SPEC --on slurm` wrote",
+            remedy="specify the folder that `autotune tune SPEC --on slurm` wrote",
             field="--in",
         )
     if not study:

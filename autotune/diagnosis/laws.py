@@ -140,7 +140,7 @@ _HINTED = {
     "communication_between_nodes": ("NCCL uses TCP between nodes, not InfiniBand or RoCE", "NCCL_DEBUG=INFO shows the network in use", "install and select the fast network (NCCL_IB_HCA, NCCL_NET), or ask for nodes with one"),
     "communication_inside_node": ("GPUs in a node cannot access each other's memory", "nvidia-smi topo -p2p r", "unset NCCL_P2P_DISABLE, or fix the PCIe access control settings"),
     "clocks": ("a GPU's clocks are throttled", "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER while it trains", "fix the cooling, or raise the power limit"),
-    "knob_without_effect": ("a requested setting has no effect", "look at this line and the lines around it in the log", "install what is missing, or request something available"),
+    "knob_without_effect": ("a requested setting has no effect", "look at this line and the lines around it in the log", "install what is missing, or use a setting that is available"),
 }  # fmt: skip
 
 

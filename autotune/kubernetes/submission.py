@@ -84,7 +84,7 @@ def check_asked(document: Mapping[str, Any]) -> None:
     if document.get("cluster") in ("local", "slurm"):
         raise SpecError(
             f"a Kubernetes job must request known nodes, but the cluster is {document['cluster']!r}",
-            remedy="name it, e.g. h100-sxm-2x8",
+            remedy="specify it, e.g. h100-sxm-2x8",
             field="cluster",
         )
 
@@ -112,7 +112,7 @@ def _check(study: Study, document: Mapping[str, Any], job: KubernetesDocument, *
     if secrets := secret_places(dict(document)):
         raise SpecError(
             f"the spec is stored in a ConfigMap, which others can read, but {', '.join(secrets)} looks like a secret",
-            remedy="write `from-environment` as its value, and name the secret with that variable in kubernetes.env_from",
+            remedy="write `from-environment` as its value, and list the secret with that variable in kubernetes.env_from",
             field="trainer.env",
         )
 

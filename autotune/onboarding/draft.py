@@ -188,7 +188,7 @@ def file_name(path: str) -> str:
     stem = path.rstrip("/").rsplit("/", 1)[-1].rsplit(".", 1)[0]
     found = name_of(stem)
     if not found:
-        raise SpecError(f"no study name can be derived from {path!r}", remedy="name a file", field="FILE")
+        raise SpecError(f"no study name can be derived from {path!r}", remedy="specify a file", field="FILE")
     return found
 
 

@@ -219,7 +219,7 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
     if name is None:
         raise SpecError(
             f"{path.name} is neither a Python script nor a configuration of {', '.join(importing_trainers())}",
-            remedy="give the script that trains or the command that reads the file (`autotune review -- COMMAND`), or name the trainer (`autotune import --from TRAINER FILE`)",
+            remedy="give the script that trains or the command that reads the file (`autotune review -- COMMAND`), or specify the trainer (`autotune import --from TRAINER FILE`)",
             field="FILE",
         )
     return _imported(present, name, path, model=model, cluster=cluster, folder=folder)

@@ -85,7 +85,7 @@ def import_draft(
     if reading.rl and "prompts" not in reading.rl and "dp" not in reading.knobs:
         raise SpecError(
             f"{path.name} does not give the number of GPUs, which determines its prompts per step",
-            remedy="name the cluster, such as --cluster h100-sxm-1x8, or give the command with --num_processes",
+            remedy="specify the cluster, such as --cluster h100-sxm-1x8, or give the command with --num_processes",
             field="--cluster",
         )
     fill_in: list[str] = []

@@ -122,7 +122,7 @@ def at_the_longest(
     if limits:
         said = " and ".join(f"every {key.partition('_')[0]} has {limit:,} tokens" for key, limit in limits.items())
         assumed.append(
-            f"{said}, which is the limit: an upper bound of time and memory; pass --log to read the lengths from a run's log"
+            f"{said}, which is the limit: an upper bound on time and memory; pass --log to read the lengths from a run's log"
         )
     if f"rollout.{SPEED}" in asked:
         rollout[SPEED] = NO_TIME

@@ -210,7 +210,7 @@ class AdoptingRunner(TrialRunner, Protocol):
     """A runner whose attempts outlive it for a while, so that the study's next runner can continue them."""
 
     def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
-        """Take over the `attempts` of this study's previous runner that still run, or whose end was not reported, and report all their events again.
+        """Take over the `attempts` of this study's previous runner that are still running, or whose end was not reported, and report all their events again.
         Its other processes are kept warm or ended."""
         ...
 

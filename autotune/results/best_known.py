@@ -66,7 +66,7 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
         found = past_studies(store, **names, limit=top)
         if found:
             return answer | found[0] | {"source": "measured", "configs": found}
-        hint = "; name a cluster to get a prediction" if asked.model else ""
+        hint = "; specify a cluster to get a prediction" if asked.model else ""
         if not asked.runner and past_studies(store, **(names | {"runner": SIMULATED}), limit=1):
             hint += f"; simulated results are shown only with runner {SIMULATED}"
         return answer | {"notes": ["nothing was measured" + hint]}

@@ -44,7 +44,7 @@ class Asked:
             raise SpecError(
                 "a ranking across studies by an objective needs one model and one cluster, but "
                 f"model={self.model!r} and cluster={self.cluster!r}",
-                remedy="name both, or a study",
+                remedy="specify both, or a study",
                 field="metric" if self.metric else "stability_weight",
             )
         for name in ("num_gpus", "seq_len", "global_batch_size"):

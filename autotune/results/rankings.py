@@ -183,7 +183,7 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
             if any(t.purpose is TrialPurpose.PROXY for t in result.measured)
             else "has no measured trial yet"
         )
-        raise NotFoundError(f"study {result.record.id} {why}", remedy="name a trial: autotune explain ID TRIAL")
+        raise NotFoundError(f"study {result.record.id} {why}", remedy="specify a trial: autotune explain ID TRIAL")
     trial = result.best if number is None else trial_of(result, number)
     assert trial is not None
     won = result.best is not None and trial.config == result.best.config

@@ -166,7 +166,7 @@ def _against_prediction(trial: Trial, m: Measurement) -> list[str]:
         return []
     predicted = float(trial.estimate.tokens_per_s)
     ratio = f"{m.tokens_per_s / predicted:.2f} times the predicted {predicted:,.0f}"
-    return [f"it reached {m.tokens_per_s:,.0f} tokens/s, {ratio}: the target's ranking is corrected with such ratios"]
+    return [f"it reached {m.tokens_per_s:,.0f} tokens/s, {ratio}. Such ratios correct the target's ranking"]
 
 
 def _compare(

@@ -92,7 +92,7 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
                 meaning="difference between the final loss and that of fp32", good=0.03, bad=0.15
             ),
             "outliers": ScoredValue(
-                meaning=f"share of steps more than {POINTWISE:.0%} away from fp32", good=0.1, bad=0.5
+                meaning=f"share of steps with a loss more than {POINTWISE:.0%} away from fp32's", good=0.1, bad=0.5
             ),
         },
     ),

@@ -45,7 +45,7 @@ def asked_job(asked: StudyDocument, at_hand: ClusterSpec) -> AskedJob:
     if meant.cluster in (LOCAL, SLURM):
         raise SpecError(
             f"a target is the large cluster you plan for, not this machine, but target.cluster={meant.cluster}",
-            remedy="name it, e.g. h100-sxm-32x8; what you have goes under `cluster`",
+            remedy="specify it, e.g. h100-sxm-32x8; what you have goes under `cluster`",
             field="target.cluster",
         )
     cluster = asked_cluster(meant.cluster, None, field="target.cluster")
@@ -72,7 +72,7 @@ def asked_cluster(
         if slurm_cluster is None:
             raise SpecError(
                 "the cluster 'slurm' means the nodes of a Slurm job, which cannot be inspected here",
-                remedy="name the cluster, e.g. h100-sxm-2x8",
+                remedy="specify the cluster, e.g. h100-sxm-2x8",
                 field=field,
             )
         return slurm_cluster()
@@ -81,7 +81,7 @@ def asked_cluster(
     if local_cluster is None:
         raise SpecError(
             "the cluster 'local' is this machine, which cannot be inspected here",
-            remedy="name the cluster, e.g. h100-sxm-1x8",
+            remedy="specify the cluster, e.g. h100-sxm-1x8",
             field=field,
         )
     return local_cluster()

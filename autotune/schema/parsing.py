@@ -371,7 +371,7 @@ def _post_training(
         if not isinstance(batch, int):
             raise SpecError(
                 f"sequences of unequal length need a single batch size, but global_batch_size={batch!r}",
-                remedy="name one",
+                remedy="specify one",
                 field="workload.global_batch_size",
             )
         found = fine_tuning_of(step.lengths, batch, trainer=trainer_name, base=base)

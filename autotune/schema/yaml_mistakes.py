@@ -21,7 +21,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"expected <block end>|expected the node content|expected <document start>",
-        "this does not fit the lines above",
+        "this does not match the lines above",
         "indent the keys of a mapping equally, and begin each list entry with `- `",
     ),
     (

@@ -275,7 +275,7 @@ def _files(trial: Trial) -> dict[str, str]:
 NAME: Final = "predicted_memory"
 """name under which Optuna stores the constraint"""
 FARTHEST: Final = 5.0
-"""bound of the constraint in both directions, in standard deviations; beyond it the probability is practically 0 or 1"""
+"""bound on the constraint in both directions, in standard deviations; beyond it the probability is practically 0 or 1"""
 
 
 class MemoryConstraint:

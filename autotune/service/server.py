@@ -186,7 +186,7 @@ def _check_tokens_exist(tokens: TokenStore, options: ServiceOptions, store: Stor
     if not any(token.is_valid_at(now) for token in tokens.list()):
         raise SpecError(
             f"a service with {asking} needs a token from every caller, but the store {store} has no valid token",
-            remedy=f"create one there first (autotune token create --owner NAME --scope admin), name the store of your tokens with --store or AUTOTUNE_STORE, or serve without {asking}",
+            remedy=f"create one there first (autotune token create --owner NAME --scope admin), use the store that has your tokens (--store or AUTOTUNE_STORE), or serve without {asking}",
             field=asking.split()[0],
         )
 
@@ -195,7 +195,9 @@ def _check_programs(options: ServiceOptions) -> None:
     """Raises `SpecError` for a program folder that does not exist, and for a user as whom this process can start nothing."""
     for root in options.program_roots:
         if not root.is_dir():
-            raise SpecError(f"there is no folder {str(root)!r}", remedy="name an existing one", field="--program-root")
+            raise SpecError(
+                f"there is no folder {str(root)!r}", remedy="specify an existing one", field="--program-root"
+            )
     if options.program_user:
         import pwd
 

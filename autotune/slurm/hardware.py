@@ -30,7 +30,7 @@ def slurm_cluster(*, spare_nodes: int = 0) -> ClusterSpec:
     if job is None:
         raise SpecError(
             "the cluster 'slurm' means the nodes of a Slurm job, but this process is not in one",
-            remedy="start it on the login node with `autotune tune SPEC --on slurm`, or in an allocation (salloc); or name the cluster, e.g. h100-sxm-2x8",
+            remedy="start it on the login node with `autotune tune SPEC --on slurm`, or in an allocation (salloc); or set `cluster`, e.g. h100-sxm-2x8",
             field="cluster",
         )
     if job.num_nodes <= spare_nodes:
@@ -80,7 +80,7 @@ def cluster_from(nodes: Sequence[Mapping[str, Any]], *, num_nodes: int) -> Clust
     if given := max(int(node["given_gpus"]) for node in nodes):
         raise SpecError(
             f"Slurm gives this job {given} GPUs on each node, but there is no CUDA driver to query",
-            remedy="name them: cluster: {gpu: NAME, num_nodes: N, gpus_per_node: G} (`autotune clusters` lists names)",
+            remedy="specify them: cluster: {gpu: NAME, num_nodes: N, gpus_per_node: G} (`autotune clusters` lists names)",
             field="cluster",
         )
     least = min(nodes, key=lambda node: int(node["memory_bytes"]))

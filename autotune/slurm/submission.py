@@ -49,7 +49,7 @@ def stand_in(job: SlurmDocument) -> ClusterSpec:
     if job.nodes is None or job.gpus_per_node is None:
         raise SpecError(
             "with `cluster: slurm` the number of nodes and GPUs must be set, because the login node cannot see them",
-            remedy="write slurm: {nodes: 2, gpus_per_node: 8} (0 GPUs for CPU nodes), or name the cluster, e.g. h100-sxm-2x8",
+            remedy="write slurm: {nodes: 2, gpus_per_node: 8} (0 GPUs for CPU nodes), or specify the cluster, e.g. h100-sxm-2x8",
             field="slurm.nodes",
         )
     if job.gpus_per_node:

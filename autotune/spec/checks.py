@@ -14,7 +14,7 @@ from autotune.spec.texts.usual_names import meant_by
 Member = TypeVar("Member", bound=StrEnum)
 
 MAX_COUNT = 1 << 40
-"""upper bound of counts, to catch typos"""
+"""upper bound on counts, to catch typos"""
 LONGEST_NAME = 60
 """maximum length of a word that is looked up among names, in characters"""
 NEAR, NEAR_SHORT = 0.7, 0.6
@@ -32,7 +32,7 @@ def positive_int(name: str, value: object, *, at_most: int = MAX_COUNT, least: i
 
 
 def positive(name: str, value: object, *, zero: bool = False) -> float:
-    """`value` as a finite float above zero, or at zero if `zero` is set."""
+    """`value` as a finite float above zero, or zero if `zero` is set."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise SpecError(f"{name} must be a finite number, but is {value!r}", field=name)
     if value < 0 or (value == 0 and not zero):

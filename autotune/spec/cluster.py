@@ -74,7 +74,7 @@ class GpuSpec:
         figure("host_bytes_per_s", self.host_bytes_per_s)
         _checked_fabric("usual_fabric", self.usual_fabric)
         if not self.peak_flops_per_s:
-            raise SpecError("peak_flops_per_s must name at least one precision", field="peak_flops_per_s")
+            raise SpecError("peak_flops_per_s must contain at least one precision", field="peak_flops_per_s")
         for name, rates in (
             ("peak_flops_per_s", self.peak_flops_per_s),
             ("measured_flops_per_s", self.measured_flops_per_s),
@@ -97,7 +97,7 @@ class GpuSpec:
                 )
 
     def ceiling_flops_per_s(self, precision: str) -> float:
-        """Upper bound of a matmul's rate in this precision: the largest measured rate, or else the datasheet's peak. The GPU must have the precision.
+        """Upper bound on a matmul's rate in this precision: the largest measured rate, or else the datasheet's peak. The GPU must have the precision.
 
         fp16 and bf16 run at one rate, and so do fp8 and mxfp8: if only one of the two was measured, it is the ceiling of both.
         """

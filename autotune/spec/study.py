@@ -228,7 +228,7 @@ def _check_no_baseline(baseline: ParallelConfig | None) -> None:
     if baseline is not None:
         raise SpecError(
             f"proxies are different jobs and are never compared with a baseline, but baseline={baseline}",
-            remedy="leave `baseline` out, or name the config under `enqueue` so that its proxy runs first; a study on the target itself takes a baseline",
+            remedy="leave `baseline` out, or put the config under `enqueue` so that its proxy runs first; a study on the target itself takes a baseline",
             field="baseline",
         )
 
@@ -245,7 +245,7 @@ def _check_target(target: ClusterSpec, at_hand: ClusterSpec, objective: Objectiv
     if target.num_gpus <= at_hand.num_gpus:
         raise SpecError(
             f"a target must have more GPUs than the cluster that runs the trials, but {target.name} has {target.num_gpus:,} and {at_hand.name} has {at_hand.num_gpus:,}",
-            remedy="name under `target` the cluster that the job will run on, and under `cluster` the one that runs the trials; or leave `target` out",
+            remedy="set `target` to the cluster that the job will run on, and `cluster` to the one that runs the trials; or leave `target` out",
             field="target.cluster",
         )
     if objective.metric != "throughput":

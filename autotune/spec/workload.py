@@ -73,8 +73,7 @@ class Workload(Plain):
     pure_bf16: bool = False
     """whether the program keeps weights, gradients and moments in bf16, and nothing in fp32 (weights loaded and trained in bf16; Lightning's bf16-true)"""
     unfused_attention: bool = False
-    """whether the program's attention stores the score matrix (eager attention of transformers, Megatron-LM before FlashAttention), as FlashAttention (arXiv
-    2205.14135) and torch's scaled_dot_product_attention never do"""
+    """whether the program's attention stores the score matrix (eager attention of transformers, Megatron-LM before FlashAttention). FlashAttention (arXiv 2205.14135) and torch's scaled_dot_product_attention never store it"""
     attention_kernel: str = ""
     """if the program's user chooses it: one of `ATTENTION_KERNELS`, which differ by up to 1.8 times over long sequences on Hopper. Empty: the trainer's own, or unknown"""
     loop: str = ""
@@ -95,7 +94,7 @@ class Workload(Plain):
             object.__setattr__(self, "global_batch_size", tuple(self.global_batch_size))
         sizes = self.global_batch_size if isinstance(self.global_batch_size, tuple) else (self.global_batch_size,)
         if not sizes:
-            raise SpecError("global_batch_size must name at least one size", field="global_batch_size")
+            raise SpecError("global_batch_size must contain at least one size", field="global_batch_size")
         for size in sizes:
             positive_int("global_batch_size", size, at_most=1 << 30)
         if isinstance(self.global_batch_size, tuple):

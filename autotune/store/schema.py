@@ -66,7 +66,7 @@ def version(connection: Connection) -> str | None:
     if "studies" in tables or (tables and connection.dialect.name == "sqlite"):
         raise StoreCorruptError(
             f"this database is not an autotune store: it has the tables {', '.join(sorted(tables)[:5])}",
-            remedy="name another file or database",
+            remedy="use another file or database",
         )
     return None
 
@@ -106,18 +106,18 @@ def back_up(source: Path, target: Path) -> None:
 
 def _make_folder(database: Database, path: Path) -> None:
     if path.is_dir():
-        raise SpecError(f"a store must be a file, but {path} is a folder", remedy="name a file in it")
+        raise SpecError(f"a store must be a file, but {path} is a folder", remedy="specify a file in it")
     if (mount := shared_mount(path)) is not None:
         raise SpecError(
             f"an SQLite store must be on a local disk, but {path} is on {mount.folder}, which is {mount.kind}: locks may not work across machines, and the file would be corrupted",
-            remedy="name a file on a local disk (--store /var/tmp/autotune.db, or AUTOTUNE_STORE), or PostgreSQL for several machines "
+            remedy="specify a file on a local disk (--store /var/tmp/autotune.db, or AUTOTUNE_STORE), or PostgreSQL for several machines "
             "(postgresql://user@host/database), or tune with --in FOLDER, which keeps complete copies there; to keep the existing results, copy the file while nothing uses it",
             field="store",
         )
     folder = path.parent
     if folder != data_folder() and not folder.exists():  # a mistyped path should not create folders
         raise StoreUnavailableError(
-            f"the folder {folder} of the store {path.name} does not exist", remedy="create it, or name another store"
+            f"the folder {folder} of the store {path.name} does not exist", remedy="create it, or use another store"
         )
     with diagnosed(database.location):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -136,5 +136,5 @@ def refuse_unknown(database: Database, found: str | None) -> None:
         return
     raise StoreVersionError(
         f"the store {database.location} has version {found}, but this release reads up to {HEAD}",
-        remedy="upgrade autotune, or name another store",
+        remedy="upgrade autotune, or use another store",
     )

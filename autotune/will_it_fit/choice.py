@@ -24,7 +24,7 @@ def configs_of(
         if isinstance(asked, Workload):
             raise SpecError(
                 "a workload has no search space, and no configs are given",
-                remedy="name configs, or pass a study",
+                remedy="specify configs, or pass a study",
                 field="configs",
             )
         found = plan(space or SearchSpace.of_study(asked), calibration=calibration, top=top)

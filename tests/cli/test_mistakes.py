@@ -78,7 +78,7 @@ def test_a_mistake_in_a_spec(run, tmp_path, old: str, new: str, place: str, word
         ("best --num-gpus 0", ["'--num-gpus': must be greater than or equal to 1"]),
         ("plan", ["needs a spec, or --model, --cluster", "e.g. autotune plan --model"]),
         ("status nothing", ["there is no study with the id or name 'nothing'", "`autotune list`"]),
-        ("list --store /no/where.db", ["the folder /no of the store", "create it, or name another store"]),
+        ("list --store /no/where.db", ["the folder /no of the store", "create it, or use another store"]),
         ("list --store mysql://x/y", ["must be SQLite or PostgreSQL", "but is mysql"]),
         ("list --url http://[::1", ["must be http://HOST:PORT", "'http://[::1'", "AUTOTUNE_URL"]),
         ("list --url http://localhost:86oo", ["must be http://HOST:PORT", "86oo"]),

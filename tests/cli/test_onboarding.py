@@ -23,7 +23,7 @@ def test_it_overwrites_with_force_alone(run: Callable[..., Any], tmp_path: Path)
     (tmp_path / "study.yaml").write_text("mine")
     refused = run("import", "--from", "deepspeed", "ds.json", "-o", "study.yaml")
     assert refused.code == 2
-    assert "study.yaml exists; name another file with -o, or replace it with --force" in refused.err
+    assert "study.yaml exists; choose another file with -o, or replace it with --force" in refused.err
     assert (tmp_path / "study.yaml").read_text() == "mine"
     assert run("import", "--from", "deepspeed", "ds.json", "-o", "study.yaml", "--force").code == 0
     assert (

@@ -56,7 +56,7 @@ def test_commands_with_files_that_are_never_printed_are_found() -> None:
 @pytest.mark.parametrize(("name", "parameter"), WRITTEN, ids=[name for name, _ in WRITTEN])
 def test_a_dash_is_refused_where_nothing_is_printed(name: str, parameter: Any) -> None:
     context = click.Context(click.Command(name))
-    with pytest.raises(SpecError, match="name a path"):
+    with pytest.raises(SpecError, match="specify a path"):
         parameter.process_value(context, "-")
     assert parameter.process_value(context, "x.html") == Path("x.html")
 
@@ -93,7 +93,7 @@ def test_what_cannot_be_printed_refuses_a_dash(run, write, tmp_path: Path, monke
         done = run(*line, "--json")
         assert done.code == 2, (line, done.err)
         assert done.document["error"]["field"] == field
-        assert "name a path" in done.err
+        assert "specify a path" in done.err
     assert set(tmp_path.iterdir()) == before
 
 

@@ -131,7 +131,7 @@ def test_what_nobody_knows_is_said(tuned: SqlStore) -> None:
     for asked, words in (
         ({"model": "llama-9b"}, "llama-8b"),
         ({"model": "gpt2-xl", "cluster": "h100-1x8"}, "GPU"),
-        ({"model": "gpt2-xl", "cluster": ""}, "name a cluster"),
+        ({"model": "gpt2-xl", "cluster": ""}, "specify a cluster"),
     ):
         found = ask(tuned, **asked)
         assert (found["source"], found["best"]) == ("none", None)

@@ -54,7 +54,7 @@ def best(
             "--days",
             min=0.0,
             max=36_500.0,
-            help="Across studies: only measurements of the last DAYS days.",
+            help="Across studies: only measurements from the last DAYS days.",
             metavar="DAYS",
         ),
     ] = None,

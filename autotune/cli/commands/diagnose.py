@@ -66,7 +66,7 @@ def _of_log(spec: str, log: Path, store: str | None) -> Diagnosis:
     if found.study is None:
         raise SpecError(
             f"{spec} lacks what is needed to read its log: {'; '.join(str(missing) for missing in found.missing)}",
-            remedy="name a spec (`autotune init` drafts one)",
+            remedy="give a spec (`autotune init` drafts one)",
             field="SPEC",
         )
     return diagnosis_of_log(_text(log), found.study, found.estimate)
@@ -83,7 +83,7 @@ def _of_stored(source: Source, asked: str, number: int | None) -> tuple[str, Dia
     if asked.endswith((".yaml", ".yml", ".json", ".sh", ".py")) and Path(asked).is_file():
         raise SpecError(
             f"{asked} is a file, not a study or an observed run",
-            remedy=f"add its log: `autotune diagnose --log FILE {asked}`; or name a study",
+            remedy=f"add its log: `autotune diagnose --log FILE {asked}`; or specify a study",
             field="STUDY",
         )
     found = _trial(source, asked, number)

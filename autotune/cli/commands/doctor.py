@@ -255,7 +255,7 @@ def _disk(url: str | None) -> Check:
         name="disk",
         status=status,
         detail=f"{free / 2**30:.1f} GiB free at {folder}",
-        remedy="free some space, or name a store on another disk with --store",
+        remedy="free some space, or use a store on another disk (--store)",
     )
 
 

@@ -172,7 +172,7 @@ def report(
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SpecError(
-            f"{output} cannot be written: {error.strerror}", remedy="name another file with -o", field="--output"
+            f"{output} cannot be written: {error.strerror}", remedy="choose another file with -o", field="--output"
         ) from None
     if json:
         emit({"wrote": str(output)})

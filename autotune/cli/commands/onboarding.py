@@ -238,11 +238,11 @@ def _write(draft: Draft, output: Path, *, force: bool) -> None:
         raise _exists(output) from None
     except OSError as error:
         raise SpecError(
-            f"{output} cannot be written: {error.strerror}", remedy="name another file with -o", field="--output"
+            f"{output} cannot be written: {error.strerror}", remedy="choose another file with -o", field="--output"
         ) from None
 
 
 def _exists(output: Path) -> Exception:
     return SpecError(
-        f"{output} exists", remedy="name another file with -o, or replace it with --force", field="--output"
+        f"{output} exists", remedy="choose another file with -o, or replace it with --force", field="--output"
     )

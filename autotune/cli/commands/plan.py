@@ -261,7 +261,7 @@ def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
     if unknown := blind_words(name for row in proxies if row["proxy"] for name in row["proxy"]["blind"]):
         out.print(f"proxies cannot show: {', '.join(unknown)}")
     first = ParallelConfig.from_dict(findings["configs"][0]["config"])
-    counted = ". The ranking includes the risk of failures, network stalls and earlier studies"
+    counted = ". The ranking accounts for earlier studies and for the risk of failures and network stalls"
     out.print(
         f"ranked first before any proxy ran: {config_label(first)}{'' if first == found.rows[0].config else counted}. {statement_sentence(findings)}"
     )

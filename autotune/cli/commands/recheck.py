@@ -75,7 +75,7 @@ def recheck(
     from autotune.trainers.documents.file_formats import to_yaml
 
     if output is not None and output.exists():
-        raise SpecError(f"{output} already exists", remedy="name another file with -o", field="-o")
+        raise SpecError(f"{output} already exists", remedy="choose another file with -o", field="-o")
     with closing(api.open_store(store)) as database:
         record, found = recheck_study(database, study, rounds=rounds, max_slowdown=max_slowdown, say=note)
     if junit is not None:

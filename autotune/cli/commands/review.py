@@ -189,14 +189,14 @@ def _write(found: Review, file: Path) -> None:
     if not changed:
         raise SpecError("there is no edit to write", remedy="see the review without --write", field="--write")
     if file.exists():
-        raise SpecError(f"{file} exists", remedy="name another file", field="--write")
+        raise SpecError(f"{file} exists", remedy="choose another file", field="--write")
     for name, text in changed.items():
         path = file if len(changed) == 1 else file.with_name(f"{file.stem}-{Path(name).name}")
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise SpecError(
-                f"{path} cannot be written: {error.strerror}", remedy="name another file", field="--write"
+                f"{path} cannot be written: {error.strerror}", remedy="choose another file", field="--write"
             ) from None
         note(f"wrote {path}: {name} with its edits")
 

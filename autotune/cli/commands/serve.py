@@ -200,7 +200,7 @@ def list_tokens(store: StoreOption = None, json: JsonOption = False) -> None:
         emit({"tokens": found})
         return
     if not found:
-        note("this store has no tokens; name another with --store")
+        note("this store has no tokens; use another one with --store")
         return
     names = ("id", "owner", "scope", "created_at", "expires_at", "revoked_at")
     rows = [[str(token[name] or "")[:19].replace("T", " ") for name in names] for token in found]

@@ -177,5 +177,5 @@ def _refuse_missing(location: StoreLocation) -> None:
     if location.path is not None and not location.path.exists():
         raise NotFoundError(
             f"there is no store at {location}",
-            remedy="name an existing one with --store or AUTOTUNE_STORE, or restore it with `autotune store restore FILE`",
+            remedy="specify an existing one with --store or AUTOTUNE_STORE, or restore it with `autotune store restore FILE`",
         )

@@ -71,7 +71,7 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
     started = script.started
     reasons = {
         "torchrun": "it expects torchrun's environment",
-        "accelerate": "it imports accelerate; for CPU ranks name their cluster: autotune init --cluster cpu-1x2",
+        "accelerate": "it imports accelerate; for CPU ranks set the cluster: autotune init --cluster cpu-1x2",
         "deepspeed": "it reads --local_rank, which DeepSpeed's launcher sets",
         "python": "",
     }

@@ -391,7 +391,9 @@ def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
         return f"autotune does not understand {', '.join(dict.fromkeys(found.unclear))}"
     if found.undecided:
         named = " and ".join(f"{option.shown} ({option.place})" for option in found.undecided)
-        return f"the default of {named} depends on the machine: give the value in the launch, or name the cluster (--cluster)"
+        return (
+            f"the default of {named} depends on the machine: give the value in the launch, or the cluster (--cluster)"
+        )
     if "precision" in found.used and found.used["precision"][1].default is None:
         option = found.used["precision"][0]
         return f"the number format is unknown: {option.shown} ({option.place}) is not given and has no default"
@@ -597,5 +599,5 @@ def _how_to_be_told(found: OptionMatches) -> str:
     settled = f": it sets {', '.join(named[:6])} itself" if named else ""
     return (
         f"nothing can be tuned yet{settled}. If it reads a settings file, give `autotune init` the shell script that starts it. "
-        "Otherwise make it read such values from its command line, from a JSON, YAML or TOML file (`files:`), or from the environment (`env:`), and name them in argv"
+        "Otherwise make it read such values from its command line, from a JSON, YAML or TOML file (`files:`), or from the environment (`env:`), and list them in argv"
     )

@@ -61,7 +61,7 @@ def feasible_map(source: FigureSource) -> Figure | None:
         shows=f"The {total:,} valid {'config' if total == 1 else 'configs'} by {down} and {across}: tokens per second of the best config in each cell, over all other knobs.",
         how_to_read="Cells that contrast more with the page are faster. "
         + ("Solid frame: measured. Dashed frame: only predicted. " if has_trials else "All speeds are predicted. ")
-        + "Hatched: every config runs out of memory. Empty places have no valid config."
+        + "Hatched: every config runs out of memory. Empty cells have no valid config."
         + (" A fast dashed cell has not been tried yet." if has_trials else ""),
         svg=tiles(
             drawn,

@@ -64,7 +64,7 @@ SPEC_BODY: dict[str, Any] = {
 
 
 MAX_TRIAL = 10**9
-"""upper bound of trial numbers"""
+"""upper bound on trial numbers"""
 
 
 class Metric(StrEnum):

@@ -36,7 +36,7 @@ _SQLITE_REMEDIES = {
 }
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 """classes of SQLite's errors that mean a damaged file"""
-_DAMAGED_REMEDY = "restore a backup (FILE.*.backup, or one made by `autotune store backup`) with `autotune store restore`, or name another file"
+_DAMAGED_REMEDY = "restore a backup (FILE.*.backup, or one made by `autotune store backup`) with `autotune store restore`, or use another file"
 
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -127,7 +127,7 @@ def writing(target: Path, field: str) -> Iterator[None]:
                 message, remedy="check the disk's space, quota and health, then try again"
             ) from error
         raise SpecError(
-            message, remedy="name another location, in an existing folder writable for this user", field=field
+            message, remedy="use another location, in an existing folder writable for this user", field=field
         ) from error
 
 

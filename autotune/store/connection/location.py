@@ -72,7 +72,9 @@ def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLoc
         return StoreLocation(url=URL.create("sqlite+pysqlite", database=str(path)), path=path)
     if backend == "postgresql" and driver in ("", "psycopg"):
         if not url.database:
-            raise SpecError("the address of a PostgreSQL store must name a database", remedy=REMEDY, field="store")
+            raise SpecError(
+                "the address of a PostgreSQL store must contain a database name", remedy=REMEDY, field="store"
+            )
         return StoreLocation(url=url.set(drivername="postgresql+psycopg"))
     raise SpecError(
         f"a store must be SQLite or PostgreSQL (psycopg), but is {url.drivername}", remedy=REMEDY, field="store"

@@ -35,7 +35,7 @@ def backup(store: SqlStore, target: str | os.PathLike[str]) -> Path:
     location = store.database.location
     if target.exists():
         raise SpecError(
-            f"a backup never overwrites a file, but {target} exists", remedy="name another file", field="target"
+            f"a backup never overwrites a file, but {target} exists", remedy="use another file", field="target"
         )
     with diagnosed(location), writing(target, "target"):
         if location.path is not None:

@@ -71,9 +71,11 @@ def restore(location: StoreLocation, backup: Path) -> Restored:
         )
     backup = backup.expanduser().absolute()
     if not backup.is_file():
-        raise NotFoundError(f"there is no backup at {backup}", remedy="name a file written by `autotune store backup`")
+        raise NotFoundError(
+            f"there is no backup at {backup}", remedy="specify a file written by `autotune store backup`"
+        )
     if path.exists() and path.samefile(backup):
-        raise SpecError("a store cannot be restored from itself", remedy="name the backup", field="file")
+        raise SpecError("a store cannot be restored from itself", remedy="specify the backup", field="file")
     with diagnosed(location):
         version, num_studies, num_trials = _checked(backup)
         part = path.with_name(path.name + ".part")
@@ -130,7 +132,7 @@ def _checked(backup: Path) -> tuple[str, int, int]:
             if not (found.isdigit() and found <= schema.HEAD):
                 raise StoreVersionError(
                     f"the backup {backup} has version {found}, but this release reads up to {schema.HEAD}",
-                    remedy="upgrade autotune, or name another backup",
+                    remedy="upgrade autotune, or use another backup",
                 )
             if found >= CHECKSUMS_SINCE and (changed := _changed_rows(connection)):
                 raise StoreCorruptError(

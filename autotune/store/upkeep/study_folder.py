@@ -236,7 +236,7 @@ def opened_copy(folder: Path) -> Iterator[SqlStore]:
         except OSError:
             raise NotFoundError(
                 f"there are no results in {folder} yet",
-                remedy="wait until its job has begun (`squeue --me`), or name another folder",
+                remedy="wait until its job has begun (`squeue --me`), or use another folder",
             ) from None
         with contextlib.closing(open_store(path)) as store:
             yield store

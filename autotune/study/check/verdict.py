@@ -44,7 +44,7 @@ _REMEDIES = (
     ),
     (
         r"Unable to find address for|Unable to find interface|no socket interface found|[Nn]o interface found",
-        "name one of the node's network interfaces: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, in trainer.env or for single nodes in runner.node_env",
+        "choose one of the node's network interfaces: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, in trainer.env or for single nodes in runner.node_env",
     ),
     # torchrun says of OMP_NUM_THREADS on every start that it sets this "environment variable for each process"
     (r"KeyError: '[A-Z][A-Z0-9_]+'|environment variable(?! for each process)", "set the variable under trainer.env"),
@@ -79,7 +79,7 @@ def verdict_of(check: ProgramCheck) -> Verdict:
         return Verdict(
             ready=False,
             message=_failed("the program starts, but the baseline runs out of memory", failure),
-            remedy="name a config that fits as `baseline`",
+            remedy="set `baseline` to a config that fits",
         )
     if check.step_times_s:
         return _after_steps(check, failure)

@@ -322,7 +322,7 @@ class Trainer(ABC):
         figures = figures_of(workload.model)
         if figures is None:
             yield (
-                "the model is given only by its shape, so rotary base, norm epsilon and similar values are the trainer's defaults; name the model's config.json in the spec to carry over its own"
+                "the model is given only by its shape, so rotary base, norm epsilon and similar values are the trainer's defaults; set the model's config.json in the spec to carry over its own"
             )
             return
         if not (self.reads_config_json or self.knows(figures.family)):

@@ -74,7 +74,7 @@ class AccelerateTrainer(Trainer):
                         getattr(c, knob) > 1 and not options["script"],
                         knob,
                         unplanned,
-                        remedy=f"name your own program with the option script, or use {knob}=1",
+                        remedy=f"set your own program with the option script, or use {knob}=1",
                     )
                     for knob in ("tp", "cp")
                 ),

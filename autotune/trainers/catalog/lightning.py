@@ -124,7 +124,7 @@ class LightningTrainer(Trainer):
                     c.tp > 1 and not options["script"],
                     "tp",
                     "needs a program whose configure_model shards the model",
-                    remedy="name your own program with the option script, or use tp=1",
+                    remedy="set your own program with the option script, or use tp=1",
                 ),
                 Rule(
                     c.tp > 1 and c.dp > 1 and c.zero_stage != 3,

@@ -108,7 +108,7 @@ class MegatronBridgeTrainer(Trainer):
         else:
             command += ("--model", "model/config.json")
             files["model/config.json"] = to_json(hf_config(workload.model, workload.seq_len))
-            notes.append("it trains on mock data; name a recipe, or set `dataset` in the option settings")
+            notes.append("it trains on mock data; set a recipe, or set `dataset` in the option settings")
         connections = c.zero_stage < 2 and c.tp * c.cp > 1 and not c.ep_overlap  # the overlap runs several streams
         env = {
             **tf32_environment(c.precision),
@@ -139,7 +139,7 @@ def _model_limits(model: ModelSpec, c: ParallelConfig) -> tuple[Limit, ...]:
         return (Limit(knob="model.gated_mlp", value=False, message=message, remedy="use megatron, which trains it"),)
     if figures is None and model.num_experts:
         message = "Megatron-Bridge has no bridge for Mixtral"
-        remedy = "name the config.json of a supported family with experts, or use megatron"
+        remedy = "use the config.json of a supported family with experts, or use megatron"
         found = {"model.num_experts": model.num_experts}
         knobs = ("ep", "dispatcher", "ep_overlap")
         found |= {name: getattr(c, name) for name in knobs if getattr(c, name) != KNOBS[name].default}

@@ -195,7 +195,7 @@ class Verl(PostTrainer):
             if rl.critic != workload.model and f"{CRITIC}.model.path" not in dotted(options[SETTINGS.name]):
                 raise ExportError(
                     "the critic's model differs from the policy's, but its weights are not given",
-                    remedy="name them in the trainer's settings: {critic: {model: {path: ...}}}",
+                    remedy="specify them in the trainer's settings: {critic: {model: {path: ...}}}",
                     field="settings",
                 )
             found[f"{CRITIC}.model.path"] = options["model"]

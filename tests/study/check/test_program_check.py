@@ -178,7 +178,7 @@ def test_a_trainer_that_takes_no_patterns_is_named_another_way() -> None:
         ([log("hello"), failed(FailureKind.HANG, "no first step")], "none of the 1 lines that the program printed belongs to a step: no first step", True),
         ([log("hello"), failed(FailureKind.METRICS_MISSING)], "print one JSON object per step", True),
         ([steps(2), failed(FailureKind.METRICS_MISSING)], "only 2 steps, and a trial must measure at least 7", True),
-        ([failed(FailureKind.OUT_OF_MEMORY)], "name a config that fits as `baseline`", False),
+        ([failed(FailureKind.OUT_OF_MEMORY)], "set `baseline` to a config that fits", False),
         ([steps(2), failed(FailureKind.OUT_OF_MEMORY)], "the baseline runs out of memory", False),
         ([steps(2), failed(FailureKind.DIVERGED, "loss nan")], "failed after 2 steps: loss nan", False),
         ([steps(2), failed(FailureKind.HANG)], "failed after 2 steps", False),
@@ -239,7 +239,7 @@ def test_what_torchrun_prints_of_a_failure_is_neither_a_pattern_nor_a_variable_t
     failure = failed(FailureKind.ERROR, message, log_tail=(banner, trailer))
     found = check(PlayedLog(log(banner, trailer), failure))
     assert not found.proposal
-    assert "name one of the node's network interfaces" in verdict_of(found).remedy
+    assert "choose one of the node's network interfaces" in verdict_of(found).remedy
     other = check(PlayedLog(log(banner, trailer), failed(FailureKind.ERROR, "it crashed", log_tail=(banner, trailer))))
     assert verdict_of(other).remedy == "see the last lines of its log"
     missing = failed(FailureKind.ERROR, "rank 0 raised KeyError: 'WANDB_PROJECT'", log_tail=(banner,))

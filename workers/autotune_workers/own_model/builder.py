@@ -69,7 +69,7 @@ def find_builder(code: ModelCode) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except Exception as error:
         own = isinstance(error, ModuleNotFoundError) and error.name and module_name.startswith(error.name)
-        remedy = f"put it into {folder}, install it, or name its folder under `model.folder`"
+        remedy = f"put it into {folder}, install it, or set its folder under `model.folder`"
         if not own and isinstance(error, ModuleNotFoundError):
             remedy = f"install {error.name} where the ranks run"
         elif not own:
@@ -84,12 +84,12 @@ def find_builder(code: ModelCode) -> Callable[..., Any]:
     except AttributeError:
         where = getattr(module, "__file__", module_name)
         raise ConfigError(
-            f"{where} has no {path!r}", remedy="name the function that builds the model", field="model.module"
+            f"{where} has no {path!r}", remedy="specify the function that builds the model", field="model.module"
         ) from None
     if isinstance(function, nn.Module) or not callable(function):
         raise ConfigError(
             f"{code.module} must be a function that builds the model, but is a {type(function).__name__}",
-            remedy="name a function without required arguments, or give them under `model.args`",
+            remedy="specify a function without required arguments, or give them under `model.args`",
             field="model.module",
         )
     return function

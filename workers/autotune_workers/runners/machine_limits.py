@@ -156,7 +156,7 @@ def check_environment(name: str, launch: Launch) -> None:
     if not find_executable(launch):
         raise RunnerError(
             f"the trainer {name} starts {launch.argv[0]!r} with the Python of {launch.python!r}, but {launch.programs_folder} has no such program",
-            remedy="install it there, name another environment with trainer.python, or name the program by its path",
+            remedy="install it there, set trainer.python to another environment, or give the program's path",
             field="trainer.python",
         )
 

@@ -44,7 +44,7 @@ class SlurmRunner(ProgramRunner):
         if study.trainer == NATIVE:
             raise RunnerError(
                 "the runner 'slurm' starts programs, but the trainer 'native' trains in autotune's own processes",
-                remedy="write runner: ray, which starts Ray on the job's nodes; or name the trainer that starts your program",
+                remedy="write runner: ray, which starts Ray on the job's nodes; or use the trainer that starts your program",
                 field="runner",
             )
         refuse_python_line(study)

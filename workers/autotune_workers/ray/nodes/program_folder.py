@@ -53,7 +53,7 @@ def pack(folder: str | Path, *, limit_bytes: int) -> PackedFolder:
     except OSError as error:
         raise RunnerError(
             f"the folder {root} cannot be sent: {error}",
-            remedy=f"make it readable, or name it in {root / IGNORE_FILES[1]}",
+            remedy=f"make it readable, or list it in {root / IGNORE_FILES[1]}",
             field="trainer.working_dir",
         ) from None
 

@@ -330,7 +330,7 @@ def _style(name: str, module: nn.Module, style: Any) -> Any:
     if not isinstance(module, wanted):
         raise ConfigError(
             f"the style {style!r} cuts a {wanted.__name__}, but {name} is a {type(module).__name__}",
-            remedy="name its projections in the plan, or give your own torch ParallelStyle",
+            remedy="specify its projections in the plan, or give your own torch ParallelStyle",
             field="model.tp_plan",
         )
     if style in ("embedding_rowwise", *WHOLE_INPUT):
