@@ -81,7 +81,7 @@ def readings_of_memory(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             cause="memory",
             what="memory is tight: the GPU's allocator had to retry",
-            evidence=(f"{evidence.alloc_retries:g} retries on the fullest rank",),
+            evidence=(f"{evidence.alloc_retries:g} retries on the rank with the highest peak",),
             confirm="run with a smaller micro-batch: the time per sequence should drop",
             change="a smaller micro-batch or recomputation, or PYTORCH_ALLOC_CONF=expandable_segments:True",
             knob="micro_batch_size",

@@ -5,7 +5,7 @@
     study_tools.py       studies and results of a store or a service; submitting and steering through a service
     tool_answers.py      what the tools return: small frozen values, whose schemas the SDK publishes
 
-Specs come from agents, so they are read as a service reads them: paths and code of models are refused. Only a service is asked to run anything, and what the
+Specs come from agents, so they are read as a service reads them: paths and code of models are rejected. Only a service is asked to run anything, and what the
 caller may do there is decided by its token. Nothing but protocol messages is written to standard output.
 """
 

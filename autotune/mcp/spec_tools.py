@@ -34,7 +34,7 @@ Spec = Annotated[
     dict[str, Any],
     Field(
         description='Study spec as an object, e.g. {"model": "gpt2-medium", "cluster": "h100-sxm-1x8", "workload": {"seq_len": 1024, '
-        '"global_batch_size": 512}, "space": "dense-single-node", "trainer": "native"}. Paths and code are refused.'
+        '"global_batch_size": 512}, "space": "dense-single-node", "trainer": "native"}. Paths and code are rejected.'
     ),
 ]
 Top = Annotated[int, Field(ge=1, le=100, description="Number of configs to return.")]

@@ -61,9 +61,9 @@ class CheckedConfig(ToolAnswer):
     memory_bytes: float
     """capacity of one GPU"""
     time_parts_s: Mapping[str, float] = Field(default_factory=dict)
-    """the parts of the predicted step time, without those at zero"""
+    """nonzero parts of the predicted step time"""
     memory_parts_bytes: Mapping[str, float] = Field(default_factory=dict)
-    """the parts of the predicted memory peak, without those at zero"""
+    """nonzero parts of the predicted memory peak"""
     source: str = ""
     """where the cost model's constants come from"""
 
@@ -160,7 +160,7 @@ class TrialRow(ToolAnswer):
     step_time_s: float | None
     """measured, median"""
     peak_memory_bytes: float | None
-    """measured on the fullest rank"""
+    """highest measured peak of any rank"""
     predicted_tokens_per_s: float | None
     """predicted when the trial was proposed"""
     failure: str
@@ -339,6 +339,6 @@ def rounded(value: Any) -> float:
 
 
 def parts(estimate_parts: Mapping[str, Any]) -> dict[str, float]:
-    """Parts above zero, largest first."""
+    """Nonzero parts, largest first."""
     ordered = sorted(estimate_parts.items(), key=lambda item: -float(item[1]))
     return {name: rounded(value) for name, value in ordered if float(value) > 0}

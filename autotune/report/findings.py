@@ -93,7 +93,7 @@ def _memory(baseline: Trial, best: Trial) -> str:
     a, b = baseline.peak_memory_bytes, best.peak_memory_bytes
     if not a or not b:
         return ""
-    return f"Peak memory of the fullest rank: {format_bytes(b)} against {format_bytes(a)}."
+    return f"Highest peak memory of any rank: {format_bytes(b)} against {format_bytes(a)}."
 
 
 def prediction_errors(trials: Sequence[Trial]) -> dict[str, float]:

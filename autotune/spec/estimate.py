@@ -124,7 +124,7 @@ class Estimate(Plain):
     mfu: Number
     """model FLOPs utilization of the ranks in use, 0 to 1, relative to `mfu_peak_flops_per_s`"""
     peak_memory_bytes: Number
-    """of the fullest rank"""
+    """highest peak of any rank"""
     peak_memory_low_bytes: Number
     """lower end of the 90% interval"""
     peak_memory_high_bytes: Number

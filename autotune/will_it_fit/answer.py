@@ -1,6 +1,6 @@
 """The answer to "will it fit?" for one config.
 
-The verdict follows from the risk, P(OOM), the probability that the fullest rank needs more memory than its GPU can give:
+The verdict follows from the risk, P(OOM), the probability that the rank with the highest peak needs more memory than its GPU can give:
 
     fits            P(OOM) below `LIMIT`
     at the limit    P(OOM) from `LIMIT` to 1 - `LIMIT`: try it for a few steps before you rely on it

@@ -67,7 +67,7 @@ def test_a_mistake_in_a_spec(run, tmp_path, old: str, new: str, place: str, word
         ("plan study.ymal", ["'study.ymal' does not exist", "did you mean study.yaml?"]),
         ("plan .", ["'.' is not a file"]),
         ("plan words.yaml", ["must be a mapping of keys to values, but is text", "with a space after the colon"]),
-        ("plan empty.yaml", ["holds nothing"]),
+        ("plan empty.yaml", ["but is empty"]),
         ("plan study.yaml --tokens 15T", ["works only with --gpus or --clusters", "add e.g. --gpus 64,128"]),
         ("plan study.yaml --gpus 8 --tokens 15Q", ["must be a number of tokens", "15Q", "300B"]),
         ("tune study.yaml --max-trials many", ["'--max-trials': must be a whole number"]),

@@ -180,7 +180,7 @@ def test_paths_are_those_of_the_pods(tune: Tune, tmp_path: Path) -> None:
     [
         ({"kubernetes": None}, "needs an image"),
         ({"kubernetes": {"time": "4h"}}, "image"),
-        ({"kubernetes": {**JOB, "store": None}}, "no place is set for the results"),
+        ({"kubernetes": {**JOB, "store": None}}, "no location is set for the results"),
         ({"kubernetes": {**JOB, "store": None, "results": "/scratch"}}, "on none of kubernetes.volumes"),
         ({"kubernetes": {**JOB, "store": None, "results": "/data/../x"}}, "on none of kubernetes.volumes"),
         ({"kubernetes": {**JOB, "files": ["no.py"]}}, "there is no file 'no.py'"),

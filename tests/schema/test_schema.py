@@ -434,9 +434,9 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("", "holds nothing"),
-        ("- a\n", "holds a list"),
-        ("just words", "holds text; write `key: value`"),
+        ("", "but is empty"),
+        ("- a\n", "but is a list"),
+        ("just words", "but is text; write `key: value`"),
         ("a: [1", "is not YAML"),
         ("{", "is not YAML"),
         ("a: 1\na: 2\n", "the key 'a' is given twice"),

@@ -81,7 +81,7 @@ def test_a_mistake_is_placed_in_the_file(
         ("a: {b: 1\n", 2, 1, "braces that open on line 1 are not closed"),
         ("a: 'b\nc: 1\n", 3, 1, "quote that opens on line 1 is not closed"),
         ("a: 1\nb\nc: 2\n", 3, 1, "key that begins on line 2 has no colon"),
-        ("a:\n  b: 1\n c: 2\n", 3, 2, "does not fit the lines above"),
+        ("a:\n  b: 1\n c: 2\n", 3, 2, "does not match the lines above"),
         ("a: 1\nb: @home\n", 2, 4, "cannot begin with this character; put quotes"),
         ("a: 1\na: 2\n", 2, 1, "the key 'a' is given twice"),
     ],

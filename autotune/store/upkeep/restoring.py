@@ -120,7 +120,7 @@ class _UndoError(Exception):
 
 def _checked(backup: Path) -> tuple[str, int, int]:
     """Version and numbers of studies and trials of a backup that is sound: its pages, and the checksum of every row."""
-    remedy = "name another backup"
+    remedy = "use another backup"
     engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(f"{backup.as_uri()}?mode=ro", uri=True))
     try:
         with engine.connect() as connection:
