@@ -403,7 +403,7 @@ def history_line(event: Mapping[str, Any]) -> str:
         why = ": ".join(str(failure[name]) for name in ("kind", "message") if failure.get(name))
         return f"trial {data.get('number')}: attempt {data.get('attempt')} ended" + (f": {why}" if why else "")
     if kind in (EventKind.ATTEMPT_CANCELLED, EventKind.ATTEMPT_QUEUED):
-        asked = "is asked to end" if kind == EventKind.ATTEMPT_CANCELLED else "waits"
+        asked = "is being ended" if kind == EventKind.ATTEMPT_CANCELLED else "waits"
         return f"trial {data.get('number')}: it {asked}: {data.get('reason', '')}"
     if kind == EventKind.CONTROLLER_BEGAN:
         known = data.get("capacity")

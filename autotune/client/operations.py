@@ -274,7 +274,7 @@ def of(study_id: str, *parts: str) -> str:
     names = [str(part) for part in (study_id, *parts)]
     for name in names:
         if name in (".", ".."):  # however they are quoted, an address is shortened by them on its way
-            raise NotFoundError(f"nothing is called {name!r}", remedy="`studies()` lists ids and names of studies")
+            raise NotFoundError(f"there is no resource {name!r}", remedy="`studies()` lists ids and names of studies")
     return "/".join(["/studies", *(quote(name, safe="", errors="replace") for name in names)])
 
 

@@ -35,7 +35,7 @@ class Prediction(ToolAnswer):
     mfu: float
     """model FLOPs utilization, 0 to 1"""
     peak_memory_bytes: float
-    """of the fullest GPU"""
+    """of the GPU that uses the most"""
     oom_probability: float
     """probability of running out of memory, 0 to 1"""
 

@@ -176,7 +176,7 @@ def modules(run: DryRun) -> Rows:
         "saved by a micro-batch",
         "FLOPs of a micro-batch",
     )
-    return Rows(title="Fullest modules", heads=heads, rows=tuple(rows), text=2)
+    return Rows(title="Modules with the most memory", heads=heads, rows=tuple(rows), text=2)
 
 
 def products(run: DryRun) -> Rows:

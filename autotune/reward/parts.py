@@ -68,7 +68,7 @@ class StabilityPart:
     @property
     def formula(self) -> str:
         """How it is scored, in words."""
-        return ("the least of " if len(self.values) > 1 else "") + "; ".join(v.formula for v in self.values.values())
+        return ("the smallest of " if len(self.values) > 1 else "") + "; ".join(v.formula for v in self.values.values())
 
 
 STABILITY_PARTS: Mapping[str, StabilityPart] = {

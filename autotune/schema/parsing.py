@@ -402,7 +402,7 @@ def _post_training(
     if listed:
         raise SpecError(
             f"{listed[0]} is a knob for generating responses, which {found.algorithm} does not do",
-            remedy="take it out of `knobs`",
+            remedy="remove it from `knobs`",
             field=f"knobs.{listed[0]}",
         )
     for name in (n for n in asked.knobs if n in found.knob_names):

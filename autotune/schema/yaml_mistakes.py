@@ -13,7 +13,7 @@ from autotune.errors import SpecError
 from autotune.schema.source_text import SourceText
 
 _WORDS: tuple[tuple[str, str, str], ...] = (
-    (r"character '\\t'", "YAML does not allow tabs for indentation", "replace the tab by spaces"),
+    (r"character '\\t'", "YAML does not allow tabs for indentation", "replace the tab with spaces"),
     (
         r"mapping values are not allowed",
         "a key and its colon cannot begin here",

@@ -169,7 +169,7 @@ def check(made: Submission) -> str:
         return f"no answer: {said.splitlines()[0]}"
     if done.returncode:
         raise SpecError(
-            f"Slurm would refuse the job: {said}",
+            f"Slurm would reject the job: {said}",
             remedy="change `slurm` in the spec, or the --option that overrides it; `sinfo` lists partitions",
             field="slurm",
         )

@@ -90,7 +90,7 @@ class PhaseParts(_Parts):
     generation: Number
     """generating responses, at the given speed, while the trainer waits"""
     reward: Number
-    """rewards, as told"""
+    """computing rewards, at the given time"""
     log_prob: Number
     """computing log-probabilities of the policy"""
     reference: Number

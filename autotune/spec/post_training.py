@@ -188,7 +188,7 @@ class PostTraining:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of a step."""
+        """Optimizer steps in one post-training step."""
         return self.mini_batches * self.epochs
 
     @property

@@ -30,7 +30,12 @@ def test_the_first_line_is_the_answer(run, write, fake):
         assert words in first
     assert "gpt2-small" in rest[0]
     assert "dp_cp" not in done.out
-    for title in ("Peak of allocated memory", "Dry run and formulas", "Fullest modules", "Traffic of a rank"):
+    for title in (
+        "Peak of allocated memory",
+        "Dry run and formulas",
+        "Modules with the most memory",
+        "Traffic of a rank",
+    ):
         assert title in done.out
     assert "dry run 1 of 1" in done.err
     assert fake.asked == [0]

@@ -130,9 +130,9 @@ def test_a_name_leads_to_no_other_address(client_of: Any) -> None:
     with Script(OK, OK) as service, client_of(service.url) as client:
         for name, study in itertools.product(["stream", "result", *methods], (".", "..")):
             more = {"act": ["stop"], "add_note": ["text"], "remove_note": [1], "export": ["native"]}.get(name, [])
-            with pytest.raises(NotFoundError, match=f"nothing is called '{re.escape(study)}'"):
+            with pytest.raises(NotFoundError, match=f"there is no resource '{re.escape(study)}'"):
                 list(getattr(client, name)(study, *more))
-        with pytest.raises(NotFoundError, match=r"nothing is called '\.\.'"):
+        with pytest.raises(NotFoundError, match=r"there is no resource '\.\.'"):
             client.export("x", "..")
         assert service.asked == []
         client.status("../best?a=1#\ud800%2e")

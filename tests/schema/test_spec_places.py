@@ -75,7 +75,7 @@ def test_a_mistake_is_placed_in_the_file(
 @pytest.mark.parametrize(
     ("text", "line", "column", "words"),
     [
-        ("a:\n\tb: 1\n", 2, 1, "YAML does not allow tabs for indentation; replace the tab by spaces"),
+        ("a:\n\tb: 1\n", 2, 1, "YAML does not allow tabs for indentation; replace the tab with spaces"),
         ("a: 1\n b: 2\n", 2, 3, "cannot begin here; check the indentation"),
         ("a: [1, 2\nb: 3\n", 2, 2, "list that begins on line 1 is not closed"),
         ("a: {b: 1\n", 2, 1, "braces that open on line 1 are not closed"),

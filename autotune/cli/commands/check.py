@@ -162,7 +162,7 @@ def _print_seen(found: ProgramCheck) -> None:
     for run in runs:
         print(f"\n{config_label(run.config)}\n  {'':20} {'said':28} {'seen':40}")
         for row in run.rows:
-            sign = "differs" if row.agrees is False else "" if row.agrees else "not told"
+            sign = "differs" if row.agrees is False else "" if row.agrees else "unknown"
             print(f"  {row.name:20} {row.said:28} {row.seen or '-':40} {sign}".rstrip())
     if found.seen is not None and not runs and found.step_times_s:
         why = f" ({found.seen.troubles[0]})" if found.seen.troubles else ""

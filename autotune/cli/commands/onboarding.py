@@ -140,7 +140,7 @@ def _watched(
         if existed:
             note(
                 f"note: these existed before: {listed(existed)}; "
-                + (f"not restored: {listed(lost)}" if lost else "they were put back")
+                + (f"not restored: {listed(lost)}" if lost else "they were restored")
             )
     return lawful(draft, what, folder, here), seen_document(seen, watched.steps)
 

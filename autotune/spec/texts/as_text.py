@@ -57,7 +57,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_gain(factor: float) -> str:
-    """`+36%`; from a doubling on `3.3x the speed`."""
+    """`+36%`, or `3.3x the speed` for a factor of two or more."""
     return f"{factor:.3g}x the speed" if factor >= 2 else f"{factor - 1:+.0%}"
 
 

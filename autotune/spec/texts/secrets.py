@@ -60,7 +60,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def masked(value: Any) -> Any:
-    """The plain value with each secret replaced by `***`."""
+    """The plain value with `***` in place of each secret."""
     return _Mask().of(value)
 
 
@@ -80,7 +80,7 @@ def secret_places(value: Any) -> tuple[str, ...]:
 
 
 def without(secrets: Iterable[str], value: Any) -> Any:
-    """The plain value with each of these texts replaced by `***`."""
+    """The plain value with `***` in place of each of these texts."""
     if not secrets:
         return value
     pattern = re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True))))

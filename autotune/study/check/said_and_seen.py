@@ -79,7 +79,7 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
 
 def _parameters(study: Study, seen: ProgramSeen, facts: ProgramFacts) -> Row:
     model, found = study.workload.model, facts.parameters
-    told = f"{model.num_parameters:,}" + (" (a decoder stands for it)" if model.is_counted else "")
+    told = f"{model.num_parameters:,}" + (" (predicted as a decoder)" if model.is_counted else "")
     is_decoder = seen.tokens is not None and not model.is_counted
     by_count = f"write `model: {{parameters: {found}}}`"
     return Row(

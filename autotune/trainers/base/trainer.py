@@ -39,7 +39,7 @@ from autotune.trainers.present_configuration import (
 )
 
 MAX_MOVES = 3
-"""rounds of replacing values by the nearest ones; each may violate another limit"""
+"""rounds of replacing values with the nearest ones; each may violate another limit"""
 
 
 class Trainer(ABC):

@@ -217,11 +217,11 @@ def judged(name: str, text: str, *, code: str = "", is_started: bool = False) ->
     if short == "SignalException":
         return Judged("death", FailureKind.WORKER_LOST, "was ended by a signal")
     if not is_started and (_REFUSALS.match(name) or short in _REFUSAL_NAMES or _REFUSAL_TEXTS.search(text)):
-        return Judged("verdict", FailureKind.INVALID, "refused its settings")
+        return Judged("verdict", FailureKind.INVALID, "rejected its settings")
     if short == "AssertionError" and _SHORT_LIMIT.search(text):
-        return Judged("verdict", FailureKind.INVALID, "refused its limit of tokens")
+        return Judged("verdict", FailureKind.INVALID, "rejected its token limit")
     if not is_started and short in ("ValueError", "AssertionError") and _BATCH_LAW.search(text):
-        return Judged("verdict", FailureKind.INVALID, "refused its batch")
+        return Judged("verdict", FailureKind.INVALID, "rejected its batch")
     return None
 
 
