@@ -30,7 +30,7 @@ class RankProgress:
     number: int
     """number of this run among the config's runs, from 1"""
     count: int
-    """number of runs that the config has"""
+    """number of runs for the config"""
     run: DryRun | None = None
     """its result; None when it begins"""
     config_number: int = 1

@@ -16,7 +16,7 @@ class StepMetrics:
     """The metrics of one optimizer step in one log line; None if missing."""
 
     step: int | None = None
-    """number of the step, as the trainer counts"""
+    """number of the step, as counted by the trainer"""
     step_time_s: float | None = None
     """seconds of the step (mean since the last line, if the trainer logs every few steps)"""
     steps_per_s: float | None = None
