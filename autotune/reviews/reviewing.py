@@ -66,7 +66,7 @@ VOCABULARY = "fill in: vocab_size"
 LOWER_MEMORY = (
     "--grad-reduce-in-bf16", "--fp8-param-gather", "--use-precision-aware-optimizer", "--main-grads-dtype", "--main-params-dtype", "--exp-avg-dtype",
     "--optimizer-cpu-offload", "--fp8-recipe blockwise", "paged_adamw", "galore",
-    "use_badam: true", "use_apollo: true", "enable_liger_kernel: true", "liger_fused_linear_cross_entropy: true", "fsdp_offload_params: true",
+    "use_badam: true", "use_apollo: true", "fsdp_offload_params: true",
 )  # fmt: skip
 """options of Megatron-LM, LLaMA-Factory and axolotl and optimizers of transformers that lower the peak memory and are not in the cost model"""
 _LOOPS = {

@@ -168,6 +168,24 @@ def test_optimizer_and_kind_of_training_are_counted_or_named(
 
 
 @pytest.mark.parametrize(
+    ("changes", "is_pure"),
+    [({"adapter": None}, True), ({}, False), ({"adapter": None, "bf16": False}, False), ({"adapter": None, "deepspeed": "zero2.json"}, False)],
+)  # fmt: skip
+def test_axolotl_trains_weights_in_the_type_in_which_it_loads_them(
+    changes: dict[str, Any], is_pure: bool, tmp_path: Path
+) -> None:
+    assert drafted({**AXOLOTL, **changes}, tmp_path).document["workload"].get("pure_bf16", False) is is_pure
+
+
+@pytest.mark.parametrize(
+    ("document", "key"), [(FACTORY, "enable_liger_kernel"), (AXOLOTL, "liger_fused_linear_cross_entropy")]
+)
+def test_ligers_loss_is_fixed(document: dict[str, Any], key: str, tmp_path: Path) -> None:
+    assert drafted({**document, key: True}, tmp_path).document["trainer"]["fixed"]["loss"] == "fused"
+    assert "loss" not in drafted(document, tmp_path).document["trainer"]["fixed"]
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"stage": "dpo"}, "the reference model and the other sequence of each pair (stage: dpo)"),

@@ -52,6 +52,10 @@ class Settings:
     """knobs that its launcher decides"""
 
 
+_FUSED_LOSS = ("enable_liger_kernel", "liger_fused_linear_cross_entropy")
+"""LLaMA-Factory's and axolotl's settings for Liger's loss"""
+
+
 def settings_draft(told: Settings, place: Place, *, model: str | None = None, folder: Path) -> Draft:
     """The draft for the settings; `folder`: of the spec, against which its paths are read. Raises `SpecError` for settings that train nothing."""
     program, document = told.program, told.document
@@ -76,6 +80,7 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
         **{knob: degree for knob, degree in degrees.items() if degree > 1},
         "precision": _precision(program, document),
         **sharding_of(document, told.cwd),
+        **({"loss": "fused"} if any(document.get(key) in ON for key in _FUSED_LOSS) else {}),
         **told.decided,
     }
     replicas = max(1, place.ranks // math.prod(degrees.get(knob, 1) for knob in ("tp", "pp", "cp")))
@@ -92,6 +97,7 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
         *(Item(word) for argument in told.arguments for word in _kept(argument, {*settings, *program.own})),
         *(Item(f"{program.prefix}{word}" if told.file else f"--{word}".replace("'", "")) for word in overrides),
     ]
+    loop = "deepspeed" if document.get("deepspeed") else program.loop
     added = {**program.env, **told.env}
     why = f"as {told.source.name} exports it" if told.env else f"identifies {program.name}"
     env = (Entry(key="env", value=added, comment=why),) if added else ()
@@ -127,9 +133,9 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
                 "seq_len": seq_len,
                 "global_batch_size": batch,
                 **_optimizer(program, document),
-                **({"pure_bf16": True} if is_pure_bf16(document) or _is_as_loaded(program, document) else {}),
+                **({"pure_bf16": True} if _is_pure(program, document, loop) else {}),
                 **_peft(program, document),
-                **({"loop": loop} if (loop := "deepspeed" if document.get("deepspeed") else program.loop) else {}),
+                **({"loop": loop} if loop else {}),
             },
             comment=f"batch: {micro} x {batch // (micro * replicas)} on {place.ranks} ranks"
             + (f", {replicas} with their own data" if replicas < place.ranks else ""),
@@ -185,6 +191,14 @@ def _notes(told: Settings) -> Iterator[str]:
             yield f"{NOT_COUNTED}{key}, {ALL_TRAINED}"
     if document.get("load_in_8bit") in ON or document.get("quantization_bit") == 8:
         yield f"{NOT_COUNTED}{EIGHT_BITS}; plans support 4 bits, as in qlora"
+
+
+def _is_pure(program: SettingsProgram, document: Mapping[str, Any], loop: str) -> bool:
+    """Whether weights, gradients and moments are in bf16: by its settings, or as they are loaded where DeepSpeed keeps no masters."""
+    is_loaded = program.loads_in_bf16 and loop != "deepspeed" and not _peft(program, document)
+    if is_loaded and _precision(program, document) == "bf16":
+        return True
+    return is_pure_bf16(document) or _is_as_loaded(program, document)
 
 
 def _is_as_loaded(program: SettingsProgram, document: Mapping[str, Any]) -> bool:

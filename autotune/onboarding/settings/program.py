@@ -48,6 +48,8 @@ class SettingsProgram:
     """its key"""
     optimizers: tuple[str, ...] = ()
     """flags that put an optimizer in the place of that one"""
+    loads_in_bf16: bool = False
+    """whether it loads the weights that it trains in the number format of the products (axolotl: `torch_dtype`, utils/config/__init__.py)"""
     pure: tuple[str, ...] = ()
     """flags of optimizers with which it keeps the weights in the type of the checkpoint"""
     methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -146,6 +148,7 @@ PROGRAMS = (
         optimizer="optimizer",
         methods={"rl": (), "reward_model": (), "process_reward_model": ()},
         precision="bf16",
+        loads_in_bf16=True,
         degrees={
             "tp": ("tensor_parallel_size",),
             "cp": ("context_parallel_size", "sequence_parallel_degree"),
