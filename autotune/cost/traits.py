@@ -86,9 +86,6 @@ class Traits:
     """the router's weights are applied inside the experts, so that their outputs need not be kept"""
     weighs_in_fp32: bool = False
     """the outputs of experts are weighted and summed in fp32, and both their casts and the products are kept"""
-    shards_in_fp32: bool = False
-    """weights that were loaded in 16 bits are kept in fp32 where they are sharded: accelerate casts what FSDP shards under mixed precision (`fsdp2_prepare_model`), and
-    DeepSpeed, which it may call, keeps masters"""
     casts_weights: bool = False
     """autocast keeps a 16-bit copy of fp32 weights until the backward pass, unless ZeRO gathers them in 16 bits anyway"""
     moment_bytes: float = 8.0
@@ -231,11 +228,10 @@ TRAITS = {
     ),
     "internevo": Traits(gradient_bytes=2.0, reduce_bytes=2.0, loss="copied", step_bytes=4.0),
     "alpa": Traits(gradient_bytes=2.0, reduce_bytes=2.0, fp16_reduce_bytes=2.0, loss="parallel", reduction="end"),
-    "accelerate": replace(EAGER, shard_hooks=FSDP_HOOKS, peft=True, foreach=True, shards_in_fp32=True),
+    "accelerate": replace(EAGER, shard_hooks=FSDP_HOOKS, peft=True, foreach=True),
     "hf_trainer": replace(
         EAGER,
         shard_hooks=FSDP_HOOKS,
-        shards_in_fp32=True,
         gathers_again=True,
         checkpoint_host=REENTRANT,
         holds_logits=False,

@@ -106,6 +106,7 @@ OF_WORKLOAD = (
     "document_len",
     "peft",
     "pure_bf16",
+    "shards_in_fp32",
     "unfused_attention",
     "attention_kernel",
     "loop",

@@ -136,6 +136,7 @@ def parse_study(
             document_len=asked.workload.document_len,
             peft=None if asked.workload.peft is None else Peft(**asked.workload.peft.model_dump()),
             pure_bf16=asked.workload.pure_bf16,
+            shards_in_fp32=asked.workload.shards_in_fp32,
             unfused_attention=asked.workload.unfused_attention,
             attention_kernel=asked.workload.attention_kernel,
             loop=asked.workload.loop,

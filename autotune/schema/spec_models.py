@@ -186,6 +186,10 @@ class WorkloadDocument(Document, defer_build=True):
     pure_bf16: StrictBool = Field(
         default=False, description="whether the program keeps weights, gradients and moments in bf16"
     )
+    shards_in_fp32: StrictBool = Field(
+        default=False,
+        description="with pure_bf16: whether weights that are sharded are kept in fp32 (accelerate, transformers' Trainer)",
+    )
     unfused_attention: StrictBool = Field(
         default=False, description="whether the program's attention stores the score matrix"
     )

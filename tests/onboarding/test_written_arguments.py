@@ -90,7 +90,7 @@ def test_a_spec_has_the_config_as_its_baseline_and_each_trial_sets_the_text_othe
 def test_weights_that_are_loaded_in_bf16_are_said(tmp_path: Path) -> None:
     program = PROGRAM.replace("from_pretrained(MODEL)", "from_pretrained(MODEL, torch_dtype=torch.bfloat16)")
     draft = drafted(tmp_path, {"sft.py": program, "run.sh": LAUNCH})
-    assert draft.document["workload"]["pure_bf16"] is True
+    assert draft.document["workload"]["pure_bf16"] is draft.document["workload"]["shards_in_fp32"] is True
 
 
 PARTLY = """

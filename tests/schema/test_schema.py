@@ -301,11 +301,13 @@ def test_a_program_that_keeps_everything_in_bf16_is_said_so_in_the_workload() ->
         "seq_len": 128,
         "global_batch_size": 16,
         "pure_bf16": True,
+        "shards_in_fp32": True,
         "unfused_attention": True,
     }
     space = {"micro_batch_size": [1, 2], "precision": ["bf16"]}
     found = study(workload=asked, space=space, trainer={"kind": "command", "argv": argv})
     assert found.workload.pure_bf16
+    assert found.workload.shards_in_fp32
     assert found.workload.unfused_attention
     with pytest.raises(SpecError, match="pure_bf16"):
         study(workload={**asked, "pure_bf16": "yes"})

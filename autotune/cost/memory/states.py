@@ -179,7 +179,7 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         pure |= {name: moments * (values[name] - main) for name in ("states", "edge_states")}
         pure["gathered"] = np.where(fsdp & (zero == 2), BF16_BYTES, 0.0)
         pure["step"] = np.where(away, 0.0, root / 2.0)
-        is_pure = all_in_bf16(workload, layout, traits)
+        is_pure = all_in_bf16(workload, layout)
         buckets = np.where(is_pure, 0.5, 1.0)
         values = {name: np.where(is_pure, pure[name], value) for name, value in values.items()}
     if workload.peft is not None:
@@ -208,9 +208,9 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
     )
 
 
-def all_in_bf16(workload: Workload, layout: Layout, traits: Traits) -> NDArray[np.bool_]:
+def all_in_bf16(workload: Workload, layout: Layout) -> NDArray[np.bool_]:
     """Whether no weight, gradient or moment is kept in fp32."""
-    return np.full(layout.zero.shape, workload.pure_bf16) & ~(traits.shards_in_fp32 & (layout.zero >= 1))
+    return np.full(layout.zero.shape, workload.pure_bf16) & ~(workload.shards_in_fp32 & (layout.zero >= 1))
 
 
 def reduction_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Column:

@@ -296,7 +296,7 @@ def _optimizer_s(
     shards = np.where(layout.zero >= 1, layout.shard_group.size, 1.0)
     expert_shards = np.where(layout.zero >= 1, layout.expert_shard_group.size, 1.0)
     inner = (weights.dense - ends) / shards + weights.experts / expert_shards
-    is_pure = all_in_bf16(workload, layout, traits)
+    is_pure = all_in_bf16(workload, layout)
     moved = update_bytes(workload, inner, ends / shards, is_pure, foreach=traits.foreach)
     here = moved / (gpu.memory_bytes_per_s * constants.memory_efficiency)
     here = here + orthogonal_s(workload, layout, constants, weights.layers, shards)

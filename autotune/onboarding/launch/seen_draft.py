@@ -278,6 +278,8 @@ def _workload(read: Mapping[str, Any], run: SeenLaunch) -> Iterator[tuple[str, A
         told["optimizer"] = optimizer
     if run.facts.is_pure_bf16:
         told["pure_bf16"] = True
+    elif run.facts.weights == "fp32":
+        told = {name: value for name, value in told.items() if name not in ("pure_bf16", "shards_in_fp32")}
     yield from told.items()
 
 

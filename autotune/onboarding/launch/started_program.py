@@ -188,7 +188,10 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     as_options = drafted(with_options, given)
     entries = {entry.key: entry for entry in as_options.entries}
     workload = entries["workload"]
-    entries["workload"] = replace(workload, value={**workload.value, **written.workload})
+    told = {**workload.value, **written.workload}
+    if told.get("loop") == "deepspeed":  # it keeps masters in fp32
+        told = {name: value for name, value in told.items() if name not in ("pure_bf16", "shards_in_fp32")}
+    entries["workload"] = replace(workload, value=told)
     as_options = replace(as_options, entries=tuple(entries.values()))
     own = {option.name for option in script.options} | {argument.name for argument in started.arguments}
     tuned = overriding(as_options, written, braced(started.program), frozenset(own))

@@ -365,7 +365,7 @@ def _workload(found: OptionMatches, ranks: RanksToday) -> tuple[Entry, tuple[str
     if peft := peft_of(found.script):
         value["peft"] = dict(peft)
     elif loop == "hf_trainer" and loaded_in(found.script) == "bfloat16":
-        value["pure_bf16"] = True
+        value |= {"pure_bf16": True, "shards_in_fp32": True}
     if loop in ("hf_trainer", "deepspeed") and (optimizer := optimizer_named(optimizer_of(found.script))):
         value |= {} if optimizer == "adamw" else {"optimizer": optimizer}
     if is_unfused(found.script):

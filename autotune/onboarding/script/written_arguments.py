@@ -121,7 +121,7 @@ def written_arguments(tree: ast.Module) -> Written | None:
             return None
         workload["peft"] = peft
     elif any(_is_bf16(call) for call in calls if _loads_a_model(call)):
-        workload["pure_bf16"] = True
+        workload |= {"pure_bf16": True, "shards_in_fp32": True}
     values = {name: _value(node, constants) for name, node in given.items()}
     if isinstance(parts := values.get("fsdp"), list):  # as its own word does
         values["fsdp"] = " ".join(map(str, parts))

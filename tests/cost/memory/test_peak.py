@@ -186,10 +186,10 @@ def test_a_program_that_keeps_all_in_bf16_needs_eight_bytes_per_weight(trainer: 
     assert offloaded.optimizer == 0
 
 
-@pytest.mark.parametrize(("loop", "sharded"), [("hf_trainer", 4), ("accelerate", 4), ("", 2)])
-def test_weights_in_bf16_are_kept_in_fp32_where_accelerate_shards_them(loop: str, sharded: int) -> None:
+@pytest.mark.parametrize(("casts", "sharded"), [(True, 4), (False, 2)])
+def test_weights_in_bf16_are_kept_in_fp32_where_accelerate_shards_them(casts: bool, sharded: int) -> None:
     """Under DDP they take 2 bytes each; accelerate's FSDP shards 4 and torch's own what it is given."""
-    where = replace(workload(trainer="command"), pure_bf16=True, loop=loop)
+    where = replace(workload(trainer="command"), pure_bf16=True, shards_in_fp32=casts)
     ddp, fsdp = (parts(where, ParallelConfig(dp=4, zero_stage=stage)).weights for stage in (0, 3))
     assert ddp == pytest.approx(2 * MODEL.num_parameters, rel=0.01)
     assert fsdp == pytest.approx(sharded * MODEL.num_parameters / 4, rel=0.01)
