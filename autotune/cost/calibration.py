@@ -32,10 +32,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autotune.cost.learn.measured import KEYS, measured_constants
 from autotune.cost.memory.constants import memory_values
@@ -291,6 +295,24 @@ class Calibration:
         what = ", ".join(key for key in KEYS if measured.get(key)) or "nothing"
         rest = prior.source.partition(";")[0]  # without the advice to calibrate
         return replace(prior, **values, source=f"measured on {cluster.name} ({what}); the rest: {rest}")
+
+
+def with_columns(constants: Calibration, columns: Mapping[str, Any]) -> Calibration:
+    """The constants with some of them as columns: one value for each row of a table.
+
+    One evaluation of the formulas of time then serves several sets of constants. The result is for the formulas alone: its numbers are not checked, and it is
+    never kept.
+    """
+    found = copy(constants)
+    for name, column in columns.items():
+        object.__setattr__(found, name, column)
+    return found
+
+
+def rows_of(constants: Calibration, rows: NDArray[np.intp]) -> Calibration:
+    """The constants of some rows of a table, where they are columns."""
+    values = {name: getattr(constants, name) for name in NUMBERS}
+    return with_columns(constants, {n: value[rows] for n, value in values.items() if isinstance(value, np.ndarray)})
 
 
 NUMBERS = tuple(f.name for f in fields(Calibration) if f.name not in ("gpu", "trainer", "source", "fabric", "dry_runs"))

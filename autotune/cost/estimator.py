@@ -10,15 +10,15 @@ derivative is 1. Differences go downward, where no fraction passes 1. One evalua
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar, final
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.calibration import Calibration, calibration_for
+from autotune.cost.calibration import Calibration, calibration_for, with_columns
 from autotune.cost.layout import layout_of, stages_of, training_flops_per_token
 from autotune.cost.learn.from_dry_runs import corrected_memory
 from autotune.cost.learn.uncertainty import interval, memory_sigma, time_sigma, upper_end
@@ -221,17 +221,44 @@ def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration]
     return at
 
 
+def step_times_by(workload: Workload, table: ConfigTable, constants: Calibration, columns: Mapping[str, Array]) -> Array:
+    """Step times in seconds by M sets of constants, shape (M, N). `columns`: the constants in which the sets differ, shape (M,) each.
+
+    As many sets as a block holds are computed at once, on a table that repeats the configs for each: formulas take as long for a few configs as for hundreds.
+    """
+    sets, rows = len(next(iter(columns.values()))), len(table)
+    found, together = [], max(BLOCK // rows, 1)
+    for start in range(0, sets, together):
+        some = {name: column[start : start + together] for name, column in columns.items()}
+        count = min(together, sets - start)
+        repeated = table.take(np.tile(np.arange(rows), count))
+        by = with_columns(constants, {name: np.repeat(column, rows) for name, column in some.items()})
+        found.append(step_times(workload, repeated)(by).total.reshape(count, rows))
+    return np.concatenate(found)
+
+
+def one_by_one(constants: Calibration, moved: Mapping[str, Sequence[float]]) -> dict[str, Array]:
+    """Columns of sets of constants, each of which differs in one of them: `moved`: the values that a constant takes, in order."""
+    sets = sum(map(len, moved.values()))
+    columns, at = {}, 0
+    for name, values in moved.items():
+        columns[name] = np.full(sets, getattr(constants, name))
+        columns[name][at : at + len(values)] = values
+        at += len(values)
+    return columns
+
+
 def sensitivity(
     workload: Workload, table: ConfigTable, constants: Calibration, names: Sequence[str], number: int = 0
 ) -> Sensitivity:
     """The configs' step times and their derivatives by the constants `names`; `number`: that of the workload."""
-    times = step_times(workload, table)
-    here = times(constants)
+    here = step_times(workload, table)(constants)
     log_step_s = np.log(here.total)
     jacobian = np.ones((len(table), len(names) + 1))
-    for k, name in enumerate(names):
-        lower = replace(constants, **{name: getattr(constants, name) * np.exp(-STEP)})
-        jacobian[:, k] = (log_step_s - np.log(times(lower).total)) / STEP
+    if names:
+        lower = one_by_one(constants, {name: (getattr(constants, name) * np.exp(-STEP),) for name in names})
+        log_lower_s = np.log(step_times_by(workload, table, constants, lower))
+        jacobian[:, :-1] = (log_step_s - log_lower_s).T / STEP
     chance, stalled_s = with_stalls(workload.cluster, layout_of(workload, table), here.total)
     return Sensitivity(
         log_step_s=log_step_s,

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost import Calibration
-from autotune.cost.estimator import Sensitivity, sensitivity, step_times
+from autotune.cost.estimator import Sensitivity, one_by_one, sensitivity, step_times_by
 from autotune.cost.learn.correction import errors_given, learnt, moved
 from autotune.cost.learn.refit import UncertainConstants, uncertain
 from autotune.cost.learn.uncertainty import Z90
@@ -66,15 +66,12 @@ def gains_of(workload: Workload, table: ConfigTable, constants: Calibration, mea
     prior = uncertain(constants)
     rows = sensitivity(workload, table, constants, prior.names if measured_s is not None else ())
     log_gain = rows.log_step_s[0] - rows.log_step_s
-    times = step_times(workload, table)
-    sigmas = np.sqrt(np.diag(prior.covariance))
-    apart = np.zeros((len(rows), len(sigmas), 2))
-    for k in range(len(prior.names)):
-        for end, reach in enumerate((-Z90 * sigmas[k], Z90 * sigmas[k])):
-            moved_by = np.zeros(len(sigmas))
-            moved_by[k] = reach
-            log_s = np.log(times(prior.at(moved_by).constants).total)
-            apart[:, k, end] = log_s[0] - log_s - log_gain
+    apart = np.zeros((len(rows), len(prior.names) + 1, 2))
+    if ends := prior.ends(Z90):
+        here = prior.at(np.zeros(len(prior.names) + 1)).constants
+        log_s = np.log(step_times_by(workload, table, here, one_by_one(here, ends)))
+        moved = log_s[:, :1] - log_s - log_gain
+        apart[:, :-1] = moved.T.reshape(len(rows), -1, 2)
     return Gains(rows, apart, prior, None if measured_s is None else math.log(measured_s))
 
 

@@ -146,11 +146,20 @@ class UncertainConstants:
 
     def at(self, logs: Array) -> UncertainConstants:
         """The same with each constant multiplied by the exponential of `logs`, and the last of them added to the log of the level."""
-        values: dict[str, Any] = {
-            n: min(getattr(self.constants, n) * float(np.exp(v)), _most(n, self.constants))
-            for n, v in zip(self.names, logs[:-1], strict=True)
-        }
+        values: dict[str, Any] = {n: self._moved(n, v) for n, v in zip(self.names, logs[:-1], strict=True)}
         return replace(self, constants=replace(self.constants, **values), log_level=self.log_level + float(logs[-1]))
+
+    def _moved(self, name: str, log: float) -> float:
+        """A constant multiplied by the exponential of `log`, at most what it can be."""
+        return min(getattr(self.constants, name) * float(np.exp(log)), _most(name, self.constants))
+
+    def ends(self, reach: float) -> dict[str, tuple[float, float]]:
+        """Each constant at so many standard deviations below and above."""
+        sigmas = np.sqrt(np.diag(self.covariance))[:-1]
+        return {
+            name: (self._moved(name, -reach * sigma), self._moved(name, reach * sigma))
+            for name, sigma in zip(self.names, sigmas, strict=True)
+        }
 
 
 @final

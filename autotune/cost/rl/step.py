@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.calibration import Calibration
+from autotune.cost.calibration import Calibration, rows_of
 from autotune.cost.layout import (
     Column,
     edge_weights,
@@ -343,11 +343,11 @@ def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration]
 
     def at(constants: Calibration) -> TimeParts:
         found = []
-        for i, (_, part, own, chosen) in enumerate(kinds):
-            passes = _Passes.of(workload, part, chosen, constants)
+        for i, (rows, part, own, chosen) in enumerate(kinds):
+            passes = _Passes.of(workload, part, chosen, rows_of(constants, rows))
             if len(states) == i:  # bytes of states are no matter of constants
                 states.append(passes.memory(workload, part, own)[0])
-            found.append(_of_step(*_timed(workload, part, own, passes, constants, states[i]))[1])
+            found.append(_of_step(*_timed(workload, part, own, passes, rows_of(constants, rows), states[i]))[1])
         return TimeParts(
             **{
                 f.name: np.concatenate([np.asarray(getattr(times, f.name)) for times in found])[order]

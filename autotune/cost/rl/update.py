@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.calibration import Calibration
+from autotune.cost.calibration import Calibration, with_columns
 from autotune.cost.layout import Column, Group, Layout, edge_weights, layer_weights, layout_of, stages_of
 from autotune.cost.memory.peak import RankMemory, fullest, rank_memories
 from autotune.cost.rl.packing import Packed
@@ -97,7 +97,7 @@ class Pass:
         )
         rl = workload.rl
         if rl is not None and rl.engine == "fsdp" and workload.trainer in POST_TRAINERS:
-            constants = replace(constants, level=constants.level * FSDP_LEVEL)
+            constants = with_columns(constants, {"level": constants.level * FSDP_LEVEL})
         return cls(
             workload=plain, table=table, layout=found, packed=packed, constants=constants, traits=traits,
             by_sequence=rl is not None and rl.engine == "megatron" and workload.trainer in POST_TRAINERS,

@@ -85,12 +85,14 @@ def attention_reached(workload: Workload, table: ConfigTable, constants: Calibra
     length = np.where(rings, np.minimum(whole / table.cp, REFERENCE), whole)
     if gpu.is_cpu or traits.attention_kernel == "triton" or "bf16" not in gpu.peak_flops_per_s:
         return np.full_like(length, at_reference * traits.attention_speed)
-    limit = constants.attention_limit or kernel_limit(gpu, traits) * constants.program_level * gpu.clock
+    limit = constants.attention_limit
+    if not np.any(limit):
+        limit = kernel_limit(gpu, traits) * constants.program_level * gpu.clock
     limit = limit * (NARROW_HEAD if workload.model.head_dim < WIDE else 1.0)
     own = HALF_SPEED / REFERENCE
-    growth = np.where(length > REFERENCE, max(limit / at_reference - 1.0, own), own)
+    growth = np.where(length > REFERENCE, np.maximum(limit / at_reference - 1.0, own), own)
     reached = at_reference * (1.0 + growth) / (1.0 + growth * REFERENCE / length)
-    most = np.full_like(reached, max(FASTEST[generation(gpu)] * gpu.clock, at_reference))
+    most = np.full_like(reached, np.maximum(FASTEST[generation(gpu)] * gpu.clock, at_reference))
     if (generation(gpu), traits.attention_kernel) == (
         "hopper",
         "flash2",

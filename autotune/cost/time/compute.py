@@ -120,7 +120,7 @@ def layer_forward_s(
             cut_side, whole_side = (n, weight.k) if weight.cut == "n" else (k, weight.n)
             off = (cut_side % LINE_ELEMENTS != 0) | (whole_side % LINE_ELEMENTS != 0)
             flops = flops * np.where(off & (size < FP32), UNALIGNED, 1.0)
-        if constants.cast_bytes > 0:
+        if np.any(constants.cast_bytes > 0):
             cast = cast + rows * weight.share * (n + k)
         matmuls = matmuls + flops * seconds_per_flop * (1.0 + constants.half_size * (1.0 / m + 1.0 / n + 1.0 / k))
     scores = layout.tokens * layer_attention_flops(model, attended_len(workload)) / layout.tp
@@ -133,7 +133,7 @@ def layer_forward_s(
         attention = plain + read_and_written / (gpu.memory_bytes_per_s * constants.memory_efficiency)
     is_wide = has_wide_stream(workload, traits)
     moved = layout.tokens * size * moved_elements(model, table, layout, traits, is_wide=is_wide).total
-    if constants.cast_bytes > 0:
+    if np.any(constants.cast_bytes > 0):
         moved = moved + np.where(is_narrow(table), cast * constants.cast_bytes / 3.0, 0.0)
     if model.num_experts:
         moved = moved + expert_moved_bytes(model, table, layout, size)
