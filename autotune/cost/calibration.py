@@ -38,9 +38,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from autotune.cost.learn.measured import KEYS, measured_constants
 from autotune.cost.memory.constants import memory_values
 from autotune.cost.time.attention import kernel_limit
@@ -307,12 +304,6 @@ def with_columns(constants: Calibration, columns: Mapping[str, Any]) -> Calibrat
     for name, column in columns.items():
         object.__setattr__(found, name, column)
     return found
-
-
-def rows_of(constants: Calibration, rows: NDArray[np.intp]) -> Calibration:
-    """The constants of some rows of a table, where they are columns."""
-    values = {name: getattr(constants, name) for name in NUMBERS}
-    return with_columns(constants, {n: value[rows] for n, value in values.items() if isinstance(value, np.ndarray)})
 
 
 NUMBERS = tuple(f.name for f in fields(Calibration) if f.name not in ("gpu", "trainer", "source", "fabric", "dry_runs"))

@@ -24,7 +24,7 @@ and counted as bytes in `compute.py`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -275,13 +275,20 @@ def attending_share(model: ModelSpec) -> float:
     return 1.0 if model.code is None else model.code.attending_share
 
 
+def with_lengths(workload: Workload, lengths: Column) -> Workload:
+    """The workload with a sequence length of each row, one document each. It is for the formulas alone: its length is not checked, and it is never kept."""
+    found = replace(workload, document_len=0)
+    object.__setattr__(found, "seq_len", lengths)
+    return found
+
+
 def attended_len(workload: Workload) -> float:
     """Length of a whole sequence whose tokens attend to as many others, on average, as those of the workload's packed documents.
 
     Documents of d tokens on average and of exponentially distributed length (the distribution of largest entropy), cut at the ends of a sequence of s tokens: a
-    token attends to d * (1 - (1 - exp(-s/d)) * d/s) tokens before it, and to s/2 where the sequence is one document.
+    token attends to d * (1 - (1 - exp(-s/d)) * d/s) tokens before it, and to s/2 where the sequence is one document. A column where the workload is of `with_lengths`.
     """
-    d, s = float(workload.document_len), float(workload.seq_len)
+    d, s = float(workload.document_len), 1.0 * workload.seq_len
     return 2.0 * d * (1.0 + math.expm1(-s / d) * d / s) if d else s
 
 

@@ -22,7 +22,7 @@ Trials of the trainer's phases take their sequences from the same functions: `st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import numpy as np
@@ -38,7 +38,7 @@ MOST_STEPS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """What a rank does in one pass over a mini-batch, on the ranks that others wait for."""
+    """What a rank does in one pass over a mini-batch, on the ranks that others wait for: numbers, or columns with one for each row of a table (`of_rows`)."""
 
     micro_batches: float
     """per mini-batch, on average"""
@@ -56,6 +56,11 @@ class Packed:
     """padding's share of all tokens, 0 to 1"""
     spread: float
     """standard deviation of a step's work over its mean, from step to step"""
+
+    @classmethod
+    def of_rows(cls, kinds: Sequence[Packed], of_row: NDArray[np.intp]) -> Packed:
+        """Columns; `of_row`: the kind of each row, shape (N,)."""
+        return cls(**{f.name: np.array([getattr(kind, f.name) for kind in kinds])[of_row] for f in fields(cls)})
 
 
 def drawn_lengths(asked: PostTraining, steps: int, seed: int | Sequence[int] = 0) -> Floats:

@@ -30,14 +30,14 @@ A critic's states stand beside the policy's; one of both is updated at a time. A
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.calibration import Calibration, rows_of
+from autotune.cost.calibration import Calibration
 from autotune.cost.layout import (
     Column,
     edge_weights,
@@ -77,6 +77,11 @@ def knob_values(workload: Workload, table: ConfigTable, name: str) -> NDArray[An
 def knob_value(workload: Workload, config: ParallelConfig, name: str) -> Any:
     """The value of a knob of post-training in one config."""
     return config.extra[name] if name in config.extra else asked_of(workload).today(name)
+
+
+def _knobs_of(workload: Workload, table: ConfigTable) -> dict[str, NDArray[Any]]:
+    """Columns of all knobs of post-training by name."""
+    return {name: knob_values(workload, table, name) for name in asked_of(workload).knob_names}
 
 
 ENGINE_ASLEEP = 2.12 * 2**30
@@ -185,36 +190,8 @@ def _reference_bytes(workload: Workload, table: ConfigTable) -> Column:
 _PACKS = ("balance", "group_by_length", "micro_batch_tokens", "log_prob_micro_batch_tokens")
 
 
-def estimate_step(workload: Workload, table: ConfigTable, constants: Calibration) -> Estimate:
-    """The estimate of every row; `phases_s` holds the step by its phases."""
-    knobs = {name: knob_values(workload, table, name) for name in asked_of(workload).knob_names}
-    pieces: list[tuple[NDArray[np.intp], Estimate]] = []
-    for rows, chosen in _alike(workload, table, knobs):
-        part = table.take(rows)
-        own = {name: values[rows] for name, values in knobs.items()}
-        pieces.append((rows, _alike_estimate(workload, part, own, chosen, constants)))
-    order = np.argsort(np.concatenate([rows for rows, _ in pieces]), kind="stable")
-    first = pieces[0][1]
-
-    def joined(get: Any) -> Any:
-        return np.concatenate([np.broadcast_to(get(e), (len(rows),)) for rows, e in pieces])[order]
-
-    values: dict[str, Any] = {}
-    for f in fields(Estimate):
-        if isinstance(parts := getattr(first, f.name), TimeParts | MemoryParts | PhaseParts):
-            names = [p.name for p in fields(parts)]
-            values[f.name] = type(parts)(
-                **{n: joined(lambda e, f=f, n=n: getattr(getattr(e, f.name), n)) for n in names}
-            )
-        else:
-            values[f.name] = joined(lambda e, f=f: getattr(e, f.name))
-    return Estimate(**values)
-
-
-def _alike(
-    workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]]
-) -> Iterator[tuple[NDArray[np.intp], dict[str, Any]]]:
-    """Rows that pack alike, with the values by which they do."""
+def packed_rows(workload: Workload, table: ConfigTable, knobs: dict[str, NDArray[Any]]) -> tuple[Packed, Packed]:
+    """(the update's mini-batches, the forward passes' whole batch) of every row, as columns: rows that pack alike are simulated once."""
     meets = (table.zero_stage == 3) | (table.ep > 1)
     columns: dict[str, NDArray[Any]] = {
         "dp": table.dp, "cp": table.cp, "micro_batch_size": table.micro_batch_size, "meets": meets,
@@ -222,8 +199,9 @@ def _alike(
     }  # fmt: skip
     codes = [np.unique(column, return_inverse=True)[1].reshape(-1) for column in columns.values()]
     _, first, kind = np.unique(np.stack(codes, axis=1), axis=0, return_index=True, return_inverse=True)
-    for i, row in enumerate(first):
-        yield np.flatnonzero(kind.reshape(-1) == i), {n: column[row].item() for n, column in columns.items()}
+    kinds = [passes_of(workload, {name: column[row].item() for name, column in columns.items()}) for row in first]
+    in_update, in_forward = (Packed.of_rows(some, kind.reshape(-1)) for some in zip(*kinds, strict=True))
+    return in_update, in_forward
 
 
 def attention_share(model: ModelSpec) -> float:
@@ -249,7 +227,7 @@ def passes_of(workload: Workload, chosen: dict[str, Any]) -> tuple[Packed, Packe
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """The passes of rows that pack alike."""
+    """The passes of all rows."""
 
     policy: Pass
     before: Pass
@@ -259,9 +237,12 @@ class _Passes:
     """its update"""
 
     @classmethod
-    def of(cls, workload: Workload, table: ConfigTable, chosen: dict[str, Any], constants: Calibration) -> _Passes:
+    def of(
+        cls, workload: Workload, table: ConfigTable, packed: tuple[Packed, Packed], constants: Calibration
+    ) -> _Passes:
+        """`packed`: as `packed_rows`."""
         asked, traits = asked_of(workload), loop_traits(workload)
-        in_update, in_forward = passes_of(workload, chosen)
+        in_update, in_forward = packed
         own = None if asked.critic is None else replace(workload, model=asked.critic)
         return cls(
             Pass.of(workload, table, in_update, constants, traits),
@@ -333,40 +314,23 @@ def _of_step(parts: dict[str, Column], phases: dict[str, Column]) -> tuple[Phase
 
 def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration], TimeParts]:
     """The time parts of every row by constants; what no constant changes is computed once."""
-    knobs = {name: knob_values(workload, table, name) for name in asked_of(workload).knob_names}
-    kinds = [
-        (rows, table.take(rows), {name: values[rows] for name, values in knobs.items()}, chosen)
-        for rows, chosen in _alike(workload, table, knobs)
-    ]
-    order = np.argsort(np.concatenate([rows for rows, *_ in kinds]), kind="stable")
-    states: list[MemoryParts] = []
+    knobs = _knobs_of(workload, table)
+    packed, states = packed_rows(workload, table, knobs), list[MemoryParts]()
 
     def at(constants: Calibration) -> TimeParts:
-        found = []
-        for i, (rows, part, own, chosen) in enumerate(kinds):
-            passes = _Passes.of(workload, part, chosen, rows_of(constants, rows))
-            if len(states) == i:  # bytes of states are no matter of constants
-                states.append(passes.memory(workload, part, own)[0])
-            found.append(_of_step(*_timed(workload, part, own, passes, rows_of(constants, rows), states[i]))[1])
-        return TimeParts(
-            **{
-                f.name: np.concatenate([np.asarray(getattr(times, f.name)) for times in found])[order]
-                for f in fields(TimeParts)
-            }
-        )
+        passes = _Passes.of(workload, table, packed, constants)
+        if not states:  # bytes of states are no matter of constants
+            states.append(passes.memory(workload, table, knobs)[0])
+        return _of_step(*_timed(workload, table, knobs, passes, constants, states[0]))[1]
 
     return at
 
 
-def _alike_estimate(
-    workload: Workload,
-    table: ConfigTable,
-    knobs: dict[str, NDArray[Any]],
-    chosen: dict[str, Any],
-    constants: Calibration,
-) -> Estimate:
+def estimate_step(workload: Workload, table: ConfigTable, constants: Calibration) -> Estimate:
+    """The estimate of every row; `phases_s` holds the step by its phases."""
     asked, gpu = asked_of(workload), workload.cluster.gpu
-    passes = _Passes.of(workload, table, chosen, constants)
+    knobs = _knobs_of(workload, table)
+    passes = _Passes.of(workload, table, packed_rows(workload, table, knobs), constants)
     between, memory, spread = passes.memory(workload, table, knobs)
     parts, phases = _timed(workload, table, knobs, passes, constants, between)
     made, times, told = _of_step(parts, phases)
@@ -406,7 +370,7 @@ def phases_beside(
     found = {"reward": asked.reward_s} if asked.reward_s else {}
     if not asked.generates:
         return found
-    knobs = {name: knob_values(workload, table, name) for name in asked.knob_names}
+    knobs = _knobs_of(workload, table)
     beside = _beside(workload, table, knobs, constants, np.array([busy_s]))
     return found | {name: float(seconds[0]) for name, seconds in beside.items()}
 

@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration, with_columns
-from autotune.cost.layout import Column, Group, Layout, edge_weights, layer_weights, layout_of, stages_of
+from autotune.cost.layout import Column, Group, Layout, edge_weights, layer_weights, layout_of, stages_of, with_lengths
 from autotune.cost.memory.peak import RankMemory, fullest, rank_memories
 from autotune.cost.rl.packing import Packed
 from autotune.cost.time.collectives import ring_bytes_s, ring_latency_s
@@ -87,10 +87,9 @@ class Pass:
 
     @classmethod
     def of(cls, workload: Workload, table: ConfigTable, packed: Packed, constants: Calibration, traits: Traits) -> Pass:
-        """The passes of these rows, which all pack alike."""
-        plain = replace(
-            workload, seq_len=max(int(np.ceil(packed.attended)), 1), document_len=0, rl=None, trainer=loop_of(workload)
-        )
+        """The passes of these rows; `packed`: how each of them packs, or how all do."""
+        lengths = np.maximum(np.ceil(packed.attended), 1.0)
+        plain = with_lengths(replace(workload, rl=None, trainer=loop_of(workload)), lengths)
         layout = layout_of(plain, table, whole_experts=keeps_experts_whole(workload))
         found = replace(
             layout, tokens=packed.tokens / layout.cp, accumulation=np.full_like(layout.tp, packed.micro_batches)

@@ -49,8 +49,8 @@ class Repeated:
     """of tokens to their experts and back"""
 
 
-def repeated(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, seq_len: float) -> Repeated:
-    """The shares that are computed again; `seq_len`: tokens per sequence that attend to one another."""
+def repeated(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, seq_len: float | Column) -> Repeated:
+    """The shares that are computed again; `seq_len`: tokens per sequence that attend to one another, the same for all rows or of each."""
     work = dict.fromkeys(("inputs", "output", "up", "down"), 0.0)
     grouped = dict.fromkeys(("up", "down"), 0.0)
     for matmul in layer_matmuls(model):
@@ -76,7 +76,7 @@ def repeated(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Trait
     moved = moved_elements(model, table, layout, traits)
     mlp_share = moved.mlp / moved.total
     activation = mlp_share * (1.0 if not model.num_experts else 0.5)  # tokens are not sorted again
-    budget = _by_budget(model, seq_len)[:, table.activation_budget]
+    budget = _budgets(model, table, seq_len)
 
     def shares(*, full: Any, selective: Any, norm: Any, mlp: Any, kept_by_compiler: Any) -> Column:
         found = np.asarray(kept_by_compiler, dtype=np.float64)
@@ -110,6 +110,15 @@ def repeated(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Trait
         ),
         dispatches=shares(full=1.0, selective=0.0, norm=0.0, mlp=1.0, kept_by_compiler=budget[0]),
     )
+
+
+def _budgets(model: ModelSpec, table: ConfigTable, seq_len: float | Column) -> NDArray[np.float64]:
+    """Shares of (matmuls, scores, memory-bound work) that are computed again under each row's budget, shape (3, N)."""
+    if not isinstance(seq_len, np.ndarray):
+        return _by_budget(model, seq_len)[:, table.activation_budget]
+    lengths, of_row = np.unique(seq_len, return_inverse=True)
+    found = np.stack([_by_budget(model, float(length)) for length in lengths])
+    return found[of_row, :, table.activation_budget].T
 
 
 def _by_budget(model: ModelSpec, seq_len: float) -> NDArray[np.float64]:
