@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from autotune.planning import FITS
 from autotune.reviews.answer import Edit, Gain, Together
 from autotune.reviews.gains import Gains, gain_between, gains_of, given_that_it_ran
 from autotune.space import Launchable, SearchSpace, why_not
-from autotune.spec import KNOBS, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Study
+from autotune.spec import KNOBS, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Study, Workload
 from autotune.spec.estimate import AT_THE_LIMIT
 
 SURE = 0.1
@@ -82,28 +83,36 @@ class Proposal:
     """what makes a launch fit that may not, where no edit surely does; it may cost speed"""
 
 
-def proposal(space: SearchSpace, config: ParallelConfig, constants: Calibration, measured_s: float | None) -> Proposal:
-    """The edits of a launch that trains with this config, among the configs of a space."""
+def proposal(
+    space: SearchSpace,
+    config: ParallelConfig,
+    constants: Calibration,
+    measured_s: float | None,
+    launchable: Launchable | None = None,
+) -> Proposal:
+    """The edits of a launch that trains with this config, among the configs of a space that the trainer can launch. It is asked about those alone that are
+    looked at."""
     workload = space.workload
+    can_launch = _any if launchable is None else launchable.asked_by_row(workload, space.table)
     predicted = estimate(workload, space.table, calibration=constants)
     if measured_s is not None:
         predicted = given_that_it_ran(predicted, estimate(workload, config, calibration=constants))
     risk, speed = np.asarray(predicted.oom_probability), np.asarray(predicted.tokens_per_s)
     share = OF_PACKED if workload.rl is not None else 1
-    fastest = _first(space, speed * (risk <= SURE), LOOKED_AT // share)
+    fastest = _first(space, speed * (risk <= SURE), LOOKED_AT // share, can_launch)
     launch = estimate(workload, config, calibration=constants)
     is_safe = float(launch.oom_probability) < AT_THE_LIMIT[0]
     # another arithmetic is no way to save memory
     same = space.table.column("precision") == space.table.knobs["precision"].encode(config.precision)
     speed = np.where(same | (speed >= LEAST * float(launch.tokens_per_s)), speed, 0.0)
     may_fit = speed * (1.0 - risk) * (risk <= (RISKY if is_safe else FITS))
-    risky = _first(space, may_fit * (risk > SURE), LOOKED_AT_RISKY // share)
+    risky = _first(space, may_fit * (risk > SURE), LOOKED_AT_RISKY // share, can_launch)
     alike = [
         each
         for rows in _one_group_apart(space.table, config)
-        for each in _first(space, may_fit * rows, LOOKED_AT_ALIKE // share)
+        for each in _first(space, may_fit * rows, LOOKED_AT_ALIKE // share, can_launch)
     ]
-    weighed = _Weighed(space, config, constants, measured_s)
+    weighed = _Weighed(workload, config, constants, measured_s, launchable)
     weighed.look_at((*fastest, *risky, *alike))
     leading = weighed.leading(fastest)
     target = weighed.surely_faster(leading)
@@ -114,9 +123,17 @@ def proposal(space: SearchSpace, config: ParallelConfig, constants: Calibration,
     return Proposal(edits, Together(config=target, estimate=weighed.estimate(target), gain=weighed.gain(target)), most)
 
 
-def _first(space: SearchSpace, value: NDArray[np.float64], count: int) -> list[ParallelConfig]:
-    """The configs with the highest values, without those of zero."""
-    return [space[int(row)] for row in np.argsort(-value, kind="stable")[:count] if value[row] > 0]
+def _any(row: int) -> bool:
+    """Of a space of which nobody asked a trainer."""
+    return True
+
+
+def _first(
+    space: SearchSpace, value: NDArray[np.float64], count: int, can_launch: Callable[[int], bool]
+) -> list[ParallelConfig]:
+    """The configs with the highest values, without those of zero and those that cannot be launched."""
+    falling = (int(row) for row in np.argsort(-value, kind="stable") if value[row] > 0)
+    return [space[row] for row in islice(filter(can_launch, falling), count)]
 
 
 def _order(edit: Edit) -> tuple[bool, float]:
@@ -127,10 +144,15 @@ class _Weighed:
     """Configs against the launch as it is."""
 
     def __init__(
-        self, space: SearchSpace, config: ParallelConfig, constants: Calibration, measured_s: float | None
+        self,
+        workload: Workload,
+        config: ParallelConfig,
+        constants: Calibration,
+        measured_s: float | None,
+        launchable: Launchable | None,
     ) -> None:
-        self._workload, self._config, self._constants, self._measured_s = space.workload, config, constants, measured_s
-        self._launchable = space.launchable
+        self._workload, self._config, self._constants, self._measured_s = workload, config, constants, measured_s
+        self._launchable = launchable
         self._known: dict[ParallelConfig, tuple[Estimate, Gain, Gains]] = {}
 
     def gain(self, config: ParallelConfig) -> Gain:
@@ -358,7 +380,8 @@ def _with(before: ParallelConfig, after: ParallelConfig, groups: list[tuple[str,
 
 
 def space_around(study: Study, config: ParallelConfig) -> SearchSpace | None:
-    """The configs of the study's space on the ranks and with the batch of a launch, with more micro-batches than it names; None where none is legal."""
+    """The valid configs of the study's space on the ranks and with the batch of a launch, with more micro-batches than it names, also those that its trainer
+    cannot launch; None where none is valid."""
     workload = replace(study.workload, global_batch_size=config.global_batch_size)
     knobs = dict(study.space.knobs)
     knobs.pop("accumulation_steps", None)
@@ -379,7 +402,7 @@ def space_around(study: Study, config: ParallelConfig) -> SearchSpace | None:
         knobs[name] = (getattr(config, name),)
     spec = SpaceSpec(knobs=knobs, world_sizes=(config.world_size,), extra=own)
     try:
-        return SearchSpace.build(workload, spec, launchable=Launchable.of(study))
+        return SearchSpace.build(workload, spec)
     except AutotuneError:
         return None
 

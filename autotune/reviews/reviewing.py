@@ -30,7 +30,7 @@ from autotune.reviews.said_where import lines_of_values, with_lines
 from autotune.reviews.target import Target, folder_of, named_text, read_target
 from autotune.schema import parse_study
 from autotune.schema.files import is_model_file, with_program_files
-from autotune.space import SearchSpace, complete
+from autotune.space import Launchable, SearchSpace, complete
 from autotune.space.baseline import default_config
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study, Workload, catalog, config_label
 from autotune.spec.config import knobs_of
@@ -221,7 +221,9 @@ def _review(
         predicted = corrected(study.workload, config, predicted, constants, measured_s)
         predicted = given_that_it_ran(predicted, predicted)
     space = space_around(study, config)
-    proposed = proposal(space, config, constants, measured_s) if space else Proposal((), None, 1.0)
+    proposed = Proposal((), None, 1.0)
+    if space is not None:
+        proposed = proposal(space, config, constants, measured_s, Launchable.of(study))
     edits = tuple(_located(found, study, config, edit) for edit in proposed.edits)
     lines, unplaced = _lines(found, study, config, proposed.together.config) if proposed.together else ((), ())
     return Review(

@@ -7,7 +7,7 @@ A trainer's limits are functions of one config, not of columns. They are asked o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -50,12 +50,7 @@ class Launchable:
 
     def cut(self, workload: Workload, table: ConfigTable) -> tuple[NDArray[np.bool_], dict[str, int]]:
         """Which rows it can launch, shape (N,), and how many it cannot, by the first knob that stands against it."""
-        # All rows have the same own knobs, most of which are carried or refused by name: their values multiply the rows, not the questions.
-        columns = [
-            np.unique(table.column(name), return_inverse=True)[1].reshape(-1)
-            for name in table.knobs
-            if name in self.trainer.limited_by or name in self.trainer.limited_by_own
-        ]
+        columns = [np.unique(table.column(name), return_inverse=True)[1].reshape(-1) for name in self._limiting(table)]
         rows = np.stack([np.zeros(len(table), dtype=np.int64), *columns], axis=1)
         _, first, kind = np.unique(rows, axis=0, return_index=True, return_inverse=True)
         found = [self.trainer.limits(workload, table[int(row)], self.options) for row in first]
@@ -66,6 +61,23 @@ class Launchable:
                 name = self._name(limits[0])
                 counts[name] = counts.get(name, 0) + int(size)
         return np.array([not limits for limits in found], dtype=np.bool_)[kind], counts
+
+    def asked_by_row(self, workload: Workload, table: ConfigTable) -> Callable[[int], bool]:
+        """Whether it can launch a row, asked when it is needed: for a look at a few rows, for which `cut` would ask about all."""
+        columns, answers = [table.column(name) for name in self._limiting(table)], dict[tuple[Any, ...], bool]()
+
+        def can_launch(row: int) -> bool:
+            kind = tuple(column[row] for column in columns)
+            if kind not in answers:
+                answers[kind] = not self.trainer.limits(workload, table[row], self.options)
+            return answers[kind]
+
+        return can_launch
+
+    def _limiting(self, table: ConfigTable) -> list[str]:
+        """The knobs that its limits depend on. All rows have the same own knobs, most of which are carried or refused by name: their values multiply the rows,
+        not the questions."""
+        return [name for name in table.knobs if name in self.trainer.limited_by or name in self.trainer.limited_by_own]
 
     def _name(self, limit: Limit) -> str:
         return f"{self.trainer.name}_{limit.knob.partition('.')[0]}"

@@ -28,10 +28,10 @@ import numpy as np
 from autotune.cost import calibration_for
 from autotune.reviews.edits import Proposal, proposal, space_around
 from autotune.schema.parsing import parse_space
-from autotune.space import SearchSpace
+from autotune.space import Launchable, SearchSpace
 from autotune.space.baseline import distance_from_plain
 from autotune.spec import ConfigTable, ParallelConfig, Study, Workload, config_label
-from autotune.trainers import trainer_names
+from autotune.trainers import trainer, trainer_names
 from tests.benchmarks.published import FILES, Block
 from tests.benchmarks.published.unseen import BATCHES, unseen
 
@@ -186,7 +186,10 @@ def _pair(source: str, is_blind: bool, block: Block, usual: bool) -> Pair | None
         cluster=cluster.resized(num_nodes=max(1, ranks // per_node), gpus_per_node=per_node),
         global_batch_size=plain.global_batch_size,
     )
-    space = (_usual_space(workload, plain) if usual else None) or SearchSpace.of(workload, list(step_time_s))
+    launchable: Launchable | None = Launchable(trainer=trainer(_known_trainer(workload)))
+    space = _usual_space(workload, plain, launchable) if usual and launchable else None
+    if space is None:
+        space, launchable = SearchSpace.of(workload, list(step_time_s)), None
     return Pair(
         source=source,
         is_blind=is_blind,
@@ -194,12 +197,16 @@ def _pair(source: str, is_blind: bool, block: Block, usual: bool) -> Pair | None
         step_time_s=step_time_s,
         plain=plain,
         best=min(ran, key=lambda config: step_time_s[config]),
-        found=proposal(space, plain, calibration_for(workload), None),
+        found=proposal(space, plain, calibration_for(workload), None, launchable),
         others=space.table,
     )
 
 
-def _usual_space(workload: Workload, plain: ParallelConfig) -> SearchSpace | None:
+def _known_trainer(workload: Workload) -> str:
+    return workload.trainer if workload.trainer in trainer_names() else "megatron"
+
+
+def _usual_space(workload: Workload, plain: ParallelConfig, launchable: Launchable) -> SearchSpace | None:
     """What a study of that workload would search, in the number format of the plain config; None where none of it is legal for its trainer."""
     kind = (
         "moe-multi-node"
@@ -208,8 +215,11 @@ def _usual_space(workload: Workload, plain: ParallelConfig) -> SearchSpace | Non
     )
     space = parse_space(kind)
     space = replace(space, knobs={**space.knobs, "precision": (plain.precision,)})
-    known = workload.trainer if workload.trainer in trainer_names() else "megatron"
-    return space_around(Study(name="pair", workload=workload, space=space, trainer=known), plain)
+    valid = space_around(Study(name="pair", workload=workload, space=space, trainer=launchable.trainer.name), plain)
+    if valid is None:
+        return None
+    can, _ = launchable.cut(valid.workload, valid.table)
+    return SearchSpace.of(valid.workload, valid.table.take(can)) if can.any() else None
 
 
 def _line(pair: Pair) -> str:
