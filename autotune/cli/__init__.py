@@ -10,6 +10,7 @@
                    annotate.py     note, tag, delete           store.py        store check, backup, restore, migrate, ...
                    doctor.py       doctor                      onboarding.py   init, import
                    recheck.py      recheck                     diagnose.py     diagnose
+    brief.py       commands that answer at once
     help_pages.py  commands in groups, examples                quantities.py   options with units
     output.py      the options that commands share; JSON documents, tables and errors
     live.py        the live view of a running study            study_text.py   a study as text
@@ -25,8 +26,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from autotune.cli.brief import COMMANDS as BRIEF
+from autotune.cli.brief import brief
 
 if TYPE_CHECKING:
     import typer
@@ -69,6 +74,11 @@ def run(argv: list[str]) -> int:
     if argv[:1] == ["run"] and "--" in argv:
         at = argv.index("--")
         _be_silent(argv[at + 1 :], argv[1:at])
+    with brief() if argv[:1] and argv[0] in BRIEF else nullcontext():
+        return _run(argv)
+
+
+def _run(argv: list[str]) -> int:
     import typer
 
     from autotune.cli.exit_codes import DONE, INTERRUPTED

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from shutil import get_terminal_size
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -123,6 +124,11 @@ def consoles() -> tuple[Console, Console]:
         if not console.is_terminal:
             console.width = PIPE_WIDTH
     return out, err
+
+
+def line_width() -> int:
+    """Columns of a line on stdout, as those of its console."""
+    return get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
 
 
 def palette_of(out: Console) -> Palette:

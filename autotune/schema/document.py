@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -17,6 +17,8 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     StrictFloat,
     StrictInt,
@@ -24,7 +26,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
 
 from autotune.errors import SpecError
 from autotune.spec import KNOBS
@@ -117,7 +119,7 @@ OF_WORKLOAD = (
 class Document(BaseModel):
     """A mapping whose keys are all known."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -160,6 +162,26 @@ class Document(BaseModel):
         if knob := next((name for name in KNOBS if name in meant_by(str(key)) and name not in cls.model_fields), ""):
             return f"did you mean the knob {knob}? Its values go under `space`: write `space: {{{knob}: [...]}}`"
         return f"keys: {', '.join(names)}"
+
+
+class Later:
+    """Marks a document that few specs have: `Annotated[SlurmDocument, Later(SlurmDocument)]`. Its validator is built when a spec has one, which saves half of the
+    time that building the validator of a study takes."""
+
+    def __init__(self, document: type[BaseModel]) -> None:
+        self._document = document
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._document.model_validate)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The document's own, among the definitions."""
+        self._document.model_rebuild()
+        whole = dict(self._document.__pydantic_core_schema__)
+        if "ref" not in whole:
+            return handler(cast(CoreSchema, whole))
+        by_name = core_schema.definition_reference_schema(str(whole["ref"]))
+        return handler(core_schema.definitions_schema(by_name, [cast(CoreSchema, whole)]))
 
 
 def _carried(found: ErrorDetails) -> InitErrorDetails:

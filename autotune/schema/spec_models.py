@@ -32,6 +32,7 @@ from autotune.schema.document import (
     FlopsPerSecond,
     Fraction,
     GpuSeconds,
+    Later,
     Latency,
     Name,
     Number,
@@ -134,7 +135,7 @@ class ClusterDocument(Document, defer_build=True):
 
 
 AskedCluster = Annotated[
-    Annotated[Text, Tag("<name>")] | Annotated[ClusterDocument, Tag("<inline>")], either("<name>", "<inline>")
+    Annotated[Text, Tag("<name>")] | Annotated[ClusterDocument, Later(ClusterDocument), Tag("<inline>")], either("<name>", "<inline>")
 ]
 
 
@@ -456,7 +457,7 @@ class StudyDocument(Document, defer_build=True):
     )
     target: (
         Annotated[
-            Annotated[Text, Tag("<name>")] | Annotated[TargetDocument, Tag("<inline>")], either("<name>", "<inline>")
+            Annotated[Text, Tag("<name>")] | Annotated[TargetDocument, Later(TargetDocument), Tag("<inline>")], either("<name>", "<inline>")
         ]
         | None
     ) = Field(
@@ -465,11 +466,11 @@ class StudyDocument(Document, defer_build=True):
         "name, or {cluster, global_batch_size, seq_len}",
     )
     workload: WorkloadDocument
-    rl: PostTrainingDocument | None = Field(
+    rl: Annotated[PostTrainingDocument, Later(PostTrainingDocument)] | None = Field(
         default=None,
         description="a post-training step (grpo, dapo, ppo, dpo): prompts, responses, their lengths, and where they are generated",
     )
-    rollout: RolloutDocument | None = Field(
+    rollout: Annotated[RolloutDocument, Later(RolloutDocument)] | None = Field(
         default=None,
         description="generation speed for `rl`, as numbers or from a log; it is not modelled",
     )
@@ -481,7 +482,7 @@ class StudyDocument(Document, defer_build=True):
         description="the study's own knobs with their values, the default first: {num_workers: [0, 2, 4], flash: [false, true]}",
     )
     objective: ObjectiveDocument = ObjectiveDocument.model_construct()
-    failures: FailuresDocument | None = Field(
+    failures: Annotated[FailuresDocument, Later(FailuresDocument)] | None = Field(
         default=None, description="cluster failures and the cost of a checkpoint; used by the metric goodput"
     )
     budget: BudgetDocument = BudgetDocument.model_construct()
@@ -505,10 +506,10 @@ class StudyDocument(Document, defer_build=True):
         default=True,
         description="whether the probe observes the program: its optimizer steps, micro-batches, model and files",
     )
-    slurm: SlurmDocument | None = Field(
+    slurm: Annotated[SlurmDocument, Later(SlurmDocument)] | None = Field(
         default=None, description="the Slurm job that runs the study, with `autotune tune SPEC --on slurm`"
     )
-    kubernetes: KubernetesDocument | None = Field(
+    kubernetes: Annotated[KubernetesDocument, Later(KubernetesDocument)] | None = Field(
         default=None, description="the RayJob that runs the study, with `autotune tune SPEC --on kubernetes`"
     )
     seed: Annotated[StrictInt, Field(ge=0, lt=1 << 31)] = 0

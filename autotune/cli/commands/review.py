@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli.commands.onboarding import BatchOption, ModelOption, PrecisionOption, SequenceOption
-from autotune.cli.output import JsonOption, StoreOption, consoles, emit, never_printed, note
+from autotune.cli.output import JsonOption, StoreOption, emit, line_width, never_printed, note
 from autotune.cli.quantities import time_s, tokens
 from autotune.errors import SpecError
 
@@ -119,7 +119,7 @@ def review(
         print(_patch(found), end="")
         _note_what_the_files_lack(found)
     else:
-        width = min(WIDTH, consoles()[0].width)
+        width = min(WIDTH, line_width())
         for line in lines_of(found, tokens=train_tokens, most=None if everything else MOST, width=width):
             print(line)
     if found.missing:
