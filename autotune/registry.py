@@ -17,7 +17,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import CatalogError, RunnerError, SpecError
 from autotune.extras import is_own, missing_extra
 from autotune.spec.checks import nearest
+from autotune.values import dataclass
 
 if TYPE_CHECKING:
     from autotune.ports import DryRunner, TrialRunner

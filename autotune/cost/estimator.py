@@ -11,7 +11,7 @@ derivative is 1. Differences go downward, where no fraction passes 1. One evalua
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, TypeVar, final
 from zlib import crc32
 
@@ -34,6 +34,7 @@ from autotune.errors import ConfigError
 from autotune.space import LAWS
 from autotune.spec import ConfigTable, Estimate, MemoryParts, ParallelConfig, TimeParts, Workload
 from autotune.spec.estimate import PhaseParts
+from autotune.values import dataclass
 
 _SHAPE_LAWS = tuple(
     law
@@ -221,7 +222,9 @@ def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration]
     return at
 
 
-def step_times_by(workload: Workload, table: ConfigTable, constants: Calibration, columns: Mapping[str, Array]) -> Array:
+def step_times_by(
+    workload: Workload, table: ConfigTable, constants: Calibration, columns: Mapping[str, Array]
+) -> Array:
     """Step times in seconds by M sets of constants, shape (M, N). `columns`: the constants in which the sets differ, shape (M,) each.
 
     As many sets as a block holds are computed at once, on a table that repeats the configs for each: formulas take as long for a few configs as for hundreds.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
+
+from autotune.values import dataclass
 
 CLAIMED = 0.05
 """share of the step from which on a cause is claimed"""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from autotune.reviews.earlier import Earlier
 from autotune.spec import Estimate, ParallelConfig, Study, config_label
 from autotune.spec.failures import CheckpointPolicy, policy_for
 from autotune.spec.plain import Plain
+from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

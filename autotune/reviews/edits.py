@@ -7,7 +7,7 @@ which, the faster of both kept, most is gained on average. Batch and number of r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -21,6 +21,7 @@ from autotune.reviews.gains import Gains, gain_between, gains_of, given_that_it_
 from autotune.space import Launchable, SearchSpace, why_not
 from autotune.spec import KNOBS, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Study, Workload
 from autotune.spec.estimate import AT_THE_LIMIT
+from autotune.values import dataclass
 
 SURE = 0.1
 """largest P(OOM) of what is proposed"""

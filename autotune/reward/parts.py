@@ -29,7 +29,8 @@ for fragmentation: the allocator's reserve grows in long runs. The other limits 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from autotune.values import dataclass
 
 SPIKE_FACTOR = 4.0
 """a gradient norm is a spike above this multiple of its neighbours' median"""

@@ -32,8 +32,8 @@ from autotune.schema.document import (
     FlopsPerSecond,
     Fraction,
     GpuSeconds,
-    Later,
     Latency,
+    Later,
     Name,
     Number,
     Positive,
@@ -135,7 +135,8 @@ class ClusterDocument(Document, defer_build=True):
 
 
 AskedCluster = Annotated[
-    Annotated[Text, Tag("<name>")] | Annotated[ClusterDocument, Later(ClusterDocument), Tag("<inline>")], either("<name>", "<inline>")
+    Annotated[Text, Tag("<name>")] | Annotated[ClusterDocument, Later(ClusterDocument), Tag("<inline>")],
+    either("<name>", "<inline>"),
 ]
 
 
@@ -457,7 +458,8 @@ class StudyDocument(Document, defer_build=True):
     )
     target: (
         Annotated[
-            Annotated[Text, Tag("<name>")] | Annotated[TargetDocument, Later(TargetDocument), Tag("<inline>")], either("<name>", "<inline>")
+            Annotated[Text, Tag("<name>")] | Annotated[TargetDocument, Later(TargetDocument), Tag("<inline>")],
+            either("<name>", "<inline>"),
         ]
         | None
     ) = Field(

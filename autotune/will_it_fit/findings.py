@@ -9,10 +9,11 @@ All numbers come from the dry run; rows are only summed, sorted and cut.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autotune.cost.traits import loop_of, memory_differences
 from autotune.spec import CollectiveCall, DryRun, MatrixProduct, MemorySample, ModuleCost
+from autotune.values import dataclass
 from autotune.will_it_fit.answer import PLAYED, Fit
 
 BESIDE = (

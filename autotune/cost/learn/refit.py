@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 from autotune.cost.calibration import Calibration, refit_values
 from autotune.cost.estimator import Sensitivity, sensitivity, step_times
 from autotune.spec import KNOBS, ConfigTable, Workload
+from autotune.values import dataclass
 
 Array = NDArray[np.float64]
 

@@ -22,13 +22,14 @@ Trials of the trainer's phases take their sequences from the same functions: `st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.spec.post_training import PostTraining
+from autotune.values import dataclass
 
 Floats = NDArray[np.float64]
 DRAWN = 1 << 15

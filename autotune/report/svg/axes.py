@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html import escape
 
 from autotune.report.svg.canvas import (
@@ -20,6 +19,7 @@ from autotune.report.svg.canvas import (
     text,
     ticks,
 )
+from autotune.values import dataclass
 
 LEGEND_ROW = 20.0
 """height of a row of the legend"""

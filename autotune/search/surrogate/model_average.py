@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from scipy.special import log_softmax
 from autotune.search.surrogate.corrected_gp import CorrectedGP, Prior, Rows, Scales
 from autotune.search.surrogate.kernel import Alike, apart
 from autotune.search.surrogate.observations import Observations
+from autotune.values import dataclass
 
 Array = NDArray[np.float64]
 

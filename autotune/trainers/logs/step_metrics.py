@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from autotune.values import dataclass
 
 MAX_LINE = 2000
 """characters of a log line that are read; the rest is ignored"""
