@@ -1,4 +1,5 @@
-"""`dataclass` as the standard library has it, but frozen ones are made in a quarter of the time: there are hundreds, and making them was a fifth of what a short command took.
+"""`dataclass` as the standard library has it, but frozen classes are made in a quarter of the time: there are hundreds, and a fifth of what a short command took was to make
+them.
 
 The standard library compiles six methods for each class. Here `__init__` alone is compiled, and the others are closures over the names of the fields. Classes that are not
 frozen, that inherit from a dataclass, or that ask for more than `slots` and `kw_only`, are made by the standard library.
@@ -38,8 +39,8 @@ def _made(cls: type[Any], options: dict[str, Any]) -> type[Any]:
             setattr(cls, name, method)
     if own_hash is None:
         hashed = (field.name for field in fields if (field.compare if field.hash is None else field.hash))
-        cls.__hash__ = _hash(_values(hashed))  # type: ignore[method-assign]
-    cls.__setattr__, cls.__delattr__ = _frozen(cls, names)  # type: ignore[method-assign, assignment]
+        setattr(cls, "__hash__", _hash(_values(hashed)))  # noqa: B010  # as a method, which an assignment is not for a type checker
+    cls.__setattr__, cls.__delattr__ = _frozen(cls, names)
     for name in ("init", "repr", "eq", "frozen"):
         setattr(cls.__dataclass_params__, name, True)
     return cls
@@ -67,7 +68,7 @@ def _init(cls: type[Any], fields: tuple[dataclasses.Field[Any], ...]) -> Callabl
         body.append("  self.__post_init__()")
     text = f"def make({', '.join(known)}):\n def __init__({', '.join(words)}):\n{chr(10).join(body) or '  pass'}\n return __init__"
     space: dict[str, Any] = {}
-    exec(text, {}, space)  # noqa: S102  # names of fields alone, as the standard library does
+    exec(text, {}, space)  # names of fields alone, as the standard library does
     init: Callable[..., None] = space["make"](**known)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__annotations__ = {**{field.name: field.type for field in fields}, "return": None}
@@ -84,38 +85,38 @@ def _values(names: Any) -> Callable[[Any], tuple[Any, ...]]:
 
 def _repr(names: list[str]) -> Callable[[Any], str]:
     @recursive_repr()
-    def __repr__(self: Any) -> str:
+    def repr_(self: Any) -> str:
         return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
-    return __repr__
+    return repr_
 
 
 def _eq(values: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any, object], Any]:
-    def __eq__(self: Any, other: object) -> Any:
+    def eq_(self: Any, other: object) -> Any:
         return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
 
-    return __eq__
+    return eq_
 
 
 def _hash(values: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], int]:
-    def __hash__(self: Any) -> int:
+    def hash_(self: Any) -> int:
         return hash(values(self))
 
-    return __hash__
+    return hash_
 
 
 def _frozen(cls: type[Any], names: frozenset[str]) -> tuple[Callable[..., None], Callable[..., None]]:
-    def __setattr__(self: Any, name: str, value: Any) -> None:
+    def setattr_(self: Any, name: str, value: Any) -> None:
         if type(self) is cls or name in names:
             raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
         super(cls, self).__setattr__(name, value)
 
-    def __delattr__(self: Any, name: str) -> None:
+    def delattr_(self: Any, name: str) -> None:
         if type(self) is cls or name in names:
             raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
         super(cls, self).__delattr__(name)
 
-    return __setattr__, __delattr__
+    return setattr_, delattr_
 
 
 def _getstate(self: Any) -> list[Any]:

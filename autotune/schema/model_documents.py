@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
 from pydantic_core import PydanticCustomError
 
-from autotune.schema.document import Count, Document, Name, Text
+from autotune.schema.document import Count, Document, Name, Text, no_keys
 
 
 class ModelDocument(Document, defer_build=True):
@@ -93,7 +93,7 @@ class ModuleModelDocument(Document, defer_build=True):
             description="package.module:function; the function returns an nn.Module, or a mapping with one under `model`",
         ),
     ]
-    args: dict[StrictStr, Any] = Field(default_factory=dict, description="keyword arguments of the function")
+    args: dict[StrictStr, Any] = Field(default_factory=no_keys, description="keyword arguments of the function")
     folder: Text | None = Field(
         default=None, description="folder from which the module is imported; default: the spec's"
     )

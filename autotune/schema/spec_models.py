@@ -42,6 +42,8 @@ from autotune.schema.document import (
     Text,
     Tokens,
     either,
+    no_entries,
+    no_keys,
     written,
 )
 from autotune.schema.model_documents import AskedModel
@@ -318,7 +320,7 @@ class ContainerDocument(Document, defer_build=True):
 
     image: Word = Field(description="file (.sqsh) or name, as `srun --container-image` takes it")
     mounts: Annotated[list[Word], Field(max_length=100)] = Field(
-        default_factory=list, description="folders to mount in addition to the study's: FOLDER or FOLDER:WHERE"
+        default_factory=no_entries, description="folders to mount in addition to the study's: FOLDER or FOLDER:WHERE"
     )
 
 
@@ -370,7 +372,7 @@ class SlurmDocument(BaseModel):
     )
     exclusive: StrictBool = Field(default=True, description="whether the job gets whole nodes")
     setup: Annotated[list[Line], Field(max_length=100)] = Field(
-        default_factory=list, description="script lines to run before autotune starts, e.g. to load modules"
+        default_factory=no_entries, description="script lines to run before autotune starts, e.g. to load modules"
     )
     container: ContainerDocument | None = None
 
@@ -425,20 +427,20 @@ class KubernetesDocument(Document, defer_build=True):
         default=None, description="instead of `store`: a folder on a volume; each study gets its own subfolder"
     )
     files: Annotated[list[Word], Field(max_length=100)] = Field(
-        default_factory=list,
+        default_factory=no_entries,
         description="files to send to the pods with the spec, such as the program; at most 1 MiB in total",
     )
     env_from: Annotated[list[Word], Field(max_length=20)] = Field(
-        default_factory=list, description="secrets whose keys become environment variables of the pods"
+        default_factory=no_entries, description="secrets whose keys become environment variables of the pods"
     )
-    volumes: Annotated[list[VolumeDocument], Field(max_length=20)] = Field(default_factory=list)
+    volumes: Annotated[list[VolumeDocument], Field(max_length=20)] = Field(default_factory=no_entries)
     cpus: Annotated[StrictInt, Field(ge=1, le=1 << 12)] | None = Field(default=None, description="CPUs of each pod")
     memory: Annotated[StrictStr, Field(pattern=r"^[0-9]+([EPTGM]i?|Ki|k)$")] | None = Field(
         default=None, description="memory of each pod, e.g. 128Gi"
     )
     gpu_resource: Word = Field(default="nvidia.com/gpu", description="name of the GPU resource in Kubernetes")
     node_selector: Annotated[dict[StrictStr, StrictStr], Field(max_length=20)] = Field(
-        default_factory=dict, description="labels of the nodes to run on"
+        default_factory=no_keys, description="labels of the nodes to run on"
     )
     retries: Annotated[StrictInt, Field(ge=0, le=100)] = Field(
         default=2, description="how often a failed job is restarted; it continues the same study"
@@ -480,7 +482,7 @@ class StudyDocument(Document, defer_build=True):
         Annotated[Text, Tag("<name>")] | Annotated[SpaceDocument, Tag("<inline>")], either("<name>", "<inline>")
     ] = Field(description="name of a built-in search space, path to a file, or the knobs inline")
     knobs: Annotated[dict[StrictStr, OwnValues], Field(max_length=MAX_OWN_KNOBS)] = Field(
-        default_factory=dict,
+        default_factory=no_keys,
         description="the study's own knobs with their values, the default first: {num_workers: [0, 2, 4], flash: [false, true]}",
     )
     objective: ObjectiveDocument = ObjectiveDocument.model_construct()
@@ -521,6 +523,6 @@ class StudyDocument(Document, defer_build=True):
         description="the config that trials are compared with; default: pure data parallelism. dp and accumulation_steps follow from the other knobs",
     )
     enqueue: Annotated[list[Config], Field(max_length=1000)] = Field(
-        default_factory=list,
+        default_factory=no_entries,
         description="configs to try first; dp and accumulation_steps follow from the other knobs if omitted",
     )

@@ -17,7 +17,7 @@ The laws themselves stand in `mesh_laws.py`, `step_laws.py` and, of post-trainin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -38,14 +38,19 @@ def laws_for(workload: Workload) -> tuple[Law, ...]:
 
 def why_not(workload: Workload, config: ParallelConfig, laws: Sequence[Law] | None = None) -> str | None:
     """The reason of the first law that `config` breaks, or None when it is legal."""
-    return next(iter(reasons(workload, config, laws)), None)
+    return next(_broken(workload, config, laws), None)
 
 
 def reasons(workload: Workload, config: ParallelConfig, laws: Sequence[Law] | None = None) -> list[str]:
     """The reasons of all laws (default: those of the workload) that `config` breaks."""
+    return list(_broken(workload, config, laws))
+
+
+def _broken(workload: Workload, config: ParallelConfig, laws: Sequence[Law] | None) -> Iterator[str]:
     table = ConfigTable.of([config])
-    broken = (law for law in (laws_for(workload) if laws is None else laws) if not law.check(workload, table)[0])
-    return [law.reason(workload, config) for law in broken]
+    for law in laws_for(workload) if laws is None else laws:
+        if not law.check(workload, table)[0]:
+            yield law.reason(workload, config)
 
 
 def legal(workload: Workload, table: ConfigTable) -> Mask:

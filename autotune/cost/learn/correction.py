@@ -64,7 +64,6 @@ from dataclasses import replace
 from typing import final
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration, calibration_for
@@ -93,6 +92,8 @@ SCALE = 0.7
 
 def widening(squares: float, trials: int) -> float:
     """Factor on standard deviations given that many trials, such that the 90% interval of a normal is that of the t. `squares`: q."""
+    import scipy
+
     degrees = DEGREES + trials
     variance = (SCALE * DEGREES + squares) / degrees
     return math.sqrt(variance) * float(scipy.special.stdtrit(degrees, 1.0 - TAIL)) / Z90
@@ -100,6 +101,8 @@ def widening(squares: float, trials: int) -> float:
 
 def unstalled(rows: Sensitivity, errors: Array, prior: UncertainConstants) -> NDArray[np.intp]:
     """Numbers of the trials whose sends did not stall, ascending. `errors`: log(measured / predicted) of each trial, shape (n,)."""
+    import scipy
+
     kept = np.arange(len(errors))
     while len(kept) and rows.stall_probability[kept].any():
         left = rows.take(kept)
@@ -308,6 +311,8 @@ def guarded_refit(constants: Calibration, trials: Sequence[Measured]) -> Refitte
 
 def _weighed(answers: Sequence[Believed]) -> tuple[Believed, ...]:
     """The answers with weights that are proportional to the evidence of their priors."""
+    import scipy
+
     weights = np.exp(scipy.special.log_softmax([b.said.log_evidence for b in answers if b.said]))
     return tuple(replace(b, weight=float(w)) for b, w in zip(answers, weights, strict=True))
 

@@ -40,7 +40,6 @@ from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration, refit_values
@@ -152,7 +151,8 @@ class UncertainConstants:
 
     def _moved(self, name: str, log: float) -> float:
         """A constant multiplied by the exponential of `log`, at most what it can be."""
-        return min(getattr(self.constants, name) * float(np.exp(log)), _most(name, self.constants))
+        value: float = getattr(self.constants, name) * float(np.exp(log))
+        return min(value, _most(name, self.constants))
 
     def ends(self, reach: float) -> dict[str, tuple[float, float]]:
         """Each constant at so many standard deviations below and above."""
@@ -267,6 +267,8 @@ class Conditioned:
     @classmethod
     def on(cls, rows: Sensitivity, errors: Array, prior: UncertainConstants) -> Conditioned:
         """`errors`: y, log(measured / predicted) of each trial, at the prior mean of the constants."""
+        import scipy
+
         own = prior.own_error
         across = rows.jacobian @ prior.covariance
         shared = own.covariance(rows, rows)
@@ -286,6 +288,8 @@ class Conditioned:
 
     def misfit(self, moved: Array, left: Array) -> float:
         """Negative log density of constants that lie `moved` from the prior and of what they leave of the trials, `left`, up to a constant."""
+        import scipy
+
         own = left @ scipy.linalg.cho_solve(self.own_factor, left, check_finite=False)
         return 0.5 * float(own + moved @ np.linalg.solve(self.prior.covariance, moved))
 
@@ -302,11 +306,15 @@ class Conditioned:
     def left_out(self) -> tuple[Array, Array]:
         """Of each trial's log(measured / predicted), given all others: how far it lies from its mean, and its variance; shape (n,) each (Rasmussen & Williams
         2006, eq. 5.12)."""
+        import scipy
+
         precision = np.diag(scipy.linalg.cho_solve(self.factor, np.eye(len(self.own)), check_finite=False))
         return self.own / precision, 1.0 / precision
 
     def covariance_of(self, rows: Sensitivity, others: Sensitivity) -> Array:
         """Covariance of the errors of configs with those of others, of what neighbours share, shape (N, m)."""
+        import scipy
+
         own, spread = self.prior.own_error, self.prior.covariance
         ours, theirs = (
             some.jacobian @ spread @ self.rows.jacobian.T + own.covariance(some, self.rows) for some in (rows, others)
@@ -317,6 +325,8 @@ class Conditioned:
     def errors_of(self, rows: Sensitivity) -> tuple[Array, Array, Array]:
         """Of the next measurements of configs at the same linearisation: mean of log(measured / predicted), its standard deviation, and the part of it that
         is due to constants and level; shape (N,) each."""
+        import scipy
+
         own = self.prior.own_error
         across = rows.jacobian @ self.prior.covariance @ self.rows.jacobian.T + own.covariance(rows, self.rows)
         explained = np.einsum("ij,ji->i", across, scipy.linalg.cho_solve(self.factor, across.T, check_finite=False))

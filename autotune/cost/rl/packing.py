@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,10 @@ class Packed:
     @classmethod
     def of_rows(cls, kinds: Sequence[Packed], of_row: NDArray[np.intp]) -> Packed:
         """Columns; `of_row`: the kind of each row, shape (N,)."""
-        return cls(**{f.name: np.array([getattr(kind, f.name) for kind in kinds])[of_row] for f in fields(cls)})
+        columns: dict[str, Any] = {
+            f.name: np.array([getattr(kind, f.name) for kind in kinds])[of_row] for f in fields(cls)
+        }
+        return cls(**columns)
 
 
 def drawn_lengths(asked: PostTraining, steps: int, seed: int | Sequence[int] = 0) -> Floats:

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.base.limit import Limit
 
 
+@lru_cache(maxsize=64)
 def effective(config: ParallelConfig) -> ParallelConfig:
     """The same training with neutral values where a knob has no effect."""
     changes: dict[str, Any] = {}
