@@ -100,12 +100,12 @@ def proposal(
         predicted = given_that_it_ran(predicted, estimate(workload, config, calibration=constants))
     risk, speed = np.asarray(predicted.oom_probability), np.asarray(predicted.tokens_per_s)
     share = OF_PACKED if workload.rl is not None else 1
-    fastest = _first(space, speed * (risk <= SURE), LOOKED_AT // share, can_launch)
     launch = estimate(workload, config, calibration=constants)
     is_safe = float(launch.oom_probability) < AT_THE_LIMIT[0]
     # another arithmetic is no way to save memory
     same = space.table.column("precision") == space.table.knobs["precision"].encode(config.precision)
     speed = np.where(same | (speed >= LEAST * float(launch.tokens_per_s)), speed, 0.0)
+    fastest = _first(space, speed * (risk <= SURE), LOOKED_AT // share, can_launch)
     may_fit = speed * (1.0 - risk) * (risk <= (RISKY if is_safe else FITS))
     risky = _first(space, may_fit * (risk > SURE), LOOKED_AT_RISKY // share, can_launch)
     alike = [

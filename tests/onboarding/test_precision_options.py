@@ -166,3 +166,31 @@ def test_the_word_of_today_is_kept_where_others_are_near(tmp_path: Path, given: 
     found = words_of(draft)[1] or {}
     assert {value: found.get(value, value) for value in values} == values
     assert "precision=bf16" in draft.document["baseline"]
+
+
+@pytest.mark.parametrize(
+    ("today", "cluster", "offered"),
+    [
+        ("bfloat16", "h100-sxm-1x8", ["bf16"]),
+        ("float16", "h100-sxm-1x8", ["fp16", "bf16"]),
+        ("float32", "h100-sxm-1x8", ["fp32", "bf16"]),
+        ("float32", None, ["fp32", "bf16"]),
+        ("float32", "v100-32gb-1x8", ["fp32", "fp16"]),
+        ("float16", "v100-32gb-1x8", ["fp16"]),
+        ("float32", "cpu-1x4", ["fp32", "bf16"]),
+        ("bfloat16", "cpu-1x4", ["bf16", "fp32"]),
+    ],
+)
+def test_offered_are_the_format_of_today_and_those_that_may_be_faster_there(
+    today: str, cluster: str | None, offered: list[str], tmp_path: Path
+) -> None:
+    program = f"{ARGPARSE}p.add_argument('--dtype', default='{today}', choices=['float32', 'bfloat16', 'float16'])\n"
+    assert drafted(tmp_path, program, cluster=cluster).document["space"]["precision"] == offered
+
+
+@pytest.mark.parametrize(
+    ("flags", "offered"), [("--bf16", ["bf16"]), ("--fp16", ["fp16", "bf16"]), ("", ["fp32", "bf16"])]
+)
+def test_of_flags_too(flags: str, offered: list[str], tmp_path: Path) -> None:
+    draft = drafted(tmp_path, TRAINER, f"torchrun --nproc-per-node 8 train.py {flags}", cluster="h100-sxm-1x8")
+    assert draft.document["space"]["precision"] == offered

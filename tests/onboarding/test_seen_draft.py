@@ -219,7 +219,7 @@ def test_formats_for_which_a_cpu_has_no_units_are_not_offered_on_one(tmp_path: P
     choices = 'choices=["float32", "bfloat16", "float16"]'
     (tmp_path / "train.py").write_text(SCRIPT.replace('choices=["float32", "bfloat16"]', choices))
     draft = first_draft(tmp_path / "train.py", folder=tmp_path)
-    for device, offered in (("cpu", ["fp32", "bf16"]), ("cuda", ["fp32", "bf16", "fp16"])):
+    for device, offered in (("cpu", ["fp32", "bf16"]), ("cuda", ["fp32", "bf16"])):
         found = seen_draft(draft, seen(device=device), launched="x", steps=3, folder=tmp_path)
         assert found.document["space"]["precision"] == offered
 

@@ -206,6 +206,21 @@ def test_changes_that_surely_gain_together_are_proposed_though_none_is_sure_alon
     assert float(found.estimate.peak_memory_high_bytes) <= found.study.workload.cluster.gpu.memory_bytes  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("said", ["fp16", "fp32"])
+def test_no_slower_number_format_is_proposed_also_for_a_launch_that_does_not_fit(
+    said: str, script: Path, tmp_path: Path
+) -> None:
+    """A config of another format than the launch's own: what is proposed is faster, so it is never fp32, nor fp16 in place of it."""
+    launch = script.read_text().replace("Llama-3.1-8B", "Llama-3.1-70B")
+    script.write_text(launch)
+    for zero_stage in (0, 3):
+        config = f"micro_batch_size=1,accumulation_steps=16,precision={said},zero_stage={zero_stage},recompute=full"
+        found = review(script, cluster="h100-sxm", config=config)
+        changes = [edit.changes for edit in (*found.edits, *found.trials)]
+        changes += [found.if_out_of_memory.changes] if found.if_out_of_memory else []
+        assert {each["precision"][1] for each in changes if "precision" in each} <= {"bf16"}
+
+
 def test_what_is_missing_is_named_with_how_to_say_it_and_nothing_is_predicted(script: Path) -> None:
     found = review(script)
     assert [each.what for each in found.missing] == ["the GPUs it runs on"]

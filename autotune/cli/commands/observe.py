@@ -66,7 +66,10 @@ def run(
     reports = folder() if diagnose else ""
 
     def advise(channel: object) -> None:
-        from autotune.observing.adviser import Asked, adviser_of
+        from autotune.cli.brief import brief
+
+        with brief():  # it runs as long as the command does, but is loaded as a short one
+            from autotune.observing.adviser import Asked, adviser_of
 
         said = {
             "model": model,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.onboarding.configuration_files import unread_files
-from autotune.onboarding.draft import Draft, Entry, Place, file_name
+from autotune.onboarding.draft import Draft, Entry, Place, file_name, named_cluster
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.script.adapters import (
     frozen,
@@ -182,7 +182,7 @@ def script_draft(
         shape or Entry(key="model", value=MODEL, comment="fill in: `autotune models`, a config.json, or the shape"),
         where,
         workload,
-        Entry(key="space", value=_space(found, ranks)),
+        Entry(key="space", value=_space(found, ranks, place)),
         *baseline,
         Entry(key="trainer", parts=tuple(trainer)),
         runner,
@@ -250,6 +250,30 @@ def _precisions(found: OptionMatches) -> list[Any]:
     return sorted(words, key=lambda value: value != default)
 
 
+def _worth_trying(found: OptionMatches, place: Place) -> list[Any]:
+    """The number format of today, and those that it can be told and that may be faster where it runs.
+
+    On GPUs bf16 is faster than fp32 and as fast as fp16, which needs its losses scaled; fp32 is slower than all others. fp16 is faster than fp32 where bf16 is not to be
+    had. On CPUs it depends on the processor, but nobody trains in fp16 there. Of a program whose format is not known, all.
+    """
+    today, *others = _precisions(found)
+    if not others or _is_format_open(found):
+        return [today, *others]
+    cluster = named_cluster(place.name)
+    if cluster is not None and cluster.gpu.is_cpu:
+        return [today, *(each for each in others if each != "fp16")]
+    has_bf16 = "bf16" in (today, *others) and (cluster is None or "bf16" in cluster.gpu.peak_flops_per_s)
+    faster = ["bf16"] if has_bf16 else ["fp16"]
+    if today in ("fp32", "tf32"):
+        faster = ["tf32", *faster]
+    return [today, *(each for each in others if each in faster and today != "bf16")]
+
+
+def _is_format_open(found: OptionMatches) -> bool:
+    """Whether nothing says which format it trains in today."""
+    return "precision" in found.used and found.used["precision"][1].default is None
+
+
 def _micro(found: OptionMatches, ranks: RanksToday) -> int | None:
     """Sequences of a rank and micro-batch today, as far as it is said."""
     micro = found.count("micro_batch_size")
@@ -263,7 +287,7 @@ def _accumulates(found: OptionMatches) -> bool:
     return bool({"accumulation_steps", "global_batch_size"} & found.used.keys() or any(constants))
 
 
-def _space(found: OptionMatches, ranks: RanksToday) -> dict[str, Any]:
+def _space(found: OptionMatches, ranks: RanksToday, place: Place) -> dict[str, Any]:
     space: dict[str, Any] = {}
     if starts_one(found.script):
         space["world_sizes"] = [1]
@@ -287,7 +311,7 @@ def _space(found: OptionMatches, ranks: RanksToday) -> dict[str, Any]:
     for target in DEGREES:
         if target in found.used:
             space[target] = _choices(found, target) or {"powers_of_two": [1, 8]}
-    space["precision"] = _precisions(found)
+    space["precision"] = _worth_trying(found, place)
     for target in ("recompute", "zero_stage", "compile", "sequence_parallel"):
         if target in found.used and found.used[target][1].values:
             space[target] = list(found.used[target][1].values)
