@@ -30,8 +30,8 @@ from autotune.reviews.said_where import lines_of_values, with_lines
 from autotune.reviews.target import Target, folder_of, named_text, read_target
 from autotune.schema import parse_study
 from autotune.schema.files import is_model_file, with_program_files
-from autotune.space import Launchable, SearchSpace, complete
-from autotune.space.baseline import default_config
+from autotune.space import Launchable, complete
+from autotune.space.baseline import default_of_study
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study, Workload, catalog, config_label
 from autotune.spec.config import knobs_of
 from autotune.spec.post_training import TRAINED
@@ -455,7 +455,7 @@ def _config(study: Study, asked: str | None) -> ParallelConfig:
         return complete(study.workload, asked, study.space.own_knobs)
     if study.baseline is not None:
         return study.baseline
-    return default_config(SearchSpace.of_study(study))
+    return default_of_study(study)
 
 
 def _measured(

@@ -6,12 +6,15 @@ precision is the first that the space lists, and each of the study's own knobs h
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.space.constraint import why_not
+from autotune.space.launchable import Launchable
 from autotune.space.space import SearchSpace
-from autotune.spec import ConfigTable, ParallelConfig
+from autotune.spec import ConfigTable, ParallelConfig, Study, Workload
 
 
 def default_config(space: SearchSpace) -> ParallelConfig:
@@ -21,6 +24,19 @@ def default_config(space: SearchSpace) -> ParallelConfig:
     such config is legal (no batch size is a multiple of any world size), it is the config of the space that comes nearest: least model
     parallelism, most ranks, smallest micro-batch.
     """
+    return _default(space, space.launchable, lambda row: True)
+
+
+def default_of_study(study: Study) -> ParallelConfig:
+    """The same of a study's space, for which its trainer is asked about a few configs, not about all. Raises the errors of `SearchSpace.of_study`."""
+    valid, launchable = SearchSpace.build(study.workload, study.space), Launchable.of(study)
+    can_launch = launchable.asked_by_row(valid.workload, valid.table)
+    if not any(map(can_launch, range(len(valid)))):
+        return default_config(SearchSpace.of_study(study))  # which says why there is none
+    return _default(valid, launchable, can_launch)
+
+
+def _default(space: SearchSpace, launchable: Launchable | None, can_launch: Callable[[int], bool]) -> ParallelConfig:
     named = space.spec.knobs.get("precision", ()) if space.spec else ()
     precision = str(named[0]) if named else space[0].precision
     extra = {knob.name: knob.default for knob in space.table.own}
@@ -30,9 +46,10 @@ def default_config(space: SearchSpace) -> ParallelConfig:
                 config = ParallelConfig(
                     dp=world_size, accumulation_steps=batch // world_size, precision=precision, extra=extra
                 )
-                if why_not(space.workload, config) is None and not _is_refused(space, config):
+                if why_not(space.workload, config) is None and not _is_refused(launchable, space.workload, config):
                     return config
-    return space[int(np.lexsort(distance_from_plain(space.table, precision))[0])]
+    nearest = map(int, np.lexsort(distance_from_plain(space.table, precision)))
+    return space[next(filter(can_launch, nearest))]
 
 
 def distance_from_plain(table: ConfigTable, precision: str) -> NDArray[np.int64]:
@@ -48,6 +65,6 @@ def distance_from_plain(table: ConfigTable, precision: str) -> NDArray[np.int64]
     return np.array(keys, dtype=np.int64)
 
 
-def _is_refused(space: SearchSpace, config: ParallelConfig) -> bool:
+def _is_refused(launchable: Launchable | None, workload: Workload, config: ParallelConfig) -> bool:
     """Whether the study's trainer cannot launch it."""
-    return space.launchable is not None and space.launchable.why_not(space.workload, config) is not None
+    return launchable is not None and launchable.why_not(workload, config) is not None

@@ -171,19 +171,18 @@ def _filled(falling: Floats, count: NDArray[np.int64]) -> tuple[Floats, Floats, 
         lengths = falling[where]
         sequences = lengths.shape[-1]
         rounds = -(-sequences // bins)
-        lengths = np.pad(lengths, [(0, 0), (0, 0), (0, rounds * bins - sequences)]).reshape(
-            *lengths.shape[:-1], rounds, bins
-        )
-        own, squares = np.zeros((*lengths.shape[:-2], bins)), np.zeros((*lengths.shape[:-2], bins))
-        places = np.empty(lengths.shape, dtype=np.int64)
+        ranks = lengths.shape[:-1]
+        by_round = np.pad(lengths, [(0, 0), (0, 0), (0, rounds * bins - sequences)]).reshape(-1, rounds, bins)
+        own, squares = np.zeros((len(by_round), bins)), np.zeros((len(by_round), bins))
+        places = np.empty(by_round.shape, dtype=np.int64)
+        rank = np.arange(len(by_round))[:, None]
         for i in range(rounds):  # the longest of a round goes where least is
-            emptiest = places[..., i, :] = np.argsort(own, axis=-1, kind="stable")
-            np.put_along_axis(own, emptiest, np.take_along_axis(own, emptiest, -1) + lengths[..., i, :], -1)
-            np.put_along_axis(
-                squares, emptiest, np.take_along_axis(squares, emptiest, -1) + lengths[..., i, :] ** 2, -1
-            )
+            emptiest = places[:, i] = np.argsort(own, axis=-1, kind="stable")
+            own[rank, emptiest] += by_round[:, i]
+            squares[rank, emptiest] += by_round[:, i] ** 2
+        own, squares = own.reshape(*ranks, bins), squares.reshape(*ranks, bins)
         tokens[where, :, :bins], work[where, :, :bins] = own, squares
-        goes_to[where] = places.reshape(*places.shape[:-2], rounds * bins)[..., :sequences]
+        goes_to[where] = places.reshape(*ranks, rounds * bins)[..., :sequences]
     return tokens, work, goes_to
 
 
