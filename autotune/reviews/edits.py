@@ -18,7 +18,8 @@ from autotune.errors import AutotuneError
 from autotune.planning import FITS
 from autotune.reviews.answer import Edit, Gain, Together
 from autotune.reviews.gains import Gains, gain_between, gains_of, given_that_it_ran
-from autotune.space import Launchable, SearchSpace, why_not
+from autotune.space import Launchable, SearchSpace
+from autotune.space.constraint import legal
 from autotune.spec import KNOBS, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Study, Workload
 from autotune.spec.estimate import AT_THE_LIMIT
 from autotune.values import dataclass
@@ -155,6 +156,7 @@ class _Weighed:
         self._workload, self._config, self._constants, self._measured_s = workload, config, constants, measured_s
         self._launchable = launchable
         self._known: dict[ParallelConfig, tuple[Estimate, Gain, Gains]] = {}
+        self._legal: dict[ParallelConfig, bool] = {}
 
     def gain(self, config: ParallelConfig) -> Gain:
         return self._look(config)[1]
@@ -177,14 +179,25 @@ class _Weighed:
         return None if best is None else self.whole(best)
 
     def is_legal(self, config: ParallelConfig) -> bool:
-        can = self._launchable is None or self._launchable.why_not(self._workload, config) is None
-        return can and why_not(self._workload, config) is None
+        return bool(self.legal_among([config]))
+
+    def legal_among(self, configs: Iterable[ParallelConfig]) -> list[ParallelConfig]:
+        """Those that are valid and can be launched, each once. The rules are asked about all at once, the trainer about the valid ones."""
+        listed = list(dict.fromkeys(configs))
+        if unknown := [each for each in listed if each not in self._legal]:
+            valid = legal(self._workload, ConfigTable.of(unknown))
+            for config, is_valid in zip(unknown, valid, strict=True):
+                self._legal[config] = bool(is_valid) and self._can_launch(config)
+        return [each for each in listed if self._legal[each]]
+
+    def _can_launch(self, config: ParallelConfig) -> bool:
+        return self._launchable is None or self._launchable.why_not(self._workload, config) is None
 
     def leading(self, fastest: Sequence[ParallelConfig]) -> ParallelConfig | None:
         """The config with the highest lower end of its gain, among the fastest and what takes them apart, with as few changes as say the same; None where no
         other surely fits."""
         lead = sorted(fastest, key=lambda each: -self.gain(each).low)[:FOLLOWED]
-        parts = {part for each in lead for part in _parts(self._config, each) if self.is_legal(part)}
+        parts = self.legal_among(part for each in lead for part in _parts(self._config, each))
         self.look_at(parts)
         sure = [each for each in (*lead, *parts) if self.surely_fits(each) and each != self._config]
         if not sure:
@@ -203,9 +216,9 @@ class _Weighed:
             groups = _groups(self._config, best)
             fewer = [_with(self._config, best, [each for each in groups if each != group]) for group in groups]
             new = [each for each in fewer if each is not None and each not in (self._config, best)]
-            legal = [each for each in new if self.is_legal(each)]
-            self.look_at(legal)
-            plainer = max(filter(is_good, legal), key=gain, default=None)
+            allowed = self.legal_among(new)
+            self.look_at(allowed)
+            plainer = max(filter(is_good, allowed), key=gain, default=None)
             if plainer is None or gain(plainer) < (1.0 - LITTLE) * gain(best):
                 return best
             best = plainer
