@@ -87,6 +87,12 @@ def drawn_lengths(asked: PostTraining, steps: int, seed: int | Sequence[int] = 0
     return np.maximum(responses + prompts[..., None], 1.0).reshape(steps, -1)
 
 
+@lru_cache(maxsize=4)
+def _drawn(asked: PostTraining, steps: int) -> Floats:
+    """Those of `drawn_lengths`, which all ways to deal and to pack them share."""
+    return drawn_lengths(asked, steps)
+
+
 def packed(
     asked: PostTraining,
     *,
@@ -237,7 +243,7 @@ def _dealt(asked: PostTraining, ranks: int, mini_batches: int, balance: str) -> 
     """Lengths by (step, mini-batch, rank, place)."""
     sequences = asked.sequences
     steps = int(min(MOST_STEPS, max(1, -(-DRAWN // sequences))))
-    lengths = drawn_lengths(asked, steps)
+    lengths = _drawn(asked, steps)
     each = -(-sequences // (ranks * mini_batches))
     missing = each * ranks * mini_batches - sequences  # a batch that does not divide is filled up by repeating
     if missing:
