@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from autotune.cost import Calibration
@@ -18,7 +18,6 @@ from autotune.space import Launchable, SearchSpace
 from autotune.spec import KNOBS, ClusterSpec, Estimate, ParallelConfig, SpaceSpec, Workload, catalog
 from autotune.spec.checks import positive
 from autotune.spec.plain import to_plain
-from autotune.values import dataclass
 
 MAX_CLUSTERS = 100
 """clusters of one comparison; each takes about a second"""

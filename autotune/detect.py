@@ -13,12 +13,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.spec import ClusterSpec, GpuSpec
 from autotune.spec.catalog import cluster_of, gpu
-from autotune.values import dataclass
 
 MAX_CPU_RANKS = 4
 MIN_RANK_BYTES = 1 << 30

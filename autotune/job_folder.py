@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import ConflictError
 from autotune.spec import Study
-from autotune.values import dataclass
 
 SPEC = "study.yaml"
 """the spec in the folder"""

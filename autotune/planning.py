@@ -8,7 +8,7 @@ A config is expected to fit when P(OOM) is at most `FITS`. When no config is, th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
@@ -24,7 +24,6 @@ from autotune.spec.estimate import risk_text
 from autotune.spec.plain import Plain, to_plain
 from autotune.spec.post_training import RL_KNOBS
 from autotune.spec.texts.as_text import format_bytes
-from autotune.values import dataclass
 
 FITS = 0.5
 """largest P(OOM) of a config that is expected to fit"""

@@ -9,7 +9,7 @@ Pins come first, then leaders: what a run says may put others in front. Dry runs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -24,7 +24,6 @@ from autotune.registry import dry_runner
 from autotune.results.calibrations import find_profile, known_constants, profile_fingerprint, program_of
 from autotune.space import SearchSpace
 from autotune.spec import ParallelConfig, Study, Workload
-from autotune.values import dataclass
 from autotune.will_it_fit import pipeline_ranks
 
 TOP = 5

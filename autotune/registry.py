@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import CatalogError, RunnerError, SpecError
 from autotune.extras import is_own, missing_extra
 from autotune.spec.checks import nearest
-from autotune.values import dataclass
 
 if TYPE_CHECKING:
     from autotune.ports import DryRunner, TrialRunner

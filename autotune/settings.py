@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from autotune.values import dataclass
 
 PROGRAM_USER = "AUTOTUNE_PROGRAM_USER"
 PROGRAM_ENVIRONMENT = "AUTOTUNE_PROGRAM_ENVIRONMENT"

@@ -22,9 +22,9 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autotune.spec import MeasureSpec
-from autotune.values import dataclass
 
 STAKES = (0.5, 0.9)
 """Fractions of its wealth that the bettor of `evidence_slower` stakes: cautious, and quick when every step is slower."""

@@ -6,6 +6,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from autotune.store.connection.location import find_location
 from autotune.store.upkeep.study_folder import StudyFolder
 from autotune.study.controller import JOB_ENDS, PAUSED_ON_REQUEST, TIME_IS_OVER
 from autotune.trainers.base.own_program import COMMAND
-from autotune.values import dataclass
 
 SLURM, KUBERNETES = "slurm", "kubernetes"
 SCHEDULERS = (SLURM, KUBERNETES)

@@ -10,7 +10,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlsplit
@@ -19,7 +19,6 @@ import httpx
 
 from autotune import errors
 from autotune.errors import AutotuneError, NotFoundError, ServiceError, ServiceUnavailableError, SourcePlace, SpecError
-from autotune.values import dataclass
 
 Document = dict[str, Any]
 One = TypeVar("One")

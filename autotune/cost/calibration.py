@@ -33,7 +33,7 @@ import json
 import math
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import asdict, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -45,7 +45,6 @@ from autotune.cost.traits import loop_of, loop_traits, traits_of
 from autotune.errors import SpecError
 from autotune.spec import ClusterSpec, GpuSpec, Workload
 from autotune.spec.checks import nearest, positive
-from autotune.values import dataclass
 
 
 def ceiling(gpu: GpuSpec, precision: str) -> float:

@@ -11,7 +11,7 @@ derivative is 1. Differences go downward, where no fraction passes 1. One evalua
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar, final
 from zlib import crc32
 
@@ -34,7 +34,6 @@ from autotune.errors import ConfigError
 from autotune.space import LAWS
 from autotune.spec import ConfigTable, Estimate, MemoryParts, ParallelConfig, TimeParts, Workload
 from autotune.spec.estimate import PhaseParts
-from autotune.values import dataclass
 
 _SHAPE_LAWS = tuple(
     law

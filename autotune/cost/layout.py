@@ -24,7 +24,7 @@ and counted as bytes in `compute.py`.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from autotune.spec import ConfigTable, ModelSpec, Workload
 from autotune.trainers.base.layer_split import cut_layers
 from autotune.trainers.base.whole_experts import keeps_experts_whole
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

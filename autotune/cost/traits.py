@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.base.layer_split import layer_split
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

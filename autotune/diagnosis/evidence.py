@@ -7,10 +7,8 @@ phase   data, forward, backward, optimizer, evaluation, checkpoint, collective, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
-
-from autotune.values import dataclass
 
 PHASES = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "collective", "rest")
 KEPT_RANKS, KEPT_STEPS, LEAST_KEPT, MOST_PLACES = 32, 256, 16, 12

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
-
-from autotune.values import dataclass
 
 CLAIMED = 0.05
 """share of the step from which on a cause is claimed"""

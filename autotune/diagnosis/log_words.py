@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import final
-
-from autotune.values import dataclass
 
 WARNED_OF = frozenset({"input", "communication_inside_node", "communication_between_nodes"})
 """causes that these lines warn of; whether they cost anything is another matter"""

@@ -9,11 +9,9 @@ of two    nodes there is one link: the two directions are compared with each oth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
-
-from autotune.values import dataclass
 
 SLOWER, DEVIATIONS, LINK_TIMES = 0.10, 4.0, 2.0
 """a tenth, as the sniff tests of large clusters ask"""

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -38,7 +38,6 @@ from autotune.settings import settings
 from autotune.spec import Failure, Measurement, ObservedRun, Outcome, ParallelConfig
 from autotune.spec.texts.secrets import masked, secrets_of, without
 from autotune.trainers.base.own_program import COMMAND, name_in, program_name
-from autotune.values import dataclass
 
 PACKET = 1 << 17
 WAITING_BYTES = 4 << 20

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import SpecError
-from autotune.values import dataclass
 
 _PRECISIONS = (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("16", "fp16"), ("32", "fp32"), ("no", "fp32"))
 _ZERO = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "no_shard": 0}

@@ -6,13 +6,12 @@ The cluster that a draft names, and what follows from it: how many ranks there a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from autotune.errors import SpecError
 from autotune.schema.files import name_of
 from autotune.spec import ClusterSpec, catalog
-from autotune.values import dataclass
 
 RANKS = 8
 """GPUs of a node, where nothing tells"""

@@ -14,7 +14,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -43,7 +43,6 @@ from autotune.schema.files import with_program_files
 from autotune.spec import ClusterSpec
 from autotune.trainers.documents.placeholders import braced
 from autotune.trainers.present_configuration import DOCUMENTS, PresentConfiguration
-from autotune.values import dataclass
 
 _SHELL = re.compile(r"#!\S*?(?:/|env )((?:ba|z|da|k)?sh)\b")
 _ALLOCATED = "SLURM_JOB_ID"

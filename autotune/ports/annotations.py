@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from autotune.ports.study_record import StudyRecord
 from autotune.spec.plain import Plain
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

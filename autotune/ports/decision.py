@@ -7,13 +7,12 @@ controller as well (`autotune.study.controller.commands`): what is decided is wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.ports.study_record import StudyFields
 from autotune.ports.trial_runner import StepsReported, TrialRequest
 from autotune.spec import Failure, StudyStatus, Trial, Wanted
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.spec import DryRun, ModelSpec, ParallelConfig, Workload
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ Each is None where the facts do not tell it: fp8 kernels, recomputation within c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, final
 
 from autotune.spec import FIELDS
-from autotune.values import dataclass
 
 RECOMPUTED = 0.02
 """share of the modules' calls that are repeated within backward passes, above which something is recomputed"""

@@ -8,12 +8,12 @@ ServiceStore    `Store` and all of these: what `autotune.service.create_app` ask
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
 from autotune.ports.annotations import AnnotationStore
 from autotune.ports.study_store import Store
-from autotune.values import dataclass
 
 SCOPES = ("read", "submit", "run", "admin")
 """What a token allows; each scope includes those before it. `run`: specs may name programs, where the service allows any."""

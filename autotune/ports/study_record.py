@@ -6,14 +6,13 @@ Times are UTC and aware. A number `*_us` is microseconds since 1970 UTC.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypedDict
 
 from autotune.spec import Study, StudyStatus, Wanted, Workload
 from autotune.spec.plain import Plain
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

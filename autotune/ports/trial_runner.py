@@ -11,13 +11,12 @@ All values are plain, so that they cross process and machine borders as JSON.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from autotune.spec import Failure, Measurement, MeasureSpec, ParallelConfig, Study, Workload
 from autotune.spec.plain import Plain
 from autotune.trainers.base.torchrun import Placement
-from autotune.values import dataclass
 
 AttemptId = tuple[str, int, int]
 """(study id, trial number, attempt from 1)"""

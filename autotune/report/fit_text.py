@@ -6,11 +6,11 @@ A table is its heads and its rows of text; the first `text` columns are words an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autotune.report.memory_over_step import CATEGORY_NAMES
 from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.spec import DryRun, ParallelConfig, Workload, config_label
-from autotune.values import dataclass
 from autotune.will_it_fit import AT_THE_LIMIT, FITS, PLAYED, Fit
 from autotune.will_it_fit.findings import (
     active_parameters,

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.space.enumeration import in_words
 from autotune.spec import FailureKind, Measurement, Trial, TrialStatus
-from autotune.values import dataclass
 
 SHARED_BY = 3
 """rows from which on a note is written under the table"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from autotune.report.comparison import facts
 from autotune.report.findings import time_parts
@@ -12,7 +13,6 @@ from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.spec import ParallelConfig, Trial
 from autotune.spec.texts.as_text import value_word
-from autotune.values import dataclass
 
 UNKNOWN = "-"
 

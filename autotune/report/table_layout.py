@@ -13,14 +13,12 @@ after its lines. Text is shown as it is, never read as rich's markup, in which t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
-
-from autotune.values import dataclass
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune.report.notes import brief_note, gist_of, notes_of
@@ -18,7 +18,6 @@ from autotune.spec.estimate import MemoryParts, TimeParts
 from autotune.spec.texts.as_text import format_bytes as format_bytes
 from autotune.spec.texts.as_text import format_count as format_count
 from autotune.spec.texts.as_text import format_duration as format_duration
-from autotune.values import dataclass
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -18,7 +18,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,7 +27,6 @@ from autotune import assets
 from autotune.errors import NotFoundError, SpecError
 from autotune.registry import VIEWS, load
 from autotune.spec.checks import nearest
-from autotune.values import dataclass
 
 if TYPE_CHECKING:
     from autotune.results.result import Result

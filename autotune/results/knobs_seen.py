@@ -7,11 +7,11 @@ not seen        nothing is claimed: fp8 kernels, recomputation in compiled code,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.ports.program_facts import NARROW, RECOMPUTED, ProgramFacts
 from autotune.spec import ParallelConfig
-from autotune.values import dataclass
 
 UNASKED: Mapping[str, Any] = {"precision": "fp32", "zero_stage": 0, "recompute": "none", "compile": False}
 """what a program does of which nothing is asked"""

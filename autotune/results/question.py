@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +10,6 @@ from autotune.errors import SpecError
 from autotune.spec import Objective
 from autotune.spec.checks import one_of, positive_int
 from autotune.spec.study import METRICS
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ A result's trials as a pandas DataFrame.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autotune.errors import MissingExtraError
@@ -16,7 +16,6 @@ from autotune.spec import Trial
 from autotune.spec.runs.trial_row import TRIAL_COLUMNS, trial_row
 from autotune.spec.texts.as_text import format_speedup
 from autotune.study.controller import TooNoisy
-from autotune.values import dataclass
 
 if TYPE_CHECKING:
     from pandas import DataFrame

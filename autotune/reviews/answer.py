@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from autotune.reviews.earlier import Earlier
 from autotune.spec import Estimate, ParallelConfig, Study, config_label
 from autotune.spec.failures import CheckpointPolicy, policy_for
 from autotune.spec.plain import Plain
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from autotune.spec.plain import Plain
 from autotune.spec.runs.observed import OBSERVED
 from autotune.spec.study import SIMULATED
 from autotune.trainers.base.own_program import program_name
-from autotune.values import dataclass
 
 if TYPE_CHECKING:
     from autotune.results.best_known import BestKnownStore

@@ -7,7 +7,7 @@ which, the faster of both kept, most is gained on average. Batch and number of r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -22,7 +22,6 @@ from autotune.space import Launchable, SearchSpace
 from autotune.space.constraint import legal
 from autotune.spec import KNOBS, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Study, Workload
 from autotune.spec.estimate import AT_THE_LIMIT
-from autotune.values import dataclass
 
 SURE = 0.1
 """largest P(OOM) of what is proposed"""

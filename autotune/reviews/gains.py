@@ -13,7 +13,7 @@ not recomputing, has none. Where the launch itself was measured, t_0 is known, a
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from autotune.cost.learn.refit import UncertainConstants, uncertain
 from autotune.cost.learn.uncertainty import Z90
 from autotune.reviews.answer import Gain
 from autotune.spec import ConfigTable, Estimate, ParallelConfig, Workload
-from autotune.values import dataclass
 
 Array = NDArray[np.float64]
 NO_DOUBT = 1e-6

@@ -17,6 +17,7 @@ import base64
 import copy
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -26,7 +27,6 @@ from autotune.reviews.answer import Review
 from autotune.reviews.lines import edited
 from autotune.reviews.reviewing import review_texts
 from autotune.reviews.words import gain_words
-from autotune.values import dataclass
 
 PLUGIN = "trainer.kubeflow.org/autoconf-plugin"
 """annotation that names the plugin"""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.errors import AutotuneError
@@ -27,7 +27,6 @@ from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.present_configuration import DOCUMENTS, flat, parse_document
-from autotune.values import dataclass
 
 STAND_INS = 6
 """options of a launch that may be stand-ins"""

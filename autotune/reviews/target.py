@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,7 +36,6 @@ from autotune.reviews.manifest import gpus_of, is_manifest, launch_of
 from autotune.spec import ParallelConfig, catalog
 from autotune.trainers import trainer, trainer_names
 from autotune.trainers.present_configuration import DOCUMENTS
-from autotune.values import dataclass
 
 _FOLDER: ContextVar[str] = ContextVar("folder", default="")
 _OURS = (Path(__file__).parents[1], search_spaces())

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,6 @@ from numpy.typing import NDArray
 from autotune.reward.autocorrelation import steps_per_independent_one
 from autotune.reward.student_t import t_quantile
 from autotune.spec import LossComparison, Measurement, ParallelConfig
-from autotune.values import dataclass
 
 MIN_LOSSES = 4
 """fewest losses of a curve within the window, so that a line leaves two degrees of freedom"""

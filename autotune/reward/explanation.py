@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.reward.goodput import known_noise_scale, learning_rate_factor
@@ -16,7 +16,6 @@ from autotune.reward.stability import diverged, spikes, stability_parts
 from autotune.reward.total import first_measured, reference_of, score
 from autotune.spec import Measurement, Objective, ParallelConfig, Reward, Trial, TrialPurpose, Workload
 from autotune.spec.texts.as_text import format_duration, value_word
-from autotune.values import dataclass
 
 WEAK = 0.95
 """a part of stability below this is mentioned"""

@@ -24,12 +24,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autotune.spec import Measurement
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

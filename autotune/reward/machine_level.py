@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,6 @@ from autotune.reward.run_noise import CHANGE_CONFIDENCE, RunNoise, within_run_va
 from autotune.reward.student_t import t_quantile
 from autotune.reward.total import DIVERGED_CEILING
 from autotune.spec import Measurement, Reward, Trial, TrialPurpose
-from autotune.values import dataclass
 
 POSSIBLE = 0.05
 """probability above which a level is kept as possible for a trial in a gap"""

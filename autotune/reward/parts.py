@@ -29,8 +29,7 @@ for fragmentation: the allocator's reserve grows in long runs. The other limits 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from autotune.values import dataclass
+from dataclasses import dataclass
 
 SPIKE_FACTOR = 4.0
 """a gradient norm is a spike above this multiple of its neighbours' median"""

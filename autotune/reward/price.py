@@ -7,8 +7,9 @@ Only ranks in use are paid for. A measured power (the trial's `power_watts`, mea
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from autotune.spec import GpuSpec, Measurement
-from autotune.values import dataclass
 
 SECONDS_PER_HOUR = 3600.0
 

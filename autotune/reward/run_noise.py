@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,6 @@ from numpy.typing import NDArray
 from autotune.reward.autocorrelation import steps_per_independent_one
 from autotune.reward.student_t import t_quantile
 from autotune.spec import Measurement
-from autotune.values import dataclass
 
 BETWEEN_RUNS_SD = 0.02
 """s_0: relative standard deviation between runs, before any config was measured twice"""

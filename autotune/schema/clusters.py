@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
@@ -12,7 +12,6 @@ from autotune.schema.source_text import located
 from autotune.schema.spec_models import ClusterDocument, LinkDocument, StudyDocument, TargetDocument
 from autotune.spec import ClusterSpec, GpuSpec, LinkSpec, catalog
 from autotune.spec.cluster import FABRICS
-from autotune.values import dataclass
 
 LOCAL, SLURM = "local", "slurm"
 

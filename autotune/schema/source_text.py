@@ -13,12 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from autotune.errors import AutotuneError, CatalogError, ConfigError, SourcePlace, SpecError
-from autotune.values import dataclass
 
 MAX_BRACKETS = 100
 """open brackets of YAML, quoted ones included: its parser takes seconds over a kilobyte of them before it gives up"""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import final
@@ -27,7 +28,6 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri
 
 from autotune.spec.plain import Plain
-from autotune.values import dataclass
 
 Array = NDArray[np.float64]
 

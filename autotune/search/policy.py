@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from scipy.special import log_ndtr, log_softmax
 from autotune.cost.learn.uncertainty import spread_of_memory
 from autotune.search.surrogate.kernel import distances
 from autotune.spec import Estimate
-from autotune.values import dataclass
 
 Array = NDArray[np.float64]
 

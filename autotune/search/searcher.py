@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,7 +28,6 @@ from autotune.errors import ConfigError
 from autotune.search.dominance import needs_as_much_memory
 from autotune.space import SearchSpace
 from autotune.spec import Estimate, FailureKind, Objective, ParallelConfig, Trial, TrialStatus, Workload
-from autotune.values import dataclass
 
 FREE, PENDING, DONE = 0, 1, 2
 """States of a candidate."""

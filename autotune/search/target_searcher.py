@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -46,7 +46,6 @@ from autotune.search.surrogate.posterior import Posterior
 from autotune.space.proxy import Proxy, proxy_of
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Trial, TrialStatus, Workload
 from autotune.spec.plain import fingerprint
-from autotune.values import dataclass
 
 Array = NDArray[np.float64]
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from autotune.settings import PROGRAM_ENVIRONMENT, PROGRAM_USER
 from autotune.spec.checks import one_of, positive, positive_int
-from autotune.values import dataclass
 
 PORT = 8600
 WAYS = ("process", "ray")

@@ -16,11 +16,11 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 from autotune.errors import RunnerError
-from autotune.values import dataclass
 
 SRUN = "AUTOTUNE_SRUN"
 """variable with further options of each srun that autotune calls, such as `--container-image=IMAGE`"""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -18,7 +18,6 @@ from autotune.space.completion import default_precision
 from autotune.space.constraint import why_not
 from autotune.spec import KNOBS, ConfigTable, ParallelConfig, SpaceSpec, Study, Workload
 from autotune.trainers import Limit, Trainer, trainer
-from autotune.values import dataclass
 
 
 @final

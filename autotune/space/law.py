@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.spec import ConfigTable, ParallelConfig, Workload
-from autotune.values import dataclass
 
 Mask = NDArray[np.bool_]
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -41,7 +41,6 @@ from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Workload
 from autotune.spec.hugging_face.reading import fields_of
 from autotune.trainers.base.layer_split import cut_layers, layer_split
 from autotune.trainers.base.whole_experts import keeps_experts_whole
-from autotune.values import dataclass
 
 ONE_STAGE: Mapping[str, Any] = {"pp": 1, "pp_schedule": "1f1b", "virtual_stages": 1, "pp_split": "layers"}
 """knobs of a config without a pipeline"""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from autotune.errors import CatalogError, SpecError
 from autotune.spec.catalog_files import entry_names, read_entry
 from autotune.spec.checks import figure, nearest, one_of, positive, positive_int
 from autotune.spec.config import PRECISIONS
-from autotune.values import dataclass
 
 _LONGEST_LATENCY_S = 3600.0
 _GIB = 1 << 30

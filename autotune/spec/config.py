@@ -17,14 +17,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, final
 
 from autotune.errors import ConfigError
 from autotune.spec.checks import nearest
 from autotune.spec.knob import Knob, Value, knob
 from autotune.spec.plain import Plain
-from autotune.values import dataclass
 
 KEY_VERSION = 1
 """version of `ParallelConfig.key`; increased when a default changes, so that equal keys still mean equal configs"""

@@ -6,14 +6,13 @@ Times are those of one optimizer step on the slowest pipeline stage. The time pa
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.spec.plain import Plain
-from autotune.values import dataclass
 
 Number = float | NDArray[np.float64]
 

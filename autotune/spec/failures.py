@@ -19,12 +19,12 @@ Neglected: failures that come in clusters, checkpoints that overlap with trainin
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import SpecError
 from autotune.spec.plain import Plain
 from autotune.spec.texts.as_text import format_duration
-from autotune.values import dataclass
 
 if TYPE_CHECKING:
     from autotune.spec.config import ParallelConfig

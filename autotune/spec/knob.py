@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from autotune.errors import ConfigError, SpecError
 from autotune.spec.checks import nearest
-from autotune.values import dataclass
 
 KINDS = ("degree", "count", "number", "word", "flag")
 MAX_COUNT = 1 << 30

@@ -12,7 +12,7 @@ A knob that is added to `ParallelConfig` is forgotten everywhere until each part
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -21,7 +21,6 @@ from autotune.errors import ConfigError
 from autotune.spec.config import KNOBS, ParallelConfig
 from autotune.spec.knob import Knob
 from autotune.spec.table import ConfigTable
-from autotune.values import dataclass
 
 
 @final

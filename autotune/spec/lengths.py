@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
 from typing import Any, final
@@ -20,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.errors import SpecError
-from autotune.values import dataclass
 
 POINTS = 1024
 USUAL_SPREAD = 0.75

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from autotune.spec.checks import positive_int
 from autotune.spec.hugging_face.reading import fields_of, text_of
 from autotune.spec.model_code import ModelCode
 from autotune.spec.plain import Plain
-from autotune.values import dataclass
 
 _ASPECT, _HEAD = 64, 64
 """width by layers, and head width, of the decoder that represents a model whose only known size is its number of weights"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.values import dataclass
+from dataclasses import dataclass
 
 OTHER_NAMED = 0.01
 """minimum share of weights outside the language model for them to be separate parts"""

@@ -14,13 +14,13 @@ Knobs of post-training are knobs of a study (`knobs:`) with these names; what a 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, final
 
 from autotune.errors import SpecError
 from autotune.spec.checks import one_of, positive, positive_int
 from autotune.spec.lengths import Lengths
 from autotune.spec.model import ModelSpec
-from autotune.values import dataclass
 
 ALGORITHMS = ("grpo", "dapo", "ppo", "dpo", "sft")
 PLACEMENTS = ("colocated", "split", "async")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -14,7 +14,6 @@ from autotune.spec.failures import Failures
 from autotune.spec.knob import Knob
 from autotune.spec.plain import Plain, to_plain
 from autotune.spec.workload import Workload
-from autotune.values import dataclass
 
 METRICS = ("throughput", "goodput", "cost")
 

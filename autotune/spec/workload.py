@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
 from autotune.errors import SpecError
@@ -10,7 +11,6 @@ from autotune.spec.cluster import ClusterSpec
 from autotune.spec.model import ModelSpec
 from autotune.spec.plain import Plain
 from autotune.spec.post_training import PostTraining
-from autotune.values import dataclass
 
 OPTIMIZERS = ("adamw", "sgd", "adamw_8bit", "muon", "adafactor")
 """adamw keeps two fp32 moments per weight, adamw_8bit two of one byte, muon one (adamw's two for embeddings, norms and the output projection),

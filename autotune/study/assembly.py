@@ -7,7 +7,7 @@ nearest miss and no rank is started. Predictions may be wrong, so a study whose 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -27,7 +27,6 @@ from autotune.spec.texts.as_text import format_bytes
 from autotune.study.controller import HOPELESS
 from autotune.study.preflight import check_here, check_passed
 from autotune.trainers import trainer
-from autotune.values import dataclass
 
 if TYPE_CHECKING:
     from autotune.search import Searcher, SearcherFactory

@@ -8,14 +8,13 @@ accounts     elapsed time, rank-seconds and stop reason as of the last checkpoin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autotune.ports import EventKind, KeepNote, StudyRecord
 from autotune.spec import Trial
 from autotune.study.assembly import Assembly
 from autotune.study.controller import Controller
-from autotune.values import dataclass
 
 if TYPE_CHECKING:
     from autotune.search import Searcher

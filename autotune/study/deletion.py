@@ -7,12 +7,12 @@ ended say afterwards that a part of what they learnt from is gone.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import ConflictError
 from autotune.ports import StudyReader, StudyRecord, StudyStore
 from autotune.study.assembly import studies_alike, teachers_of
-from autotune.values import dataclass
 
 MOST_LEARNERS = 500
 """newer studies that are asked whether they learnt from one"""

@@ -12,12 +12,12 @@ as `CallbackError`, with the exception as its cause: nothing measured is lost, a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from autotune.errors import CallbackError
 from autotune.ports import StepsReported, StudyRecord
 from autotune.spec import Failure, Trial
 from autotune.study.controller import StudyPhase
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

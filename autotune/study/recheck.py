@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,6 @@ from autotune.reward.run_noise import RunNoise
 from autotune.spec import Failure, Measurement, ParallelConfig, Study, Trial, config_label
 from autotune.study.assembly import assemble, make_runner_of
 from autotune.trainers import trainer
-from autotune.values import dataclass
 
 ROUNDS, MOST_CONFIGS = 2, 3
 ROLES = ("winner", "runner-up", "default")

@@ -17,14 +17,13 @@ import re
 import shlex
 import tempfile
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import ExportError
 from autotune.spec.texts.secrets import FROM_ENVIRONMENT, masked
 from autotune.trainers.provenance_comments import comments
-from autotune.values import dataclass
 
 MANIFEST = "launch.json"
 SCRIPT = "launch.sh"

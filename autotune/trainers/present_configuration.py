@@ -27,7 +27,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any, TypeVar, final
@@ -36,7 +36,6 @@ from autotune.errors import SpecError
 from autotune.trainers.base.trainer_option import Option, Reach
 from autotune.trainers.documents.file_formats import to_json, to_toml, to_yaml
 from autotune.trainers.launch_files import Launch
-from autotune.values import dataclass
 
 MAX_VALUES = 100_000
 """A document of more values, with those of an alias wherever it stands, is no configuration."""

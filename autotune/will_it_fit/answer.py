@@ -16,11 +16,11 @@ any other trainer, and if no dry run was possible, verdict and risk are those of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal, final
 
 from autotune import planning
 from autotune.spec import DryRun, Estimate, ParallelConfig, Workload
-from autotune.values import dataclass
 from autotune.will_it_fit.reserved import Reserved
 
 Verdict = Literal["fits", "at the limit", "does not fit"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from autotune.cost import Calibration, calibration_for, estimate
@@ -16,7 +16,6 @@ from autotune.errors import DryRunError
 from autotune.ports import DryRunLimits, DryRunner
 from autotune.registry import dry_runner
 from autotune.spec import DryRun, Estimate, ParallelConfig, Workload
-from autotune.values import dataclass
 from autotune.will_it_fit.answer import PLAYED, Fit
 from autotune.will_it_fit.reserved import Reserved
 

@@ -9,11 +9,10 @@ All numbers come from the dry run; rows are only summed, sorted and cut.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autotune.cost.traits import loop_of, memory_differences
 from autotune.spec import CollectiveCall, DryRun, MatrixProduct, MemorySample, ModuleCost
-from autotune.values import dataclass
 from autotune.will_it_fit.answer import PLAYED, Fit
 
 BESIDE = (

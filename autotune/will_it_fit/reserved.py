@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -17,7 +18,6 @@ from autotune.cost.learn.uncertainty import exceeds, interval
 from autotune.cost.memory.constants import memory_source, reserved_sigma
 from autotune.cost.traits import loop_of
 from autotune.spec import Workload
-from autotune.values import dataclass
 
 
 @final

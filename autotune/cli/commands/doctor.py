@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from autotune import __version__
 from autotune.cli.output import JsonOption, StoreOption, bare_table, consoles, counted, emit
 from autotune.errors import SpecError, StoreError
 from autotune.extras import install_command, is_installed, own_requirements
-from autotune.values import dataclass
 
 OK, HINT, WARNING, FAILED = "ok", "hint", "warning", "failed"
 MIN_FREE_BYTES = 1 << 30

@@ -60,7 +60,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -82,7 +82,6 @@ from autotune.space import SearchSpace
 from autotune.spec import ConfigTable, Estimate, ParallelConfig, TimeParts, Trial, Workload
 from autotune.spec.estimate import PhaseParts
 from autotune.spec.post_training import TRAINED
-from autotune.values import dataclass
 
 DEGREES = 3.0
 """m"""

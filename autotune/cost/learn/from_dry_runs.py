@@ -20,7 +20,7 @@ Only the native trainer is corrected: its loop is what a dry run runs. Others ke
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
@@ -33,7 +33,6 @@ from autotune.cost.memory.peak import RankMemory
 from autotune.cost.time.recompute import repeated
 from autotune.cost.traits import traits_of
 from autotune.spec import KNOBS, MEMORY_CATEGORIES, ConfigTable, DryRun, MemoryParts, ParallelConfig, Workload
-from autotune.values import dataclass
 
 VERSION = 9
 """of the format in which dry runs are kept; of another one nothing is read"""

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -45,7 +45,6 @@ from numpy.typing import NDArray
 from autotune.cost.calibration import Calibration, refit_values
 from autotune.cost.estimator import Sensitivity, sensitivity, step_times
 from autotune.spec import KNOBS, ConfigTable, Workload
-from autotune.values import dataclass
 
 Array = NDArray[np.float64]
 

@@ -30,7 +30,7 @@ While a layer's backward pass runs, what was dropped is whole again for that lay
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,7 +42,6 @@ from autotune.cost.time.recompute import BUDGETS
 from autotune.cost.time.stalls import is_offloaded
 from autotune.cost.traits import Traits
 from autotune.spec import PRECISIONS, ConfigTable, ModelSpec, Workload
-from autotune.values import dataclass
 
 STORED_BYTES = {"fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
 """bytes per element of an input that a matrix product keeps in its own format; one of the two layouts, the other is freed after the forward pass"""

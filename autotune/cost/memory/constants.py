@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, final
-
-from autotune.values import dataclass
 
 MEMORY_CONSTANTS = (
     "activation_factor", "waiting_in_layer", "waiting_at_head", "buffer_bytes", "framework_bytes", "fragmentation", "usable_fraction", "memory_sigma",

@@ -20,7 +20,7 @@ and logits come and go, and what is left over of their blocks is lost, as a shar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,6 @@ from autotune.cost.time.compute import CORNER, element_bytes, layer_forward_s, l
 from autotune.cost.time.pipeline import in_flight
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, GpuSpec, MemoryParts, Workload
-from autotune.values import dataclass
 
 HOLDS = 0.25
 """assumed probability that a program holds what nothing says of it. Loops of libraries that do are known by name (`traits.TRAITS`, `Workload.loop`); of the published programs

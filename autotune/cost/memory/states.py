@@ -15,6 +15,7 @@ With adapters the model's weights are frozen (`trainable.py`): no gradients and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,6 @@ from autotune.cost.time.stalls import is_offloaded
 from autotune.cost.trainable import FROZEN_EDGE_BYTES, adapter_weights, frozen_bytes
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, Workload
-from autotune.values import dataclass
 
 BF16_BYTES = 2.0
 ADAPTER_BYTES = 16.0

@@ -22,7 +22,7 @@ Trials of the trainer's phases take their sequences from the same functions: `st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -30,7 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.spec.post_training import PostTraining
-from autotune.values import dataclass
 
 Floats = NDArray[np.float64]
 DRAWN = 1 << 15

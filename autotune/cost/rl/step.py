@@ -31,7 +31,7 @@ A critic's states stand beside the policy's; one of both is updated at a time. A
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,6 @@ from autotune.cost.traits import loop_traits
 from autotune.spec import ConfigTable, Estimate, MemoryParts, ModelSpec, ParallelConfig, TimeParts, Workload
 from autotune.spec.estimate import PhaseParts
 from autotune.spec.post_training import TRAINED, PostTraining
-from autotune.values import dataclass
 
 
 def asked_of(workload: Workload) -> PostTraining:

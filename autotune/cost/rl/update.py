@@ -33,7 +33,7 @@ Neglected: quantized engines, delta compression, and that engines free and alloc
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,6 @@ from autotune.cost.time.traffic import context_s, tensor_layer_s
 from autotune.cost.traits import POST_TRAINERS, Traits, loop_of
 from autotune.spec import ConfigTable, TimeParts, Workload
 from autotune.trainers.base.whole_experts import keeps_experts_whole
-from autotune.values import dataclass
 
 SEQUENCE_HOST_S, MICRO_BATCH_HOST_S = 4.5e-3, 25e-3
 LAST_STAGE = 4.0 / 5.0

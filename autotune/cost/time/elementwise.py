@@ -19,12 +19,13 @@ these counts make 13% of it. Neglected: dropout and biases.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from autotune.cost.layout import Column, Layout
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, ModelSpec, Workload
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

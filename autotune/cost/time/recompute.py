@@ -19,6 +19,7 @@ it are not repeated, unless the outputs of experts must still be weighted. Negle
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,6 @@ from autotune.cost.time.elementwise import moved_elements
 from autotune.cost.time.experts import whole_expert_share
 from autotune.cost.traits import Traits
 from autotune.spec import KNOBS, ConfigTable, ModelSpec
-from autotune.values import dataclass
 
 BUDGETS: tuple[int, ...] = KNOBS["activation_budget"].values
 """percent of the saved activations that the compiler may keep, by the index in a table's column"""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -32,7 +33,6 @@ from numpy.typing import NDArray
 
 from autotune.cost.layout import Column, Layout
 from autotune.spec import ClusterSpec, ConfigTable, GpuSpec, Workload
-from autotune.values import dataclass
 
 LINK_EFFICIENCY = 0.85
 """fraction of the link's bandwidth that copies reach"""

@@ -36,6 +36,8 @@ trainers have it, makes the last rank's attention (2n - 1) / n times as long as 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from autotune.cost.calibration import Calibration
@@ -46,7 +48,6 @@ from autotune.cost.time.compute import BACKWARD_SCORES, element_bytes, exposed
 from autotune.cost.time.experts import whole_expert_share
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, Workload
-from autotune.values import dataclass
 
 
 def tensor_layer_s(

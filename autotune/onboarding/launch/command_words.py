@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 from autotune.onboarding.launch.console_commands import as_module
 from autotune.onboarding.settings.program import COMMANDS
 from autotune.trainers.base.workload_limits import MODULES
 from autotune.trainers.launch_files import INTERPRETER
-from autotune.values import dataclass
 
 LAUNCHERS = {
     "torchrun": "torchrun",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from autotune.onboarding.launch.command_words import LAUNCHERS, TASKS, CommandParts, Launcher, parts_of
@@ -20,7 +21,6 @@ from autotune.trainers.post_training.programs import program_of
 from autotune.trainers.present_configuration import DOCUMENTS
 from autotune.trainers.readers.shell_folders import joined
 from autotune.trainers.readers.shell_words import Commands, commands_of
-from autotune.values import dataclass
 
 _NODES = ("nnodes", "num_machines", "num_nodes")
 _PER_NODE = ("nproc_per_node", "num_gpus", "num_accelerators")

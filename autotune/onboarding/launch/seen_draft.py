@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -33,7 +33,6 @@ from autotune.schema import parse_study
 from autotune.spec import FIELDS, KNOBS, ModelSpec
 from autotune.spec.config import knobs_of
 from autotune.spec.texts.as_text import value_word
-from autotune.values import dataclass
 
 AGREES, IS_SAME = 0.05, 0.01
 """relative differences of weights: of a shape that was read (padded vocabularies, biases), and of one that is put together from what was seen"""

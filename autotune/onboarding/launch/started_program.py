@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -40,7 +40,6 @@ from autotune.trainers.documents.placeholders import braced
 from autotune.trainers.launch_files import INTERPRETER
 from autotune.trainers.present_configuration import parse_document
 from autotune.trainers.readers.shell_folders import OF_SCRIPT
-from autotune.values import dataclass
 
 SAY_IT = (
     "say what it sets: autotune review --model NAME --seq-len N --batch N --precision bf16 --config micro_batch_size=2,zero_stage=3 "

@@ -7,6 +7,7 @@ files that were there before are put back, and nothing of it is left when it end
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import final
 
 from autotune.errors import ProgramError
@@ -23,7 +24,6 @@ from autotune.ports import (
 from autotune.spec import ClusterSpec, Failure, MeasureSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import Launch, trainer
 from autotune.trainers.documents.output_options import with_own_outputs
-from autotune.values import dataclass
 
 STEPS = 3
 """optimizer steps after which it is ended: the first may differ from the others, and after the third it is clear what a step computes"""

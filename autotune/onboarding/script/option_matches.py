@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -45,7 +45,6 @@ from autotune.spec.texts.usual_names import (
     WORDS,
     target_of,
 )
-from autotune.values import dataclass
 
 DEGREES = ("tp", "pp", "cp", "ep")
 _PARTS = re.compile("(fsdp|deepspeed|ds|zero|xla|tpu|dali|horovod)_")

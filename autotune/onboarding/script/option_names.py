@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.onboarding.script.options import ScriptOption
@@ -27,7 +27,6 @@ from autotune.spec.texts.usual_names import (
     WORDS,
     target_of,
 )
-from autotune.values import dataclass
 
 SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 """figures that make a model's shape"""

@@ -14,13 +14,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.onboarding.script.library_options import LIGHTNING_TRAINER, TRAINER_ARGUMENTS
 from autotune.onboarding.script.syntax import called_name, condition_of, keywords_of, last_name, literal_or_none
 from autotune.spec.texts.usual_names import target_of
-from autotune.values import dataclass
 
 CONFIGURATOR = "configurator.py"
 _KINDS = {"int": "int", "float": "float", "str": "text", "bool": "flag"}

@@ -6,13 +6,12 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.onboarding.draft import Draft, Entry, Item
 from autotune.onboarding.script.written_arguments import Written
 from autotune.trainers.documents.placeholders import parse
-from autotune.values import dataclass
 
 _WORD = re.compile(r"--([\w-]+)(?:=(.*))?", re.DOTALL)
 _IDEA = re.compile(r'here "--(\w+)=(\{\w+\})"')

@@ -17,11 +17,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.onboarding.script.syntax import called_name, literal, literal_or_none
 from autotune.trainers.logs.pattern_proposals import is_known_log, propose_patterns
-from autotune.values import dataclass
 
 CLOCK = "clock "
 """stands before the expression of a number that only grows with the time"""

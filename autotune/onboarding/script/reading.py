@@ -16,7 +16,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.errors import SpecError
@@ -42,7 +42,6 @@ from autotune.onboarding.script.written_arguments import (
 )
 from autotune.onboarding.script.written_constants import written_constants
 from autotune.spec.texts.usual_names import WORDS
-from autotune.values import dataclass
 
 MAX_MODULES = 40
 """modules that are read of one program"""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.onboarding.launch.launch_script import Argument
@@ -22,7 +22,6 @@ from autotune.onboarding.script.library_options import LIGHTNING_TRAINER, MICRO_
 from autotune.onboarding.script.options import ScriptOption, option_of
 from autotune.onboarding.script.syntax import called_name, condition_of, keywords_of, literal_or_none
 from autotune.spec.texts.usual_names import optimizer_named, target_of
-from autotune.values import dataclass
 
 MODEL = "model_name_or_path"
 _OTHER_TRAININGS = frozenset({

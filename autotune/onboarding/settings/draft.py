@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -21,7 +21,6 @@ from autotune.onboarding.script.library_options import BEYOND_BY_METHOD
 from autotune.onboarding.settings.program import SettingsProgram
 from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.documents.placeholders import braced
-from autotune.values import dataclass
 
 STAND_IN_MODEL = "nano-llama"
 _PARTLY_TRAINED = ("lisa_n_layers", "unfrozen_parameters")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, final
 
@@ -24,7 +24,6 @@ from autotune.onboarding.script.reading import Script
 from autotune.spec.texts.usual_names import target_of
 from autotune.trainers.documents.placeholders import braced
 from autotune.trainers.present_configuration import DOCUMENTS, parse_document
-from autotune.values import dataclass
 
 MAX_SETTINGS = 2000
 """values of a file; one with more holds data"""

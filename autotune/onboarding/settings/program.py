@@ -11,10 +11,8 @@ axolotl 0.21 (cli/train.py, cli/config.py, utils/schemas/).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
-
-from autotune.values import dataclass
 
 
 @final

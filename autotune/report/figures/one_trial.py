@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from autotune.report.figures.loss_curves import loss_axis
 from autotune.report.figures.step_and_memory_parts import MEMORY_NAMES, OVERLAPPED, memory_bars, part_names, rank_parts
@@ -16,7 +17,6 @@ from autotune.report.svg.canvas import byte_ticks, time_ticks
 from autotune.report.terminal import PART_NAMES, format_bytes, format_duration
 from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import Trial
-from autotune.values import dataclass
 
 STEP = Column(name="step", head="step")
 STEP_TIME = Column(name="step_time_s", head="step time", show=format_duration)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autotune.report.figures.source import CONFIG, TRIAL, FigureSource
 from autotune.report.svg.axes import Axis, Line, Point, plot
@@ -17,7 +17,6 @@ from autotune.report.terminal import format_duration
 from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import MeasureSpec, Study, Trial, TrialPurpose, TrialStatus, config_label
 from autotune.study.controller.finals.finalists import longer, whole
-from autotune.values import dataclass
 
 KINDS = ("line", "second", "dashed", "dotted")
 """classes of the lines, for as many trials as are told apart"""

@@ -15,7 +15,7 @@ Step times are at the level that the study's own trials showed (`Estimate.level`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -32,7 +32,6 @@ from autotune.results.result import Result
 from autotune.reward import counted_once, tokens_per_s
 from autotune.space import SearchSpace
 from autotune.spec import ConfigTable, Study, Trial, TrialPurpose, config_label
-from autotune.values import dataclass
 
 StepSeries = Mapping[str, Sequence[float]]
 """step, step_time_s, loss, grad_norm of an attempt so far"""

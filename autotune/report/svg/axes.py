@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from autotune.report.svg.canvas import (
@@ -19,7 +20,6 @@ from autotune.report.svg.canvas import (
     text,
     ticks,
 )
-from autotune.values import dataclass
 
 LEGEND_ROW = 20.0
 """height of a row of the legend"""

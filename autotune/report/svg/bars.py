@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from autotune.report.svg.canvas import LETTER, TOP, WIDTH, Format, open_figure, shortened, text, ticks
-from autotune.values import dataclass
 
 ROW, LEFT, RIGHT = 34.0, 134.0, 88.0
 """height of a row; least width of the labels and of the notes"""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
 from autotune.report.svg.canvas import LEFT, RIGHT, WIDTH, Format, open_figure, text, time_ticks
-from autotune.values import dataclass
 
 TOP, BOTTOM = 20.0, 46.0
 LEAST, MOST = 64.0, 190.0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
 from autotune.report.svg.canvas import WIDTH, open_figure, shortened, text
-from autotune.values import dataclass
 
 LEFT, RIGHT, TOP, TALL = 34.0, 44.0, 40.0, 220.0
 MOST_VALUES = 12

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from autotune.report.svg.canvas import LEFT, RIGHT, TOP, Format, open_figure, ticks
-from autotune.values import dataclass
 
 WIDTH, PLOT = 860.0, 260.0
 """user units: of the figure, and of the plot's height"""

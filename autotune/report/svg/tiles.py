@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from autotune.report.svg.canvas import WIDTH, open_figure, shortened, text
-from autotune.values import dataclass
 
 LEVELS = 5
 """classes of fill, `level-0` (least) to `level-4` in the style sheet"""

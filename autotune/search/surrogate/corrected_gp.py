@@ -20,6 +20,7 @@ the same model, whose coordinates mean the same; elsewhere it did harm in the re
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,6 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 
 from autotune.search.surrogate.kernel import Alike, apart, matern52, own_variance
 from autotune.search.surrogate.observations import Observations
-from autotune.values import dataclass
 
 Array = NDArray[np.float64]
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,6 @@ from scipy.special import log_softmax
 from autotune.search.surrogate.corrected_gp import CorrectedGP, Prior, Rows, Scales
 from autotune.search.surrogate.kernel import Alike, apart
 from autotune.search.surrogate.observations import Observations
-from autotune.values import dataclass
 
 Array = NDArray[np.float64]
 

@@ -13,13 +13,12 @@ Some values are outliers: a slow node, a neighbour's traffic, a memory leak. So 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, log_ndtr
-
-from autotune.values import dataclass
 
 Array = NDArray[np.float64]
 OUTLIER_RATE = 0.03

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,6 @@ from autotune.search.searcher import Problem
 from autotune.search.surrogate.corrected_gp import Prior, Rows
 from autotune.search.surrogate.observations import Observations
 from autotune.spec import ConfigTable, Estimate, FailureKind, Measurement, ParallelConfig, Trial, TrialStatus, Workload
-from autotune.values import dataclass
 
 Array = NDArray[np.float64]
 

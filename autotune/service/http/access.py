@@ -28,6 +28,7 @@ import hmac
 import os
 import secrets
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -40,7 +41,6 @@ from autotune.service.http.error_responses import RefusalError
 from autotune.service.http.fair_use import Limiter
 from autotune.service.http.middleware import host_in
 from autotune.service.options import LOOPBACK, ServiceOptions, is_loopback
-from autotune.values import dataclass
 
 COOKIE = "autotune_token"
 RECHECK_S = 0.5

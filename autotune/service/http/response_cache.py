@@ -15,12 +15,12 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from autotune.ports import Revision, StudyReader
-from autotune.values import dataclass
 
 FRESH_S = 0.1
 MAX_BYTES = 64 << 20

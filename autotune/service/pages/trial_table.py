@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -22,7 +23,6 @@ from autotune.report.terminal import by_config, spent_s
 from autotune.results.result import Result
 from autotune.spec import FIELDS, Trial, TrialPurpose, TrialStatus, config_label
 from autotune.spec.checks import member_of, nearest, one_of
-from autotune.values import dataclass
 
 PAGE = 50
 """trials of a page"""

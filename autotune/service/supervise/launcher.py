@@ -13,12 +13,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from autotune.errors import RunnerError
 from autotune.ports import StudyRecord
-from autotune.values import dataclass
 
 log = logging.getLogger("autotune.service")
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from autotune.spec.hugging_face.defaults import with_class_defaults
-from autotune.values import dataclass
 
 Document = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ Facts of the families: transformers 5.23, `models/*/configuration_*.py` and `mod
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from autotune.spec.hugging_face.shapes import (
@@ -27,7 +27,6 @@ from autotune.spec.hugging_face.shapes import (
     padded_positions,
     qwen_experts,
 )
-from autotune.values import dataclass
 
 
 @final

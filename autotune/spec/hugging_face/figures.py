@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
 
@@ -19,7 +20,6 @@ from autotune.errors import SpecError
 from autotune.spec.catalog import published_config
 from autotune.spec.hugging_face.reading import text_model
 from autotune.spec.model import ModelSpec
-from autotune.values import dataclass
 
 QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "glm", "seed_oss"})
 """families whose query, key and value projections have biases by default"""

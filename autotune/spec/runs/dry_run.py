@@ -9,11 +9,10 @@ Steps are counted from 0. The first step has no optimizer state before its end, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from autotune.spec.plain import Plain
-from autotune.values import dataclass
 
 Phase = Literal["build", "forward", "backward", "optimizer"]
 """the phase of a run; recomputation is part of the backward pass"""

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from autotune.spec.plain import Plain
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

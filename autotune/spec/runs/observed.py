@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -21,7 +21,6 @@ from autotune.spec.plain import Plain, read_fields
 from autotune.spec.runs.measurement import Measurement
 from autotune.spec.runs.trial import Failure, Trial, TrialStatus
 from autotune.spec.workload import Workload
-from autotune.values import dataclass
 
 OBSERVED = "observed"
 """kind of an observed run, as opposed to a trial"""

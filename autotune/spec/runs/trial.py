@@ -12,7 +12,7 @@ Terminal states never change.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
@@ -21,7 +21,6 @@ from autotune.spec.estimate import Estimate
 from autotune.spec.plain import Plain
 from autotune.spec.runs.measurement import Measurement
 from autotune.spec.workload import Workload
-from autotune.values import dataclass
 
 MOST_NAMED = 12
 """trials that a sentence names"""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-
-from autotune.values import dataclass
 
 SHARED = frozenset({
     "nfs", "nfs3", "nfs4", "lustre", "gpfs", "mmfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "afs", "ocfs2", "gfs2", "glusterfs", "orangefs", "pvfs2",

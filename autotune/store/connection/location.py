@@ -7,12 +7,12 @@ Accepted are a path, `sqlite:///relative.db`, `sqlite:////absolute.db`, and `pos
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import SpecError
 from autotune.settings import settings
-from autotune.values import dataclass
 
 if TYPE_CHECKING:
     from sqlalchemy import URL

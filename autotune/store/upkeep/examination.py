@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, Table, bindparam, select, text
@@ -21,7 +21,6 @@ from autotune.store.tables import attempts, events, studies, trials
 from autotune.store.upkeep import laws
 from autotune.store.upkeep.checksums import SEALED, is_changed, is_checked
 from autotune.store.upkeep.table_files import study_keys
-from autotune.values import dataclass
 
 MOST_NAMED = 20
 """rows of a study that are named one by one; of more the number is said"""

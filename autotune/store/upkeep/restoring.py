@@ -16,6 +16,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,7 +30,6 @@ from autotune.store.connection.diagnosis import DAMAGED, diagnosed
 from autotune.store.connection.location import StoreLocation
 from autotune.store.tables import studies, trials
 from autotune.store.upkeep.examination import read_rows, rows_changed
-from autotune.values import dataclass
 
 LOCK_BYTES = (0x40000000, 512)
 """first byte and length of the range of a database file in which SQLite locks (https://www.sqlite.org/lockingv3.html): every open connection to a store in

@@ -11,6 +11,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.ports import KnowledgeStore
@@ -22,7 +23,6 @@ from autotune.study.check.verdict import verdict_of
 from autotune.study.preflight import check_here
 from autotune.trainers import Launch
 from autotune.trainers.base.executable import find_executable, python_of, search_path
-from autotune.values import dataclass
 
 ANSWER_S = 10.0
 """how long an interpreter may take to tell its release"""

@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -25,7 +25,6 @@ from autotune.trainers.base.trainer import LineReader
 from autotune.trainers.documents.output_options import with_own_outputs
 from autotune.trainers.logs.formats import stock_reader
 from autotune.trainers.logs.pattern_proposals import TIMES, ends_step, propose_patterns, steps_read
-from autotune.values import dataclass
 
 STEPS = 5
 """number of steps, of which the first is warm-up; fewer where a trial of the study is shorter"""

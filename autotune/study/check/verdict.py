@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 from autotune.spec import Failure, FailureKind, Study, config_label
@@ -14,7 +14,6 @@ from autotune.study.check.doubts import CLOCK, covers_the_batch
 from autotune.study.check.program_check import ProgramCheck
 from autotune.study.program_remarks import listed, remarks
 from autotune.trainers import trainer
-from autotune.values import dataclass
 
 JSON_LINE = '{"step": 3, "step_time_s": 0.41, "loss": 2.31}'
 

@@ -6,8 +6,9 @@ will take is estimated from the attempts so far; at most half of the budget is r
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from autotune.spec import Budget
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ one transaction (`autotune.ports.decision`); then the loop carries out the comma
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -26,7 +26,6 @@ from autotune.ports import (
 )
 from autotune.reward import MachineChange
 from autotune.spec import StudyStatus
-from autotune.values import dataclass
 
 
 class StudyPhase(StrEnum):

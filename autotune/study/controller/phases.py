@@ -12,7 +12,7 @@ When that level turns out to be another, it is told the corrected figures.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autotune.reward import competes
@@ -24,7 +24,6 @@ from autotune.study.controller.finals.remeasure import unfairly_judged, why_meas
 from autotune.study.controller.scoring import Scorer
 from autotune.study.controller.stop_rule import not_worth_it
 from autotune.study.controller.trial_index import TrialIndex
-from autotune.values import dataclass
 
 if TYPE_CHECKING:
     from autotune.search import Searcher

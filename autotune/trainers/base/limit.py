@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from autotune.errors import ExportError
 from autotune.spec import KNOBS, ParallelConfig, Workload
 from autotune.spec.texts.as_text import value_word
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

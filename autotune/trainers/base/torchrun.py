@@ -9,12 +9,12 @@ torch.distributed.run, in which node 0 has rank 0. One node finds a free port by
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import ExportError
 from autotune.spec import ClusterSpec, ParallelConfig
 from autotune.trainers.launch_files import MASTER_ADDR, MASTER_PORT, NODE_RANK
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from autotune.errors import SpecError
 from autotune.spec.checks import nearest
-from autotune.values import dataclass
 
 MAX_OPTION = 4096
 """characters of an option's value"""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from autotune.errors import SpecError
@@ -40,7 +40,6 @@ from autotune.trainers.present_configuration import (
     parse_document,
 )
 from autotune.trainers.readers.accelerate_yaml import sharding_and_ranks
-from autotune.values import dataclass
 
 DEFAULTS: Mapping[str, Any] = {
     "beta": 0.0,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from string import Formatter
 from typing import Any, final
@@ -22,7 +22,6 @@ from typing import Any, final
 from autotune.errors import SpecError
 from autotune.spec.checks import nearest
 from autotune.spec.texts.as_text import value_word
-from autotune.values import dataclass
 
 MAX_EXPRESSION = 200
 """characters between the braces of one placeholder"""

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from autotune.errors import SpecError
@@ -37,7 +37,6 @@ from autotune.spec.checks import nearest
 from autotune.trainers.logs.patterns import MAX_SEARCHED, compile_pattern, mark
 from autotune.trainers.logs.step_metrics import LineReader, LineTest, StepMetrics, clean, number
 from autotune.trainers.logs.steplines import MEASURED, parse_step_line
-from autotune.values import dataclass
 
 STEPS, MICRO_BATCHES = "steps", "micro-batches"
 _NUMBER = r"([-+]?[0-9][0-9,.]*(?:[eE][-+]?[0-9]+)?|[-+]?nan|[-+]?inf)"

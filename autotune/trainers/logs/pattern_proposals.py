@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from autotune.errors import SpecError
 from autotune.trainers.logs.formats import is_other_bar, is_plain_form, pattern_reader
 from autotune.trainers.logs.patterns import MAX_SEARCHED, compile_pattern
 from autotune.trainers.logs.step_metrics import StepMetrics, clean, number
-from autotune.values import dataclass
 
 LEAST_LINES = 2
 """lines that must repeat a candidate, and that a proposal must read"""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from autotune.trainers.logs.step_metrics import clean, number
-from autotune.values import dataclass
 
 _NUMBER = r"(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?) ?([kKmM](?![A-Za-z]))?"
 _WHAT = r"(tok(?:en)?s?|samples?|seqs?|sequences?|examples?)"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import field
-
-from autotune.values import dataclass
+from dataclasses import dataclass, field
 
 MAX_LINE = 2000
 """characters of a log line that are read; the rest is ignored"""

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import median
 from typing import final
 
 from autotune.trainers.logs.step_metrics import MAX_LINE, StepMetrics
-from autotune.values import dataclass
 
 _NUMBER = r"(?:np\.float\d+\()?'?(-?[0-9][0-9.]*(?:[eE][+-]?[0-9]+)?)"
 _VERL_STEP = re.compile(r"(?:^|[\s)])step:(\d+) - ")

@@ -7,11 +7,10 @@ torchrun --nproc-per-node=8 train.py --seq-len 2048 --steps 50
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, options_of
-from autotune.values import dataclass
 
 EXPORTED = "train.py"
 """the program that an export brings, beside its files"""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from autotune.trainers.base.trainer import Option
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.provenance_comments import comments
-from autotune.values import dataclass
 
 LONGEST_NAME = 40
 """characters of a job's name: Kubernetes appends indices to it and allows 63 in all"""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autotune.reward import (
     RunNoise,
@@ -51,7 +51,6 @@ from autotune.study.controller.finals.rounds import (
     which_count,
 )
 from autotune.study.controller.finals.too_noisy import too_noisy
-from autotune.values import dataclass
 
 WORTH = 0.01
 """For a smaller relative gain no further round is run."""

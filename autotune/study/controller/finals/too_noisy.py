@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.spec import Trial
 from autotune.spec.plain import Plain
-from autotune.values import dataclass
 
 LIMIT = 1.3
 """times the slowest run of the baseline that its fastest may be"""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from autotune.reward import MachineLevels, RunNoise, by_reward, known_noise_scale, tokens_per_s, within_run_variance
@@ -38,7 +38,6 @@ from autotune.study.controller.finals.rounds import (
     rounds_of,
 )
 from autotune.study.controller.finals.too_noisy import TooNoisy, too_noisy
-from autotune.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
