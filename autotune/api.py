@@ -186,7 +186,7 @@ def tune(
     """Run a study in the foreground until it ends or you press Ctrl-C. Ctrl-C pauses it (PAUSED), and the same call resumes it.
 
     `resume`: continue an unfinished study of the same name and spec instead of starting a new one. `study_id` selects it directly. `spec` is the
-    document as written, stored with the study. `profile`: for a model built by code, whether a new study first makes the dry runs that `store` lacks, on this machine.
+    document as written, stored with the study. `profile`: for a model built by code, whether a new study first does the dry runs missing from `store`, on this machine.
 
     `searcher` replaces the study's: a registered name, an `autotune.search.Searcher` class, a function that returns a searcher for an
     `autotune.search.Problem`, or a fresh searcher over `SearchSpace.of_study(study)`. `runner` replaces the study's: an

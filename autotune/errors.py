@@ -69,7 +69,7 @@ class AutotuneError(Exception):
         return f"{place}{where}{self.message}" + (f"; {self.remedy}" if self.remedy else "")
 
     def document(self) -> dict[str, Any]:
-        """The error in the format of the public contract: {kind, message, field, remedy}, and for a mistake in a text also `problems`.
+        """The error in the format of the public contract: {kind, message, field, remedy}, plus `problems` for a mistake in a text.
 
         `problems` lists every mistake that was found, this one first: {message, field, remedy, file, line, column}. Lines and columns are counted
         from 1; both are None, and file is empty, if a mistake has no position, such as a missing key.

@@ -197,7 +197,10 @@ def profile_lines(document: dict[str, Any]) -> list[str]:
     lines = [
         f"{len(document['runs'])} configs were dry-run: plan, estimate and tune take their memory from these runs, {others}"
     ]
-    lines += [f"{check['config']}: by the other runs {check['error']:+.1%}" for check in document["checks"]]
+    lines += [
+        f"{check['config']}: error of the prediction from the other runs {check['error']:+.1%}"
+        for check in document["checks"]
+    ]
     return lines + [f"not run, {config}: {reason}" for config, reason in document["failed"].items()]
 
 

@@ -78,7 +78,7 @@ def _claims(evidence: Evidence, due: float) -> Iterator[Finding]:
         yield _claim(
             "host",
             idle,
-            what="the GPUs wait for the host: launches do not keep up",
+            what="the GPUs wait for the host: kernel launches cannot keep up",
             seen=f"profile: the GPU is idle for {idle:.0%} of the step{after}",
             confirm="train a few steps with a larger micro-batch: the time per sequence should drop",
             change="torch.compile (mode='reduce-overhead' uses CUDA graphs), a larger micro-batch, or fewer small operators",

@@ -10,7 +10,7 @@ from autotune.report.terminal import FULL, MIN_CONFIG, Palette, format_count, pl
 from autotune.spec import config_label
 
 _UNKNOWN = "-"
-"""a price or a power that the catalog does not know"""
+"""a price or a power that is not in the catalog"""
 
 
 def cluster_table(choices: Sequence[ClusterChoice], *, palette: Palette = FULL) -> FittedTable:
@@ -105,7 +105,7 @@ def cluster_notes(choices: Sequence[ClusterChoice]) -> list[str]:
         ]
     if any(choice.bill for choice in found):
         lines.append(
-            "cost and energy count all GPUs of a cluster; prices are public list prices; energy is for the boards under load"
+            "cost and energy count all GPUs of a cluster; prices are public list prices; energy is that of GPU boards under load"
         )
     return lines
 

@@ -69,7 +69,7 @@ def knob_rows(config: ParallelConfig, facts: ProgramFacts) -> Iterator[Row]:
         said=str(config.zero_stage),
         seen=f"{stage} ({wrappers})" if stage is not None else "",
         agrees=None if stage is None or config.dp == 1 else stage == config.zero_stage,
-        remedy="pass {zero_stage} to the program, or put its actual stage into the space",
+        remedy="pass {zero_stage} to the program, or set the space to its actual stage",
     )
     found, share = facts.recompute, facts.recomputed
     yield Row(
@@ -84,7 +84,7 @@ def knob_rows(config: ParallelConfig, facts: ProgramFacts) -> Iterator[Row]:
         said=str(config.compile).lower(),
         seen=str(facts.is_compiled).lower(),
         agrees=facts.is_compiled == config.compile,
-        remedy="pass {compile} to the program, or put its actual value into the space",
+        remedy="pass {compile} to the program, or set the space to its actual value",
     )
 
 

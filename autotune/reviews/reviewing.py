@@ -343,7 +343,7 @@ def _completed(
     if (nodes := _open_nodes(found.started)) and not said.get("config"):
         missing.append(
             Missing(
-                what=f"the number of nodes: only the shell knows {nodes}",
+                what=f"the number of nodes: only the shell can compute {nodes}",
                 remedy="write the number into the launch, or give the config: --config dp=...",
             )
         )
@@ -352,7 +352,7 @@ def _completed(
         if mark and not said.get("config") and not _DECIDES_NO_STEP.search(option):
             missing.append(
                 Missing(
-                    what=f"a number that only the shell knows: {option}",
+                    what=f"a number that only the shell can compute: {option}",
                     remedy="write it into the launch, or give the config: --config micro_batch_size=4,tp=2,...",
                 )
             )

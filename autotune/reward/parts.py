@@ -144,8 +144,8 @@ SCORED_VALUES: Mapping[str, ScoredValue] = {
 STABILITY_RULE = "stability = product of the rows above; steady step time enters as its fourth root"
 THROUGHPUT_TERMS: Mapping[str, str] = {
     "tokens_per_s_ratio": "tokens/s, times {whose}",
-    "efficiency": "worth of a token, times {whose}",
+    "efficiency": "statistical efficiency, times {whose}",
     "noise_scale": "gradient noise scale, sequences",
-    "cost_ratio": "cost of a token, times {whose}",
+    "cost_ratio": "cost per token, times {whose}",
 }
 """what the throughput of a reward is made of, as tables call it; `{whose}`: of whom it is a multiple"""

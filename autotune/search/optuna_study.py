@@ -26,7 +26,7 @@ Predicted memory as a constraint of any Optuna sampler, so that it learns to avo
     Q        quantile of the standard normal distribution: predicted memory is log-normal, so this is ln(predicted need / usable memory) in standard deviations
 
 It grows steadily with the memory that a config needs, which suits both samplers that model the constraint (`GPSampler`) and samplers that compare violations
-(`TPESampler`, `NSGAIISampler`). It is limited to plus and minus 5, where the probability is practically 0 or 1.
+(`TPESampler`, `NSGAIISampler`). It is clipped to -5 to 5, where the probability is practically 0 or 1.
 
     limit = MemoryConstraint(workload)
     limit.set(trial, config)                        in the objective, before the config is run

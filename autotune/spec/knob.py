@@ -65,7 +65,7 @@ class Knob:
 
     @classmethod
     def own(cls, name: str, values: Sequence[Any]) -> Knob:
-        """A knob of one study, by its values: all true or false, all numbers, or all words. The first value is the default.
+        """A study's own knob with these values: all booleans, all numbers, or all words. The first value is the default.
 
         Raises `SpecError` for a name that is not a lower-case identifier, and for values of different kinds.
         """

@@ -156,7 +156,9 @@ def _of_mean(mean: float, longest: float | None) -> Lengths:
         scale = 0.5 * (low + high)
         low, high = (low, scale) if float(np.minimum(scale * shape, most).mean()) > mean else (scale, high)
     values = np.minimum(0.5 * (low + high) * shape, most)
-    said = f"lengths are log-normal with a deviation of {USUAL_SPREAD:.0%} of their mean (only the mean is given)"
+    said = (
+        f"lengths are log-normal with a standard deviation of {USUAL_SPREAD:.0%} of their mean (only the mean is given)"
+    )
     return Lengths(values=tuple(np.round(values, 1).tolist()), most=longest or 0.0, assumed=said)
 
 

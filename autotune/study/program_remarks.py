@@ -28,7 +28,7 @@ def remarks(seen: ProgramSeen, *, keeps_outputs: bool) -> Iterator[str]:
     if seen.left_out:
         yield f"left out of its log: {seen.left_out}"
     if seen.troubles:
-        yield f"the probe ended early ({seen.troubles[0]}), so steps may come from the log"
+        yield f"the probe ended early ({seen.troubles[0]}), so step times may come from the log"
     if seen.lost:
         yield f"existing files could not be restored: {'; '.join(seen.lost)}"
     existing = {path: file for path, file in seen.files.items() if file["existed"]}

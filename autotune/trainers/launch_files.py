@@ -202,7 +202,7 @@ def check_file_name(name: str) -> str:
 
 
 def write_launch(launch: Launch, directory: str | Path, *, job: Mapping[str, Any] | None = None) -> tuple[Path, ...]:
-    """Writes the launch files, `launch.sh` and `launch.json` into `directory` and returns their paths, manifest last.
+    """Writes the launch files, `launch.sh` and `launch.json`, into `directory` and returns their paths, manifest last.
 
     `job`: the scheduler job for this launch (`schedulers.job_of`); its files are written with the others.
 

@@ -181,7 +181,7 @@ def split_by_path(
 
 AUTO = "auto"
 """what Hugging Face's integrations write for a value that the program fills in"""
-ONLY_THE_SHELL = "only the shell knows this number"
+ONLY_THE_SHELL = "only the shell can compute this number"
 """of a value that is a variable which nothing sets"""
 _MISSING = object()
 T = TypeVar("T")

@@ -221,7 +221,7 @@ def test_what_the_files_of_trl_keep_in_host_memory_is_named(line: str, path: str
 
 def test_trl_by_accelerate_with_flags_that_are_not_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "grpo.yaml").write_text(TRL)
-    with pytest.raises(SpecError, match="is given --use_fsdp, which autotune does not read"):
+    with pytest.raises(SpecError, match="has --use_fsdp, which autotune does not read"):
         of_text("accelerate launch --num_processes 8 --use_fsdp -m trl.scripts.grpo --config grpo.yaml", tmp_path)
 
 
@@ -296,9 +296,9 @@ def test_dynamic_batches_of_nemo_rl_stay_dynamic(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "what"),
     [
-        ("async_rl: {sampler: {name: in_order}}", "is of NeMo-RL's single controller"),
-        ("on_policy_distillation: {enabled: true, non_colocated_teachers: {enabled: true}}", "has teachers on GPUs of their own"),
-        ("data: {default: {env_name: reward_model}}\nenv: {reward_model: {resources: {num_nodes: 1, gpus_per_node: 1}}}", "has a reward model on GPUs of its own"),
+        ("async_rl: {sampler: {name: in_order}}", "belongs to NeMo-RL's single controller"),
+        ("on_policy_distillation: {enabled: true, non_colocated_teachers: {enabled: true}}", "has teachers on their own GPUs"),
+        ("data: {default: {env_name: reward_model}}\nenv: {reward_model: {resources: {num_nodes: 1, gpus_per_node: 1}}}", "has a reward model on its own GPUs"),
     ],
 )  # fmt: skip
 def test_a_configuration_of_nemo_rl_whose_gpus_are_counted_otherwise_is_refused(said: str, what: str, tmp_path: Path) -> None:  # fmt: skip

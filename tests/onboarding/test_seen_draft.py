@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,14 @@ def test_what_agrees_stays_and_is_said_to_be_seen(read: Draft, tmp_path: Path) -
     assert knobs(found)["accumulation_steps"] == "4"
     assert found.document["model"] == read.document["model"]
     assert not [note for note in found.notes if ", observed " in note]
+    assert found.fill_in == ()
+
+
+def test_a_note_on_words_that_the_shell_computed_is_dropped(read: Draft, tmp_path: Path) -> None:
+    note = "only the shell can compute $DATA: write the values into argv"
+    open_draft = replace(read, notes=(*read.notes, note), fill_in=(*read.fill_in, "trainer.argv"))
+    found = overlaid(open_draft, seen(), tmp_path)
+    assert note not in found.notes
     assert found.fill_in == ()
 
 

@@ -219,7 +219,7 @@ def test_a_number_that_only_the_shell_knows_is_asked_for_and_not_taken_from_the_
     path = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
     launch.write_text(LAUNCH.replace("trainer.n_gpus_per_node", f"{path}=$SP trainer.n_gpus_per_node"))
     found = review(launch, cluster="h100-sxm-1x8")
-    assert [each.what for each in found.missing] == [f"a number that only the shell knows: command: {path}='$SP'"]
+    assert [each.what for each in found.missing] == [f"a number that only the shell can compute: command: {path}='$SP'"]
     assert found.estimate is None
     launch.write_text(LAUNCH.replace("trainer.n_gpus_per_node", f"{path}=${{SP:-2}} trainer.n_gpus_per_node"))
     answered = review(launch, cluster="h100-sxm-1x8")

@@ -305,7 +305,7 @@ def test_a_winner_is_named_before_the_limit(login: LoginNode, runner: str) -> No
     assert login.cluster.wait_for(job) == "COMPLETED", login.said("sleeping")
     found = login.status("sleeping")
     assert found["study"]["status"] == "COMPLETED"
-    assert "left for trials, which is reserved for the finals" in found["study"]["result"]["stop_reason"]
+    assert "left, which are reserved for the finals" in found["study"]["result"]["stop_reason"]
     assert found["study"]["result"]["final_rounds"] >= 1
 
 

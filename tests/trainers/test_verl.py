@@ -351,4 +351,4 @@ def test_a_value_that_only_the_shell_knows_is_named() -> None:
     words = "actor_rollout_ref.rollout.tensor_model_parallel_size=$ROLLOUT_TP actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8"
     reading = trainer("verl").read_config(PresentConfiguration(files={"run.sh": SCRIPT.format(words)}))
     assert reading.rollout["tp"] == 2
-    assert any("rollout.tensor_model_parallel_size: only the shell knows" in remark for remark in reading.remarks)
+    assert any("rollout.tensor_model_parallel_size: only the shell can compute" in remark for remark in reading.remarks)

@@ -312,7 +312,7 @@ def _print_post_training(found: Any) -> None:
         )
         out.print(f"best split: {best['training_gpus']} train, {best['rollout_gpus']} generate; {waits}")
     for gpus, reason in beside.get("splits_why_not", {}).items():
-        out.print(f"no split with {gpus} that generate: {reason}")
+        out.print(f"no split with {gpus} generating GPUs: {reason}")
     words = {"both": "on all GPUs", "training": "for training", "generation": "for generation"}
     for side, row in beside.get("one_more_node", {}).items():
         why = beside["one_more_node_why_not"].get(side, "")

@@ -224,7 +224,7 @@ _SUBSTITUTED = re.compile(r"^\$\((?:which|command -v) ([\w.-]+)\)$|^`(?:which|co
 _PYTHON_FLAGS = ("-u", "-O", "-OO", "-B", "-E", "-s", "-S", "-I", "-v", "-q", "-b", "-d", "-P", "-x")
 _NAMED_PYTHON = re.compile(r"^\$\{?\w*PY\w*\}?$", re.IGNORECASE)
 _OPEN = re.compile(r"^\$|^`")
-"""a word that only the shell knows"""
+"""a word that only the shell can compute"""
 
 
 class Launcher(NamedTuple):

@@ -207,7 +207,7 @@ def _ranks_of(name: str, options: Sequence[Argument], nodes: int, env: Mapping[s
     if included := value_of(options, "include", "i"):
         slots = included.partition("@")[0].partition(":")[2]
         return len(slots.split(",")) if slots else None
-    if name == "torchrun":  # it starts one, unless it is told otherwise, or by words that only the shell knows
+    if name == "torchrun":  # it starts one, unless it is told otherwise, or by words that only the shell can compute
         is_told = bool(value_of(options, *_PER_NODE)) or any(not is_plain(w) for o in options for w in o.words)
         return None if is_told else 1
     return _visible(env)

@@ -80,7 +80,7 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
     if started and started.tasks:
         reasons["torchrun"] = f"instead of one {started.tasks} task per rank"
     if started and started.starts_ranks:
-        reasons["torchrun"] = "the program starts its ranks itself; trials start them with torchrun"
+        reasons["torchrun"] = "the program launches its own ranks; trials use torchrun instead"
     if launcher != script.launcher:
         reasons["torchrun"] = "on CPUs accelerate launch starts only one process"
     first, *more = start_of(script, place)

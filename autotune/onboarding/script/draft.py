@@ -192,7 +192,7 @@ def script_draft(
 
 def _decided_by(script: Script) -> str:
     """What fixes knobs: settings, or code that no option changes."""
-    lines = ", ".join(f"{what} by line {line} of {script.name}" for what, line in script.does.items())
+    lines = ", ".join(f"{what} on line {line} of {script.name}" for what, line in script.does.items())
     return f"decided by its settings{f' or code: {lines}' if lines else ''}"
 
 
@@ -520,11 +520,9 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
     if (started := script.started) is None or started.program == source.name:
         return
     how = (
-        "python, and it starts its ranks itself: trials start them with torchrun"
-        if started.starts_ranks
-        else started.launcher
+        "python (it launches its own ranks; trials use torchrun instead)" if started.starts_ranks else started.launcher
     )
-    yield f"{source.name} starts {started.program} by {started.tasks or how}; its arguments without a knob are kept"
+    yield f"{source.name} starts {started.program} with {started.tasks or how}; its arguments without a knob are kept"
     if started.tasks:
         yield (
             f"trials start {started.program} with torchrun on each node, instead of one {started.tasks} task per rank: it must read RANK, "
@@ -542,7 +540,7 @@ def _what_is_beyond(script: Script) -> Iterator[str]:
         yield f"{NOT_PREDICTED}{BEYOND[script.beyond]} ({script.beyond}); trials measure whole steps, and `rl:` and `rollout:` in a spec describe the phases of one"
 
     elif (method := Path(script.name).stem.lower()) in BEYOND_BY_METHOD:
-        yield f"{NOT_PREDICTED}{BEYOND_BY_METHOD[method]}, by the name of {Path(script.name).name}"
+        yield f"{NOT_PREDICTED}{BEYOND_BY_METHOD[method]}, judging by the name {Path(script.name).name}"
     yield from frozen(script)
 
 
@@ -557,7 +555,7 @@ def _what_weights(script: Script) -> Iterator[str]:
         why = f"{script.name} was not found"
     else:
         return
-    yield f"{ASSUMED_WEIGHTS} ({why}): transformers 5 takes the checkpoint's own type unless told, often bf16, which needs about half the memory; if so, set workload.pure_bf16: true, or give the type in the launch (dtype)"
+    yield f"{ASSUMED_WEIGHTS} ({why}): transformers 5 takes the checkpoint's own type by default, often bf16, which needs about half the memory; if so, set workload.pure_bf16: true, or give the type in the launch (dtype)"
 
 
 def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Iterator[str]:

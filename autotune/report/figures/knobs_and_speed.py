@@ -137,7 +137,7 @@ def parallel_coordinates(source: FigureSource) -> Figure | None:
     ends = [low + (high - low) * i / 4 for i in range(5)]
     axes = [UprightAxis(name=_axis_name(name), values=[word_of(v) for v in tried[name]]) for name in names]
     hidden = len(tried) - len(names)
-    more = f" {hidden} {'knob' if hidden == 1 else 'knobs'} of less importance omitted." if hidden else ""
+    more = f" {hidden} less important {'knob is' if hidden == 1 else 'knobs are'} omitted." if hidden else ""
     return Figure(
         name="parallel_coordinates",
         title="Trials across the knobs",

@@ -339,7 +339,7 @@ class ReviewAnswer(Answer):
     together: Plain | None
     trials: list[Plain] = Field(
         default=[],
-        description="if no edit is certain to be faster: changes worth a trial, like edits, with their chance of a gain",
+        description="if no edit is certain to be faster: changes worth a trial, in the format of `edits`, each with its probability of a gain",
     )
     if_out_of_memory: Plain | None = Field(
         default=None, description="if the launch may not fit and no edit is certain to fit: what would help"

@@ -37,7 +37,7 @@ class Family:
     gated_mlp: bool = True
     """three-matrix MLP"""
     tied: bool = False
-    """whether the output projection shares the embedding if the file does not say"""
+    """whether the output projection shares the embedding if the file does not specify it"""
     positions: str = ""
     """key with the number of learned positions; empty if positions have no weights"""
     defaults: Mapping[str, Any] = field(default_factory=dict)

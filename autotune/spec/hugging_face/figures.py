@@ -140,7 +140,7 @@ def _window(family: str, document: Mapping[str, Any]) -> int:
 
 
 def yarn_scaling(model: ModelSpec) -> dict[str, float] | None:
-    """The parameters of the model's YaRN scaling (arXiv:2309.00071) by the file's names; None if it has none."""
+    """The parameters of the model's YaRN scaling (arXiv:2309.00071), keyed by their names in the file; None if it has none."""
     figures = figures_of(model)
     if figures is None or figures.rotary_scaling != "yarn":
         return None
@@ -167,7 +167,7 @@ YARN = {
 
 
 def llama3_scaling(model: ModelSpec) -> dict[str, float] | None:
-    """The parameters of the model's rotary scaling by the names of `LLAMA3_SCALING`; None if it has none, or a different kind."""
+    """The parameters of the model's rotary scaling, keyed by the names in `LLAMA3_SCALING`; None if it has none, or a different kind."""
     figures = figures_of(model)
     if figures is None or figures.rotary_scaling != "llama3":
         return None

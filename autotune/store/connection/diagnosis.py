@@ -61,7 +61,7 @@ def diagnose(error: Exception, location: StoreLocation) -> StoreError:
     state = str(getattr(cause, "sqlstate", None) or "")
     if state.startswith("28") or "password authentication failed" in str(cause):
         return StoreUnavailableError(
-            f"the store {location} refused this user: {_line(cause)}",
+            f"the store {location} rejected this user: {_line(cause)}",
             remedy="check the user and the password in its address",
         )
     if state.startswith("3D") or ("database" in str(cause) and "does not exist" in str(cause)):

@@ -37,7 +37,9 @@ def want(connection: Connection, study_id: str, wanted: Wanted, message: str) ->
         raise ConflictError(f"study {study_id} has ended as {study.status}", remedy="submit a new study")
     before = Wanted(study.wanted)
     if not before.may_become(wanted):
-        raise ConflictError(f"study {study_id} was asked to {before}, which cannot be undone, so it cannot {wanted}")
+        raise ConflictError(
+            f"{before} was requested for study {study_id} and cannot be undone, so {wanted} is not possible"
+        )
     if before is wanted:
         return
     now, text = now_us(), clean(message)

@@ -120,7 +120,7 @@ def _files(check: ProgramCheck) -> list[str]:
     files = {path: check.files[path] for path in check.replaced}
     back = "they were restored, but" if all(file["kept"] for file in files.values()) else "they were not restored, and"
     return [
-        f"the program writes outside its trial's folder, to existing files: {listed(files)}; {back} each trial would write them: {_OUTPUTS}"
+        f"the program writes outside its trial's folder, to existing files: {listed(files)}; {back} each trial would overwrite them: {_OUTPUTS}"
     ]
 
 

@@ -62,7 +62,7 @@ def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
             f"{spent.gpu_s:.0f} of {budget.max_gpu_s:.0f} rank-seconds are spent; the rest is reserved for the finals"
         )
     if spent.left_s is not None and JOB_SLACK * reserve.wall_s * spent.longest >= spent.left_s:
-        return f"this job has {max(0.0, spent.left_s):.0f} s left for trials, which is reserved for the finals"
+        return f"this job has {max(0.0, spent.left_s):.0f} s left, which are reserved for the finals"
     return ""
 
 

@@ -62,7 +62,7 @@ class MegatronTrainer(Trainer):
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
         "dp_replicas", "pp_split", "loss", "cp_style", "offload", "async_tp", "cuda_graph", "dispatcher", "ep_overlap",
     })  # fmt: skip
-    cannot: ClassVar = {**NOT_IN_CORE, "loss=full": "it is Megatron-LM's default: loss=own"}
+    cannot: ClassVar = {**NOT_IN_CORE, "loss=full": "this is Megatron-LM's default: use loss=own"}
     can_import = True
     watching = (
         "profile", "profile-*", "use-pytorch-profiler", "record-memory-history", "memory-snapshot-path", "nvtx-ranges",

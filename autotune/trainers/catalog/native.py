@@ -47,7 +47,7 @@ class NativeTrainer(Trainer):
         "async_tp": "it needs symmetric GPU memory, which the loop does not implement",
         "cuda_graph": "the loop launches each kernel separately",
         "ep_overlap": "the loop runs one micro-batch after the other, each with its all-to-all",
-        "loss=full": "the loop computes all logits at once by default: that is loss=own",
+        "loss=full": "the loop computes all logits at once by default: use loss=own",
         "loss=fused": "the loop has no fused kernel for output projection and cross entropy",
         "dispatcher=flex": "the loop does not call DeepEP or HybridEP",
         "precision=mxfp8": "the loop's fp8 matrix products have one scale per tensor, not per block",
@@ -144,7 +144,7 @@ class NativeTrainer(Trainer):
                 Rule(
                     adapts and c.precision == "fp8",
                     "precision",
-                    "fp8 replaces the projections that adapters belong to",
+                    "fp8 replaces the projections that adapters attach to",
                     "bf16",
                 ),
                 Rule(

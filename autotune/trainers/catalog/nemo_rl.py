@@ -418,11 +418,11 @@ def _refuse_others(name: str, whole: Mapping[str, Any]) -> None:
         whole, "env.reward_model.resources.gpus_per_node"
     )
     kinds = {
-        "is of NeMo-RL's single controller (async_rl)": whole.get("async_rl"),
-        "has teachers on GPUs of their own (on_policy_distillation.non_colocated_teachers)": _resolved(
+        "belongs to NeMo-RL's single controller (async_rl)": whole.get("async_rl"),
+        "has teachers on their own GPUs (on_policy_distillation.non_colocated_teachers)": _resolved(
             whole, f"{TEACHERS}.non_colocated_teachers.enabled"
         ),
-        "has a reward model on GPUs of its own (env.reward_model.resources)": at_rewards,
+        "has a reward model on its own GPUs (env.reward_model.resources)": at_rewards,
     }
     if found := next((what for what, has in kinds.items() if has), None):
         raise SpecError(

@@ -59,8 +59,8 @@ class TorchtitanTrainer(Trainer):
         "cp_style=heads": "its context parallelism passes keys and values around",
         "offload": "its offloading also moves the weights to host memory, not only the optimizer or the activations",
         "cuda_graph": "release 0.2 has none, and 0.3 captures a step by default without a pipeline",
-        "dispatcher": "its launches use all-to-all for experts: dispatcher=alltoall",
-        "ep_overlap": "it does not hide the all-to-all behind another micro-batch: ep_overlap=false",
+        "dispatcher": "its launches always use all-to-all for experts (dispatcher=alltoall)",
+        "ep_overlap": "it does not hide the all-to-all behind another micro-batch; leave ep_overlap=false",
     }
     optimizers = frozenset({"adamw"})
     trains_pure_bf16 = True
@@ -226,10 +226,10 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> list[Limit]:
                 scaling == "yarn",
                 "model.rope_scaling",
                 "launches of torchtitan 0.2 only support Llama 3.1's rotary scaling",
-                remedy="version=0.3 knows YaRN",
+                remedy="version=0.3 supports YaRN",
                 value="yarn",
             ),
-            Rule(c.loss != "own", "loss", "torchtitan 0.2 computes the loss over all logits at once: loss=own", "own"),
+            Rule(c.loss != "own", "loss", "torchtitan 0.2 computes the loss over all logits at once", "own"),
             Rule(
                 c.zero_stage == 0 and replicas > 1 and not alone,
                 "zero_stage",
@@ -278,7 +278,7 @@ def _limits_of_0_3(workload: Workload, c: ParallelConfig) -> list[Limit]:
         *broken(
             workload,
             c,
-            Rule(c.loss == "chunked", "loss", "it is torchtitan 0.3's default: loss=own", "own"),
+            Rule(c.loss == "chunked", "loss", "torchtitan 0.3 does this by default", "own"),
             Rule(
                 c.cp_style == "gather",
                 "cp_style",

@@ -114,7 +114,7 @@ class Trl(PostTrainer):
     recognized_by = ("per_device_train_batch_size", "num_generations", "steps_per_generation", "max_completion_length")
     defaults = DEFAULTS
     peft_methods = frozenset({"lora"})
-    no_adapters = "its models are not in 4 bits"
+    no_adapters = "it does not load 4-bit weights"
     settings_file = "grpo.yaml"
     watching = (
         "output_dir", "max_steps", "num_train_epochs", "logging_*", "save_*", "load_best_model_at_end", "eval_*", "do_eval", "report_to", "run_name", "push_to_hub", "hub_*",
@@ -410,7 +410,7 @@ def as_trl_grpo(words: Sequence[str], program: Program) -> tuple[str, ...]:
     told = {name.replace("-", "_"): value for name, value in flags_of(before).items()}
     if unread := sorted(told.keys() - LAUNCHER.keys() - OF_ONE_MACHINE):
         raise SpecError(
-            f"accelerate launch is given --{', --'.join(unread)}, which autotune does not read",
+            f"accelerate launch has --{', --'.join(unread)}, which autotune does not read",
             remedy="write that into the --config_file",
             field="FILE",
         )

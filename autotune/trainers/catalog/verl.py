@@ -86,8 +86,8 @@ class Verl(PostTrainer):
     })  # fmt: skip
     cannot: ClassVar = {
         **{name: why for name, why in NOT_SET.items() if name not in ("dp_replicas", "cp_style", "offload")},
-        **dict.fromkeys(("offload=activations", "offload=all"), "it only computes the optimizer's step on the host"),
-        "compile": "its actors decide themselves what to compile (use_torch_compile)",
+        **dict.fromkeys(("offload=activations", "offload=all"), "it can run only the optimizer step on the host"),
+        "compile": "its own option use_torch_compile controls compilation",
         "pp_schedule=gpipe": "Megatron-Core runs 1F1B, or interleaves stages",
         "pp_schedule=interleaved_zero_bubble": "Megatron-Core runs 1F1B, or interleaves stages",
     }
@@ -96,7 +96,7 @@ class Verl(PostTrainer):
     resolves = True
     defaults = DEFAULTS
     peft_methods = frozenset({"lora"})
-    no_adapters = "its models are not in 4 bits"
+    no_adapters = "it does not load 4-bit weights"
     settings_file = "verl.yaml"
     watching = (
         "trainer.total_training_steps", "trainer.total_epochs", "trainer.save_freq", "trainer.test_freq", "trainer.val_before_train", "trainer.logger", "trainer.default_local_dir",

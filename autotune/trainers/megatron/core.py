@@ -111,7 +111,7 @@ def _module_rules(c: ParallelConfig) -> tuple[Rule, ...]:
         Rule(
             c.offload in ("optimizer", "all") and c.zero_stage != 1,
             "offload",
-            "only the distributed optimizer can be offloaded: zero_stage=1",
+            "only the distributed optimizer can be offloaded, which needs zero_stage=1",
             "none",
         ),
         Rule(

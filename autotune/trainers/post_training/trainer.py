@@ -157,12 +157,12 @@ class PostTrainer(Trainer):
         return replace(found, options=options, remarks=(*found.remarks, *empty))
 
     def _left_open(self, path: str, default: Any) -> str:
-        """What to say of an override whose value only the shell knows."""
+        """What to say of an override whose value only the shell can compute."""
         is_number = isinstance(default, int | float) and not isinstance(default, bool)
         return (
             f"{path}: {ONLY_THE_SHELL}"
             if is_number
-            else f"{path}: only the shell knows its value, so {self.name}'s default was used"
+            else f"{path}: only the shell can compute its value, so {self.name}'s default was used"
         )
 
     def start_of(self, argv: Sequence[str]) -> tuple[str, ...] | None:

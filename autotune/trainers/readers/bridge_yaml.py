@@ -94,7 +94,7 @@ def _precision(keys: KeyReader, *, tf32: bool) -> str:
         if word in written:
             return word
     if written not in ("bf16_mixed", "fp16_mixed"):
-        keys.remarks.append(f"{keys.name}: mixed_precision={written} has no knob of its own; read as {written[:4]}")
+        keys.remarks.append(f"{keys.name}: mixed_precision={written} has no knob; read as {written[:4]}")
     return written[:4]
 
 

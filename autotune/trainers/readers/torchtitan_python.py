@@ -48,7 +48,7 @@ def read(present: PresentConfiguration) -> Reading:
     keys = KeyReader(merged(document, overrides(present)), name)
     if others and not wanted:
         keys.remarks.append(
-            f"{name}: {function.name} is read, the first of {len(others) + 1} configurations; to use another, move it to a separate file"
+            f"{name} has {len(others) + 1} configurations; the first, {function.name}, is read; to use another, move it to a separate file"
         )
     if not model and isinstance(model_call, ast.AST):
         remark = f"{name}: model_spec={ast.unparse(model_call):.80}: the export trains the spec's model; set it there"

@@ -38,6 +38,6 @@ class RayJob(Scheduler):
         """What Ray sends along, and what not."""
         if launch.cwd not in ("", "."):
             return (
-                f"Ray sends the job folder to all nodes; the program's folder, {launch.cwd}, must already be there",
+                f"Ray sends the job folder to all nodes; the program's folder, {launch.cwd}, must already be on them",
             )
         return ("Ray sends the job folder to all nodes",)

@@ -28,7 +28,7 @@ def test_the_last_part_is_kept_for_the_finals() -> None:
     job.tick(0.1)
     job.finish(job.only, setup_s=SETUP_S)
     assert job.controller.phase is StudyPhase.FINALS
-    assert "this job has 25 s left for trials" in job.controller.stop_reason
+    assert "this job has 25 s left" in job.controller.stop_reason
     job.left_s = 18.0
     while job.running:
         job.finish(job.only, setup_s=SETUP_S)

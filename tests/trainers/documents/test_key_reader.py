@@ -30,8 +30,8 @@ def test_what_is_not_read_is_left_over() -> None:
     [
         ("auto", "the program fills it in"),
         ("many", "left out, because it is not a whole number"),
-        ("$TP", "only the shell knows this number"),
-        ("${TP}", "only the shell knows this number"),
+        ("$TP", "only the shell can compute this number"),
+        ("${TP}", "only the shell can compute this number"),
     ],
 )
 def test_a_value_that_is_not_understood_is_named(value: str, remark: str) -> None:

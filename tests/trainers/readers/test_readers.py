@@ -366,7 +366,7 @@ def test_a_function_of_a_registry_is_read_alone_with_its_own_flavor() -> None:
     assert named.remarks == ()
     first = trainer("torchtitan").read_config(PresentConfiguration(files=files))
     assert (first.knobs["precision"], first.knobs["tp"]) == ("fp8", 1)
-    assert "llama3_debug is read, the first of 2 configurations" in first.remarks[0]
+    assert "has 2 configurations; the first, llama3_debug, is read" in first.remarks[0]
 
 
 def test_what_hugging_faces_trainer_would_fill_in_is_no_setting_of_deepspeed() -> None:

@@ -72,7 +72,7 @@ def test_model_of_ones_own_is_run_dry() -> None:
         ),
         ("needs_a_gpu", rf"cuda.*{HERE}", "instead of cuda"),
         ("needs_a_gpu_when_it_runs", rf"needs a GPU.*{HERE}\)$", "instead of cuda"),
-        ("reads_its_weights", rf"by `\.numpy\(\)`, which a dry run does not have.*{HERE}", "compute it with torch"),
+        ("reads_its_weights", rf"with `\.numpy\(\)`, which a dry run does not have.*{HERE}", "compute it with torch"),
         ("reads_a_bad_file", rf"raised JSONDecodeError.*{HERE}\) when", "correct it"),
         ("multiplies_what_does_not_fit", rf"{HERE}\)$", "correct that line"),
     ],
@@ -165,7 +165,7 @@ def test_model_that_fills_memory_is_stopped_at_the_limit(function: str, reached:
 
 @pytest.mark.slow
 def test_a_builder_that_ends_the_process_is_told() -> None:
-    with pytest.raises(DryRunError, match="ended with status 3 without an answer") as caught:
+    with pytest.raises(DryRunError, match="ended with status 3 without a result") as caught:
         run_apart("ends_the_process")
     assert "os._exit" in caught.value.remedy
 

@@ -104,7 +104,7 @@ def _error(told: Mapping[str, Any], in_time: bool, code: int | None, output: str
     name = (
         f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with status {code}"
     )
-    return DryRunError(f"the process of the dry run {name} without an answer{reached}{said}", remedy=_remedy(code))
+    return DryRunError(f"the dry-run process {name} without a result{reached}{said}", remedy=_remedy(code))
 
 
 def _remedy(code: int | None) -> str:

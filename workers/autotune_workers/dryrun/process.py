@@ -62,7 +62,7 @@ GPU_WORDS = (
 )
 NO_GPU = "use the device of an input or a weight instead of cuda, and import GPU kernels only where they are used"
 NO_LINE = (
-    "if the module needs other inputs, write a function that returns it under `model`, with its own `input` and `loss` "
+    "if the module needs other inputs, write a function that returns a dict: the module as `model`, and your own `input` and `loss` "
     "(`Train your own module` in the documentation)"
 )
 LINE_IN_TEXT = re.compile(r" \(at \S+ of the model's code: [^)]*\)")
@@ -112,7 +112,7 @@ def _peculiar_to_dry_runs(error: BaseException, where: str) -> DryRunError | Non
         )
     if ".numpy() is not supported for tensor subclasses" in str(error):
         return DryRunError(
-            f"the model reads values of a tensor by `.numpy()`, which a dry run does not have{where}",
+            f"the model reads a tensor's values with `.numpy()`, which a dry run does not have{where}",
             remedy=f"compute it with torch, {ELSEWHERE}",
         )
     if isinstance(error, NotImplementedError) and "meta tensor" in str(error):

@@ -284,7 +284,7 @@ class Gang:
         self._was_late = True
         if self.phase is GangPhase.READY:
             up = sum(m.ready for m in self._members)
-            kind, law = FailureKind.WORKER_LOST, f"{law}: only {up} of {self.size} ranks came up"
+            kind, law = FailureKind.WORKER_LOST, f"{law}: only {up} of {self.size} ranks started"
         done = len(self._series)
         self._evidence.append(Evidence(weight="timeout", kind=kind, message=law, step=done or None))
         if kind is FailureKind.TIMEOUT and done and self._deadlines.since_progress_s(now_s) < self._patience.silent_s:

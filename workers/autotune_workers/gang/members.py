@@ -70,7 +70,7 @@ def culprit(members: Sequence[Member], now_s: float, silent_s: float) -> tuple[i
         rank = min(computing, key=lambda r: members[r].micro_batch)
         return rank, f"keeps {len(waiting)} other(s) waiting", False
     rank = min(busy, key=lambda r: (members[r].step or 0, members[r].micro_batch))
-    return rank, "is the furthest behind", False
+    return rank, "is furthest behind", False
 
 
 def behind(collectives: Mapping[int, Mapping[str, int]]) -> dict[int, int]:

@@ -106,7 +106,7 @@ class RayCluster:
             what = f"joined at {address}" if address else "started"
             raise RunnerError(
                 f"Ray cannot be {what}: {type(error).__name__}: {error}",
-                remedy="`autotune doctor` checks Ray; runner: local needs none",
+                remedy="`autotune doctor` checks Ray; runner: local does not need it",
                 field="runner",
             ) from error
 

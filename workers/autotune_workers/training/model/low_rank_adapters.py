@@ -35,13 +35,13 @@ def check_adapters(workload: Workload, config: ParallelConfig) -> None:
     stages, layers = config.pp * config.virtual_stages, workload.model.num_layers
     if config.pp_split == "edges" and stages > 1 and (layers + 2) // stages < 2:
         raise ConfigError(
-            f"adapters belong to layers, so every stage needs a layer, but with num_layers={layers} and "
+            f"adapters attach to layers, so every stage needs a layer, but with num_layers={layers} and "
             f"pp * virtual_stages = {stages} the last one only has the loss",
             remedy="use pp_split=layers",
             field="pp_split",
         )
     if config.precision == "fp8":
-        raise ConfigError("fp8 replaces the projections that adapters belong to", field="precision")
+        raise ConfigError("fp8 replaces the projections that adapters attach to", field="precision")
     if workload.peft.method != "lora":
         raise ConfigError(
             f"the native training loop has no 4-bit weights, but peft.method={workload.peft.method}",
