@@ -229,7 +229,7 @@ class TrainerContract:
 
     def test_ranks_that_do_not_fit_are_refused(self) -> None:
         config = ParallelConfig(dp=32, micro_batch_size=2, accumulation_steps=1)
-        with pytest.raises(ExportError, match="32 ranks do not fit 2 nodes of 8"):
+        with pytest.raises(ExportError, match="32 ranks do not fit on 2 nodes of 8"):
             self.subject().launch(self.workload, config, self._with_meeting())
 
     def test_unknown_options_are_named(self) -> None:

@@ -111,7 +111,7 @@ def test_an_illegal_config_is_refused_before_anything_is_run():
     fake = FakeDryRunner()
     with pytest.raises(ConfigError, match="tp"):
         autotune.fit(STUDY, replace(CONFIG, tp=5), runner=fake)
-    with pytest.raises(SpecError, match="no space"):
+    with pytest.raises(SpecError, match="no search space"):
         autotune.fit(STUDY.workload, runner=fake)
     assert fake.asked == []
 

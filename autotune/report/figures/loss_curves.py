@@ -35,7 +35,7 @@ def loss_curves(source: FigureSource) -> Figure | None:
         name="loss_reference",
         title="Loss against the reference",
         shows="Training loss in nats per token over the tokens seen after warm-up, of the winner, the baseline and the fp32 reference.",
-        how_to_read=f"{alike}: a curve above the reference trades accuracy for speed.",
+        how_to_read=f"{alike}. If a curve is above the reference, its config trades accuracy for speed.",
         svg=plot(
             [],
             lines,

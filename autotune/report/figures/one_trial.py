@@ -120,7 +120,7 @@ def _losses(source: TrialSource) -> Figure | None:
         name="loss",
         title="Loss",
         shows="Training loss in nats per token at each optimizer step, averaged over all ranks.",
-        how_to_read="It should fall like the fp32 reference, if there is one: a curve that rises above it trades accuracy for speed. "
+        how_to_read="It should fall like the fp32 reference, if there is one: if it rises above, the config trades accuracy for speed. "
         "Steps without a finite loss are not drawn.",
         svg=plot(
             [],

@@ -269,7 +269,7 @@ class Trainer(ABC):
     def launch(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None) -> Launch:
         """The launch of a config with this trainer.
 
-        Raises `SpecError` for wrong options, and `ExportError` if the ranks do not fit the cluster or the trainer cannot express the config. With the option `nearest`, it uses the nearest values that the trainer can express and lists them in a note.
+        Raises `SpecError` for wrong options, and `ExportError` if the ranks do not fit on the cluster or the trainer cannot express the config. With the option `nearest`, it uses the nearest values that the trainer can express and lists them in a note.
         """
         values = self.checked(options)
         limits = self.limits(workload, config, values)

@@ -88,7 +88,7 @@ def test_reason_is_named_with_its_line_and_a_remedy(function: str, message: str,
 def test_error_without_a_line_of_the_users_points_to_input_and_loss() -> None:
     told = error_of(ValueError("Expected input batch_size (2) to match target batch_size (512)."), 1.0)
     assert told.message.endswith("target batch_size (512).")
-    assert "its own `input` and `loss`" in told.remedy
+    assert "your own `input` and `loss`" in told.remedy
 
 
 def test_law_that_a_config_breaks_is_told() -> None:

@@ -151,7 +151,7 @@ def test_a_config_that_does_not_fit_the_described_cluster_is_invalid() -> None:
         (end,) = [e for e in heard(runner, 0.1) if isinstance(e, AttemptEnded)]
         assert end.failure is not None
         assert end.failure.kind is FailureKind.INVALID
-        assert "16 ranks do not fit 1 nodes of 8" in end.failure.message
+        assert "16 ranks do not fit on 1 nodes of 8" in end.failure.message
 
 
 def test_a_config_waits_for_nodes_that_are_away() -> None:
