@@ -21,7 +21,7 @@ def model_named(named: Any, base: Path, folder: Path) -> tuple[str, str] | None:
         return text, ""
     of_tail = {_tail(hub): name for hub, name in catalog.hub_models().items()}
     if text and (found := of_tail.get(_tail(text))) is not None:
-        return found, f"taken for {text}"
+        return found, f"assumed for {text}"
     local = base / text / "config.json"
     if text and local.is_file() and is_model_file(str(local)):
         return os.path.relpath(local.resolve(), folder.resolve()), ""

@@ -79,7 +79,7 @@ _LOOPS = {
     "torchtitan": "torchtitan",
 }
 """training loops as people call them"""
-_ASSUMED = ("taken as", "taken for", "assumed", "if it does not")
+_ASSUMED = ("taken as", "assumed", "if it does not")
 
 
 def review(

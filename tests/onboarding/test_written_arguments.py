@@ -396,7 +396,7 @@ model = AutoModelForCausalLM.from_pretrained({name})
     ("name", "model", "comment"),
     [
         ('"meta-llama/Llama-3.1-8B"', "meta-llama/Llama-3.1-8B", "line 8"),
-        ('"meta-llama/Llama-3-8B"', "llama-8b", "taken for meta-llama/Llama-3-8B (line 8)"),
+        ('"meta-llama/Llama-3-8B"', "llama-8b", "assumed for meta-llama/Llama-3-8B (line 8)"),
     ],
 )
 def test_the_model_that_a_loop_of_its_own_loads_is_the_specs(

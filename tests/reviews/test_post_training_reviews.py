@@ -48,7 +48,7 @@ def test_a_draft_has_the_shape_of_the_named_weights_and_what_its_engine_can_run(
     """The shape of Qwen2's 7B is that of Qwen2.5's; FSDP cuts no layers, and what needs less memory is among the limits of tokens."""
     draft = first_draft(launch, cluster="h100-sxm-1x8", folder=launch.parent)
     assert draft.document["model"] == "qwen2.5-7b"
-    assert "taken for Qwen/Qwen2-7B-Instruct" in draft.text
+    assert "assumed for Qwen/Qwen2-7B-Instruct" in draft.text
     assert draft.document["space"].keys() == {
         "cp",
         "cp_style",

@@ -169,7 +169,7 @@ class TrialContract(StoreFixture):
         with pytest.raises(ConflictError, match="next attempt"):
             decide(store, lease, launch(lease, 0, 2))
         decide(store, lease, launch(lease, 0, 1))
-        with pytest.raises(ConflictError, match="still runs"):
+        with pytest.raises(ConflictError, match="still running"):
             decide(store, lease, launch(lease, 0, 2))
         decide(store, lease, CloseAttempt(number=0, attempt=1, failure=LOST))
         decide(store, lease, CloseAttempt(number=0, attempt=1, failure=LOST))
