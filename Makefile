@@ -6,13 +6,11 @@ STUDY ?= search_spaces/studies/laptop.yaml
 MARKED := not thorough and not slow and not chaos and not gpu
 # A round that goes wrong from the ground up ends early and names its tests.
 ROUND := --maxfail 12
-PART_1 := tests/[a-ce-n]*/
-PART_2 := tests/s[a-s]*/
-PART_3 := tests/t*/ tests/test_*.py
-PART_4 := tests/[u-z]*/
-PART_5 := tests/d*/
-PART_6 := tests/[o-r]*/
-PART_7 := tests/s[t-z]*/
+PART_1 := tests/[a-ce-n]*/ tests/[u-z]*/
+PART_2 := tests/d*/ tests/[o-r]*/ tests/s[a-s]*/
+PART_3 := tests/s[t-z]*/ tests/t*/ tests/test_*.py
+# The tests start hundreds of processes; each reads what the first one compiled.
+unexport PYTHONDONTWRITEBYTECODE
 ALONE := grep -rlE 'mark\.alone|ALONE' tests --include='test_*.py'
 
 .PHONY: tune test test-all check serve docs venv test-lowest test-newest chaos test-gpu screenshots wheel dist clean
@@ -20,9 +18,9 @@ ALONE := grep -rlE 'mark\.alone|ALONE' tests --include='test_*.py'
 tune: $(VENV)/.installed
 	$(BIN)/autotune tune $(STUDY)
 
-# Of the tests, those that fill the machine and wait a lot run one by one, in two rounds, beside the parts, of which each imports only what it needs.
+# Of the tests, those that fill the machine and wait a lot run one by one, in two rounds, beside three parts of about the same length.
 test: $(VENV)/.installed-dev
-	$(MAKE) --no-print-directory --jobs 5 --output-sync=target check test-alone-1 test-alone-2 test-part-1 test-part-7 test-part-5 test-part-2 test-part-6 test-part-3 test-part-4
+	$(MAKE) --no-print-directory --jobs 5 --output-sync=target check test-alone-1 test-alone-2 test-part-2 test-part-3 test-part-1
 
 # Every row of every matrix, every page, every fault, and a sample of the chaos.
 test-all: docs

@@ -12,12 +12,25 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.matrix import draw_all_examples, examples
+
 ROOT = Path(__file__).resolve().parents[1]
 
-settings.register_profile(
-    "service", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("service")  # examples are the same every time, and a loaded machine is no failure
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Examples are the same every time, and a loaded machine is no failure."""
+    if "not thorough" not in config.option.markexpr:
+        draw_all_examples()
+    checks = [HealthCheck.too_slow]
+    settings.register_profile(
+        "tests",
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=checks,
+        max_examples=examples(100),
+    )
+    settings.load_profile("tests")
 
 
 def pytest_sessionstart() -> None:

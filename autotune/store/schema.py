@@ -53,7 +53,19 @@ def _upgrade_locked(database: Database, path: Path | None) -> None:
         refuse_unknown(database, found)
         if found is not None and path is not None:
             back_up(path, path.with_name(f"{path.name}.v{found}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.backup"))
+        is_new_file = found is None and connection.dialect.name == "sqlite"
+        if is_new_file and _MADE:
+            for statement in _MADE:
+                connection.exec_driver_sql(statement)
+            return
         upgrade(connection, HEAD)
+        if is_new_file:
+            made = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
+            _MADE[:] = [*made.scalars(), f"INSERT INTO autotune_version VALUES ('{HEAD}')"]
+
+
+_MADE: list[str] = []
+"""what the migrations made of this process's first new SQLite database; the next ones are made by the same statements, in a tenth of the time"""
 
 
 def version(connection: Connection) -> str | None:

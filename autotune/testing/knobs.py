@@ -94,9 +94,15 @@ def variations(
 
 def varied_configs(workload: Workload, knobs: Iterable[str] = FIELDS) -> Iterator[ParallelConfig]:
     """Legal configs in which one of these knobs has another value than in a base config."""
-    for base in base_configs(workload):
-        for _, _, config in variations(workload, base, knobs):
-            yield config
+    asked = (repr(workload), tuple(knobs))
+    if asked not in _VARIED:
+        found = (variations(workload, base, asked[1]) for base in base_configs(workload))
+        _VARIED[asked] = [config for _, _, config in itertools.chain.from_iterable(found)]
+    yield from _VARIED[asked]
+
+
+_VARIED: dict[tuple[str, tuple[str, ...]], list[ParallelConfig]] = {}
+"""what `varied_configs` found by workload and knobs: the laws of each trainer ask for the same"""
 
 
 def _legal(workload: Workload, configs: Sequence[ParallelConfig]) -> Sequence[bool]:

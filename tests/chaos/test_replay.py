@@ -29,10 +29,10 @@ def check_replayed(store: SqlStore) -> None:
     assert faults_of(store) == []
 
 
-SOME = ("random", "reinforce", "optuna:tpe")
+SOME = ("random", "reinforce")
 OTHERS = (
     *("grid", "rule_of_thumb", "cost_ranked", "bayesian"),
-    *("optuna:nsga2", "optuna:qmc", "optuna:gp", "optuna:cmaes"),
+    *("optuna:tpe", "optuna:nsga2", "optuna:qmc", "optuna:gp", "optuna:cmaes"),
 )
 
 

@@ -26,8 +26,9 @@ from autotune.spec import (
 )
 from tests.benchmarks.perturbation import perturbed
 from tests.cost.examples import EXPERTS, GPU, MODEL, workload
+from tests.matrix import examples
 
-LAW = settings(deadline=None, derandomize=True, max_examples=60)
+LAW = settings(deadline=None, derandomize=True, max_examples=examples(60))
 powers = st.sampled_from([1, 2, 4, 8])
 configs = st.builds(
     ParallelConfig,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from autotune.diagnosis import CLASSES, Diagnosis, Evidence, Place, diagnose, lines_of
 from tests.diagnosing.made_up import STEP_S, run, with_links
+from tests.matrix import examples
 
 RANKS = st.integers(2, 8)
 SEED = st.integers(0, 10_000)
@@ -26,7 +27,7 @@ def first(found: Diagnosis, *, but: str = "") -> Any:
 
 
 @given(ranks=st.integers(1, 8), seed=SEED, noise=NOISE, sharded=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_no_class_is_claimed_of_a_healthy_run(ranks: int, seed: int, noise: float, sharded: bool) -> None:
     found = diagnose(run(ranks=ranks, seed=seed, noise=noise, sharded=sharded))
     assert [f.cause for f in found.findings] == []
@@ -34,7 +35,7 @@ def test_no_class_is_claimed_of_a_healthy_run(ranks: int, seed: int, noise: floa
 
 
 @given(ranks=RANKS, seed=SEED, noise=NOISE, wait=st.floats(0.15, 3.0), load=st.floats(0.0, 0.4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_all_ranks_wait_for_data(ranks: int, seed: int, noise: float, wait: float, load: float) -> None:
     found = first(
         diagnose(run(ranks=ranks, seed=seed, noise=noise, load=load, more={(-1, "data"): wait * STEP_S})),
@@ -48,7 +49,7 @@ def test_all_ranks_wait_for_data(ranks: int, seed: int, noise: float, wait: floa
 
 
 @given(ranks=RANKS, seed=SEED, of=st.integers(0, 7), wait=st.floats(0.3, 2.0))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_one_rank_waits_for_data(ranks: int, seed: int, of: int, wait: float) -> None:
     of %= ranks
     found = first(diagnose(run(ranks=ranks, seed=seed, more={(of, "data"): wait * STEP_S})))
@@ -63,7 +64,7 @@ def test_one_rank_waits_for_data(ranks: int, seed: int, of: int, wait: float) ->
     load=st.floats(0.0, 0.3),
     by_cpu=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_one_rank_computes_longer(ranks: int, seed: int, of: int, slower: float, load: float, by_cpu: bool) -> None:
     of %= ranks
     how = {"busier" if by_cpu else "slower": {of: slower}}
@@ -72,7 +73,7 @@ def test_one_rank_computes_longer(ranks: int, seed: int, of: int, slower: float,
 
 
 @given(ranks=RANKS, seed=SEED, of=st.integers(0, 7), held=st.floats(0.4, 0.85))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_a_quota_holds_one_rank_whose_time_the_kernel_counts_on_the_run_queue(
     ranks: int, seed: int, of: int, held: float
 ) -> None:
@@ -104,7 +105,7 @@ def test_all_ranks_of_one_node_compute_longer(seed: int, node: int) -> None:
 
 
 @given(ranks=RANKS, seed=SEED, much=st.floats(0.6, 4.0))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_collectives_take_the_step(ranks: int, seed: int, much: float) -> None:
     inside = first(diagnose(run(ranks=ranks, seed=seed, communication=much)))
     assert inside.cause == "communication_inside_node"
@@ -125,7 +126,7 @@ def test_a_link_that_stands_out_is_named() -> None:
 
 
 @given(ranks=RANKS, seed=SEED)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_lengths_with_a_long_tail(ranks: int, seed: int) -> None:
     tokens = 64 * np.exp(0.7 * np.random.default_rng(seed).standard_normal((ranks, 80)))
     found = first(diagnose(run(ranks=ranks, steps=80, seed=seed, tokens=tokens)))
@@ -150,7 +151,7 @@ def test_experts_that_get_unequal_numbers() -> None:
 
 
 @given(ranks=RANKS, seed=SEED, every=st.integers(4, 20), saves=st.booleans(), one=st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_pauses(ranks: int, seed: int, every: int, saves: bool, one: bool) -> None:
     pause = np.where(np.arange(80) % every == every - 1, STEP_S * every * 0.5, 0.0)
     phase = "checkpoint" if saves else "evaluation"
@@ -195,7 +196,7 @@ def test_an_optimizer_that_takes_most_of_the_step() -> None:
 
 
 @given(ranks=st.integers(1, 4), load=st.floats(0.15, 0.6), seed=SEED)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_processes_of_others_on_the_machine(ranks: int, load: float, seed: int) -> None:
     found = first(diagnose(run(ranks=ranks, load=load, seed=seed)))
     assert (found.cause, found.node) == ("foreign_process", "node0")

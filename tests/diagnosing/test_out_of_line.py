@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.diagnosis.out_of_line import of_readings
+from tests.matrix import examples
 
 
 def cluster(
@@ -39,13 +40,13 @@ def cluster(
 
 
 @given(nodes=st.integers(1, 6), per_node=st.integers(1, 8), seed=st.integers(0, 9999))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_nothing_stands_out_of_likes(nodes: int, per_node: int, seed: int) -> None:
     assert of_readings(cluster(nodes, per_node, seed)) == ()
 
 
 @given(nodes=st.integers(2, 6), seed=st.integers(0, 9999), which=st.integers(0, 11), times=st.floats(1.2, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_slow_gpu_is_named(nodes: int, seed: int, which: int, times: float) -> None:
     which %= nodes * 2
     (found,) = of_readings(cluster(nodes, 2, seed, slow={which: times}))
@@ -54,7 +55,7 @@ def test_a_slow_gpu_is_named(nodes: int, seed: int, which: int, times: float) ->
 
 
 @given(nodes=st.integers(3, 6), seed=st.integers(0, 9999), which=st.integers(0, 5), times=st.floats(2.5, 20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_node_behind_a_slow_link_is_named_once(nodes: int, seed: int, which: int, times: float) -> None:
     which %= nodes
     (found,) = of_readings(cluster(nodes, 2, seed, links=lambda a, b: times if which in (a, b) else 1.0))

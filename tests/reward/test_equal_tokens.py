@@ -20,7 +20,7 @@ from autotune.reward import (
     stability_parts,
 )
 from autotune.spec import LossComparison, Measurement, ParallelConfig
-from tests.matrix import sampled
+from tests.matrix import examples, sampled
 
 SEQ_LEN, WARMUP = 64, 3
 NOISE_BATCH = 32.0
@@ -157,7 +157,7 @@ def test_the_losses_of_fp32_are_preferred_and_then_those_of_the_nearest_batch() 
     assert against_fp32.excess == pytest.approx(0.6, abs=0.15)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=examples(60))
 @given(
     seed=st.integers(0, 10_000),
     scale=st.floats(1e-3, 1e3),
@@ -180,7 +180,7 @@ def test_neither_the_unit_of_the_loss_nor_the_order_of_the_others_matters(
     assert (other.tokens, other.curves) == (plain.tokens, plain.curves)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=examples(60))
 @given(seed=st.integers(0, 10_000), shift=st.floats(0, 2), more=st.floats(0, 2))
 def test_a_higher_loss_never_scores_better(seed: int, shift: float, more: float) -> None:
     others = [curve(64, seed, number=k) for k in (2, 3)]

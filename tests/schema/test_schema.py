@@ -45,6 +45,7 @@ from autotune.spec import (
 )
 from autotune.spec.study import METRICS
 from autotune.spec.workload import OPTIMIZERS
+from tests.matrix import examples
 
 MINIMAL: dict[str, Any] = {
     "model": "gpt2-medium",
@@ -482,7 +483,7 @@ plain = st.recursive(
 
 
 @pytest.mark.thorough
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(deadline=None, derandomize=True, max_examples=examples(200))
 @given(st.sampled_from(sorted(StudyDocument.model_fields)), plain)
 def test_whatever_a_field_holds_it_is_read_or_refused_with_our_own_error(field: str, value: Any) -> None:
     with suppress(AutotuneError):
@@ -490,7 +491,7 @@ def test_whatever_a_field_holds_it_is_read_or_refused_with_our_own_error(field: 
 
 
 @pytest.mark.thorough
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(deadline=None, derandomize=True, max_examples=examples(200))
 @given(st.text())
 def test_whatever_a_file_holds_it_is_read_or_refused_with_our_own_error(text: str) -> None:
     with suppress(SpecError):

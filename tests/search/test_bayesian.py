@@ -26,7 +26,7 @@ BEST = max(t.measurement.tokens_per_s for t in map(measured, candidates()) if t.
 
 class TestBayesian(SearcherContract):
     searcher = "bayesian"
-    budget: ClassVar[int] = 15
+    budget: ClassVar[int] = 10
 
 
 def _play(searcher: Searcher, trials: int, earlier: Sequence[Trial] = ()) -> list[Trial]:

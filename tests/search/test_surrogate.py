@@ -27,6 +27,7 @@ from autotune.search.surrogate.observations import OUTLIER_RATE, Observations
 from autotune.search.surrogate.training_data import Z90, log_limits
 from autotune.spec import ConfigTable, ParallelConfig
 from autotune.testing.searchers import WORKLOAD, candidates, truth
+from tests.matrix import examples
 
 
 @pytest.mark.parametrize("z", [-8.0, -1.5, -1.0, -0.9, 0.0, 2.0])
@@ -71,7 +72,7 @@ def test_expected_improvement_ranks_where_it_underflows() -> None:
     assert (np.diff(found) < 0).all()
 
 
-@settings(deadline=None, derandomize=True, max_examples=30)
+@settings(deadline=None, derandomize=True, max_examples=examples(30))
 @given(st.integers(0, 10_000))
 def test_covariance_is_positive_definite(seed: int) -> None:
     points = np.random.default_rng(seed).integers(0, 4, (12, 5)).astype(float)

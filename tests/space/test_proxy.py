@@ -29,6 +29,7 @@ from autotune.spec import (
     Workload,
     catalog,
 )
+from tests.matrix import examples
 
 DENSE_FIRST = ModelSpec(
     name="dense-first", num_layers=61, hidden_size=7168, num_attention_heads=128, vocab_size=129280, num_experts=64,
@@ -80,7 +81,7 @@ def proxied(draw: st.DrawFn) -> tuple[Workload, ParallelConfig, Proxy]:
         reject()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(asked())
 def test_only_what_needs_more_ranks_than_are_held_is_refused(
     found: tuple[Workload, ParallelConfig, ClusterSpec],
@@ -94,7 +95,7 @@ def test_only_what_needs_more_ranks_than_are_held_is_refused(
         assert proxy_of(meant, config, held).config.tp == config.tp
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(proxied())
 def test_a_proxy_is_legal_and_keeps_all_that_decides_the_speed_of_one_rank(
     found: tuple[Workload, ParallelConfig, Proxy],

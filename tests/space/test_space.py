@@ -15,6 +15,7 @@ from autotune.errors import ConfigError, InfeasibleError, SpecError
 from autotune.space import SearchSpace, default_config, legal, why_not
 from autotune.space.enumeration import GROWN_FIRST, choices_of
 from autotune.spec import FIELDS, KNOBS, ConfigTable, ModelSpec, ParallelConfig, SpaceSpec, Workload, catalog
+from tests.matrix import examples
 
 
 def workload(
@@ -83,7 +84,7 @@ def brute_force(work: Workload, space: SpaceSpec) -> list[ParallelConfig]:
     return found
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(deadline=None, derandomize=True, max_examples=examples(150))
 @given(small_spaces())
 def test_enumeration_is_brute_force(case: tuple[Workload, SpaceSpec]) -> None:
     work, spec = case

@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from autotune.errors import StoreCorruptError, StoreVersionError
 from autotune.spec import ParallelConfig, StudyStatus, TrialStatus, Wanted
-from autotune.store import SqlStore, open_store
+from autotune.store import SqlStore, open_store, schema
 from autotune.store.rows import config_key
 from autotune.store.schema import HEAD
 from autotune.store.tables import metadata
@@ -28,6 +28,21 @@ VERSION_1 = DATA / "version-1.sql"
 """What the first version wrote: a study with five trials, and one that waits."""
 VERSION_2 = DATA / "version-2.sql"
 """What the second version wrote: a study with five trials, a simulated one with three, and one that waits."""
+
+
+def test_the_next_new_store_of_a_process_is_made_like_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "_MADE", [])
+    dumps = []
+    for name in ("first.db", "second.db"):
+        open_store(tmp_path / name).close()
+        with closing(sqlite3.connect(tmp_path / name)) as connection:
+            dumps.append(list(connection.iterdump()))
+    assert dumps[0] == dumps[1]
+    assert [line for line in dumps[1] if line.startswith("INSERT")] == [
+        f"INSERT INTO \"autotune_version\" VALUES('{HEAD}');"
+    ]
 
 
 def test_only_its_user_can_read_a_new_store(own_house: Path, tmp_path: Path) -> None:

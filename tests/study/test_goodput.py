@@ -26,9 +26,14 @@ def tuned(store: MemoryStore, metric: str, gradient_noise: float) -> api.Result:
     return api.tune(spec(**changes), store=store)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def store() -> MemoryStore:
     return MemoryStore()
+
+
+@pytest.fixture(scope="module")
+def fast(store: MemoryStore) -> api.Result:
+    return tuned(store, "throughput", 32.0)
 
 
 def batch(result: api.Result) -> int:
@@ -36,8 +41,8 @@ def batch(result: api.Result) -> int:
     return result.best.config.global_batch_size
 
 
-def test_goodput_picks_a_smaller_batch_than_throughput_and_says_why(store: MemoryStore) -> None:
-    fast, good = (tuned(store, metric, 32.0) for metric in ("throughput", "goodput"))
+def test_goodput_picks_a_smaller_batch_than_throughput_and_says_why(store: MemoryStore, fast: api.Result) -> None:
+    good = tuned(store, "goodput", 32.0)
     assert batch(fast) > batch(good) == BATCHES[0]
     loser = next(t for t in good.trials if t.config.global_batch_size > BATCHES[0] and t.is_measured)
     text = " ".join(api.explain(store, good.record.id, loser.number)["text"])
@@ -50,7 +55,6 @@ def test_where_gradients_are_noise_goodput_is_throughput(store: MemoryStore) -> 
     assert batch(tuned(store, "goodput", 1e9)) == batch(tuned(store, "throughput", 1e9))
 
 
-def test_a_finished_study_can_be_ranked_by_goodput(store: MemoryStore) -> None:
-    fast = tuned(store, "throughput", 32.0)
+def test_a_finished_study_can_be_ranked_by_goodput(store: MemoryStore, fast: api.Result) -> None:
     again = api.rerank(store, fast.record.id, Objective(metric="goodput"))
     assert again[0].config.global_batch_size < batch(fast)

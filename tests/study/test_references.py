@@ -40,7 +40,6 @@ def test_a_reference_is_measured_once_for_all_studies_of_the_same_numbers(tmp_pa
         assert referenced(store, "second") == []
         longer = {"max_steps": 30, "stability_steps": 60}
         assert sorted(referenced(store, "longer", measure=longer)) == BATCHES
-        assert referenced(store, "as long", measure=longer) == []
         assert sorted(referenced(store, "other rate", trainer={"kind": "native", "learning_rate": 0.1})) == BATCHES
     finally:
         store.close()

@@ -9,6 +9,7 @@ The statistics are in `autotune.reward.equal_tokens`.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -100,7 +101,7 @@ class Measurement(Plain):
     @property
     def step_time_s(self) -> float:
         """Median seconds of a step; nan without steps."""
-        return float(np.median(self.step_times_s)) if self.step_times_s else math.nan
+        return float(statistics.median(self.step_times_s)) if self.step_times_s else math.nan
 
     @property
     def step_time_spread(self) -> float:

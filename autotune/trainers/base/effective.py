@@ -42,7 +42,8 @@ def effective(config: ParallelConfig) -> ParallelConfig:
         changes |= {"pp_schedule": "1f1b", "virtual_stages": 1, "pp_split": "layers"}
     elif config.pp_schedule == "interleaved_1f1b" and config.virtual_stages == 1:
         changes["pp_schedule"] = "1f1b"
-    return replace(config, **changes)
+    changes = {name: value for name, value in changes.items() if getattr(config, name) != value}
+    return replace(config, **changes) if changes else config
 
 
 def word_limit(config: ParallelConfig, knob: str, can: Mapping[str, Any], message: str) -> tuple[Limit, ...]:

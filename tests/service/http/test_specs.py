@@ -15,6 +15,7 @@ from autotune.service.http.error_responses import RefusalError
 from autotune.service.http.specs import JSON, YAML, confined, read_body
 from autotune.service.options import ServiceOptions
 from autotune.spec import Study
+from tests.matrix import examples
 from tests.service.running import spec
 
 NASTY = [
@@ -105,7 +106,7 @@ def read(document: Any) -> Study | None:
         return None
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(key=st.sampled_from(KEYS), value=values)
 def test_any_value_anywhere(key: tuple[str, ...], value: Any) -> None:
     study = read(changed(key, value))
@@ -115,7 +116,7 @@ def test_any_value_anywhere(key: tuple[str, ...], value: Any) -> None:
         assert study.data is None
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.binary(max_size=300) | st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass")))
 def test_any_bytes(body: bytes) -> None:
     for media in (JSON, YAML):

@@ -14,6 +14,7 @@ from autotune.spec import Failure, FailureKind, MeasureSpec, StudyStatus, TrialP
 from autotune.study.controller import CancelAsked, InterruptAsked, PauseAsked, ResumeAsked, StopAsked
 from autotune.study.controller.finals.finalists import contenders
 from autotune.study.controller.finals.rounds import baseline_of
+from tests.matrix import examples
 from tests.study.controller.world import BASELINE, CONFIGS, World, measured, study
 
 PAST_ALL_DEADLINES_S = 2000.0
@@ -219,4 +220,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(deadline=None, derandomize=True, max_examples=80, stateful_step_count=40)
+TestAnyOrder.settings = settings(deadline=None, derandomize=True, max_examples=examples(80), stateful_step_count=40)

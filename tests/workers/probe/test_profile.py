@@ -23,7 +23,7 @@ from autotune_workers.probe.injected.profile import (
     launch_delay,
     partition,
 )
-from tests.workers.probe.watching import python, torchrun, watched
+from tests.workers.probe.watching import Watched, python, watched
 
 LOOPS = Path(__file__).parents[2] / "diagnosing" / "programs"
 
@@ -134,9 +134,9 @@ def test_rounding_makes_no_time_below_zero() -> None:
         assert min(found.parts_s.values()) >= 0.0
 
 
-def test_a_program_that_asks_for_nothing_is_profiled_where_the_probe_is_asked_to(tmp_path: Path) -> None:
+def test_a_program_that_asks_for_nothing_is_profiled_where_the_probe_is_asked_to(replicated: Watched) -> None:
     """On both ranks, in the same two steps; the steps that it slows are marked."""
-    seen = watched(torchrun("decoder.py", "--wrap=ddp", "--steps=14"), cwd=tmp_path, env={ASKED: "2"})
+    seen = replicated
     assert seen.code == 0, seen.text
     assert not seen.of("trouble")
     assert sorted(report["rank"] for report in seen.of("profile")) == [0, 1]
@@ -150,7 +150,6 @@ def test_a_program_that_asks_for_nothing_is_profiled_where_the_probe_is_asked_to
         assert [at for at, step in enumerate(steps, 1) if step.get("profiled")] == [9, 10, 11, 12]
         profiled_s = sum(s for name, s in parts.items() if name != "communication_overlapped")
         assert profiled_s <= steps[8]["s"] + steps[9]["s"]
-    assert not watched(python("decoder.py", "--steps=14"), cwd=tmp_path).of("profile")
 
 
 @pytest.mark.thorough
