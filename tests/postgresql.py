@@ -198,7 +198,7 @@ def postgres_server(
             server.start()
             yield server
         finally:
-            server.stop()
+            server.stop(kill=True)  # its data are thrown away, so that there is nothing to write
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
