@@ -60,7 +60,8 @@ def _upgrade_locked(database: Database, path: Path | None) -> None:
             return
         upgrade(connection, HEAD)
         if is_new_file:
-            made = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
+            own = "sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
+            made = connection.exec_driver_sql(f"SELECT sql FROM sqlite_master WHERE {own} ORDER BY rowid")
             _MADE[:] = [*made.scalars(), f"INSERT INTO autotune_version VALUES ('{HEAD}')"]
 
 
