@@ -66,7 +66,7 @@ def test_values_in_files_are_the_trainings_again() -> None:
         "config.yaml": {"report_every": 50, "batch_size": "{micro_batch_size}", "valid": {"steps": 500, "by": 2}}
     }
     check_training(options["training"], options["argv"], options["files"])
-    with pytest.raises(SpecError, match="keys and values"):
+    with pytest.raises(SpecError, match="mapping of keys to values"):
         check_training({"config.yaml": 50}, options["argv"], options["files"])
 
 
