@@ -51,7 +51,7 @@ class SourcePlace:
 class AutotuneError(Exception):
     """Root of all errors. `message` has the rule and the values, `remedy` says what to do, `field` is the key in the spec.
 
-    `place` is the position of the field in the text of the spec, and `others` are the other mistakes in the same spec, if known.
+    `place` is the position of the field in the text of the spec, and `others` are the other errors in the same spec, if known.
     """
 
     def __init__(self, message: str, *, remedy: str = "", field: str = "", place: SourcePlace | None = None) -> None:
@@ -69,10 +69,10 @@ class AutotuneError(Exception):
         return f"{place}{where}{self.message}" + (f"; {self.remedy}" if self.remedy else "")
 
     def document(self) -> dict[str, Any]:
-        """The error in the format of the public contract: {kind, message, field, remedy}, plus `problems` for a mistake in a text.
+        """The error in the format of the public contract: {kind, message, field, remedy}, plus `problems` for errors in a text.
 
         `problems` lists every mistake that was found, this one first: {message, field, remedy, file, line, column}. Lines and columns are counted
-        from 1; both are None, and file is empty, if a mistake has no position, such as a missing key.
+        from 1; both are None, and file is empty, if an error has no position, such as a missing key.
         """
         body: dict[str, Any] = {
             "kind": self.kind,

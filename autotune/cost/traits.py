@@ -345,7 +345,7 @@ def _habits(traits: Traits, config: ParallelConfig) -> Mapping[str, Mapping[str,
     if config.compile or traits.fused:
         activations["fused"] = "fuses norms and activation functions into kernels that keep fewer tensors"
     else:
-        activations["fused"] = "keeps what norms and activation functions save in eager mode"
+        activations["fused"] = "keeps all tensors that norms and activation functions save in eager mode"
     if config.sequence_parallel:
         activations["keeps_gathered"] = (
             "keeps gathered inputs of matmuls" if traits.keeps_gathered else "gathers inputs of matmuls again"

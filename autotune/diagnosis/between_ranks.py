@@ -109,7 +109,7 @@ def unequal_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         if follows >= FOLLOWS
         else "ranks take unequal times for equal tokens, for example because experts get unequal numbers of tokens",
         evidence=tuple(
-            filter(None, (spread, f"the time of a rank follows its tokens (correlation {follows:.2f})" if follows >= FOLLOWS else "", f"the slowest rank changes: none is slowest in more than {first:.0%} of the steps"))
+            filter(None, (spread, f"a rank's time tracks its number of tokens (correlation {follows:.2f})" if follows >= FOLLOWS else "", f"the slowest rank changes: none is slowest in more than {first:.0%} of the steps"))
         ),
         confirm="train a few steps on sequences of equal length: the step time should drop by this fraction",
         change="pack sequences to equal length, or group batches by length on all ranks"

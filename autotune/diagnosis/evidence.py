@@ -83,7 +83,7 @@ class Rank:
     major_faults: float = 0.0
     minor_faults: float = 0.0
     memory_at_limit: float = 0.0
-    """how often its cgroup reached its memory limit"""
+    """how many times its cgroup reached its memory limit"""
     memory_pressure_s: float = 0.0
     """something on its machine waited for memory"""
     alloc_retries: float = 0.0

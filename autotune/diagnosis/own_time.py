@@ -200,7 +200,7 @@ def memory_short(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         high=min(1.0, 2 * share),
         rank=rank.rank,
         node=rank.node,
-        what=f"memory is tight on rank {rank.rank}" if is_short else f"rank {rank.rank} allocates its memory from the system again in every step",
+        what=f"memory is tight on rank {rank.rank}" if is_short else f"rank {rank.rank} reallocates its memory from the system in every step",
         evidence=tuple(told),
         confirm="run with a smaller micro-batch: the time per sequence should drop",
         change="a smaller micro-batch or recomputation; on GPUs PYTORCH_ALLOC_CONF=expandable_segments:True; on CPUs a higher limit, or an allocator that keeps freed memory (MALLOC_TRIM_THRESHOLD_, jemalloc)",

@@ -138,7 +138,7 @@ class SpecTools:
         batch: Annotated[int | None, Field(ge=1, description="Sequences per optimizer step.")] = None,
         measured_s: Annotated[float | None, Field(gt=0, description="Measured seconds per step.")] = None,
         precision: Annotated[
-            str | None, Field(description="bf16, fp16 or fp32, if the launch does not name the number format.")
+            str | None, Field(description="bf16, fp16 or fp32, if the launch does not set the precision.")
         ] = None,
         config: Annotated[
             str | None, Field(description="KNOB=VALUE,...: the current config, if the launch does not give it.")

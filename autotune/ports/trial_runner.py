@@ -51,7 +51,7 @@ class TrialRequest(Plain):
     beat_step_time_s: float | None = None
     """best step time so far for the same tokens per step; a trial that can no longer match it ends early as STOPPED"""
     repeat: int = 0
-    """how often this config was measured before in this study"""
+    """how many times this study has already measured this config"""
     with_log: bool = False
     """also report the lines that a program prints, as `LogRead`, and what the probe observed, as `ProgramSeen`"""
     watched: bool = True

@@ -34,7 +34,7 @@ from autotune.study.process_id import is_gone
 from autotune.trainers import Trainer, python_line, trainer_names
 from autotune.trainers import trainer as trainer_of
 
-NO_CONTROLLER = "No controller is running this study. A service on this store restarts it when it can; its health page lists obstacles. Without a service, run `autotune serve` on this store, or repeat `autotune tune SPEC`."
+NO_CONTROLLER = "No controller is running this study. A service on this store restarts it when it can; its health page says what prevents that. Without a service, run `autotune serve` on this store, or repeat `autotune tune SPEC`."
 PAGE = 200
 """observed runs that are read at once where not all match"""
 AGAIN_IN_PYTHON = (

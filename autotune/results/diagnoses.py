@@ -64,7 +64,7 @@ def diagnosis_of_log(log: str, study: Study, estimate: Estimate | None) -> Diagn
     hints = hints_of(lines)
     if len(steps) < 2 and not hints:
         raise SpecError(
-            f"the log has {len(steps)} steps with times, in the format of the trainer {study.trainer}",
+            f"the log must show at least 2 step times in the format of trainer {study.trainer}, but it shows {len(steps)}",
             remedy="run the program under `autotune run --diagnose -- COMMAND`, which times its steps itself",
             field="--log",
         )

@@ -49,7 +49,7 @@ _HOW = {
     "cluster": ("the GPUs it runs on", "give --cluster, e.g. --cluster h100-sxm-1x8"),
     "workload.seq_len": ("the tokens per sequence", "give --seq-len"),
     "workload.global_batch_size": ("the sequences per optimizer step", "give --batch"),
-    "space.precision": ("the number format", "add --precision bf16, fp16 or fp32"),
+    "space.precision": ("the precision", "add --precision bf16, fp16 or fp32"),
     "baseline": ("the config it trains with", "add --config micro_batch_size=4,tp=2,..."),
     **{
         f"rl.{key}": (f"the {key.replace('_', ' ')}", f"add --log with the log of a run, or write rl.{key} into a spec")
@@ -489,7 +489,7 @@ def _measured(
         ]
     if len(times) < 2:
         raise SpecError(
-            f"the log must show at least 2 step times in the format of the trainer {study.trainer}, but it shows {len(times)}",
+            f"the log must show at least 2 step times in the format of trainer {study.trainer}, but it shows {len(times)}",
             remedy="give the step time: --measured 2.1s",
             field="--log",
         )

@@ -203,7 +203,7 @@ def _together(review: Review) -> Iterator[str]:
         if review.fits is False and not review.if_out_of_memory and not review.trials:
             yield "no edit makes it fit with these ranks and this batch: use knobs that the launch does not set, or more GPUs"
         elif review.trials:
-            yield "no edit is certain to fit and to be faster; worth a trial, after which you keep the faster one:"
+            yield "no edit is certain both to fit and to be faster; try these, and keep what is faster:"
         elif more >= 0.03:
             yield f"no edit is certain to be faster: the best guess is {format_gain(review.best_gain)}, but its interval includes losses; run a trial, or give --measured"
         else:

@@ -443,7 +443,7 @@ class KubernetesDocument(Document, defer_build=True):
         default_factory=no_keys, description="labels of the nodes to run on"
     )
     retries: Annotated[StrictInt, Field(ge=0, le=100)] = Field(
-        default=2, description="how often a failed job is restarted; it continues the same study"
+        default=2, description="how many times a failed job is restarted; it continues the same study"
     )
 
 

@@ -47,7 +47,7 @@ class Allocation:
     node_list: str
     """as Slurm writes it: `n[1-4]`"""
     restarts: int = 0
-    """how often the job was requeued"""
+    """how many times the job was requeued"""
     cpus_per_node: int = 0
     """CPUs that the job has on each node, the least; 0: not told"""
 

@@ -130,7 +130,7 @@ def _script(
         body.append(f"export {SRUN}={shlex.quote(f'--container-image={box.image} --container-mounts={mounts}')}")
     where = "--in ." if keeps_store else ""
     body += [
-        "# Slurm's signals reach autotune itself, which pauses the study and can continue it.",
+        "# Slurm's signals reach autotune directly, so it can pause the study and resume it later.",
         f"exec {autotune} tune {SPEC} --base {shlex.quote(str(base))} {where}".rstrip(),
     ]
     comment = f"# An autotune study. Submit it in this folder, which must be visible to all nodes: sbatch {JOB}"

@@ -81,7 +81,7 @@ class ParallelConfig(Plain):
     precision: str = knob(
         "word",
         "bf16",
-        "number format of the matrix products",
+        "precision of the matrix products",
         values=("fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"),
         always_shown=True,
     )
@@ -282,7 +282,7 @@ def config_label(config: ParallelConfig) -> str:
 
 
 def config_changes(before: ParallelConfig, after: ParallelConfig) -> str:
-    """The changes from one config to the other, formatted like labels: `mb 4 -> 8, acc 4 -> 2`; empty for equal ones."""
+    """The changes from one config to the other, formatted like labels: `mb 4 -> 8, acc 4 -> 2`; empty if both are equal."""
     own = {*before.extra, *after.extra}
     pairs = {
         **{_short_name(d): (getattr(before, d.name), getattr(after, d.name)) for d in KNOBS.values()},

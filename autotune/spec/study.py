@@ -185,7 +185,7 @@ class Study(Plain):
     filled_in: tuple[str, ...] = ()
     """varying knobs that enqueued configs did not set, with the values they got"""
     check: bool = True
-    """whether a program new to the store runs a few steps before the search begins"""
+    """whether a program that is new to the store first runs a few steps as a check"""
     calibrate: bool = True
     """whether a cluster without a calibration is measured quickly before the first real trial"""
     keeps_outputs: bool = False

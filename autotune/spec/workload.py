@@ -73,7 +73,7 @@ class Workload(Plain):
     pure_bf16: bool = False
     """whether the program keeps weights, gradients and moments in bf16, and nothing in fp32 (weights loaded and trained in bf16; Lightning's bf16-true)"""
     shards_in_fp32: bool = False
-    """with `pure_bf16`: whether weights that are sharded are kept in fp32 all the same. Accelerate, and with it transformers' Trainer, casts what FSDP shards under mixed precision
+    """with `pure_bf16`: whether weights that are sharded are still kept in fp32. Accelerate, and with it transformers' Trainer, casts what FSDP shards under mixed precision
     (`fsdp2_prepare_model`), and DeepSpeed, which it may call, keeps masters"""
     unfused_attention: bool = False
     """whether the program's attention stores the score matrix (eager attention of transformers, Megatron-LM before FlashAttention). FlashAttention (arXiv 2205.14135) and torch's scaled_dot_product_attention never store it"""

@@ -215,7 +215,7 @@ def test_what_the_files_of_trl_keep_in_host_memory_is_named(line: str, path: str
     (tmp_path / "grpo.yaml").write_text(f"{TRL}\n{line}\n")
     draft = of_text("trl grpo --config grpo.yaml --num_processes 8", tmp_path)
     assert [each for each in draft.remarks if "offload" in each] == [
-        f"{path}: plans count these on the GPU, so the launch may need less memory"
+        f"{path}: plans assume these are on the GPU, so the launch may need less memory"
     ]
 
 
@@ -457,7 +457,7 @@ def test_adapters_of_verl_are_counted_and_written_once(key: str, tmp_path: Path)
 def test_adapters_of_verl_that_exist_already_are_counted_and_kept(tmp_path: Path) -> None:
     draft = of_text(f"{VERL} actor_rollout_ref.model.lora_adapter_path=/adapters", tmp_path)
     assert draft.document["workload"]["peft"]["rank"] == 32
-    assert any("the rank of its adapters is not read; plans count rank 32" in note for note in draft.notes)
+    assert any("the rank of its adapters is not read; plans assume rank 32" in note for note in draft.notes)
     model = exported(draft, tmp_path)[1]["actor_rollout_ref"]["model"]
     assert model["lora_adapter_path"] == "/adapters"
     assert "lora_rank" not in model

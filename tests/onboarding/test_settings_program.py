@@ -207,7 +207,7 @@ def test_weights_beside_badam_keep_the_type_of_the_checkpoint(tmp_path: Path) ->
     draft = drafted(told | {"use_badam": True}, tmp_path)
     assert draft.document["space"]["precision"] == ["bf16"]
     assert draft.document["workload"]["pure_bf16"] is True
-    assert any("the checkpoint's number format" in note for note in draft.notes)
+    assert any("the checkpoint's precision" in note for note in draft.notes)
 
 
 def test_a_program_that_is_given_its_settings_by_a_launcher_has_the_sharding_of_the_launcher(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_program_that_is_given_its_settings_by_a_launcher_has_the_sharding_of_
 def test_settings_that_are_not_there_are_asked_for(tmp_path: Path) -> None:
     run = tmp_path / "run.sh"
     run.write_text("torchrun --nproc_per_node=8 -m axolotl.cli.train train.yaml\n")
-    with pytest.raises(SpecError, match=r"train\.yaml, which sets model, batch and number format but was not found"):
+    with pytest.raises(SpecError, match=r"train\.yaml, which sets model, batch and precision but was not found"):
         first_draft(run, cluster="h100-sxm-1x8", folder=tmp_path)
 
 

@@ -163,7 +163,7 @@ def test_where_no_edit_is_sure_up_to_three_are_worth_a_trial(script: Path) -> No
     assert gains == sorted(gains, reverse=True)
     assert any("compile" in tried.changes for tried in found.trials)
     lines = lines_of(found)
-    assert "no edit is certain to fit and to be faster; worth a trial, after which you keep the faster one:" in lines
+    assert "no edit is certain both to fit and to be faster; try these, and keep what is faster:" in lines
     assert any("compile off -> on" in line for line in lines)
     narrow = lines_of(found, most=None, width=60)
     assert max(map(len, narrow)) <= 60
@@ -737,7 +737,7 @@ def test_a_number_format_that_only_the_program_knows_can_be_said(tmp_path: Path)
         "--max_seq_len 512 --num_train_epochs 4 --gradient_accumulation_steps 1 --lr_scheduler_type cosine --gradient_checkpointing --zero_stage 3 --deepspeed\n"
     )
     asked = review(launch, cluster="a100-80gb")
-    assert [each.what for each in asked.missing] == ["the number format"]
+    assert [each.what for each in asked.missing] == ["the precision"]
     assert "precision" not in asked.understood
     said = review(launch, cluster="a100-80gb", precision="bf16")
     assert said.config is not None

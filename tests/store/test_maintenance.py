@@ -133,7 +133,7 @@ def test_laws_need_no_database() -> None:
     adopted = replace(events[-1], sequence=len(events) + 1, kind="trial.adopted", data={"number": 0, "attempt": 1})
     assert any("after its end" in fault for fault in broken_laws(record, trials, [*events, adopted]))
     early = [*events[: next(i for i, e in enumerate(events) if e.kind == "trial.started")], adopted]
-    assert any("adopted while no attempt ran" in fault for fault in broken_laws(record, trials, early))
+    assert any("adopted while no attempt was running" in fault for fault in broken_laws(record, trials, early))
     never: list[Trial] = []
     assert any("not in the trials table" in fault for fault in broken_laws(record, never, events))
     store.close()

@@ -94,7 +94,7 @@ def print_runs(runs: Sequence[Mapping[str, Any]], *, is_filtered: bool) -> None:
 
     if not runs:
         note(
-            "no observed runs match; leave filters out to see all"
+            "no observed runs match; omit the filters to see all"
             if is_filtered
             else "no observed runs; start your training with `autotune run -- COMMAND`"
         )

@@ -132,7 +132,7 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     if program is not None:
         if file and not held:
             raise SpecError(
-                f"{path.name} starts {started.program} with {file}, which sets model, batch and number format but was not found in {cwd}",
+                f"{path.name} starts {started.program} with {file}, which sets model, batch and precision but was not found in {cwd}",
                 remedy=f"give {file} itself, or put it into that folder",
                 field="FILE",
             )

@@ -420,7 +420,7 @@ def _no_baseline(found: OptionMatches, ranks: RanksToday) -> str:
         )
     if "precision" in found.used and found.used["precision"][1].default is None:
         option = found.used["precision"][0]
-        return f"the number format is unknown: {option.shown} ({option.place}) is not given and has no default"
+        return f"the precision is unknown: {option.shown} ({option.place}) is not given and has no default"
     if ranks.problem:
         return ranks.problem
     micro = _micro(found, ranks)

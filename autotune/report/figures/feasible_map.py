@@ -62,7 +62,7 @@ def feasible_map(source: FigureSource) -> Figure | None:
         how_to_read="Cells that contrast more with the page are faster. "
         + ("Solid frame: measured. Dashed frame: only predicted. " if has_trials else "All speeds are predicted. ")
         + "Hatched: every config runs out of memory. Empty cells have no valid config."
-        + (" A fast dashed cell has not been tried yet." if has_trials else ""),
+        + (" A dashed cell that looks fast has not been tried yet." if has_trials else ""),
         svg=tiles(
             drawn,
             columns=[word_of(value) for value in columns],

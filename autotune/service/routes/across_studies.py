@@ -169,7 +169,7 @@ class ReviewRequest(Document):
 async def review(service: TheService, caller: Planner, asked: ReviewRequest) -> Response:
     """Review a launch without running it: whether it fits, how fast it should be, and which edits make it faster.
 
-    Only the texts of the request are read, no files on the service's machine.
+    Only the texts in the request are read, not files on the service's machine.
     """
 
     said = asked.model_dump(exclude={"files"})

@@ -88,7 +88,7 @@ class StudySummary(Answer):
     created_at: str
     waits_behind: Plain | None = Field(
         default=None,
-        description="while it waits: numbers of studies ahead in the queue and of their owners, as {studies, owners}; only in the response for one study",
+        description="while it waits: how many studies are ahead in the queue, and how many owners they have, as {studies, owners}; only in the response for one study",
     )
     started_at: str | None
     ended_at: str | None
@@ -171,12 +171,12 @@ class DeletionDocument(Answer):
     measured: int = Field(description="measured configs that queries across studies will no longer find")
     learners: list[Plain] = Field(description="later studies that may have learned from it")
     held_by: list[Plain] = Field(
-        description="unfinished studies that learned from it; while there are any, it cannot be deleted"
+        description="unfinished studies that learned from it; it cannot be deleted until they have ended"
     )
 
 
 class DeletionAnswer(Answer):
-    """What would be or was deleted with a study."""
+    """What was deleted with a study, or would be."""
 
     deletion: DeletionDocument
 
@@ -264,7 +264,7 @@ class BestAcross(Answer):
         description="measurements behind the response: trials, configs, studies, last_at, age_s, spread"
     )
     untried: Plain | None = Field(
-        description="numbers of valid and of measured configs in the space, and the best untried config by the cost model"
+        description="how many configs of the space are valid and how many are measured, and the best untried config by the cost model"
     )
     nearest: Plain | None = Field(
         description="the workload these configs were measured for, its distance in doublings, and the cost model's estimate for the requested workload"

@@ -82,7 +82,7 @@ class ModuleCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixProduct:
-    """A matmul shape, m x k by k x n, and how often it runs."""
+    """A matmul shape, m x k by k x n, and how many times it runs."""
 
     m: int
     n: int
@@ -126,9 +126,9 @@ class DryRun(Plain):
     rank_parameters: int
     """elements that this rank keeps"""
     peak: MemorySample
-    """the fullest moment of the second step"""
+    """the moment of highest memory in the second step"""
     phase_peaks: tuple[MemorySample, ...]
-    """the fullest moment of each phase of each step, in order"""
+    """the moment of highest memory in each phase of each step, in order"""
     timeline: tuple[MemorySample, ...]
     """the second step, starting with the moment before it, thinned to a few hundred samples that keep every local peak"""
     modules: tuple[ModuleCost, ...]

@@ -116,7 +116,7 @@ class TrialPurpose(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandsFor(Plain):
-    """What a proxy trial represents, and what ran in its place."""
+    """What a proxy trial represents, and what it ran instead."""
 
     config: ParallelConfig
     """the config of the target (the study's own workload) that the proxy represents"""

@@ -73,10 +73,10 @@ def _trial_faults(trial: Trial, lines: Sequence[HistoryEvent]) -> Iterable[str]:
     for kind in kinds:
         if kind == EventKind.TRIAL_STARTED:
             if is_open:
-                yield "was started again while an attempt ran"
+                yield "was started again while an attempt was running"
             is_open = True
         elif kind == EventKind.TRIAL_ADOPTED and not is_open:
-            yield "was adopted while no attempt ran"
+            yield "was adopted while no attempt was running"
         elif kind == EventKind.ATTEMPT_ENDED:
             is_open = False
     if ended and kinds[-1] != EventKind.TRIAL_ENDED:

@@ -110,7 +110,9 @@ def _ready(check: ProgramCheck) -> str:
     return ", ".join(words)
 
 
-_OUTPUTS = "set its output folder to {trial_dir}, or write `outputs: keep` into the spec if they may be replaced"
+_OUTPUTS = (
+    "set its output folder to {trial_dir}, or write `outputs: keep` into the spec if trials may overwrite its outputs"
+)
 
 
 def _files(check: ProgramCheck) -> list[str]:

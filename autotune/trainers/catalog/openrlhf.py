@@ -341,7 +341,7 @@ class OpenRlhf(PostTrainer):
         keys.keep(KL)
         keys.keep_unless("train.seed", None)
         if keys.find("ds.load_in_4bit"):
-            keys.remarks.append("ds.load_in_4bit: launches pass it on, but plans count 16-bit weights")
+            keys.remarks.append("ds.load_in_4bit: launches pass it on, but plans assume 16-bit weights")
         return Reading(
             knobs=knobs,
             model_file=path or "",

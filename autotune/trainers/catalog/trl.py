@@ -309,7 +309,7 @@ class Trl(PostTrainer):
         adapters = keys.count("lora_r") if keys.flag("use_peft") else 0
         modules = keys.keep_unless("lora_target_modules", None) if adapters else None
         if keys.find("load_in_4bit") or keys.find("load_in_8bit"):
-            keys.remarks.append("load_in_4bit, load_in_8bit: launches keep them; plans count 16-bit weights")
+            keys.remarks.append("load_in_4bit, load_in_8bit: launches keep them; plans assume 16-bit weights")
         return Reading(
             knobs={name: value for name, value in knobs.items() if value is not None},
             model_file=path or "",
@@ -378,7 +378,7 @@ def _not_counted(file: str, document: Mapping[str, Any]) -> Iterator[str]:
     """What a file keeps in host memory, in words: launches do not, and plans count it on the GPU."""
     away = [path for path, value in flat(document) if "offload" in path and value in (True, "cpu", "nvme")]
     if away:
-        yield f"{file}: {', '.join(away)}: plans count these on the GPU, so the launch may need less memory"
+        yield f"{file}: {', '.join(away)}: plans assume these are on the GPU, so the launch may need less memory"
 
 
 def _of_trl(stage: int) -> str:

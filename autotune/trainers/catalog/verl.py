@@ -289,7 +289,7 @@ class Verl(PostTrainer):
         keys.keep(f"{MODEL}.lora.rank")
         if not adapters and keys.find(ADAPTERS):
             adapters = RANK
-            keys.remarks.append(f"{ADAPTERS}: the rank of its adapters is not read; plans count rank {RANK}")
+            keys.remarks.append(f"{ADAPTERS}: the rank of its adapters is not read; plans assume rank {RANK}")
         keys.remarks += _uncounted(keys)
         prompt, response = keys.count("data.max_prompt_length"), keys.count("data.max_response_length")
         generating = (keys.count(f"{ROLLOUT}.nnodes") or 0) * (

@@ -94,7 +94,7 @@ def turns_of(seats: Sequence[Seat], copy_bytes: int) -> list[int]:
         if not count:
             raise ConfigError(
                 f"every rank builds the whole model in fp32 in host memory, {format_bytes(copy_bytes)}, before keeping its part, but {host} has {format_bytes(room[host])} left, and only {SHARE:.0%} of that may be used",
-                remedy="use hosts with more memory, fewer virtual_stages, or a smaller model; a decoder given by its shape is built shard by shard",
+                remedy="use hosts with more memory, fewer virtual_stages, or a smaller model; or specify a decoder by its shape, which is built shard by shard",
                 field="model",
             )
     met: dict[str, int] = {}
