@@ -196,7 +196,7 @@ class ClusterSpec:
     def domain_ranks(self, world: NDArray[np.float64]) -> NDArray[np.float64]:
         """Ranks per domain of a job of `world` ranks. The job takes the same number of whole nodes in each domain it needs.
 
-        64 or 256 nodes over domains of 18 take 16 of each, so that no group of a power of two straddles domains (Slurm's `--segment=16`). If only
+        64 or 256 nodes over domains of 18 take 16 of each, so that no power-of-two group straddles domains (Slurm's `--segment=16`). If only
         small shares divide the nodes, as with 37, it takes as few domains as possible.
         """
         if self.nodes_per_domain == 1:

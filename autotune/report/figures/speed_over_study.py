@@ -15,7 +15,7 @@ from autotune.spec import Trial, TrialPurpose, config_label
 
 BEST = Column(name="best_tokens_per_s", head="best so far, tokens/s", show=format_count)
 _HOW = (
-    "Each dot is a config, with the speed of all its runs; pale dots cannot win (hover to see why). The large dot is the best. Solid line: best so far. Square and dashed "
+    "Each dot is a config, with the combined speed of all its runs; pale dots cannot win (hover to see why). The large dot is the best. Solid line: best so far. Square and dashed "
     "line: baseline. Dotted line: the predicted speed of a plan's top config. Crosses at the bottom: failed."
 )
 

@@ -86,7 +86,7 @@ PRECISION_FLAGS: Mapping[str, str] = {
     "fp16": "(use_|enable_)?(fp16|half|float16|amp|mixed_precision)(_training)?",
     "tf32": "(use_|enable_|allow_)?tf32",
 }
-"""flags that switch one number format on"""
+"""flags that switch one precision on"""
 WORDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "precision": {
         "fp32": (

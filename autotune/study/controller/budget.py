@@ -54,9 +54,7 @@ def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
     if spent.refused >= REFUSED_PER_TRIAL * budget.max_trials:
         return f"{spent.refused} configs proposed by the searcher cannot run here"
     if spent.wall_s + min(reserve.wall_s, budget.max_wall_s / 2) >= budget.max_wall_s:
-        return (
-            f"{spent.wall_s:.0f} of {budget.max_wall_s:.0f} s wall time are spent; the rest is reserved for the finals"
-        )
+        return f"{spent.wall_s:.0f} of {budget.max_wall_s:.0f} s of wall time are spent; the rest is reserved for the finals"
     if budget.max_gpu_s is not None and spent.gpu_s + min(reserve.gpu_s, budget.max_gpu_s / 2) >= budget.max_gpu_s:
         return (
             f"{spent.gpu_s:.0f} of {budget.max_gpu_s:.0f} rank-seconds are spent; the rest is reserved for the finals"
