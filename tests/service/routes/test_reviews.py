@@ -91,11 +91,11 @@ def test_a_spec_that_the_service_would_refuse_says_where_to_run_it(service: Serv
         return html.unescape(answer.text)
 
     own_program = tuned(LAUNCH)
-    assert "no trials of the trainer <code>command</code>, which starts your own program" in own_program
+    assert "does not run trials of the trainer <code>command</code>, which starts your own program" in own_program
     assert "run it where your program is: <code>autotune tune study.yaml</code>" in own_program
     torchtitan = tuned(
         '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n'
         "seq_len = 8192\n[parallelism]\ntensor_parallel_degree = 2\n"
     )
     assert "then submit it." in torchtitan
-    assert "This service has no trials" not in torchtitan
+    assert "This service does not run trials" not in torchtitan
