@@ -31,8 +31,8 @@ from autotune.trainers.base.own_program import COMMAND
 
 def advise(
     thing: Any,
-    *,
     model: Any = None,
+    *,
     seq_len: int | None = None,
     batch: int | None = None,
     cluster: str | None = None,
