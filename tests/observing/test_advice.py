@@ -53,6 +53,22 @@ def test_a_module_is_reviewed_by_its_own_parameters(capfd: pytest.CaptureFixture
     assert all(line.startswith("autotune: ") for line in said.err.splitlines())
 
 
+def test_an_accelerator_and_a_mesh_are_reviewed_with_their_model() -> None:
+    from accelerate import Accelerator
+    from torch.distributed.device_mesh import DeviceMesh
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    found = autotune.advise(accelerator, Decoder(), batch=2, seq_len=32)
+    assert found is not None
+    assert found.config is not None
+    assert (found.config.micro_batch_size, found.config.accumulation_steps) == (2, 4)
+    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"), _init_backend=False, _rank=0)
+    found = autotune.advise(mesh, Decoder(), batch=2, seq_len=32)
+    assert found is not None
+    assert found.config is not None
+    assert (found.config.dp, found.config.tp) == (2, 2)
+
+
 def test_what_is_not_known_is_asked_for_and_no_mistake_reaches_the_training(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
