@@ -120,6 +120,12 @@ class Workload(Plain):
                 remedy="remove attention_kernel or unfused_attention",
                 field="attention_kernel",
             )
+        if self.shards_in_fp32 and not self.pure_bf16:
+            raise SpecError(
+                "shards_in_fp32 says how weights in bf16 are sharded, but pure_bf16 is false",
+                remedy="set pure_bf16: true, or remove shards_in_fp32",
+                field="shards_in_fp32",
+            )
         if self.loop:
             one_of("loop", self.loop, LOOPS)
         for name in ("pure_bf16", "shards_in_fp32", "unfused_attention"):

@@ -30,6 +30,8 @@ def workload(folder: Path, text: str) -> dict[str, Any]:
     [
         ("trl sft --num_processes 4 --learning_rate 1e-5", "accelerate", "trl.scripts.sft", 4),
         ("trl dpo --accelerate_config single_gpu --bf16 True", "accelerate", "trl.scripts.dpo", 1),
+        ("trl sft --accelerate_config zero3", "accelerate", "trl.scripts.sft", 8),
+        ("trl sft --num_processes 2 --accelerate_config zero3", "accelerate", "trl.scripts.sft", 2),
         ("NPROC_PER_NODE=4 swift sft --model a/b", "torchrun", "swift.cli.sft", 4),
         ("export NPROC_PER_NODE=2\nswift pt --model a/b", "torchrun", "swift.cli.pt", 2),
         ("CUDA_VISIBLE_DEVICES=0,1 swift sft --model a/b", "torchrun", "swift.cli.sft", 1),

@@ -312,6 +312,8 @@ def test_a_program_that_keeps_everything_in_bf16_is_said_so_in_the_workload() ->
     assert found.workload.unfused_attention
     with pytest.raises(SpecError, match="pure_bf16"):
         study(workload={**asked, "pure_bf16": "yes"})
+    with pytest.raises(SpecError, match="pure_bf16 is false"):
+        study(workload={**asked, "pure_bf16": False}, space=space, trainer={"kind": "command", "argv": argv})
     with pytest.raises(SpecError, match="never stores the scores"):
         study(workload={**asked, "attention_kernel": "flash3"}, space=space, trainer={"kind": "command", "argv": argv})
     named = {**asked, "unfused_attention": False, "attention_kernel": "flash3"}

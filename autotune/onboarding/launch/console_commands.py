@@ -1,7 +1,7 @@
 """Console commands of libraries, written as the launch of a module that they are.
 
     trl sft --num_processes 8 --lr 1            accelerate launch --num_processes 8 -m trl.scripts.sft --lr 1
-    trl sft --accelerate_config zero2 --lr 1    accelerate launch --use_deepspeed --zero_stage 2 -m trl.scripts.sft --lr 1
+    trl sft --accelerate_config zero2 --lr 1    accelerate launch --num_processes 8 --use_deepspeed --zero_stage 2 -m trl.scripts.sft --lr 1
     NPROC_PER_NODE=8 swift sft --lr 1           NPROC_PER_NODE=8 torchrun --nproc-per-node 8 -m swift.cli.sft --lr 1
 
 Of TRL 1.16 (`trl/cli`) and ms-swift 4 (`swift/cli/main.py`), which starts one process where neither `NPROC_PER_NODE` nor `NNODES` is set.
@@ -23,14 +23,6 @@ RANKS_OF_SWIFT = "NPROC_PER_NODE"
 _OF_ACCELERATE = re.compile(
     r"--(num_processes|num_machines|machine_rank|main_process_ip|main_process_port|mixed_precision)"
 )
-_SHIPPED: Mapping[str, tuple[str, ...]] = {
-    **{f"zero{stage}": ("--use_deepspeed", "--zero_stage", str(stage)) for stage in (1, 2, 3)},
-    "fsdp1": ("--use_fsdp", "--fsdp_version", "1"),
-    "fsdp2": ("--use_fsdp", "--fsdp_version", "2"),
-    "multi_gpu": ("--multi_gpu",),
-    "single_gpu": ("--num_processes", "1"),
-}
-"""accelerate's options for the configurations that TRL ships (`trl/accelerate_configs`)"""
 
 
 def as_module(words: Sequence[str]) -> list[str]:
@@ -56,10 +48,22 @@ def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
         name, sign, value = word.partition("=")
         if name == "--accelerate_config":
             value = value if sign else queue.pop(0) if queue else ""
-            of_launcher += _SHIPPED.get(value, ("--config_file", value))
+            of_launcher = [*_of_config(value), *of_launcher]  # what the command says itself comes last, and counts
         elif _OF_ACCELERATE.fullmatch(name):
             of_launcher += [word] if sign else [word, *queue[:1]]
             del queue[: 0 if sign else 1]
         else:
             of_program.append(word)
     return of_launcher, of_program
+
+
+def _of_config(name: str) -> list[str]:
+    """accelerate's options for what `--accelerate_config` names: one of the configurations that TRL ships, or a file."""
+    from autotune.trainers.catalog.trl import ACCELERATE
+
+    if name not in ACCELERATE:
+        return ["--config_file", name]
+    stage, ranks = ACCELERATE[name]
+    by_deepspeed = ["--use_deepspeed", "--zero_stage", str(stage)]
+    shards = [] if not stage else ["--use_fsdp"] if name.startswith("fsdp") else by_deepspeed
+    return ["--num_processes", str(ranks), *shards]
