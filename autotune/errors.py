@@ -42,7 +42,7 @@ class SourcePlace:
     column: int
     """in characters, from 1"""
     excerpt: str
-    """the line and the one before it with their numbers, and carets under the place; empty if the text is not available"""
+    """the line with the mistake and the line before it, with their numbers and carets under the mistake; empty if the text is not available"""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}" if self.file else f"line {self.line}, column {self.column}"

@@ -29,7 +29,7 @@ class Settings:
     store: str
     """path or URL of the results database"""
     url: str | None = None
-    """address of the service; None: use the store"""
+    """address of the service; with None, the store is used"""
     token: str | None = field(default=None, repr=False)
     """token for the service"""
 

@@ -209,7 +209,7 @@ def in_folder(study: str, store: str | None, url: str | None, folder: Path | Non
     if folder is None:
         if not study:
             raise SpecError(
-                "a study is required, but none is given",
+                "this command needs a study",
                 remedy="give its id or name; `autotune list` shows them",
                 field="ID",
             )

@@ -159,7 +159,7 @@ class Calibration:
     source: str = "datasheet"
     """where the constants come from, in words"""
     fabric: str = ""
-    """fabric between the nodes on which inter_efficiency, rails, inter_decay and hop_s were fitted; empty: they are priors"""
+    """fabric between the nodes on which inter_efficiency, rails, inter_decay and hop_s were fitted; empty if they are priors"""
 
     matmul_efficiency: float = 0.72
     """fraction of the peak FLOP/s that large matmuls reach"""

@@ -37,7 +37,7 @@ def profile_lines(evidence: Evidence) -> Iterator[str]:
     whole_s = sum(s for name, s in evidence.parts_s.items() if name != HIDDEN)
     told = [f"{name} {share:.0%}" for name, share in sorted(shares.items(), key=lambda e: -e[1]) if share >= 0.005]
     hidden = evidence.parts_s.get(HIDDEN, 0.0) / whole_s
-    more = f"; {hidden:.0%} more communication is hidden behind computation" if hidden >= 0.005 else ""
+    more = f"; communication that overlaps computation takes another {hidden:.0%}" if hidden >= 0.005 else ""
     yield f"a profiled step of {format_duration(whole_s)}: {', '.join(told)}{more}"
     if evidence.longest_s:
         longest = (f"{name[:60]} {s / whole_s:.0%}" for name, s in evidence.longest_s.items())

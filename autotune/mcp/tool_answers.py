@@ -25,7 +25,7 @@ class Prediction(ToolAnswer):
     """The cost model's prediction for a config."""
 
     step_time_s: float
-    """seconds of an optimizer step"""
+    """duration of an optimizer step in seconds"""
     step_time_low_s: float
     """lower end of its 90% interval"""
     step_time_high_s: float
@@ -209,7 +209,7 @@ class TargetConfig(ToolAnswer):
     predicted_tokens_per_s: float
     """of the whole job"""
     step_time_s: float
-    """predicted seconds of an optimizer step"""
+    """predicted duration of an optimizer step in seconds"""
     step_time_low_s: float
     """lower end of its 90% interval"""
     step_time_high_s: float

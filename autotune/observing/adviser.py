@@ -61,10 +61,10 @@ class Asked:
     said: Mapping[str, Any] = field(default_factory=dict)
     """what the command does not say itself: model, cluster, seq_len, batch, precision, config"""
     store: str | None = None
-    """address of the results database; None: the usual one"""
+    """address of the results database; None for the default"""
     as_json: bool = False
     reports: str = ""
-    """folder of the probe's reports; empty: the ranks are not watched"""
+    """folder of the probe's reports; empty if the ranks are not observed"""
     profiles: bool = False
     """torch's profiler watches some steps"""
 

@@ -28,7 +28,7 @@ class Place:
     """Where a job runs: on the cluster of that name; where none is named, on as many nodes and GPUs as its launch script asks for."""
 
     name: str | None
-    """GPU-NODESxGPUS; None: not named"""
+    """GPU-NODESxGPUS; None if not named"""
     nodes: int = 1
     """nodes that the launch asks for"""
     gpus_per_node: int | None = None

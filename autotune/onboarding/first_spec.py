@@ -212,7 +212,7 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
             return settings_draft(told, Place(cluster), model=model, folder=folder)
         if foreign := foreign_program(document, is_json=path.suffix == ".json"):
             raise SpecError(
-                f"{path.name} is a configuration of {foreign}, which autotune does not read",
+                f"{path.name} is a {foreign} configuration, which autotune does not support",
                 remedy=f"give a script that starts a Python program with options, or {SAY_IT}",
                 field="FILE",
             )
@@ -296,4 +296,4 @@ def _imported(
             raise
         remedy = f"give {name}'s own file, as its documentation describes it, or the script that starts the training"
         raise SpecError(error.message, remedy=remedy, field="FILE") from None
-    return replace(draft, notes=(f"{path.name} is a configuration of {name}, so it is imported", *draft.notes))
+    return replace(draft, notes=(f"{path.name} is a {name} configuration, so it is imported", *draft.notes))

@@ -398,6 +398,6 @@ def _beyond_a_launch(
         notes.append("an export changes " + ", ".join(f"{k}: {getattr(config, k)} to {v}" for k, v in changed.items()))
     if added := sorted(set(dotted(again.settings)) - set(dotted(reading.settings))):
         notes.append(
-            f"an export also writes {', '.join(added)}, which are at their defaults in the current configuration"
+            f"an export also writes {', '.join(added)}, although the current configuration leaves them at their defaults"
         )
     return settings, notes

@@ -46,7 +46,7 @@ def post_training_launch(text: str, path: Path) -> tuple[str, PresentConfigurati
             continue
         if program.name in UNREAD:
             raise SpecError(
-                f"{path.name} starts {UNREAD[program.name]}, which autotune does not read",
+                f"{path.name} starts {UNREAD[program.name]}, which autotune does not support",
                 remedy=f"post-training programs it reads: {', '.join(PROGRAMS)}",
                 field="FILE",
             )

@@ -20,7 +20,7 @@ class StudyNote(Plain):
     at: datetime
     """when it was written"""
     author: str
-    """who wrote it; empty: the user of the machine"""
+    """who wrote it; empty for the user of the machine"""
     text: str
     """plain text"""
 

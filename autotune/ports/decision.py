@@ -79,6 +79,6 @@ class Decision:
     message: str | None = None
     """of the study from now on; None: it stays"""
     wanted: Wanted | None = None
-    """the decision holds only as long as people want this; None: whatever they want"""
+    """the decision holds only as long as people want this; None if it always holds"""
     fields: StudyFields = field(default_factory=lambda: StudyFields())
     """what else changes of the study's record"""

@@ -50,7 +50,7 @@ class ProgramFacts:
 
     @property
     def weights(self) -> str:
-        """The format of most weights; empty: not seen."""
+        """The format of most weights; empty if not observed."""
         types = self.values.get("types") or self.values.get("stepped_types") or {}
         return _format(max(types, key=lambda name: types[name])) if types else ""
 
@@ -61,7 +61,7 @@ class ProgramFacts:
 
     @property
     def precision(self) -> str:
-        """The number format; empty: not seen."""
+        """The precision; empty if not observed."""
         found = self.computes or self.weights
         has_tf32 = self.values.get("device") == "cuda" and self.values.get("matmul", "highest") != "highest"
         return "tf32" if found == "fp32" and has_tf32 else found

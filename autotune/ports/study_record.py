@@ -54,7 +54,7 @@ class StudyRecord(Plain):
     wanted: Wanted = Wanted.RUN
     """what people asked for last"""
     wanted_at: datetime | None = None
-    """when they did; None: never since it was submitted"""
+    """when they did; None if not since it was submitted"""
     decisions: int = 0
     """how many decisions of its controllers are kept"""
     tags: tuple[str, ...] = ()

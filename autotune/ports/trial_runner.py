@@ -78,7 +78,7 @@ class NodePlace:
     ranks: tuple[int, ...]
     """their numbers in the attempt"""
     gpus: tuple[str, ...] = ()
-    """their GPUs, as named in CUDA_VISIBLE_DEVICES on the node; empty: they train on the CPU, or the program sees all GPUs"""
+    """their GPUs, as named in CUDA_VISIBLE_DEVICES on the node; empty if they train on the CPU, or if the program sees all GPUs"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class AttemptStarted:
 
     id: AttemptId
     places: tuple[NodePlace, ...] = ()
-    """the ranks' nodes, starting with rank 0's; empty: unknown to the runner"""
+    """the ranks' nodes, starting with rank 0's; empty if unknown to the runner"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class ProgramSeen:
 
     id: AttemptId
     facts: Mapping[str, Any]
-    """what the measured process trains, keyed as in the probe's reports; empty: the probe observed no training"""
+    """what the measured process trains, with the same keys as the probe's reports; empty if the probe observed no training"""
     micro_batches: int | None = None
     """forward passes with gradients in a typical step"""
     sequences: int | None = None

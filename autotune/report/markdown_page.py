@@ -58,7 +58,7 @@ LEFT_OUT = ("spread", "reward")
 
 
 def markdown_report(record: StudyRecord, trials: Sequence[Trial], *, service: str = "") -> str:
-    """The report of a study, running or finished. `service`: address of the service whose pages of the study are linked; empty: nothing is linked."""
+    """The report of a study, running or finished. `service`: address of the service whose pages of the study are linked; empty for no links."""
     found = result_from(record, trials)
     page = f"{service.rstrip('/')}/studies/{record.id}" if service else ""
     first = [_head(found, page), _answer(found, page), _target(found), _trials(found, page), _failures(found, page)]

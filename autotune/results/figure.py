@@ -44,7 +44,7 @@ class Column:
     """formats a value"""
     is_number: bool = True
     bar_of: float | None = None
-    """Markdown draws a bar next to the value, scaled to this maximum; 0: the largest value is the maximum; None: no bar"""
+    """maximum of the bar that Markdown draws next to the value; with 0 the largest value, with None there is no bar"""
 
     def shown(self, value: Any) -> str:
         """The formatted value; a dash if there is none."""

@@ -56,7 +56,7 @@ def precision_row(config: ParallelConfig, facts: ProgramFacts) -> Row:
         said=said,
         seen=where if found else "",
         agrees=agrees,
-        remedy=f"the option has no effect as written: another option may have to switch it on, or trainer.values may need a different spelling; if the program has no other precision on this machine, write precision: [{found}] in `space` and in `baseline`",
+        remedy=f"the option has no effect as written. Another option may have to switch it on, or trainer.values may need a different spelling. If the program has only one precision on this machine, write precision: [{found}] in `space` and in `baseline`",
     )
 
 

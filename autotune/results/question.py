@@ -17,7 +17,7 @@ class Asked:
     """Whose best config is wanted."""
 
     model: str = ""
-    """name in the catalog or in the history; empty: the best of each model and cluster"""
+    """name in the catalog or in the history; empty for the best of each model and cluster"""
     cluster: str = ""
     """name"""
     trainer: str = ""
@@ -25,17 +25,17 @@ class Asked:
     runner: str = ""
     """empty: all but simulated"""
     num_gpus: int | None = None
-    """of the cluster, for what was measured; None: any"""
+    """GPUs of the cluster, for measured results; None for any number"""
     measured_after: datetime | None = None
-    """for what was measured, aware; None: at any time"""
+    """only results measured since, with a time zone; None for any time"""
     seq_len: int | None = None
-    """tokens, for the nearest workload and for the cost model; None: as in the history, else assumed"""
+    """sequence length in tokens, for the nearest workload and for the cost model; with None, as in the history, else assumed"""
     global_batch_size: int | None = None
-    """sequences, for the cost model; None: as in the history, else assumed"""
+    """batch size in sequences, for the cost model; with None, as in the history, else assumed"""
     metric: str = ""
-    """throughput, goodput or cost; empty: speed alone, unless `stability_weight` is given"""
+    """throughput, goodput or cost; empty for speed alone, unless `stability_weight` is given"""
     stability_weight: float | None = None
-    """0 to 1; None: the default objective's, where a metric is named"""
+    """0 to 1; with None the default objective's, if a metric is named"""
 
     def __post_init__(self) -> None:
         if self.metric:
@@ -66,7 +66,7 @@ class Asked:
 
     @property
     def objective(self) -> Objective | None:
-        """By what to rank; None: by speed."""
+        """What to rank by; None for speed."""
         if not self.metric and self.stability_weight is None:
             return None
         asked = Objective(metric=self.metric) if self.metric else Objective()

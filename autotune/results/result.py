@@ -46,7 +46,7 @@ class Result:
     tied_with: tuple[int, ...] = ()
     """numbers of the trials whose configs are statistically tied with the best"""
     final_rounds: int = 0
-    """rounds in which best and baseline were re-measured; 0: they were measured once"""
+    """rounds in which the best and the baseline were re-measured; 0 if they were measured once"""
     confirmed: tuple[Trial, ...] = ()
     """all re-measured configs from `shown`, best first"""
     infeasible: Mapping[str, int] = field(default_factory=dict)

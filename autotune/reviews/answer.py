@@ -31,7 +31,7 @@ class LineEdit(Plain):
     before: str
     """its text"""
     after: str
-    """its new text; empty: the line goes"""
+    """its new text; empty if the line is removed"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,7 +113,7 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
     estimate = review.estimate
     if estimate is None or review.study is None or review.config is None:
         if review.missing:
-            yield "no prediction until this is given"
+            yield "no prediction yet: add what is missing"
         return
     gpu = review.study.workload.cluster.gpu
     risk = float(estimate.oom_probability)

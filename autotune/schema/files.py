@@ -220,7 +220,7 @@ def locate(text: str, base: Path | None, *, field: str) -> Path:
     """The path that `text` means in a spec of folder `base`; without a folder (over the wire) paths are refused."""
     if base is None:
         raise SpecError(
-            f"a path is read only if the spec itself is a file, but {field} is {text!r}",
+            f"paths are allowed only in a spec that is read from a file, but {field} is {text!r}",
             remedy="give the contents inline",
             field=field,
         )
@@ -267,7 +267,7 @@ def transformers_model(text: str, source: str, *, base: Path | None, inspect: In
     if family in FAMILIES and not FAMILIES[family].has_class:
         raise SpecError(
             f"transformers has no class for the family {family!r} of {name}: its code comes with the checkpoint",
-            remedy="write `model: PATH` for the native decoder of the same sizes, or {module: PACKAGE.MODULE:FUNCTION} with a function that builds it",
+            remedy="write `model: PATH` for a native decoder with the same sizes, or {module: PACKAGE.MODULE:FUNCTION} with a function that builds it",
             field="model.hf",
         )
     code = ModelCode(

@@ -32,7 +32,7 @@ class LengthsDocument(Document, defer_build=True):
     """Lengths of sequences."""
 
     mean: Annotated[Number, Field(gt=0, le=1 << 27)] | None = Field(default=None, description="tokens on average")
-    min: Percentage | None = Field(default=None, description="tokens of the shortest")
+    min: Percentage | None = Field(default=None, description="length of the shortest in tokens")
     p5: Percentage | None = None
     p10: Percentage | None = None
     p25: Percentage | None = None
@@ -41,7 +41,7 @@ class LengthsDocument(Document, defer_build=True):
     p90: Percentage | None = None
     p95: Percentage | None = None
     p99: Percentage | None = None
-    max: Percentage | None = Field(default=None, description="tokens of the longest possible sequence")
+    max: Percentage | None = Field(default=None, description="length of the longest possible sequence in tokens")
     histogram: Annotated[dict[StrictInt | StrictStr, NotNegative], Field(min_length=1, max_length=100_000)] | None = (
         Field(default=None, description="number of sequences by length: {512: 100, 1024: 40}")
     )
@@ -60,7 +60,7 @@ class PlacementDocument(Document, defer_build=True):
     """GPUs for the trainer and the generation engine."""
 
     split: Gpus | None = Field(
-        default=None, description="[GPUs that train, GPUs that generate], which wait for each other"
+        default=None, description="[number of training GPUs, number of generation GPUs]; each group waits for the other"
     )
     async_: Gpus | None = Field(default=None, alias="async", description="the same, both at once")
     staleness: NotNegative | None = Field(
@@ -87,8 +87,8 @@ class PostTrainingDocument(Document, defer_build=True):
         default=None, description="prompts per optimizer step, instead of mini_batches"
     )
     epochs: Count = Field(default=1, description="passes over a step's responses")
-    prompt_lengths: AskedLengths = Field(description="tokens of prompts")
-    response_lengths: AskedLengths = Field(description="tokens of responses")
+    prompt_lengths: AskedLengths = Field(description="prompt lengths in tokens")
+    response_lengths: AskedLengths = Field(description="response lengths in tokens")
     same_prompt: Fraction = Field(
         default=0.3, description="share of the variance of response lengths that lies between prompts"
     )
@@ -115,10 +115,10 @@ class PostTrainingDocument(Document, defer_build=True):
         default=None, description="the training engine; default: the trainer's usual one"
     )
     micro_batch_tokens: Annotated[StrictInt, Field(ge=0)] = Field(
-        default=0, description="pack micro-batches up to this many tokens per GPU; 0: count sequences instead"
+        default=0, description="pack micro-batches up to this many tokens per GPU. 0 counts sequences instead"
     )
     log_prob_micro_batch_tokens: Annotated[StrictInt, Field(ge=0)] = Field(
-        default=0, description="the same for log-probabilities; 0: as micro_batch_tokens"
+        default=0, description="the same for log-probabilities. 0 means the value of micro_batch_tokens"
     )
     phase_offload: Literal["none", "optimizer", "all"] = Field(
         default="none", description="what part of the trainer is in host memory while responses are generated"
@@ -369,7 +369,7 @@ def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, 
     if word == "async" and staleness is None:
         raise SpecError(
             "async needs the allowed staleness",
-            remedy="staleness: 1, for instance: one step off",
+            remedy="for example staleness: 1, so that responses may come from weights that are one step old",
             field="rl.staleness",
         )
     if gpus is not None and sum(gpus) != cluster.num_gpus:

@@ -129,7 +129,7 @@ class ClusterDocument(Document, defer_build=True):
     gpus_per_node: Annotated[StrictInt, Field(ge=1, le=1 << 12)] = 8
     gpus_per_domain: Annotated[StrictInt, Field(ge=0, le=1 << 20)] | None = Field(
         default=None,
-        description="GPUs joined by the intra_node link, if it spans nodes (72 in a GB200 NVL72 rack); 0: the GPUs of one node",
+        description="GPUs joined by the intra_node link, if it spans nodes (72 in a GB200 NVL72 rack). 0 means the GPUs of one node",
     )
     intra_node: LinkDocument | None = None
     inter_node: LinkDocument | None = None
@@ -184,7 +184,7 @@ class WorkloadDocument(Document, defer_build=True):
     optimizer: Literal["adamw", "sgd", "adamw_8bit", "muon", "adafactor"] = "adamw"
     document_len: DocumentLength = Field(
         default=0,
-        description="mean tokens of a document, if sequences are packed from documents that do not attend to each other; 0: whole sequences",
+        description="mean document length in tokens, if sequences are packed from documents that do not attend to each other. 0 means that each sequence is one document",
     )
     peft: PeftDocument | None = Field(default=None, description="train only adapters; default: all weights")
     pure_bf16: StrictBool = Field(

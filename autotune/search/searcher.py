@@ -42,9 +42,9 @@ class Problem:
     seed: int = 0
     """seed of all random choices"""
     estimate: Estimate | None = None
-    """prediction for all N candidates; None: computed by the cost model when needed"""
+    """prediction for all N candidates; with None, the cost model computes it when needed"""
     calibration: Calibration | None = None
-    """constants of the cost model, for configs outside the space and for the history; None: each workload's own"""
+    """constants of the cost model, for configs outside the space and for the history; with None, each workload's own"""
     objective: Objective = field(default_factory=Objective)
     """what the reward measures"""
     history: tuple[tuple[Workload, Trial], ...] = ()

@@ -304,7 +304,7 @@ class TargetSearcher(Searcher):
         place = int(np.flatnonzero(self.standing.order == index)[0]) + 1
         if place == 1:
             return "represents the target's first pick"
-        return f"represents number {place} in the target's ranking: expected improvement {self.standing.improvement[index]:.1%}"
+        return f"represents number {place} in the target's ranking, with an expected improvement of {self.standing.improvement[index]:.1%}"
 
     def _find_proxy(self, config: ParallelConfig) -> Proxy | str:
         try:

@@ -57,11 +57,11 @@ class ServiceOptions:
     host: str = "127.0.0.1"
     """address to listen on"""
     port: int = PORT
-    """port to listen on; 0: any free one"""
+    """port to listen on; 0 for any free one"""
     allowed_hosts: frozenset[str] = frozenset()
     """further names of the service that requests may carry in the Host header, without port"""
     public_url: str = ""
-    """URL of the web page, for the metadata of Ray jobs; empty: the address listened on"""
+    """URL of the web page, for the metadata of Ray jobs; empty for the address listened on"""
     require_token: bool = False
     """whether callers on loopback need a token too; `asks_everybody` says what else has that effect"""
     max_studies: int = 4
@@ -69,17 +69,17 @@ class ServiceOptions:
     way: str = "process"
     """how a study is run: process (a child of this service) or ray (a Ray job)"""
     ray_address: str = ""
-    """dashboard of the Ray cluster to join (http://HOST:8265); empty: start a cluster on loopback"""
+    """dashboard of the Ray cluster to join (http://HOST:8265); if empty, a cluster is started on loopback"""
     runners: Mapping[str, frozenset[str]] = field(default_factory=lambda: RUNNER_OPTIONS)
     """runners that specs may name, with the options that they may set"""
     trainers: frozenset[str] = TRAINERS
     """trainers that specs may name"""
     data_roots: tuple[Path, ...] = ()
-    """folders whose files a spec may name as `data`; empty: none"""
+    """folders whose files a spec may name as `data`; empty for none"""
     program_roots: tuple[Path, ...] = ()
-    """folders whose programs callers with the scope run may have started as a trainer's; empty: none"""
+    """folders whose programs callers with the scope run may have started as a trainer's; empty for none"""
     program_user: str = ""
-    """user as whom trainers' programs run; empty: the user of the service, or of Ray's nodes"""
+    """user as whom trainers' programs run; empty for the user of the service, or of Ray's nodes"""
     program_environment: tuple[str, ...] = ()
     """further variables of the environment that these programs see"""
     max_body_bytes: int = 1 << 18

@@ -16,7 +16,7 @@ Member = TypeVar("Member", bound=StrEnum)
 MAX_COUNT = 1 << 40
 """upper bound on counts, to catch typos"""
 LONGEST_NAME = 60
-"""maximum length of a word that is looked up among names, in characters"""
+"""maximum length, in characters, of a word that is looked up among names"""
 NEAR, NEAR_SHORT = 0.7, 0.6
 """minimum similarity of a word and the name suggested for it: one of three letters may be wrong"""
 _LEAST_FIGURE, _LARGEST_FIGURE = 1.0, 1e30

@@ -58,7 +58,7 @@ class GpuSpec:
     measured_flops_per_s: Mapping[str, float] = field(default_factory=dict)
     """largest known measured rate of a dense matmul, by precision, FLOP/s; an absent precision was not measured"""
     usual_fabric: str = ""
-    """usual network between nodes with this GPU, one of `FABRICS`; empty: unknown"""
+    """usual network between nodes with this GPU, one of `FABRICS`; empty if unknown"""
     source: str = ""
     """source of the figures"""
     usd_per_hour: float | None = None
@@ -66,7 +66,7 @@ class GpuSpec:
     power_watts: float | None = None
     """board power under load, W, if known: its limit if one is set"""
     rated_watts: float | None = None
-    """power at which the datasheet's peak and `measured_flops_per_s` hold, W, if `power_watts` is lower; None: they hold at `power_watts`"""
+    """power at which the datasheet's peak and `measured_flops_per_s` hold, W, if `power_watts` is lower; None if they hold at `power_watts`"""
 
     def __post_init__(self) -> None:
         figure("memory_bytes", self.memory_bytes)
@@ -139,7 +139,7 @@ class LinkSpec:
     bytes_per_s: float
     """bandwidth per GPU and direction, bytes/s"""
     fabric: str = ""
-    """kind of network, one of `FABRICS`, for a link between nodes; empty: not stated"""
+    """kind of network, one of `FABRICS`, for a link between nodes; empty if not stated"""
 
     def __post_init__(self) -> None:
         if positive("latency_s", self.latency_s, zero=True) > _LONGEST_LATENCY_S:
@@ -167,7 +167,7 @@ class ClusterSpec:
     inter_node: LinkSpec = field(default_factory=lambda: LinkSpec(latency_s=10e-6, bytes_per_s=25e9))
     """link between GPUs of two domains"""
     gpus_per_domain: int = 0
-    """GPUs joined by the intra_node link, if it reaches beyond a node (72 in a GB200 NVL72 rack); 0: only the GPUs of a node"""
+    """GPUs joined by the intra_node link, if it reaches beyond a node (72 in a GB200 NVL72 rack); 0 if it joins only the GPUs of a node"""
     cores_per_node: int | None = None
     """cores that the ranks of a node share, for ranks that are CPU processes; None if unknown"""
 

@@ -2,7 +2,7 @@
 
     delta   seconds that a checkpoint blocks training               R    seconds from a failure until training continues
     M       mean seconds between failures of the nodes in use: that of one node / nodes
-    tau     seconds of training between two checkpoints             n    replica groups, each able to train on without the others
+    tau     seconds between two checkpoints             n    replica groups, each able to train on without the others
 
     tau = sqrt(2 delta M) (1 + sqrt(delta / 2M) / 3 + (delta / 2M) / 9) - delta   where delta < 2M, else M        Daly 2006, eq. 37
     share that is left = tau / (M exp(R / M) (exp((tau + delta) / M) - 1))                                       Daly 2006, eq. 20
@@ -42,7 +42,7 @@ class Failures:
     node_mtbf_s: float
     """mean seconds between failures of one node"""
     checkpoint_s: float | None = None
-    """seconds that a checkpoint blocks training; None: its size divided by the bandwidth"""
+    """seconds that a checkpoint blocks training; with None, its size divided by the bandwidth"""
     checkpoint_bytes: float | None = None
     write_bytes_per_s: float | None = None
     """write bandwidth of the storage for the whole job"""
@@ -103,7 +103,7 @@ class CheckpointPolicy(Plain):
     """How often to save a checkpoint, and the remaining cost of failures and saving."""
 
     interval_s: float
-    """seconds of training between two checkpoints"""
+    """seconds between two checkpoints"""
     interval_steps: int | None
     """the same in optimizer steps, if their time is known"""
     lost_share: float

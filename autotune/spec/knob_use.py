@@ -37,7 +37,7 @@ class KnobUse:
     cannot: Mapping[str, str] = field(default_factory=dict)
     """why a knob must keep its default, by name; an entry such as `recompute=norm` excludes a single value of a knob that is read"""
     own_knobs_neutral: str = ""
-    """why a study's own knobs have no effect; empty: they are rejected"""
+    """why a study's own knobs have no effect; empty if they are rejected"""
 
     def forgotten(self) -> tuple[Knob, ...]:
         """The knobs that it neither reads nor declares as neutral or impossible."""

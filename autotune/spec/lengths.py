@@ -39,9 +39,9 @@ class Lengths:
     values: tuple[float, ...]
     """tokens, >= 0"""
     most: float = 0.0
-    """tokens of the longest possible sequence, if that is more than the last value"""
+    """length of the longest possible sequence in tokens, if that is more than the last value"""
     assumed: str = ""
-    """what was assumed about them; empty: nothing"""
+    """what was assumed about the lengths; empty if nothing was"""
 
     def __post_init__(self) -> None:
         if not self.values or min(self.values) < 0 or not all(map(math.isfinite, self.values)):

@@ -62,9 +62,9 @@ class ModelSpec(Plain):
     shared_ffn_hidden_size: int = 0
     """inner width of the shared experts, taken together; 0 means none"""
     kv_lora_rank: int = 0
-    """width of the key-value latent (latent attention, arXiv:2405.04434); 0: keys and values are projected directly"""
+    """width of the key-value latent (latent attention, arXiv:2405.04434); 0 if keys and values are projected directly"""
     q_lora_rank: int = 0
-    """width of the query latent; 0: queries are projected directly"""
+    """width of the query latent; 0 if queries are projected directly"""
     qk_rope_head_dim: int = 0
     """rotated part of a head, with keys shared by all heads; only with latent attention"""
     v_head_dim: int = 0

@@ -26,7 +26,7 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCode:
-    """Builds an `nn.Module`. Plain values, sent between processes and machines as JSON; the code runs where the model is built."""
+    """Builds an `nn.Module`. Its fields are plain values, sent between processes and machines as JSON. The code runs where the model is built."""
 
     module: str = ""
     """the user's `package.module:function`; empty for transformers' own class of `ModelSpec.source`, and without that for a model with only
@@ -40,7 +40,7 @@ class ModelCode:
     has_tensor_plan: bool = False
     """whether it has a tensor-parallel plan"""
     has_pipeline_split: bool = False
-    """whether it defines where to split it into pipeline stages"""
+    """whether the model defines its own split into pipeline stages"""
     has_attention: bool = True
     """whether its blocks have modules with attention in their name, which can be recomputed separately"""
     num_cuts: int = 0

@@ -35,12 +35,15 @@ TRAINED = ("log_prob", "reference", "values", "update")
 
 RL_KNOBS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "rollout_tp": ("tensor-parallel degree of the generation engine", ()),
-    "rollout_gpus": ("GPUs that only generate; 0: generation and training alternate on the same GPUs", ()),
-    "micro_batch_tokens": (
-        "limit of tokens per GPU when packing the update's micro-batches; 0: micro_batch_size sequences each",
+    "rollout_gpus": (
+        "GPUs that only generate responses. With 0, the same GPUs alternate between generation and training",
         (),
     ),
-    "log_prob_micro_batch_tokens": ("the same for log-probabilities and values; 0: as for the update", ()),
+    "micro_batch_tokens": (
+        "limit of tokens per GPU when packing the update's micro-batches. With 0, each has micro_batch_size sequences",
+        (),
+    ),
+    "log_prob_micro_batch_tokens": ("the same for log-probabilities and values. 0 means the update's limit", ()),
     "phase_offload": ("which parts of the trainer are in host memory while the engine generates", PHASE_OFFLOADS),
     "staleness": ("how many steps the generating policy may lag behind the updated one", ()),
     "balance": ("how tokens are balanced between data-parallel ranks", BALANCES),
@@ -57,7 +60,7 @@ class Rollout:
     """How fast responses are generated: given, never modelled."""
 
     tokens_per_s_per_gpu: tuple[tuple[int, float], ...]
-    """tokens of responses per second per GPU, by the engine's tensor-parallel degree"""
+    """response tokens per second per GPU, by the engine's tensor-parallel degree"""
     tp: int = 1
     """the engine's current tensor-parallel degree"""
     memory_fraction: float = 0.0
@@ -65,7 +68,7 @@ class Rollout:
     sleeps: bool = True
     """whether a colocated engine returns that memory while the trainer works"""
     tokens_per_s_per_response: float = 0.0
-    """tokens per second of a single response, which determines the time of the longest; 0: not given"""
+    """tokens per second of a single response, which determines the time of the longest; 0 if not given"""
 
     def __post_init__(self) -> None:
         positive_int("rollout.tp", self.tp, at_most=1 << 10)
@@ -100,9 +103,9 @@ class PostTraining:
     epochs: int = 1
     """passes over a step's responses, >= 1"""
     prompt_lengths: Lengths
-    """tokens of prompts"""
+    """prompt lengths in tokens"""
     response_lengths: Lengths
-    """tokens of responses"""
+    """response lengths in tokens"""
     same_prompt: float = 0.3
     """share of the variance of response lengths that lies between prompts, 0 to 1: responses to one prompt are alike"""
     reference: bool = False
@@ -116,7 +119,7 @@ class PostTraining:
     rollout_gpus: int = 0
     """current number of GPUs that only generate; 0 if colocated"""
     staleness: float = 0.0
-    """how many steps the generating policy may lag behind; 0: none"""
+    """how many steps the generating policy may lag behind"""
     rollout: Rollout | None = None
     """None if nothing is generated"""
     reward_s: float = 0.0
@@ -124,9 +127,9 @@ class PostTraining:
     engine: str = "fsdp"
     """training engine: fsdp, megatron or deepspeed"""
     micro_batch_tokens: int = 0
-    """current value, tokens per GPU; 0: micro-batches are counted in sequences"""
+    """current value, in tokens per GPU; 0 if micro-batches are counted in sequences"""
     log_prob_micro_batch_tokens: int = 0
-    """current value; 0: as `micro_batch_tokens`"""
+    """current value; 0 for that of `micro_batch_tokens`"""
     phase_offload: str = "none"
     """current value, one of PHASE_OFFLOADS"""
     balance: str = "batch"
@@ -198,7 +201,7 @@ class PostTraining:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest possible sequence."""
+        """Length of the longest possible sequence in tokens."""
         return int(self.prompt_lengths.longest + self.response_lengths.longest)
 
     @property

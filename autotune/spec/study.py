@@ -99,11 +99,11 @@ class Budget:
     max_failed_trials: int = 10
     """failed trials"""
     max_gpu_s: float | None = None
-    """rank-seconds; None: not limited"""
+    """limit in rank-seconds; None if unlimited"""
     train_tokens: float | None = None
-    """tokens of your training run: the search ends when the next trial would take longer than it saves in that run. None: a run as long as 200 trials"""
+    """length of your training run in tokens: the search ends when the next trial would take longer than it saves in that run. None means a run as long as 200 trials"""
     min_gain: float | None = None
-    """without `train_tokens`: the search ends when the expected relative gain of the next eight trials falls below this; 0: never"""
+    """without `train_tokens`: the search ends when the expected relative gain of the next eight trials falls below this; with 0, never"""
     parallel_trials: int = 1
     """trials that run at once, if the runner has the capacity"""
 
@@ -115,7 +115,7 @@ class MeasureSpec(Plain):
     warmup_steps: int = 2
     """optimizer steps before the measurement starts"""
     first_look: int = 3
-    """measured steps (at least 3) after which a search trial that is far slower than the best ends; 0: no trial ends before `min_steps`"""
+    """number of measured steps (at least 3) after which a search trial that is far slower than the best is stopped; with 0, none is stopped before `min_steps`"""
     min_steps: int = 5
     """minimum number of measured steps of a trial that may still win"""
     max_steps: int = 30
@@ -127,7 +127,7 @@ class MeasureSpec(Plain):
     final_rounds: int = 2
     """minimum number of rounds in which finalists and baseline are re-measured side by side; up to twice as many runs if there is no clear winner"""
     stability_steps: int = 0
-    """steps in the last round, if more than in the others, to judge the stability of losses, norms and memory; 0: as in other rounds"""
+    """steps in the last round, if more than in the others, to judge the stability of losses, norms and memory; 0 for as many as in the others"""
     start_timeout_s: float = 120.0
     """deadline from launch to the first step, s"""
     step_timeout_s: float = 60.0

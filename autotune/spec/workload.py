@@ -67,9 +67,9 @@ class Workload(Plain):
     trainer: str = "native"
     """name of the trainer; the cost model's constants depend on it and on the GPU type"""
     document_len: int = 0
-    """mean tokens of documents packed into a sequence that do not attend to each other; 0: a sequence is one document"""
+    """mean length in tokens of documents that are packed into a sequence and do not attend to each other; 0 if a sequence is one document"""
     peft: Peft | None = None
-    """what fine-tuning trains instead of all weights; None: all weights"""
+    """what fine-tuning trains instead of all weights; None if it trains all weights"""
     pure_bf16: bool = False
     """whether the program keeps weights, gradients and moments in bf16, and nothing in fp32 (weights loaded and trained in bf16; Lightning's bf16-true)"""
     shards_in_fp32: bool = False
@@ -82,7 +82,7 @@ class Workload(Plain):
     loop: str = ""
     """for your own program: the trainer whose training loop it runs, one of `LOOPS`; the cost model's constants and memory depend on it. Empty: unknown"""
     rl: PostTraining | None = None
-    """a post-training step; None: a plain optimizer step on sequences of equal length"""
+    """a post-training step; None for a plain optimizer step on sequences of equal length"""
 
     def __post_init__(self) -> None:
         for name, kind in (("model", ModelSpec), ("cluster", ClusterSpec)):

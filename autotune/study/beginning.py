@@ -35,7 +35,7 @@ class Beginning:
     fp32_losses: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     """losses that earlier studies measured, by tokens per step"""
     constants: Mapping[str, Any] | None = None
-    """measured constants of the cost model; None: the release's own"""
+    """measured constants of the cost model; None for the release's own"""
     goes_on: bool = False
     """whether the study's job begins again after its end"""
 

@@ -55,13 +55,13 @@ class Launch:
     files: Mapping[str, str] = field(default_factory=dict)
     """text by file name, relative to the launch folder"""
     cwd: str = ""
-    """folder in which the command runs; empty: the launch folder if there are files; `.`: the current folder"""
+    """folder in which the command runs. Empty means the launch folder if there are files; `.` is the current folder"""
     python: str = ""
-    """interpreter or environment whose programs take precedence over PATH; empty: only PATH"""
+    """interpreter or environment whose programs take precedence over PATH; empty for PATH alone"""
     notes: tuple[str, ...] = ()
     """what to know before the start"""
     tuned: Mapping[str, Any] = field(default_factory=dict)
-    """how its config was found and measured, from `autotune.results.provenance`; empty: it was not tuned"""
+    """how its config was found and measured, from `autotune.results.provenance`; empty if it was not tuned"""
 
     def __post_init__(self) -> None:
         if not self.argv or any("\0" in argument for argument in self.argv):

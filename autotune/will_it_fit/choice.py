@@ -23,7 +23,7 @@ def configs_of(
     if configs is None:
         if isinstance(asked, Workload):
             raise SpecError(
-                "a workload has no search space, and no configs are given",
+                "a workload has no search space, so the configs to check must be given",
                 remedy="specify configs, or pass a study",
                 field="configs",
             )

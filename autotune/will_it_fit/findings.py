@@ -22,7 +22,7 @@ BESIDE = (
     ("activations", ("activations", "temporaries", "inputs"), ("activations", "logits")),
     ("communication, workspace", ("communication",), ("framework",)),
 )
-"""rows of the comparison: name, categories of a dry run, parts of the cost model's peak"""
+"""rows of the comparison, each with its name, the categories of a dry run that it sums, and the parts of the cost model's peak"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,12 +145,12 @@ def traffic(run: DryRun) -> tuple[Traffic, ...]:
 
 
 def rank_tokens(fit: Fit) -> float:
-    """Tokens of one micro-batch on one rank."""
+    """Tokens in one micro-batch on one rank."""
     return fit.config.micro_batch_size * fit.workload.seq_len / fit.config.cp
 
 
 def flops_per_token(fit: Fit) -> float | None:
-    """FLOPs of a token on all ranks that share its micro-batch; in a pipeline, one middle rank represents all middle ranks."""
+    """FLOPs per token on all ranks that share its micro-batch; in a pipeline, one middle rank represents all middle ranks."""
     if not fit.runs:
         return None
     counts = stage_counts(fit.config.pp, len(fit.runs))
@@ -170,7 +170,7 @@ def active_parameters(fit: Fit) -> float:
 
 
 def over_six_n(fit: Fit) -> float | None:
-    """FLOPs of a token as a multiple of 6N; attention scores and recomputation raise it."""
+    """FLOPs per token as a multiple of 6N; attention scores and recomputation raise it."""
     flops = flops_per_token(fit)
     return None if flops is None else flops / (6.0 * active_parameters(fit))
 

@@ -116,7 +116,7 @@ def _page(rows: Mapping[str, Judged]) -> list[str]:
         "What to expect for a run that was not used in a fit. Only rows that take at most twice as long as the best of their cell count.",
         "",
         "- *By model*, *by GPU count*: everything was refitted without the predicted rows, but with other rows from their cluster.",
-        "- *By cluster and trainer*: the whole file was never read. *Nothing*: constants fitted to these same rows, for comparison.",
+        "- *By cluster and trainer*: the whole file was held out. *Nothing*: constants fitted to these same rows, for comparison.",
         "- *Inside*: share of rows in the 90% interval before any trial. *By own error*: the same, if the level of the cluster were known ([Error bars](mathematics/cost-model.md#error-bars)).",
         "",
         *HELD_OUT.read_text(encoding="utf-8").splitlines(),

@@ -88,6 +88,6 @@ def test_an_empty_name_means_no_study_even_where_there_is_one_alone(run, write) 
     for command in ("status", "cancel", "stop"):
         done = run(command, "")
         assert done.code == 2
-        assert done.err.startswith("error: ID: a study is required")
+        assert done.err.startswith("error: ID: this command needs a study")
     assert run("delete", "", "--yes").code == 2
     assert run("status", study, "--json").document["study"]["status"] == "QUEUED"

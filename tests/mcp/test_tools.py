@@ -209,7 +209,9 @@ def test_a_store_is_read_and_never_changed(finished: tuple[Store, str]) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert set(tools) == READING
         assert all(tool.annotations.read_only_hint and tool.output_schema for tool in tools.values())
-        assert "seconds of an optimizer step" in str(tools["check_config"].output_schema), "fields are described"
+        assert "duration of an optimizer step in seconds" in str(tools["check_config"].output_schema), (
+            "fields are described"
+        )
         refused = await client.call_tool("submit_study", {"spec": spec(), "idempotency_key": "k"})
         assert refused.is_error
 

@@ -221,7 +221,7 @@ def test_what_the_files_of_trl_keep_in_host_memory_is_named(line: str, path: str
 
 def test_trl_by_accelerate_with_flags_that_are_not_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "grpo.yaml").write_text(TRL)
-    with pytest.raises(SpecError, match="has --use_fsdp, which autotune does not read"):
+    with pytest.raises(SpecError, match="has --use_fsdp, which autotune does not support"):
         of_text("accelerate launch --num_processes 8 --use_fsdp -m trl.scripts.grpo --config grpo.yaml", tmp_path)
 
 
@@ -346,9 +346,9 @@ def test_overrides_of_nemo_rl_count_over_the_file_that_its_command_names(
         assert re.sub("^python3? ", "", argv).startswith(start.removeprefix("python "))
         assert "=" not in argv
         assert Path(written["defaults"]) == tmp_path / "examples" / "configs" / "mine.yaml"
-    with pytest.raises(SpecError, match="starts NeMo-RL's DPO, which autotune does not read"):
+    with pytest.raises(SpecError, match="starts NeMo-RL's DPO, which autotune does not support"):
         of_text("uv run examples/run_dpo.py --config examples/configs/dpo.yaml", tmp_path)
-    with pytest.raises(SpecError, match="starts TRL's rloo, which autotune does not read"):
+    with pytest.raises(SpecError, match="starts TRL's rloo, which autotune does not support"):
         of_text("trl rloo --model_name_or_path x", tmp_path)
 
 
@@ -465,7 +465,7 @@ def test_adapters_of_verl_that_exist_already_are_counted_and_kept(tmp_path: Path
 
 @pytest.mark.parametrize("told", ["model_engine=veomni", "actor_rollout_ref.actor.strategy=torchtitan", "actor@actor_rollout_ref.actor=mlite_actor"])  # fmt: skip
 def test_an_engine_of_verl_that_is_not_read_is_refused(told: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"trains with verl's engine (veomni|torchtitan|mlite), which autotune does not read"):  # fmt: skip
+    with pytest.raises(SpecError, match=r"trains with verl's (veomni|torchtitan|mlite) engine, which autotune does not support"):  # fmt: skip
         of_text(f"{VERL} {told}", tmp_path)
 
 

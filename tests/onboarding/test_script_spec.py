@@ -255,7 +255,7 @@ def test_what_is_no_python_is_named_with_its_line(tmp_path: Path) -> None:
 def test_a_configuration_of_a_trainer_is_imported(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}')
     draft = first_draft(tmp_path / "ds.json", folder=tmp_path)
-    assert draft.notes[0] == "ds.json is a configuration of deepspeed, so it is imported"
+    assert draft.notes[0] == "ds.json is a deepspeed configuration, so it is imported"
     assert draft.document["trainer"] == "deepspeed"
 
 

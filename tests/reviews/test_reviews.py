@@ -226,7 +226,7 @@ def test_what_is_missing_is_named_with_how_to_say_it_and_nothing_is_predicted(sc
     assert [each.what for each in found.missing] == ["the GPUs it runs on"]
     assert "--cluster h100-sxm: the launch requests 1 x 8 GPUs" in found.missing[0].remedy
     assert found.estimate is None
-    assert "no prediction until this is given" in lines_of(found)
+    assert "no prediction yet: add what is missing" in lines_of(found)
     bare = review(["torchrun", "--nproc-per-node", "8", "train.py", "--batch", "4"])
     assert {each.remedy.split()[1] for each in bare.missing} >= {"--model", "--seq-len", "--batch"}
 

@@ -201,7 +201,7 @@ def test_a_space_from_a_file_of_ones_own(tmp_path: Path) -> None:
     "change", [{"model": "../config.json"}, {"model": {"hf": "../config.json"}}, {"space": "./mine.yaml"}]
 )
 def test_what_came_over_the_wire_names_no_files(change: dict[str, str]) -> None:
-    with pytest.raises(SpecError, match="read only if the spec itself is a file"):
+    with pytest.raises(SpecError, match="paths are allowed only in a spec that is read from a file"):
         study(**change)
 
 

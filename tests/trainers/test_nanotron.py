@@ -139,7 +139,7 @@ def test_a_yaml_of_its_qwen2_stays_one() -> None:
     kept = reading.settings["model"]["model_config"]
     assert kept["attention_bias"] is True
     assert not {"is_qwen2_config", "is_llama_config"} & kept.keys()
-    assert "its experts (model_config.moe_config) are not read" in reading.remarks[0]
+    assert "its experts (model_config.moe_config) are ignored" in reading.remarks[0]
 
 
 def test_every_key_is_one_that_its_main_branch_knows() -> None:

@@ -129,12 +129,12 @@ def best(
         )
     if not study and version:
         raise SpecError(
-            "--version needs a study, but none is given",
+            "--version needs a study",
             remedy="run `autotune best ID --version torch=2.12`",
             field="--version",
         )
     if not study and pareto:
-        raise SpecError("--pareto needs a study, but none is given", remedy="run `autotune best ID --pareto`")
+        raise SpecError("--pareto needs a study", remedy="run `autotune best ID --pareto`")
     if pareto and top is not None and top > 1:
         raise SpecError(
             f"--pareto shows the whole Pareto front, but --top {top} is given too", remedy="leave one of them out"

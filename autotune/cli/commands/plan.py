@@ -85,7 +85,7 @@ def plan(
 
     if train_tokens is not None and gpus is None and clusters is None:
         raise SpecError(
-            "--tokens works only with --gpus or --clusters, which are missing",
+            "--tokens works only with --gpus or --clusters",
             remedy="add e.g. --gpus 64,128 or --clusters h100-sxm,h200-sxm",
             field="--tokens",
         )

@@ -112,7 +112,7 @@ class Limiter:
         self._lock = threading.Lock()
 
     def wait_s(self, caller: str, *, take: bool = True) -> float:
-        """Seconds until the caller may send a request; 0: now. Unless `take` is False, 0 also takes one token from the bucket."""
+        """Seconds until the caller may send a request, 0 if it may now. Unless `take` is False, 0 also takes one token from the bucket."""
         now = self._monotonic()
         with self._lock:
             left, at = self._buckets.pop(caller, (float(self._rate.burst), now))

@@ -78,7 +78,7 @@ async def plan(
     caller: Planner,
     top: Limit = 10,
     clusters: Annotated[
-        Word, Query(description="also compare these, separated by commas: h100-sxm-8x8, or h200-sxm")
+        Word, Query(description="other clusters to compare, separated by commas, for example h100-sxm-8x8,h200-sxm")
     ] = "",
     tokens: Annotated[
         Annotated[Tokens, IN_QUERY] | None,
@@ -92,9 +92,7 @@ async def plan(
 
     names = [word.strip() for word in clusters.split(",") if word.strip()]
     if tokens is not None and not names:
-        raise SpecError(
-            "tokens works only with clusters, which is missing", remedy="add clusters=h100-sxm,h200-sxm", field="tokens"
-        )
+        raise SpecError("tokens works only with clusters", remedy="add clusters=h100-sxm,h200-sxm", field="tokens")
     body, media = await request.body(), request.headers.get("content-type", "")
 
     def work() -> dict[str, Any]:

@@ -28,7 +28,7 @@ from autotune.spec.plain import finite
 router = APIRouter(tags=["studies"])
 
 BEAT_S = 15.0
-"""seconds without events until a comment is sent, so that proxies keep the connection open"""
+"""seconds without events after which a comment is sent, so that proxies keep the connection open"""
 STREAM = "text/event-stream"
 PAGE = 1000
 

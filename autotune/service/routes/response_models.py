@@ -56,12 +56,12 @@ class BudgetSummary(Answer):
     max_trials: int = Field(description="trials that the searcher may propose", examples=[20])
     max_wall_s: float = Field(description="seconds since the start, excluding pauses", examples=[3600.0])
     max_failed_trials: int = Field(examples=[10])
-    max_gpu_s: float | None = Field(description="rank-seconds; null: not limited")
+    max_gpu_s: float | None = Field(description="limit in rank-seconds. null means no limit")
     min_gain: float | None = Field(
-        description="the search ends if the next eight trials are expected to gain less than this; 0: never; null: it ends if a trial costs more time than it saves in your training run"
+        description="the search ends if the next eight trials are expected to gain less than this. With 0 it never ends early. With null it ends if a trial costs more time than it saves in your training run"
     )
     train_tokens: float | None = Field(
-        description="tokens of your training run; null: unknown, assumed as long as 200 trials"
+        description="length of your training run in tokens. null means unknown; a run as long as 200 trials is assumed"
     )
     parallel_trials: int = Field(description="trials at once", examples=[1])
 
@@ -77,7 +77,7 @@ class StudySummary(Answer):
     model: str = Field(examples=["gpt2-medium"])
     cluster: str = Field(description="cluster of the job", examples=["h100-sxm-1x8"])
     at_hand: str | None = Field(
-        default=None, description="the smaller cluster that runs proxies of the job; null: trials run on `cluster`"
+        default=None, description="the smaller cluster that runs proxies of the job. null if trials run on `cluster`"
     )
     trainer: str
     runner: str
@@ -102,7 +102,7 @@ class StudySummary(Answer):
         default=None, description="spread of the baseline if the study is too noisy for a claim; otherwise null"
     )
     tags: list[str] = Field(default=[], description="tags that the study can be found by")
-    ray: Plain | None = Field(default=None, description="the Ray job that runs it: job, url; null: none")
+    ray: Plain | None = Field(default=None, description="the Ray job that runs it: job, url. null if there is none")
     placed: list[Plain] = Field(
         default=[],
         description="placement of the ranks of running trials, or of the last ones: trial, node, ranks, gpus",
@@ -146,7 +146,7 @@ class NoteDocument(Answer):
 
     number: int
     at: str
-    author: str = Field(description="owner of the token; empty: the user of the service's machine")
+    author: str = Field(description="owner of the token. Empty for the user of the service's machine")
     text: str
 
 
@@ -258,7 +258,7 @@ class BestAcross(Answer):
     configs: list[PastBest]
     source: Literal["measured", "nearest", "cost_model", "none"]
     objective: Plain | None = Field(
-        description="metric and stability_weight that rank the configs; null: ranked by speed"
+        description="metric and stability_weight that rank the configs. null if they are ranked by speed"
     )
     evidence: Plain | None = Field(
         description="measurements behind the response: trials, configs, studies, last_at, age_s, spread"
@@ -342,7 +342,7 @@ class ReviewAnswer(Answer):
         description="if no edit is certain to be faster: changes worth a trial, in the format of `edits`, each with its probability of a gain",
     )
     if_out_of_memory: Plain | None = Field(
-        default=None, description="if the launch may not fit and no edit is certain to fit: what would help"
+        default=None, description="changes that would make the launch fit, if it may not fit and no edit is certain to"
     )
     warnings: list[Plain]
 

@@ -78,7 +78,7 @@ class Supervisor:
         grace_s: float = 30.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_studies`: how many studies may run at once on this host. `runners`: those whose studies it starts; None: all."""
+        """`max_studies`: how many studies may run at once on this host. `runners`: those whose studies it starts; None for all."""
         self._store, self._launcher = store, launcher
         self._max, self._poll_s, self._grace_s = max_studies, poll_s, grace_s
         self._monotonic = monotonic

@@ -53,7 +53,7 @@ class Router:
     is_sigmoid: bool
     """sigmoids with a load-balancing bias per expert; otherwise a softmax"""
     groups: int
-    """groups of experts; a token uses `chosen_groups` of them; 1: all"""
+    """number of groups of experts; each token uses `chosen_groups` of them, and 1 means no grouping"""
     chosen_groups: int
     scale: float
     """factor of the routed experts' weights"""
@@ -77,13 +77,13 @@ class ModelFigures:
     softmax_over_all: bool = False
     """the chosen experts keep their softmax weights over all experts, so that they add up to less than 1"""
     rotary_scaling: str = ""
-    """kind of rotary scaling for long contexts; empty: none"""
+    """kind of rotary scaling for long contexts, or empty"""
     rotary_share: float = 1.0
     """fraction of a head that is rotated"""
     router: Router | None = None
     """of families in `ROUTER_DEFAULTS`"""
     window: int = 0
-    """tokens that each token attends to in every layer; 0: all before it"""
+    """tokens that each token attends to in every layer; 0 for all before it"""
 
 
 LLAMA3_SCALING = {

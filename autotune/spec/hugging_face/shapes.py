@@ -94,7 +94,7 @@ def granite_hybrid(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
     """Granite 4 in the sizes with attention in every layer; other sizes have `mamba` in `layer_types`."""
     if not isinstance(asked.get("layer_types", asked.get("layers_block_type")), list):
         raise SpecError(
-            "layer_types must list the kind of each layer, but the file has none, so its class would treat all as state-space layers",
+            "layer_types must list the kind of each layer, but the file does not, so its class would treat every layer as a state-space layer",
             remedy=BUILT,
             field="model",
         )

@@ -104,7 +104,7 @@ class CollectiveCall:
     ranks: tuple[int, ...]
     """ranks of the group, in order"""
     num_bytes: int
-    """bytes of one call: what a rank contributes to an all_reduce, reduce_scatter, all_to_all, broadcast or send, or receives from an all_gather or recv"""
+    """bytes per call: what a rank contributes to an all_reduce, reduce_scatter, all_to_all, broadcast or send, or receives from an all_gather or recv"""
     phase: Phase
     """phase in which it is called"""
     count: int

@@ -24,7 +24,7 @@ class Measurement(Plain):
     """The measurement of one attempt. Series hold one entry per optimizer step after warm-up."""
 
     step_times_s: tuple[float, ...]
-    """seconds of each step, of the slowest rank, device-synchronized"""
+    """duration of each step in seconds on the slowest rank, device-synchronized"""
     peak_memory_bytes: float | None = None
     """highest peak of any rank; None if the trainer does not report it"""
     tokens_per_step: int = 0
@@ -116,7 +116,7 @@ class Measurement(Plain):
 
     @property
     def mean_step_time_s(self) -> float:
-        """Mean seconds of a step, including the slow tail; nan without steps."""
+        """Mean step time in seconds, including the slow tail; nan if there are no steps."""
         return math.fsum(self.step_times_s) / len(self.step_times_s) if self.step_times_s else math.nan
 
     @property

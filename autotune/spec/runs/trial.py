@@ -153,7 +153,7 @@ class Trial(Plain):
     reason: str = ""
     """why it was proposed, or why it was stopped, as text"""
     stands_for: StandsFor | None = None
-    """for a proxy trial, the config it represents and the workload it ran; None: it ran the study's workload"""
+    """for a proxy trial, the config it represents and the workload it ran; None if it ran the study's workload"""
     created_at: datetime | None = None
     """UTC"""
     started_at: datetime | None = None

@@ -53,7 +53,7 @@ class Restored:
     studies: int
     trials: int
     kept: Path | None
-    """where what was there is now; None: there was nothing"""
+    """where the previous content is now; None if there was none"""
 
 
 def restore(location: StoreLocation, backup: Path) -> Restored:

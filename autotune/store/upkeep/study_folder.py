@@ -194,7 +194,7 @@ class StudyFolder:
 
 
 def holder_of(folder: Path) -> dict[str, str] | None:
-    """The process that runs the study, {process, job}; None: nobody does."""
+    """The process that runs the study, {process, job}; None if nothing runs it."""
     try:
         found: Any = json.loads((folder / HOLDER).read_text())
     except (OSError, ValueError):

@@ -44,7 +44,7 @@ _REMEDIES = (
     ),
     (
         r"Unable to find address for|Unable to find interface|no socket interface found|[Nn]o interface found",
-        "choose one of the node's network interfaces: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, in trainer.env or for single nodes in runner.node_env",
+        "set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to one of the node's network interfaces, under trainer.env, or under runner.node_env for a single node",
     ),
     # torchrun says of OMP_NUM_THREADS on every start that it sets this "environment variable for each process"
     (r"KeyError: '[A-Z][A-Z0-9_]+'|environment variable(?! for each process)", "set the variable under trainer.env"),

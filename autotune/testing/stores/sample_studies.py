@@ -186,7 +186,7 @@ def told(store: StudyReader, study_id: str) -> list[str]:
 
 
 def an_observed_run(study: Study | None, *, step_time_s: float = 0.5, program: str = "train.py") -> ObservedRun:
-    """A run of ten steps of the study's workload; None: of a program of which only its end was seen."""
+    """A run of ten steps of the study's workload; with None, a run of a program of which only the end was observed."""
     at = datetime(2026, 11, 3, 9, 30, tzinfo=UTC)
     seen = None
     if study is not None:

@@ -62,7 +62,7 @@ def in_its_folder(launch: Launch, options: Mapping[str, Any]) -> Launch:
         return launch
     if not any(options.get(name) for name in PROGRAM_OPTIONS):
         raise SpecError(
-            f"cwd is your own program's folder, but no program is given and cwd is {folder!r}",
+            f"cwd {folder!r} is set, but it is the folder of your own program, and no program is set",
             remedy="give the program with script, or leave cwd out",
             field="trainer.cwd",
         )

@@ -29,7 +29,7 @@ TORCHTITAN: Mapping[str, str] = {
 """builders by family; a model given only by its shape is a Llama"""
 OF_TRANSFORMERS = ("accelerate", "deepspeed", "hf_trainer", "lightning")
 """trainers that build transformers' own class, as native does of `model: {hf: PATH}`"""
-SAME_SIZES = "native for a decoder of the same sizes (`model: PATH`)"
+SAME_SIZES = "native for a decoder with the same sizes (`model: PATH`)"
 OWN_PROGRAM = "command with your own program"
 _OWN_LOOPS = {"megatron": MEGATRON, "megatron_bridge": MEGATRON_BRIDGE, "nanotron": NANOTRON, "torchtitan": TORCHTITAN}
 

@@ -50,9 +50,9 @@ class Trainer(ABC):
     summary: ClassVar[str]
     """one line: what it starts, and what it writes"""
     checked_against: ClassVar[str] = ""
-    """the package releases that its launches were checked against; empty: no other package is involved"""
+    """the package releases that its launches were checked against; empty if no other package is involved"""
     in_python: ClassVar[str] = ""
-    """for a trainer that only a Python program can start: the line of code that starts the best config; its `build` raises `ExportError`. Empty: a
+    """for a trainer that can only be started from Python, the line of code that starts the best config (the trainer's `build` then raises `ExportError`). Empty: a
     launch starts it"""
     options: ClassVar[tuple[Option, ...]] = SHARED_OPTIONS
     """its options in addition to the config"""
@@ -96,7 +96,7 @@ class Trainer(ABC):
     reads_config_json: ClassVar[bool] = False
     """whether it builds the model from the user's config.json, if there is one"""
     families: ClassVar[frozenset[str] | None] = None
-    """values of `model_type` that it trains exactly as the config.json describes; None: any, by the shape"""
+    """values of `model_type` that it trains exactly as the config.json describes; None for any, by the shape"""
 
     rotary_scalings: ClassVar[frozenset[str]] = frozenset()
     """kinds of rotary scaling in a config.json that launches pass on, if it does not read the file itself"""

@@ -49,9 +49,9 @@ class Option:
     is_path: bool = False
     """whether it may be the path of a file or folder (or the beginning of one): a relative one that exists beside the spec is read as such"""
     reach: Reach | None = None
-    """what its value names on the machine that runs the trials; None: not declared, and a service refuses it"""
+    """what its value names on the machine that runs the trials; None if undeclared, in which case a service rejects it"""
     choices: tuple[str, ...] = ()
-    """the words that it may be; empty: any. A number is taken as it is written: YAML reads `version: 0.3` as one"""
+    """the words that it may be; empty if any word is allowed. A number is taken as it is written: YAML reads `version: 0.3` as one"""
 
     def check(self, value: Any) -> Any:
         """`value` in the option's type. Text from a command line is converted to numbers, flags, and JSON lists and mappings. Raises

@@ -173,7 +173,7 @@ def _packed(workload: Workload) -> Rule:
     return Rule(
         workload.document_len,
         "workload.document_len",
-        "packed documents need attention with document boundaries, but this model is built by its own code",
+        "packed documents need attention that respects document boundaries, and a model built by its own code may ignore them",
         0,
     )
 
@@ -279,7 +279,7 @@ def shape_limits(trainer: Trainer, workload: Workload) -> Iterator[Limit]:
     if figures is not None and model.source and not trainer.knows(figures.family):
         message = f"the trainer {trainer.name} would train a different model from this config.json; it supports {trainer.known_families}"
         remedy = (
-            f"if a plain model of the same sizes is enough, give the sizes instead of the file; otherwise use {who}"
+            f"if a plain model with the same sizes is enough, give the sizes instead of the file; otherwise use {who}"
         )
         yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
     for name, what in UNCOMMON_SHAPES.items():

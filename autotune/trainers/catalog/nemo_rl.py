@@ -54,7 +54,7 @@ from autotune.trainers.present_configuration import (
 )
 
 BASE = Option(
-    name="base", meaning="base configuration that the launch overrides, from the folder `cwd`; empty: its settings are complete",
+    name="base", meaning="base configuration that the launch overrides, from the folder `cwd`; empty if its settings are complete",
     default="examples/configs/grpo_math_1B.yaml", is_path=True, reach=Reach.FILE,
 )  # fmt: skip
 RATE = replace(LEARNING_RATE, default=5e-6)
@@ -179,7 +179,7 @@ class NemoRl(PostTrainer):
     )
 
     def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
-        """DTensor cuts no layers and shards all; Megatron shards its optimizer."""
+        """DTensor splits no layers and shards everything; Megatron shards its optimizer."""
         fsdp, stage = rl.engine == "fsdp", 3 if rl.engine == "fsdp" else 1
         none = "DTensor policies have none; Megatron policies do (rl.engine: megatron)"
         generating, per_node = int(rl_value(rl, c, "rollout_gpus")), workload.cluster.gpus_per_node
@@ -426,7 +426,7 @@ def _refuse_others(name: str, whole: Mapping[str, Any]) -> None:
     }
     if found := next((what for what, has in kinds.items() if has), None):
         raise SpecError(
-            f"{name} {found}, which autotune does not read",
+            f"{name} {found}, which autotune does not support",
             remedy="describe the step under `rl` in your own spec",
             field="FILE",
         )

@@ -410,7 +410,7 @@ def as_trl_grpo(words: Sequence[str], program: Program) -> tuple[str, ...]:
     told = {name.replace("-", "_"): value for name, value in flags_of(before).items()}
     if unread := sorted(told.keys() - LAUNCHER.keys() - OF_ONE_MACHINE):
         raise SpecError(
-            f"accelerate launch has --{', --'.join(unread)}, which autotune does not read",
+            f"accelerate launch has --{', --'.join(unread)}, which autotune does not support",
             remedy="write that into the --config_file",
             field="FILE",
         )

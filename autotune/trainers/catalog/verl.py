@@ -343,7 +343,7 @@ def _engine(keys: KeyReader) -> str:
     told = " ".join(map(str, (*named, *groups)))
     if unread := next((engine for engine in UNREAD_ENGINES if engine in told), None):
         raise SpecError(
-            f"the launch trains with verl's engine {unread}, which autotune does not read",
+            f"the launch trains with verl's {unread} engine, which autotune does not support",
             remedy="verl engines that it reads: FSDP and Megatron",
             field="FILE",
         )
@@ -382,7 +382,7 @@ def _fsdp_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
         Rule(
             c.zero_stage < 2 and c.dp * c.cp > 1,
             "zero_stage",
-            "verl's FSDP engine shards all (3) or keeps weights gathered (2)",
+            "verl's FSDP engine shards everything (zero_stage 3) or keeps the weights gathered (zero_stage 2)",
             3,
         ),
         Rule(

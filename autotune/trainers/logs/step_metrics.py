@@ -40,7 +40,7 @@ class StepMetrics:
     resolution_s: float = 0.0
     """unit of the last printed digit of the time; 0 if unknown"""
     counts: str = field(default="", compare=False)
-    """what its line, bar or number counts, if the format shows it: steps or micro-batches; empty: unknown"""
+    """what its line, bar or number counts, if the format shows it: steps or micro-batches; empty if unknown"""
 
     def time_of(self, *, tokens_per_step: int, sequences_per_step: int, num_ranks: int) -> float | None:
         """Seconds of the step, from the time itself or a rate; None without either."""
@@ -67,7 +67,7 @@ class LineTest:
     may_tell: Callable[[str], bool]
     """decided by the line alone"""
     marks: tuple[str, ...] = ()
-    """every relevant line contains one of these, so that floods of other lines are recognized immediately; empty: unknown"""
+    """every relevant line contains one of these, so that floods of other lines are recognized immediately; empty if unknown"""
 
 
 def clean(line: str) -> str:

@@ -89,7 +89,7 @@ def read(present: PresentConfiguration) -> Reading:
         keys.drop("model.model_config.attention_bias")
     if found and keys.find("model.model_config.moe_config"):
         keys.remarks.append(
-            f"{name}: its experts (model_config.moe_config) are not read: plans use a dense model of these sizes"
+            f"{name}: its experts (model_config.moe_config) are ignored, and plans use a dense model with these sizes"
         )
     optimizer = keys.word("optimizer.optimizer_factory.name", {"adamW": "adamw", "sgd": "sgd"}) or ""
     options: dict[str, Any] = {

@@ -25,7 +25,7 @@ class JobShape:
     ranks_per_node: int
     """>= 1, the same on all nodes"""
     gpus_per_node: int
-    """one per rank; 0: ranks on CPUs"""
+    """one per rank; 0 if ranks run on CPUs"""
 
 
 class Scheduler(ABC):

@@ -239,7 +239,7 @@ def test_what_torchrun_prints_of_a_failure_is_neither_a_pattern_nor_a_variable_t
     failure = failed(FailureKind.ERROR, message, log_tail=(banner, trailer))
     found = check(PlayedLog(log(banner, trailer), failure))
     assert not found.proposal
-    assert "choose one of the node's network interfaces" in verdict_of(found).remedy
+    assert "to one of the node's network interfaces" in verdict_of(found).remedy
     other = check(PlayedLog(log(banner, trailer), failed(FailureKind.ERROR, "it crashed", log_tail=(banner, trailer))))
     assert verdict_of(other).remedy == "see the last lines of its log"
     missing = failed(FailureKind.ERROR, "rank 0 raised KeyError: 'WANDB_PROJECT'", log_tail=(banner,))

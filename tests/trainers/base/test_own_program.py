@@ -84,7 +84,7 @@ def test_a_folder_that_is_named_is_relative_to_the_spec(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_program_and_a_relative_one_without_a_spec_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="no program is given"):
+    with pytest.raises(SpecError, match="no program is set"):
         launched(tmp_path, kind="deepspeed", cwd=".")
     study = study_of(tmp_path, kind="deepspeed", script="train.py")
     options = {**study.trainer_options, "cwd": "code"}

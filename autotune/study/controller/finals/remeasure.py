@@ -42,13 +42,13 @@ def why_measure_default(index: TrialIndex, *, at_end: bool = False) -> str:
     if not last.status.is_terminal:
         return ""
     if last.number in index.levels.odd and len(in_a_row) < MOST_IN_A_ROW and not since:
-        return "the baseline again: its last run differs from earlier ones by more than the noise between runs"
+        return "re-measuring the baseline: its last run differs from earlier ones by more than the noise between runs"
     measured = [t for t in since if t.is_measured]
     if by := _surprise(measured, index, at_end=at_end):
         trials = f"the last {len(by)} trials were all" if len(by) > 1 else "one of the last trials was"
-        return f"the baseline again: {trials} {_apart(by)} than predicted"
+        return f"re-measuring the baseline: {trials} {_apart(by)} than predicted"
     if not at_end and math.fsum(map(seconds_of, measured)) * SHARE >= index.baseline_s > 0:
-        return f"the baseline again: {len(since)} trials ended since its last measurement"
+        return f"re-measuring the baseline: {len(since)} trials have ended since its last run"
     return ""
 
 

@@ -48,7 +48,7 @@ class ProgramTrial:
         self._waiting: list[LoggedStep] = []
         """steps of the log that do not count yet, because a probe may come"""
         self._counts: str = ""
-        """whose steps count: probe or log; empty: not decided"""
+        """whose steps count: probe or log; empty if undecided"""
         self._measured_s: float | None = None
         ranks_per_node = request.config.world_size // len(readers)
         self._causes = [CauseReader(first_rank=node * ranks_per_node) for node in range(len(readers))]
