@@ -74,7 +74,7 @@ class ReviewedLaunch(ToolAnswer):
     text: str
     """the review in words"""
     fits: bool | None
-    """whether it is expected to fit; None while something is missing"""
+    """whether it is expected to fit; None while something is missing, or if `text` says that it may or may not fit"""
     missing: list[str]
     """what was not found, and how to provide it"""
     edits: list[dict[str, Any]]

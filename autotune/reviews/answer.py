@@ -216,6 +216,8 @@ class Review:
     """what makes it fit where it may not and no edit surely does; it may cost speed"""
     is_upper_bound: bool = False
     """whether the launch may need less memory than is predicted"""
+    is_lower_bound: bool = False
+    """whether the launch needs more memory than is predicted"""
     warnings: tuple[Danger, ...] = ()
     """what is wrong or dangerous, the worst first"""
     lines: tuple[LineEdit, ...] = ()
@@ -231,11 +233,12 @@ class Review:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it is expected to fit into memory; None where that is not known, as when it would not fit but for what lowers its memory by an unknown part."""
+        """Whether it is expected to fit into memory; None if that is unknown, as when the launch needs more, or less, than is predicted by an unknown amount."""
         if self.estimate is None:
             return None
         fits = float(self.estimate.oom_probability) <= FITS
-        return None if self.is_upper_bound and not fits else fits
+        is_unknown = self.is_lower_bound and self.observed is None if fits else self.is_upper_bound
+        return None if is_unknown else fits
 
     @property
     def checkpoints(self) -> CheckpointPolicy | None:

@@ -37,12 +37,14 @@ def dangers_of(
     predicted: Estimate | None = None,
     *,
     is_upper_bound: bool = False,
+    is_lower_bound: bool = False,
 ) -> Iterator[Danger]:
-    """What there is to warn of, the worst first. `is_upper_bound`: whether the launch saves memory in a way that is not in the prediction."""
+    """What there is to warn of, the worst first. `is_upper_bound`: whether the launch saves memory in a way that is not in the prediction;
+    `is_lower_bound`: whether it needs memory that is not there."""
     if workload is not None and config is not None and predicted is not None:
         if not is_upper_bound and (words := _without_sharding(workload, config, predicted)) is not None:
             yield Danger(text=words)
-        yield from _of_the_config(texts, workload, config, predicted)
+        yield from _of_the_config(texts, workload, config, predicted, is_lower_bound)
     for name, text in texts.items():
         yield from _of_flags(name, text, workload)
         if name.endswith(".py"):
@@ -51,10 +53,10 @@ def dangers_of(
 
 
 def _of_the_config(
-    texts: Mapping[str, str], workload: Workload, config: ParallelConfig, predicted: Estimate
+    texts: Mapping[str, str], workload: Workload, config: ParallelConfig, predicted: Estimate, is_lower_bound: bool
 ) -> Iterator[Danger]:
     used = float(predicted.peak_memory_bytes) / workload.cluster.gpu.memory_bytes
-    if config.recompute != "none" and used < 1.0 - FREE:
+    if config.recompute != "none" and used < 1.0 - FREE and not is_lower_bound:
         yield _at(
             texts,
             r"gradient_checkpoint|activation_checkpoint|checkpoint_activation|activation_checkpointing|recompute",

@@ -16,9 +16,15 @@ from autotune.onboarding.configuration_files import MAY_SHARD, UNREAD
 from autotune.onboarding.draft import named_cluster
 from autotune.onboarding.imported_spec import NOT_VALID
 from autotune.onboarding.present_post_training import LENGTHS, SPEED, answered_by_log, at_the_longest
-from autotune.onboarding.script.adapters import ALL_TRAINED, NOT_COUNTED
-from autotune.onboarding.script.draft import ASSUMED_WEIGHTS, NOT_PREDICTED
-from autotune.onboarding.settings.draft import EIGHT_BITS
+from autotune.onboarding.script.adapters import (
+    ALL_TRAINED,
+    ASSUMED_TARGETS,
+    NEEDS_LESS,
+    NEEDS_MORE,
+    NOT_COUNTED,
+    NOT_PREDICTED,
+)
+from autotune.onboarding.script.draft import ASSUMED_WEIGHTS
 from autotune.results.calibrations import program_of, stored_calibration
 from autotune.reviews.answer import Edit, LineEdit, Missing, Observed, Review
 from autotune.reviews.dangers import code_lines, dangers_of
@@ -79,6 +85,7 @@ _LOOPS = {
     "torchtitan": "torchtitan",
 }
 """training loops as people call them"""
+_NEEDS_ROOM = "try it first: the launch needs more memory than is predicted"
 _ASSUMED = ("taken as", "assumed", "if it does not")
 
 
@@ -169,7 +176,9 @@ def _review(
     assumed = (*bounds, *(each for each in _remarks(found) if ONLY_THE_SHELL not in each))
     assumed += tuple(dict.fromkeys(c for c in found.comments if _is_assumed(c)))
     assumed += tuple(
-        note for note in found.notes if note.startswith((NOT_PREDICTED, NOT_COUNTED, ASSUMED_WEIGHTS, UNREAD))
+        note
+        for note in found.notes
+        if note.startswith((NOT_PREDICTED, NOT_COUNTED, ASSUMED_WEIGHTS, ASSUMED_TARGETS, UNREAD))
     )
     shape = document.get("model")
     if isinstance(shape, dict) and any(VOCABULARY in comment for comment in found.comments):
@@ -186,10 +195,11 @@ def _review(
         assumed += (f"the cost model ignores the memory saved by {', '.join(unmodelled)}, so the launch may need less",)
     other_ranks = _other_ranks(found, document, said)
     is_upper_bound = bool(unmodelled or bounds) or any(
-        (note.startswith(NOT_COUNTED) and (ALL_TRAINED in note or EIGHT_BITS in note))
+        (note.startswith(NOT_COUNTED) and (ALL_TRAINED in note or NEEDS_LESS in note))
         or (note.startswith(UNREAD) and note.endswith(MAY_SHARD))
         for note in found.notes
     )
+    is_lower_bound = any(note.startswith(NOT_PREDICTED) or NEEDS_MORE in note for note in found.notes)
     if missing:
         return Review(
             target=found.name,
@@ -225,6 +235,8 @@ def _review(
     if space is not None:
         proposed = proposal(space, config, constants, measured_s, Launchable.of(study))
     edits = tuple(_located(found, study, config, edit) for edit in proposed.edits)
+    if is_lower_bound:
+        edits = tuple(replace(edit, remark=_NEEDS_ROOM) if edit.memory_bytes > 0 else edit for edit in edits)
     lines, unplaced = _lines(found, study, config, proposed.together.config) if proposed.together else ((), ())
     return Review(
         target=found.name,
@@ -238,6 +250,7 @@ def _review(
         edits=edits,
         together=proposed.together,
         is_upper_bound=is_upper_bound,
+        is_lower_bound=is_lower_bound,
         best_gain=proposed.best_gain,
         trials=tuple(_located(found, study, config, edit) for edit in proposed.trials),
         if_out_of_memory=_located(found, study, config, proposed.if_out_of_memory)
@@ -245,7 +258,16 @@ def _review(
         else None,
         lines=lines,
         unplaced=unplaced,
-        warnings=tuple(dangers_of(found.texts, study.workload, config, predicted, is_upper_bound=is_upper_bound)),
+        warnings=tuple(
+            dangers_of(
+                found.texts,
+                study.workload,
+                config,
+                predicted,
+                is_upper_bound=is_upper_bound,
+                is_lower_bound=is_lower_bound,
+            )
+        ),
         texts=found.texts,
         spec=_spec(found, said),
     )

@@ -122,10 +122,17 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
     word = "fits" if risk < low_risk else "does not fit" if risk > high_risk else "at the memory limit"
     if review.is_upper_bound and risk > 0.4:
         word = "may not fit"
+    if review.is_lower_bound and risk <= high_risk:
+        word, memory = "may fit", f"at least {memory}"
     limit = format_bytes(gpu.memory_bytes)
     if review.observed is None:
         most = "up to " if review.is_upper_bound and risk >= 0.005 else ""
-        yield f"{word}: {memory} of {limit}, {most}{risk:.0%} risk of running out of memory"
+        at_risk = (
+            "and the launch needs more than is predicted"
+            if review.is_lower_bound
+            else f"{most}{risk:.0%} risk of running out of memory"
+        )
+        yield f"{word}: {memory} of {limit}, {at_risk}"
     else:
         excess = ", too high for this program" if float(estimate.peak_memory_low_bytes) > gpu.memory_bytes else ""
         yield f"fits, because it ran; predicted{excess}: {memory} of {limit}"

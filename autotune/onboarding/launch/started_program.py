@@ -163,7 +163,8 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
         script = read_script(Path(file).name, text, file=cwd / file, base=cwd)
     if script.parser == "configurator":
         script = replace(script, options=tuple(_with_files(script.options, started.words, cwd)))
-    if not script.is_read and (of_library := _of_library(started)) is not None:
+    is_parsed = MICRO_BATCH in {option.name for option in script.options}
+    if not is_parsed and (of_library := _of_library(started)) is not None:
         script = replace(of_library, started=script.started)
     elif not script.parser and MICRO_BATCH in {argument.name for argument in started.arguments}:
         is_trainers = _is_trainers(started)

@@ -1,9 +1,10 @@
 """Adapters, frozen weights, the optimizer and what else of the workload the options of a program set, where its text does not.
 
-    use_peft, use_lora, q_lora          whether there are adapters (trl: use_peft, FastChat: q_lora)
-    lora_r, lora_rank, lora_dim, r      their rank (trl: lora_r, DeepSpeed-Chat: lora_dim)
+    use_peft, use_lora, q_lora          whether there are adapters (trl: use_peft, FastChat: q_lora, LLaVA: lora_enable)
+    lora_r, lora_rank, lora_dim, r      their rank (trl: lora_r, DeepSpeed-Chat: lora_dim, InternVL: use_llm_lora)
     lora_target_modules                 which matrices have them
-    load_in_4bit, q_lora                whether the other weights have 4 bits
+    load_in_4bit, q_lora, bits 4        whether the other weights have 4 bits
+    modules_to_save                     which matrices are trained beside them
     tuner_type, target_modules, ...     the same in ms-swift
     torch_dtype, dtype                  in which type a program of transformers loads the weights
     optim                               transformers' optimizer
@@ -15,23 +16,46 @@ A rank that is given, and no switch that is off, means adapters; so does a decla
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from autotune.onboarding.script.library_options import GROUPED
 from autotune.onboarding.script.reading import Script
 from autotune.spec.texts.usual_names import optimizer_named
 
 NOT_COUNTED = "not modelled: "
 """how notes begin that say what a plan takes otherwise than it is"""
+NOT_PREDICTED = "a step is predicted without "
+"""how notes begin that say what a plan of a plain training does not have"""
 ALL_TRAINED = "planned as if every weight were trained"
 """how notes end of what trains a part of the weights"""
-_SWITCHES = ("use_peft", "use_lora", "lora")
+ASSUMED_TARGETS = "adapters are planned on attention alone"
+NEEDS_LESS = "the launch needs less"
+"""how notes end of what makes a launch smaller than its plan"""
+NEEDS_MORE = "the launch needs more"
+"""the same of what makes it larger"""
+EIGHT_BITS = f"8-bit weights, planned as 16-bit: {NEEDS_LESS}; plans support 4 bits, as in qlora"
+_SWITCHES = ("use_peft", "use_lora", "lora", "lora_enable")
 _METHODS = ("tuner_type", "train_type", "sft_type")
 """by which ms-swift 4, 3 and 2 say what is trained"""
-_RANKS = ("lora_r", "lora_rank", "lora_dim")
-_TARGETS = ("lora_target_modules", "lora_target", "lora_modules", "lora_module_name", "target_modules")
+_RANKS = ("lora_r", "lora_rank", "lora_dim", "use_llm_lora")
+_TARGETS = ("lora_target_modules", "lora_target", "lora_modules", "lora_module_name", "target_modules", "trainable")
 _QLORA = ("q_lora", "qlora", "use_qlora")
 _QUANTIZED = (*_QLORA, "load_in_4bit", "use_4bit")
+_BITS = ("bits", "quant_bits", "quantization_bit", "load_in_kbits")
+_OF_ATTENTION = re.compile(
+    r"([qkvo]|qkv|out|[qkv][ab]|kv_[ab]|q_[ab])_?proj\w*|c_attn|query|key|value|query_key_value|dense|wqkv|w[qkvo]|W_pack|"
+    r"(self_)?att(e)?n(tion)?|linear_(qkv|proj)"
+)
+"""what the matrices of attention are called by models"""
+_OF_FEED_FORWARD = re.compile(
+    r"all(_?linear)?|(gate|up|down|gate_up|c)_proj|c_fc|fc_?\d|w[123]|mlp|ffn|feed_forward|layers|dense_h_to_4h|dense_4h_to_h|linear_fc\d"
+)
+"""the same of those beside it; GPT-2's and Qwen's `c_proj` are in both"""
+_IGNORED = {"use_dora": "planned as plain LoRA", "lisa_activated_layers": f"{ALL_TRAINED}: {NEEDS_LESS}"}
+"""how options are planned that no plan has"""
+_OTHER_LOSS = ("seq_cls", "embedding", "reranker", "generative_reranker")
+"""values of ms-swift's `task_type` whose models have no output projection, or a loss of their own"""
 _PEFT_RANK = {"use_peft": 16}
 """the default of trl's `ModelConfig`; that of PEFT is 8"""
 _FROZEN = re.compile(r"freeze_\w+|\w+_freeze")
@@ -51,13 +75,23 @@ def peft_of(script: Script) -> Mapping[str, Any]:
     if is_off or not (is_on or rank):
         return {}
     usual = next((default for name, default in _PEFT_RANK.items() if name in said), 8)
-    is_quantized = said.get("quant_bits") == 4 or any(said.get(name) not in _OFF for name in _QUANTIZED)
+    is_quantized = 4 in _bits(said) or any(said.get(name) not in _OFF for name in _QUANTIZED)
     return {
         "method": "qlora" if is_quantized else "lora",
         "rank": rank or usual,
-        "targets": "all" if _is_everywhere(script) else "attention",
+        "targets": targets_of(_modules(script))
+        or ("all" if _modules(script) or script.computes_targets else "attention"),
         "library": "" if "lora_dim" in ranks else "peft",
     }
+
+
+def targets_of(modules: Iterable[str]) -> str:
+    """`attention` or `all` for the matrices that have adapters; empty where there are none, or one of them is not known."""
+    names = list(modules)
+    if names and all(_OF_ATTENTION.fullmatch(name) for name in names):
+        return "attention"
+    is_known = all(_OF_ATTENTION.fullmatch(name) or _OF_FEED_FORWARD.fullmatch(name) for name in names)
+    return "all" if names and is_known else ""
 
 
 def loaded_in(script: Script) -> str:
@@ -87,13 +121,45 @@ def frozen(script: Script) -> Iterator[str]:
     said, given = _said(script), _given(script)
     if (optimizer := optimizer_of(script)) and optimizer_named(optimizer) is None:
         yield of_unknown_optimizer(optimizer)
+    yield from _of_adapters(script)
     off = [name for name in given if _FROZEN.fullmatch(name.lower()) and said[name] not in _OFF]
-    if off:
+    if off and not peft_of(script):
         yield f"{NOT_COUNTED}{_named(given, off)}, {ALL_TRAINED}"
     if (method := _method(said)) not in ("", "lora", "full"):
         yield f"{NOT_COUNTED}{method} ({', '.join(name for name in _METHODS if name in said)}), {ALL_TRAINED}"
     if more := second_models(script):
         yield f"{NOT_COUNTED}a model of several parts ({_named(given, more)}), planned as one decoder"
+
+
+def _of_adapters(script: Script) -> Iterator[str]:
+    """What is planned otherwise than the options of adapters, of quantization and of the task say."""
+    said, peft = _said(script), peft_of(script)
+    modules = _modules(script)
+    if peft and modules and not targets_of(modules):
+        unknown = [name for name in modules if not targets_of([name])]
+        yield f"{NOT_COUNTED}adapters on {', '.join(unknown)}, planned on all matrices of the layers"
+    elif peft and script.computes_targets and not modules:
+        yield f"{NOT_COUNTED}which matrices {script.name} computes for its adapters, planned on all of the layers"
+    elif peft and not modules and peft["library"] and "use_peft" not in said:
+        yield f"{ASSUMED_TARGETS}: no option names the matrices, and this is PEFT's default"
+    if peft and (saved := _words_of(script, ("modules_to_save",))):
+        yield f"{NOT_COUNTED}{', '.join(saved)} (modules_to_save), planned as frozen, but trained: {NEEDS_MORE}"
+    if 8 in _bits(said) or said.get("load_in_8bit") not in _OFF:
+        yield f"{NOT_COUNTED}{EIGHT_BITS}"
+    for name, how in _IGNORED.items():
+        if said.get(name) not in _OFF:
+            yield f"{NOT_COUNTED}{name}, {how}"
+    if (task := said.get("task_type")) in _OTHER_LOSS:
+        yield f"{NOT_COUNTED}task_type={task}, planned with a loss over the vocabulary: {NEEDS_LESS}"
+    groups = [name for name in GROUPED if isinstance(said.get(name), int) and said[name] > 0]
+    if groups or task in ("embedding", "reranker", "generative_reranker"):
+        how = ", ".join(f"{name}={said[name]}" for name in groups) or f"task_type={task}"
+        yield f"{NOT_PREDICTED}the other sequences of each sample ({how})"
+
+
+def _bits(said: Mapping[str, Any]) -> set[Any]:
+    """The numbers of bits in which options load the weights."""
+    return {said[name] for name in _BITS if name in said}
 
 
 def second_models(script: Script) -> list[str]:
@@ -127,9 +193,15 @@ def _said(script: Script) -> dict[str, Any]:
     return values
 
 
-def _is_everywhere(script: Script) -> bool:
-    """Whether adapters are in the feed-forward layers, too; PEFT's default is attention alone."""
+def _modules(script: Script) -> list[str]:
+    """Names of the matrices that have adapters, by the options or the text; none where neither says them."""
+    return _words_of(script, _TARGETS) or list(script.targets)
+
+
+def _words_of(script: Script, names: tuple[str, ...]) -> list[str]:
+    """The names in the values of the first of these options that has any, as the command or else its declaration has it."""
     arguments = script.started.arguments if script.started else ()
-    words = [word for each in arguments if each.name in _TARGETS for word in each.values]
-    words = words or [str(option.present) for option in script.options if option.name in _TARGETS]
-    return bool(re.search(r"all|gate|up_proj|down|fc|mlp|layers", " ".join(words)))
+    values = [word for each in arguments if each.name in names for word in each.values]
+    values = values or [str(option.present) for option in script.options if option.name in names and option.present]
+    paths = re.findall(r"[A-Za-z][\w.]*", " ".join(values).replace("-", "_"))
+    return [path.rstrip(".").rpartition(".")[2] for path in paths]

@@ -21,6 +21,7 @@ from autotune.onboarding.configuration_files import unread_files
 from autotune.onboarding.draft import Draft, Entry, Place, file_name, named_cluster
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.script.adapters import (
+    NOT_PREDICTED,
     frozen,
     is_unfused,
     loaded_in,
@@ -65,7 +66,8 @@ def training_of(found: OptionMatches) -> dict[str, Any]:
         if target in found.used:
             option, _ = found.used[target]
             value = option.present if option.is_in_file else option.given
-            training[target] = value if isinstance(value, int) and not isinstance(value, bool) else None
+            is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0  # -1 stands for no limit
+            training[target] = value if is_number else None
     for word in trial_words(found):
         mine = own(word.lstrip("-+").partition("=")[0].replace("-", "_"))
         if mine != word:
@@ -530,8 +532,7 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
         )
 
 
-NOT_PREDICTED = "a step is predicted without "
-ASSUMED_WEIGHTS = "weights are planned as fp32"
+ASSUMED_WEIGHTS = "weights are planned as "
 
 
 def _what_is_beyond(script: Script) -> Iterator[str]:
@@ -547,6 +548,9 @@ def _what_is_beyond(script: Script) -> Iterator[str]:
 def _what_weights(script: Script) -> Iterator[str]:
     """What is assumed of the type in which a program of transformers keeps the weights that it trains."""
     loaded = loaded_in(script)
+    if any(option.name == "torch_dtype" and option.given is None and option.default for option in script.options):
+        yield f"{ASSUMED_WEIGHTS}{loaded}, the type of most checkpoints: {script.name} trains in the checkpoint's own unless torch_dtype is given"
+        return
     if loaded == "auto":
         why = "dtype is auto"
     elif script.untyped and not loaded:
@@ -555,7 +559,7 @@ def _what_weights(script: Script) -> Iterator[str]:
         why = f"{script.name} was not found"
     else:
         return
-    yield f"{ASSUMED_WEIGHTS} ({why}): transformers 5 takes the checkpoint's own type by default, often bf16, which needs about half the memory; if so, set workload.pure_bf16: true, or give the type in the launch (dtype)"
+    yield f"{ASSUMED_WEIGHTS}fp32 ({why}): transformers 5 takes the checkpoint's own type by default, often bf16, which needs about half the memory; if so, set workload.pure_bf16: true, or give the type in the launch (dtype)"
 
 
 def _what_is_off(found: OptionMatches, source: Path, ranks: RanksToday) -> Iterator[str]:

@@ -46,6 +46,7 @@ _SWIFT_ARGUMENTS: tuple[tuple[str, str, Any], ...] = (
     ("tuner_type", "text", "lora"),
     ("lora_rank", "int", 8),
     ("target_modules", "text", "all-linear"),
+    ("torch_dtype", "text", "bfloat16"),
     ("packing", "flag", False),
     ("max_steps", "int", -1),
     ("seed", "int", 42),
@@ -56,13 +57,15 @@ PROGRAMS: dict[str, tuple[str, tuple[tuple[str, str, Any], ...]]] = {
     "trl/scripts/dpo.py": ("DPOConfig", (*dict(TRAINER_ARGUMENTS)["DPOConfig"], *_TRL_MODEL)),
     **dict.fromkeys(("swift/cli/sft.py", "swift/cli/pt.py"), ("TrainArguments", _SWIFT_ARGUMENTS)),
 }
-"""(class, options) of programs of libraries, which are known where their text is not there. Of ms-swift 4 what needs no model or GPU to be known"""
+"""(class, options) of programs of libraries, which are known whether their text is there or not: it may declare none of them. Of ms-swift 4 what needs no model or GPU to be known, and the type of most checkpoints, in which it trains unless it is told"""
 BEYOND = {
     "GRPOConfig": "generation, rewards and a reference model",
     "DPOConfig": "the reference model, and that each pair is two sequences",
 }
 """what else a step of these classes does, which plans of a plain training do not have"""
 _PAIR = "the other sequence of each pair"
+GROUPED = ("train_group_size", "train_n_passages", "num_hard_negatives", "num_negatives", "infonce_hard_negatives")
+"""options of programs that train on several sequences of each sample, as for embeddings and rerankers"""
 BEYOND_BY_METHOD = {
     **dict.fromkeys(("ppo", "grpo", "rloo", "gspo", "online_dpo"), "generation, rewards and a reference model"),
     **dict.fromkeys(("dpo", "ipo", "xpo", "bco", "gdpo"), f"the reference model and {_PAIR}"),

@@ -270,7 +270,7 @@ def _fields(
             metadata = literal_or_none(given.get("metadata"))
             if isinstance(metadata, dict):
                 help_text, offered = str(metadata.get("help", "")), tuple(metadata.get("choices") or ())
-            value = given.get("default")
+            value = given.get("default", _made_by(given.get("default_factory")))
         default = literal_or_none(value)
         kind = next((k for word, k in _KINDS.items() if word in ast.unparse(node.annotation)), kind_of(default))
         option = option_of(f"{prefix}{node.target.id}", kind, default, style=style)
@@ -284,6 +284,11 @@ def _fields(
             computed=condition_of(value),
             names=(f"--{prefix}{node.target.id}", *aliases) if aliases else (),
         )
+
+
+def _made_by(factory: ast.expr | None) -> ast.expr | None:
+    """What `lambda: [...]` gives."""
+    return factory.body if isinstance(factory, ast.Lambda) else None
 
 
 def _aliases(node: ast.AST) -> Iterator[str]:

@@ -149,6 +149,10 @@ class Script:
     """the line that loads a model without saying the type of its weights"""
     loaded: tuple[str, int] | None = None
     """(name, line) of the model that it loads, if its text names a single one and trains all its weights"""
+    targets: tuple[str, ...] = ()
+    """the matrices that its text gives adapters (`LoraConfig(target_modules=[...])`)"""
+    computes_targets: bool = False
+    """whether its text computes them"""
     unread: str = ""
     """arguments of a trainer in its text that are not understood beside its options, and their line"""
 
@@ -222,8 +226,27 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         beyond=next((name for name in BEYOND if re.search(rf"\b{name}\b", text)), ""),
         untyped=loaded_without_dtype(tree),
         loaded=loaded_model(tree),
+        targets=_targets(whole),
+        computes_targets=_computes_targets(whole),
         unread=unread,
     )
+
+
+def _given_targets(tree: ast.Module) -> Iterator[ast.expr]:
+    """`target_modules` of each LoraConfig."""
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call) and called_name(node) == "LoraConfig"):
+        if (given := keywords_of(call).get("target_modules")) is not None:
+            yield given
+
+
+def _targets(tree: ast.Module) -> tuple[str, ...]:
+    found = [literal_or_none(given) for given in _given_targets(tree)]
+    names = [each] if len(found) == 1 and isinstance(each := found[0], str) else found[0] if len(found) == 1 else ()
+    return tuple(str(name) for name in names or ())
+
+
+def _computes_targets(tree: ast.Module) -> bool:
+    return any(isinstance(given, ast.Call | ast.Name | ast.ListComp) for given in _given_targets(tree))
 
 
 def _parser_of(modules: Sequence[tuple[str, ast.Module]]) -> tuple[str, tuple[ScriptOption, ...]]:

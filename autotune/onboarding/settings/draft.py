@@ -14,9 +14,14 @@ from autotune.onboarding.configuration_files import ON, is_pure_bf16, precision_
 from autotune.onboarding.draft import Draft, Entry, Item, Place, file_name
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.launch.launch_script import Argument
-from autotune.onboarding.script.adapters import ALL_TRAINED, NOT_COUNTED, of_unknown_optimizer
+from autotune.onboarding.script.adapters import (
+    ALL_TRAINED,
+    EIGHT_BITS,
+    NOT_COUNTED,
+    NOT_PREDICTED,
+    of_unknown_optimizer,
+)
 from autotune.onboarding.script.argv import written
-from autotune.onboarding.script.draft import NOT_PREDICTED
 from autotune.onboarding.script.library_options import BEYOND_BY_METHOD
 from autotune.onboarding.settings.program import SettingsProgram
 from autotune.spec.texts.usual_names import optimizer_named
@@ -25,7 +30,6 @@ from autotune.trainers.documents.placeholders import braced
 STAND_IN_MODEL = "nano-llama"
 _PARTLY_TRAINED = ("lisa_n_layers", "unfrozen_parameters")
 """settings of axolotl by which some weights are trained at a time, or at all"""
-EIGHT_BITS = "8-bit weights, planned as 16-bit"
 
 
 @final
@@ -190,7 +194,7 @@ def _notes(told: Settings) -> Iterator[str]:
         if document.get(key):
             yield f"{NOT_COUNTED}{key}, {ALL_TRAINED}"
     if document.get("load_in_8bit") in ON or document.get("quantization_bit") == 8:
-        yield f"{NOT_COUNTED}{EIGHT_BITS}; plans support 4 bits, as in qlora"
+        yield f"{NOT_COUNTED}{EIGHT_BITS}"
 
 
 def _is_pure(program: SettingsProgram, document: Mapping[str, Any], loop: str) -> bool:

@@ -331,7 +331,9 @@ class ReviewAnswer(Answer):
     missing: list[Plain] = Field(
         description="what was not found, and how to provide it; until then nothing is predicted"
     )
-    fits: bool | None
+    fits: bool | None = Field(
+        description="whether it is expected to fit. null while something is missing, and if the launch needs more, or less, memory than is predicted by an unknown amount"
+    )
     estimate: Plain | None
     observed: Plain | None
     earlier: Plain | None = Field(description="measurement of the nearest config: an observed run or a trial")

@@ -298,7 +298,7 @@ def _assign(variables: dict[str, str], name: str, appends: str, value: str) -> N
         if is_json:  # its quotes and spaces part no words
             value = re.sub(r"\s", _SPACE, value.replace('"', '\\"'))
     value = re.sub(
-        rf"\$(?:{name}\b|\{{{name}(?:\[[@*]\])?{_DEFAULT}\}})", lambda found: before or found[1] or "", value
+        rf"\$(?:{name}\b|\{{{name}(?:\[[@*]\])?{_DEFAULT}\}})", lambda found: before or _default(found[1]), value
     )
     value = _ARITHMETIC.sub(
         lambda found: _computed(_filled(found[1], variables, {}), variables) or found[0], value
@@ -357,13 +357,18 @@ def _with_variables(text: str, variables: dict[str, str], unset: dict[str, None]
         if name not in variables and default is None:
             unset[name] = None
             return found[0]  # it stays as it is written, where a reader of the spec sees it
-        return variables.get(name, "") or default or ""
+        return variables.get(name, "") or _default(default)
 
     for _ in range(_DEPTH):
         before, text = text, _REFERENCE.sub(value, text)
         if text == before or len(text) > _LONGEST:
             break
     return text
+
+
+def _default(written: str | None) -> str:
+    """The text of a default; an empty one in quotes is no word where the variable stands without quotes."""
+    return "" if written in (None, "''", '""') else written or ""
 
 
 def _computed(expression: str, variables: dict[str, str]) -> str:
