@@ -1,4 +1,4 @@
-"""Errors as HTTP responses of one shape, {error: {kind, message, field, remedy}}, and the HTTP status of each error.
+"""Errors as HTTP responses: below /api of one shape, {error: {kind, message, field, remedy}}, elsewhere as pages. The HTTP status of each error.
 
 Mistakes in the text of a spec also have `problems`: all that were found, with lines and columns (`AutotuneError.document`).
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import logging
 from typing import Any
+from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from autotune.errors import (
     AutotuneError,
@@ -99,10 +100,15 @@ def error_response(
     return StrictJSONResponse(body, status_code=status, headers=headers)
 
 
-def of_refusal(request: Request, error: Exception) -> JSONResponse:
-    """Handler of `RefusalError`."""
+def of_refusal(request: Request, error: Exception) -> Response:
+    """Handler of `RefusalError`. Visitors of pages without a token are led to the login."""
     assert isinstance(error, RefusalError)
-    return error.response()
+    if _is_api(request):
+        return error.response()
+    if error.status == 401:
+        back = request.url.path if request.method == "GET" else "/studies"
+        return RedirectResponse(f"/login?next={quote(back)}", status_code=303)
+    return _page(request, error.status, error)
 
 
 def status_of(error: AutotuneError) -> int:
@@ -110,32 +116,39 @@ def status_of(error: AutotuneError) -> int:
     return next(status for kind, status in STATUS if isinstance(error, kind))
 
 
-def of_autotune(request: Request, error: Exception) -> JSONResponse:
+def of_autotune(request: Request, error: Exception) -> Response:
     """Handler of `AutotuneError`."""
     assert isinstance(error, AutotuneError)
     status = status_of(error)
+    if not _is_api(request):
+        return _page(request, status, error)
     headers = {"Retry-After": "5"} if status == 503 else None
     if isinstance(error, StoreError):
         log.error("%s", error)
     return StrictJSONResponse({"error": error.document()}, status_code=status, headers=headers)
 
 
-def _is_browser(request: Request) -> bool:
-    """Whether somebody looks at a page: programs ask below /api, or do not ask for HTML."""
-    return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
+def _is_api(request: Request) -> bool:
+    """Whether a program asks; at the other addresses there are pages."""
+    return request.url.path.startswith("/api/")
+
+
+def _page(request: Request, status: int, error: Exception) -> Response:
+    """The page that shows an error, with the links that its caller may follow."""
+    from autotune.service.pages.rendering import render
+
+    return render("error.html", status=status, error=error, caller=getattr(request.state, "caller", None))
 
 
 def of_http(request: Request, error: Exception) -> Response:
     """Handler of the framework's errors: no such address, no such method."""
     assert isinstance(error, HTTPException)
     kind, message = _WORDS.get(error.status_code, ("http", str(error.detail)))
-    if error.status_code == 404 and _is_browser(request):
-        from autotune.service.pages.rendering import render
-
+    if error.status_code == 404 and "text/html" in request.headers.get("accept", "") and not _is_api(request):
         missing = AutotuneError(
             f"there is no page at {request.url.path[:200]}", remedy="begin with the list of studies"
         )
-        return render("error.html", status=404, error=missing)
+        return _page(request, 404, missing)
     remedy = "/openapi.json lists all addresses" if error.status_code in (404, 405) else ""
     return error_response(error.status_code, kind, message, remedy=remedy, headers=dict(error.headers or {}))
 

@@ -11,8 +11,9 @@ from starlette.responses import Response
 from autotune.errors import SpecError
 from autotune.results.best_known import best_known
 from autotune.results.question import Asked
+from autotune.service.http.service_state import TheService
 from autotune.service.pages.rendering import render
-from autotune.service.pages.visits import page, visitor
+from autotune.service.pages.visits import Visitor
 from autotune.spec.study import METRICS
 
 router = APIRouter()
@@ -31,11 +32,8 @@ MOST_DAYS = 36_500
 
 
 @router.get("/best")
-@page
-async def best(request: Request) -> Response:
+async def best(request: Request, service: TheService, caller: Visitor) -> Response:
     """The best configs across all history. Where nothing was measured, it shows the nearest known workload or the cost model's ranking, and says so."""
-
-    service, caller = await visitor(request)
     names = ("model", "cluster", "num_gpus", "trainer", "runner", "days", "metric")
     asked = {name: request.query_params.get(name, "")[:200] for name in names}
     days = _number(asked, "days")

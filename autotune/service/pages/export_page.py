@@ -15,8 +15,9 @@ from starlette.responses import Response
 
 from autotune.errors import AutotuneError
 from autotune.service.http.error_responses import status_of
+from autotune.service.http.service_state import TheService
 from autotune.service.pages.rendering import render
-from autotune.service.pages.visits import page, trial_number, visitor
+from autotune.service.pages.visits import Visitor, trial_number
 from autotune.service.routes.studies import exported
 from autotune.trainers import Launch, trainer_names, write_launch
 from autotune.trainers.schedulers import SCHEDULERS
@@ -25,12 +26,9 @@ router = APIRouter()
 
 
 @router.get("/studies/{study_id}/export")
-@page
-async def export(request: Request) -> Response:
+async def export(study_id: str, request: Request, service: TheService, caller: Visitor) -> Response:
     """The launch, or what the trainer still needs to be told."""
-
-    service, caller = await visitor(request)
-    record = await run_in_threadpool(service.store.study, request.path_params["study_id"])
+    record = await run_in_threadpool(service.store.study, study_id)
     asked = _asked(request, record.study.trainer)
     values: dict[str, Any] = {"launch": None, "error": None, "status": 200}
     try:
@@ -51,11 +49,9 @@ async def export(request: Request) -> Response:
 
 
 @router.get("/studies/{study_id}/export.zip")
-@page
-async def archive(request: Request) -> Response:
+async def archive(study_id: str, request: Request, service: TheService, caller: Visitor) -> Response:
     """The files that `autotune export -o FOLDER` writes, as an archive."""
-    service, caller = await visitor(request)
-    record = await run_in_threadpool(service.store.study, request.path_params["study_id"])
+    record = await run_in_threadpool(service.store.study, study_id)
     asked = _asked(request, record.study.trainer)
 
     def work() -> bytes:

@@ -7,9 +7,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from autotune.service.http.access import COOKIE
-from autotune.service.http.service_state import service_state_of
+from autotune.service.http.service_state import TheService
 from autotune.service.pages.rendering import render
-from autotune.service.pages.visits import form_of, page
+from autotune.service.pages.visits import form_of
 
 router = APIRouter()
 
@@ -23,10 +23,8 @@ async def login_page(request: Request) -> Response:
 
 
 @router.post("/login")
-@page
-async def login(request: Request) -> Response:
+async def login(request: Request, service: TheService) -> Response:
     """Stores a valid token in the cookie."""
-    service = service_state_of(request)
     service.gate.check_site(request)
     form = await form_of(request)
     token = await service.gate.check_token(request, form.get("token", "").strip())
@@ -42,10 +40,9 @@ async def login(request: Request) -> Response:
 
 
 @router.post("/logout")
-@page
-async def logout(request: Request) -> Response:
+async def logout(request: Request, service: TheService) -> Response:
     """Deletes the cookie."""
-    service_state_of(request).gate.check_site(request)
+    service.gate.check_site(request)
     answer = RedirectResponse("/login", status_code=303)
     answer.delete_cookie(COOKIE, path="/")
     return answer

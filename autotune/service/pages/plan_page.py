@@ -14,11 +14,10 @@ from autotune.errors import AutotuneError, SpecError
 from autotune.ports import StudyRecord
 from autotune.results.answers import result_from
 from autotune.schema.space_models import usual_space
-from autotune.service.http.service_state import service_state_of
+from autotune.service.http.service_state import TheService
 from autotune.service.http.specs import confined
 from autotune.service.pages.rendering import render
 from autotune.service.pages.submit_page import count_of, problems_of
-from autotune.service.pages.visits import page
 from autotune.spec import Study, StudyStatus, catalog
 from autotune.trainers import trainer
 
@@ -31,10 +30,8 @@ SHOWN = 10
 
 
 @router.get("/plan")
-@page
-async def plan(request: Request) -> Response:
+async def plan(request: Request, service: TheService) -> Response:
     """The form with an example, or the plan that its fields ask for."""
-    service = service_state_of(request)
     asks = any(name in request.query_params for name in ASKED)
     caller = await service.gate.admit(request, "read", changes=asks)
     asked = {name: request.query_params.get(name, "").strip()[:200] for name in ASKED} if asks else EXAMPLE

@@ -10,8 +10,9 @@ from starlette.responses import Response
 from autotune import api
 from autotune.errors import SpecError
 from autotune.report.reward_tables import cost_label
+from autotune.service.http.service_state import TheService
 from autotune.service.pages.rendering import render
-from autotune.service.pages.visits import page, visitor
+from autotune.service.pages.visits import Visitor
 from autotune.spec.study import METRICS
 
 router = APIRouter()
@@ -21,15 +22,13 @@ SHOWN = 50
 
 
 @router.get("/studies/{study_id}/ranking")
-@page
-async def ranking(request: Request) -> Response:
+async def ranking(study_id: str, request: Request, service: TheService, caller: Visitor) -> Response:
     """The configs in the order that was asked for. Nothing is run again."""
-    service, caller = await visitor(request)
     asked = {name: request.query_params.get(name, "")[:40] for name in ("metric", "stability_weight", "pareto")}
 
     def load() -> dict[str, Any]:
         return api.ranking_document(
-            service.views.result(request.path_params["study_id"]),
+            service.views.result(study_id),
             top=SHOWN,
             pareto=bool(asked["pareto"]),
             metric=asked["metric"] or None,

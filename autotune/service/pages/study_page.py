@@ -7,7 +7,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from markupsafe import Markup
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, Response
 
 from autotune import api
@@ -20,11 +19,11 @@ from autotune.report.terminal import format_count
 from autotune.results.answers import is_left
 from autotune.results.hidden import hidden_events
 from autotune.results.result import Result
-from autotune.service.http.service_state import ServiceState
+from autotune.service.http.service_state import ServiceState, TheService
 from autotune.service.pages.rendering import render
 from autotune.service.pages.study_tools import tools_of
 from autotune.service.pages.trial_table import TrialQuery, trial_table
-from autotune.service.pages.visits import REFRESH_S, changing, done, page, said, visitor
+from autotune.service.pages.visits import REFRESH_S, Changer, OwnForm, Visitor, done, said
 from autotune.service.routes.studies import Action, acted
 from autotune.spec import ModelSpec, StudyStatus, Wanted
 from autotune.spec.checks import one_of
@@ -41,105 +40,81 @@ REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; f
 
 
 @router.get("/studies/{study_id}")
-@page
-async def study(request: Request) -> Response:
+def study(study_id: str, request: Request, service: TheService, caller: Visitor) -> Response:
     """One study: best config, trials, newest events, and buttons for the actions that are possible now.
 
     What comes of all trials of a large study is not waited for, unless it is at hand: the page is made without reading any trial, and fetches it.
     """
-    service, caller = await visitor(request)
-    study_id, query = request.path_params["study_id"], TrialQuery.of(request.query_params)
-
-    def load() -> dict[str, Any]:
-        record = service.store.study(study_id)
-        is_late = _is_large(record) and WHOLE not in request.query_params and not service.views.is_at_hand(record.id)
-        results = {} if is_late else _results(service, service.views.result(record.id), query)
-        tools, status = tools_of(service, caller, record), record.status
-        events = hidden_events(record, service.store.events(record.id, limit=SHOWN_EVENTS, newest=True))
-        document = api.study_document(record, is_left=is_left(service.store, record))
-        return {
-            "tools": tools,
-            "study": document,
-            "shape": _shape(record.study.workload.model),
-            "trials": sum(record.trial_counts.values()),
-            "late": f"/studies/{record.id}/results{query.address(page=query.page)}".partition("#")[0]
-            if is_late
-            else "",
-            "whole": f"?{request.url.include_query_params(**{WHOLE: 1}).query}",
-            **results,
-            "scripted": is_late or not results["figures"],
-            "placed": placed_lines(document) if status.is_terminal else [],
-            "actions": _possible_actions(status, record.wanted) if tools["mine"] and not status.is_terminal else [],
-            "events": [event.to_dict() for event in reversed(events)],
-            "refresh": 0 if status.is_terminal else REFRESH_S,
-            "events_url": f"/api/v1/studies/{record.id}/events?after={events[-1].sequence if events else 0}",
-        }
-
-    return render("study.html", caller=caller, said=said(request), **(await run_in_threadpool(load)))
+    query = TrialQuery.of(request.query_params)
+    record = service.store.study(study_id)
+    is_late = _is_large(record) and WHOLE not in request.query_params and not service.views.is_at_hand(record.id)
+    results = {} if is_late else _results(service, service.views.result(record.id), query)
+    tools, status = tools_of(service, caller, record), record.status
+    events = hidden_events(record, service.store.events(record.id, limit=SHOWN_EVENTS, newest=True))
+    document = api.study_document(record, is_left=is_left(service.store, record))
+    late = f"/studies/{record.id}/results{query.address(page=query.page)}".partition("#")[0]
+    return render(
+        "study.html",
+        caller=caller,
+        said=said(request),
+        tools=tools,
+        study=document,
+        shape=_shape(record.study.workload.model),
+        trials=sum(record.trial_counts.values()),
+        late=late if is_late else "",
+        whole=f"?{request.url.include_query_params(**{WHOLE: 1}).query}",
+        **results,
+        scripted=is_late or not results["figures"],
+        placed=placed_lines(document) if status.is_terminal else [],
+        actions=_possible_actions(status, record.wanted) if tools["mine"] and not status.is_terminal else [],
+        events=[event.to_dict() for event in reversed(events)],
+        refresh=0 if status.is_terminal else REFRESH_S,
+        events_url=f"/api/v1/studies/{record.id}/events?after={events[-1].sequence if events else 0}",
+    )
 
 
 @router.get("/studies/{study_id}/results")
-@page
-async def results(request: Request) -> Response:
+def results(study_id: str, request: Request, service: TheService, caller: Visitor) -> Response:
     """The part of a study's page that is worked out of all its trials, which that of a large study fetches after the rest."""
-    service, caller = await visitor(request)
     query = TrialQuery.of(request.query_params)
-
-    def load() -> dict[str, Any]:
-        result = service.views.result(request.path_params["study_id"])
-        open_s = 0 if result.record.status.is_terminal else REFRESH_S
-        return {"study": api.study_document(result.record), "refresh": open_s, **_results(service, result, query)}
-
-    return render("study_results.html", caller=caller, **(await run_in_threadpool(load)))
+    result = service.views.result(study_id)
+    return render(
+        "study_results.html",
+        caller=caller,
+        study=api.study_document(result.record),
+        refresh=0 if result.record.status.is_terminal else REFRESH_S,
+        **_results(service, result, query),
+    )
 
 
 @router.get("/studies/{study_id}/figures")
-@page
-async def figures(request: Request) -> Response:
+def figures(study_id: str, service: TheService, caller: Visitor) -> Response:
     """The part of a study's page that shows its figures, which those of a large study fetch after the rest."""
-    service, _ = await visitor(request)
-
-    def load() -> str:
-        return _figures(service, service.views.result(request.path_params["study_id"]))
-
-    return HTMLResponse(await run_in_threadpool(load))
+    return HTMLResponse(_figures(service, service.views.result(study_id)))
 
 
 @router.get("/studies/{study_id}/running")
-@page
-async def running(request: Request) -> Response:
+def running(study_id: str, service: TheService, caller: Visitor) -> Response:
     """The part of a study's page that shows its running trials, which change without a new event."""
-    service, caller = await visitor(request)
-
-    def load() -> dict[str, Any]:
-        result = service.views.result(request.path_params["study_id"])
-        return {"study": {"id": result.record.id}, **_running(service, result)}
-
-    return render("running_trials.html", caller=caller, **(await run_in_threadpool(load)))
+    result = service.views.result(study_id)
+    return render("running_trials.html", caller=caller, study={"id": result.record.id}, **_running(service, result))
 
 
 @router.get("/studies/{study_id}/report")
-@page
-async def report(request: Request) -> Response:
+def report(study_id: str, service: TheService, caller: Visitor) -> Response:
     """The study's report, with figures."""
-    service, _ = await visitor(request)
+    from autotune.report.page import report_page
 
-    def load() -> str:
-        from autotune.report.page import report_page
-
-        result = service.views.result(request.path_params["study_id"])
-        return report_page(result, service.views.figures(result.record.id))
-
-    return HTMLResponse(await run_in_threadpool(load), headers={"Content-Security-Policy": REPORT_POLICY})
+    result = service.views.result(study_id)
+    text = report_page(result, service.views.figures(result.record.id))
+    return HTMLResponse(text, headers={"Content-Security-Policy": REPORT_POLICY})
 
 
 @router.post("/studies/{study_id}/act")
-@page
-async def act(request: Request) -> Response:
+def act(study_id: str, service: TheService, caller: Changer, form: OwnForm) -> Response:
     """Does what a button on the study's page asks for."""
-    service, caller, form = await changing(request)
     action = one_of("action", form.get("action", ""), [str(a) for a in Action])
-    record = await run_in_threadpool(acted, service, caller, request.path_params["study_id"], action)
+    record = acted(service, caller, study_id, action)
     return done(f"/studies/{record.id}", action)
 
 

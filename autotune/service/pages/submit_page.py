@@ -12,16 +12,15 @@ import secrets
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from autotune import api
 from autotune.errors import AutotuneError, SpecError
 from autotune.service.http.error_responses import RefusalError, status_of
-from autotune.service.http.service_state import service_state_of
+from autotune.service.http.service_state import TheService
 from autotune.service.http.specs import YAML, confined, read_body
 from autotune.service.pages.rendering import render
-from autotune.service.pages.visits import changing, done, page
+from autotune.service.pages.visits import Changer, OwnForm, Writer, done
 from autotune.service.routes.studies import submitted
 from autotune.spec import Study
 from autotune.spec.texts.secrets import masked
@@ -49,22 +48,17 @@ runner: simulated              # simulates; use `ray` or `local` for real trials
 
 
 @router.get("/submit")
-@page
-async def form(request: Request) -> Response:
+def form(request: Request, service: TheService, caller: Writer) -> Response:
     """The form, empty or with the spec of the study that `from` names."""
-    service = service_state_of(request)
-    caller = await service.gate.admit(request, "submit")
     text, source = STARTER, request.query_params.get("from", "")[:200]
     if source:
-        text = spec_text(masked((await run_in_threadpool(service.store.study, source)).spec))
+        text = spec_text(masked(service.store.study(source).spec))
     return render("submit.html", caller=caller, **(_blank(text) | {"source": source}))
 
 
 @router.post("/submit/preview")
-@page
-async def preview(request: Request) -> Response:
+async def preview(service: TheService, caller: Changer, form: OwnForm) -> Response:
     """The form again, with the mistakes of the spec or with its plan. Nothing is stored."""
-    service, caller, form = await changing(request)
     text = form.get("spec", "")
 
     def work() -> dict[str, Any]:
@@ -85,10 +79,8 @@ async def preview(request: Request) -> Response:
 
 
 @router.post("/submit/review")
-@page
-async def review(request: Request) -> Response:
+async def review(service: TheService, caller: Changer, form: OwnForm) -> Response:
     """The form again, with what there is to say of a launch; with its spec, when that is asked for. Nothing is stored, and no file of this machine is read."""
-    service, caller, form = await changing(request)
     launch = {name: form.get(name, "").strip() for name in LAUNCH}
     launch["launch"] = form.get("launch", "").replace("\r\n", "\n")
     text, number = form.get("spec", STARTER), form.get("number", "")
@@ -129,10 +121,8 @@ async def review(request: Request) -> Response:
 
 
 @router.post("/submit")
-@page
-async def submit(request: Request) -> Response:
+async def submit(service: TheService, caller: Changer, form: OwnForm) -> Response:
     """Stores the study and leads to its page, or shows the form again with what is wrong."""
-    service, caller, form = await changing(request)
     text, number = form.get("spec", ""), form.get("number", "")
     # another text is another study, also when somebody goes back in the browser and edits it
     key = hashlib.sha256(f"{number} {text}".encode()).hexdigest() if number else None

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from markupsafe import Markup
 from starlette.responses import Response
 
@@ -28,10 +28,10 @@ from autotune.results.answers import trial_of
 from autotune.results.diagnoses import diagnosis_of_run
 from autotune.results.hidden import hidden_events
 from autotune.results.result import Result
-from autotune.service.http.service_state import ServiceState
+from autotune.service.http.service_state import ServiceState, TheService
 from autotune.service.pages.export_page import command_of
 from autotune.service.pages.rendering import render
-from autotune.service.pages.visits import REFRESH_S, page, visitor
+from autotune.service.pages.visits import REFRESH_S, Visitor
 from autotune.service.routes.studies import exported
 from autotune.spec import Trial, TrialStatus
 
@@ -48,29 +48,22 @@ PURPOSES: Mapping[str, str] = {
 
 
 @router.get("/studies/{study_id}/trials/{number:int}")
-@page
-async def trial(request: Request) -> Response:
+async def trial(study_id: str, number: int, service: TheService, caller: Visitor) -> Response:
     """The trial, running or ended."""
-    service, caller = await visitor(request)
-    study_id, number = request.path_params["study_id"], request.path_params["number"]
     values = await service.plan(caller, partial(_values, service, study_id, number))
     return render("trial.html", caller=caller, **values)
 
 
 @router.get("/studies/{study_id}/trials/{number:int}/{figure}.csv")
-@page
-async def figure_data(request: Request) -> Response:
+async def figure_data(study_id: str, number: int, figure: str, service: TheService, caller: Visitor) -> Response:
     """The data of one of the trial's figures."""
-    service, caller = await visitor(request)
-    study_id, number, name = (request.path_params[key] for key in ("study_id", "number", "figure"))
 
     def load() -> str:
-
         result = service.views.result(study_id)
-        found = {figure.name: figure for figure in trial_figures(_source(service.store, result, number))}
-        if name not in found:
-            raise NotFoundError(f"trial {number} has no figure {name[:40]!r}", remedy=f"it has {', '.join(found)}")
-        return found[name].csv()
+        found = {drawn.name: drawn for drawn in trial_figures(_source(service.store, result, number))}
+        if figure not in found:
+            raise NotFoundError(f"trial {number} has no figure {figure[:40]!r}", remedy=f"it has {', '.join(found)}")
+        return found[figure].csv()
 
     return Response(await service.plan(caller, load), media_type="text/csv; charset=utf-8")
 

@@ -1,4 +1,4 @@
-"""A visit: who asks for a page, what they sent with its form, and errors shown as pages. Forms carry the form token (`autotune.service.http.access`).
+"""A visit: who asks for a page, and what they sent with its form. Forms carry the form token (`autotune.service.http.access`).
 
 Flash messages: what an action did, said on the page that follows it. The address names the message; its text stands only here, so that a link of
 somebody else's cannot put words into a page.
@@ -6,62 +6,50 @@ somebody else's cannot put words into a page.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from functools import wraps
-from urllib.parse import parse_qs, quote
+from collections.abc import Mapping
+from typing import Annotated
+from urllib.parse import parse_qs
 
-from fastapi import Request
-from starlette.responses import RedirectResponse, Response
+from fastapi import Depends, Request
+from starlette.responses import RedirectResponse
 
-from autotune.errors import AutotuneError, SpecError
+from autotune.errors import SpecError
 from autotune.service.http.access import Caller
-from autotune.service.http.error_responses import RefusalError, status_of
-from autotune.service.http.service_state import ServiceState, service_state_of
-from autotune.service.pages.rendering import render
+from autotune.service.http.service_state import service_state_of
 from autotune.service.routes.studies import MAX_TRIAL
 
 REFRESH_S = 5
 """time after which a page without scripts loads itself again"""
 
-Handler = Callable[[Request], Awaitable[Response]]
+
+async def visitor(request: Request) -> Caller:
+    """Admits a caller with scope read."""
+    return await service_state_of(request).gate.admit(request, "read")
 
 
-def page(handler: Handler) -> Handler:
-    """Shows errors as pages, and redirects callers without a token to the login."""
-
-    @wraps(handler)
-    async def shown(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except RefusalError as error:
-            if error.status == 401:
-                back = request.url.path if request.method == "GET" else "/studies"
-                return RedirectResponse(f"/login?next={quote(back)}", status_code=303)
-            return _failed(request, error.status, error)
-        except AutotuneError as error:
-            return _failed(request, status_of(error), error)
-
-    return shown
+async def writer(request: Request) -> Caller:
+    """Admits a caller with scope submit, who only looks at a form."""
+    return await service_state_of(request).gate.admit(request, "submit")
 
 
-def _failed(request: Request, status: int, error: Exception) -> Response:
-    """The page that shows an error, with the links that its caller may follow."""
-    return render("error.html", status=status, error=error, caller=getattr(request.state, "caller", None))
+async def changer(request: Request) -> Caller:
+    """Admits a caller with scope submit, who sends a form."""
+    return await service_state_of(request).gate.admit(request, "submit", changes=True)
 
 
-async def visitor(request: Request) -> tuple[ServiceState, Caller]:
-    """The service, and the caller with scope read."""
-    service = service_state_of(request)
-    return service, await service.gate.admit(request, "read")
+Visitor = Annotated[Caller, Depends(visitor)]
+Writer = Annotated[Caller, Depends(writer)]
+Changer = Annotated[Caller, Depends(changer)]
 
 
-async def changing(request: Request) -> tuple[ServiceState, Caller, dict[str, str]]:
-    """The service, the caller with scope submit, and the fields of a form that came from this service's own page."""
-    service = service_state_of(request)
-    caller = await service.gate.admit(request, "submit", changes=True)
+async def own_form(request: Request, caller: Changer) -> dict[str, str]:
+    """The fields of a form that came from this service's own page."""
     form = await form_of(request)
-    service.gate.check_form(caller, form.get("form_token", ""))
-    return service, caller, form
+    service_state_of(request).gate.check_form(caller, form.get("form_token", ""))
+    return form
+
+
+OwnForm = Annotated[dict[str, str], Depends(own_form)]
 
 
 async def form_of(request: Request) -> dict[str, str]:
