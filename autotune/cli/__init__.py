@@ -28,7 +28,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from autotune.cli.brief import COMMANDS as BRIEF
 from autotune.cli.brief import brief
@@ -58,7 +59,17 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "catalogs": ("knobs", "searchers", "models", "clusters", "spaces", "trainers", "runners"),
     "doctor": ("doctor",),
 }
-"""modules of `commands`, with the commands of each"""
+"""modules of `commands`, with the commands of each; where Python has the name of a command already, its function has a `_` behind it"""
+PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "token": ("Create, list and revoke access tokens of the service.", ("create", "list", "revoke", "audit")),
+    "store": (
+        "Check, back up, restore, upgrade, export and compact the results database.",
+        ("check", "backup", "restore", "migrate", "export", "vacuum"),
+    ),
+}
+"""commands that have commands of their own: (help, their names)"""
+PASSED_ON: Mapping[str, dict[str, Any]] = {"run": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
+"""settings of commands whose words belong to another program"""
 SUMMARY = """Find the fastest stable configuration to train a model on a cluster, in about ten short real trials.
 
 Start with `autotune init train.py -o SPEC` (a spec of your script), then `autotune plan SPEC` (needs no hardware), `autotune check SPEC` (five steps) and `autotune tune SPEC`. `autotune doctor` checks the machine."""
@@ -160,6 +171,23 @@ def application(word: str = "") -> typer.Typer:
 
     only = [name for name, commands in MODULES.items() if word in commands]
     for name in only or MODULES:
-        import_module(f"autotune.cli.commands.{name}").register(app)
+        _add(app, import_module(f"autotune.cli.commands.{name}"), MODULES[name])
     add_examples(app)
     return app
+
+
+def _add(app: typer.Typer, module: ModuleType, names: Sequence[str]) -> None:
+    """Adds the module's commands of these names."""
+    import typer
+
+    from autotune.cli.help_pages import GroupedCommands
+
+    for name in names:
+        if name in PARTS:
+            text, parts = PARTS[name]
+            group = typer.Typer(cls=GroupedCommands, help=text, no_args_is_help=True, rich_markup_mode=None)
+            _add(group, module, parts)
+            app.add_typer(group, name=name)
+        else:
+            command = getattr(module, name, None) or getattr(module, f"{name}_")
+            app.command(name, context_settings=PASSED_ON.get(name))(command)

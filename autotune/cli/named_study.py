@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import note
@@ -35,13 +36,16 @@ def tell_namesakes(source: Source, asked: str) -> None:
 
 
 @contextmanager
-def source_of(study: str, store: str | None, url: str | None) -> Iterator[Source]:
-    """The source of the study that is shown, after saying which others have its name."""
-    from autotune.cli.source import open_source
+def source_of(
+    study: str, store: str | None, url: str | None, folder: Path | None = None
+) -> Iterator[tuple[Source, str]]:
+    """The source of the study that is shown, and the study, after saying which others have its name."""
+    from autotune.cli.source import in_folder, open_source
 
+    study, store = in_folder(study, store, url, folder)
     with open_source(store, url) as source:
         tell_namesakes(source, study)
-        yield source
+        yield source, study
 
 
 def to_act_on(source: Source, asked: str) -> str:

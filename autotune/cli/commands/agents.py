@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
 from autotune.cli.output import JsonOption, StoreOption, UrlOption
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(mcp)
 
 
 def mcp(store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:

@@ -11,12 +11,6 @@ from autotune.cli.output import note as say
 from autotune.errors import SpecError
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    for command in (note, tag, delete):
-        app.command()(command)
-
-
 def note(
     study: StudyArgument,
     text: Annotated[
@@ -32,7 +26,7 @@ def note(
 
     if text is not None and remove is not None:
         raise SpecError("a note is either written or removed, but TEXT and --remove are both given", field="--remove")
-    with source_of(study, store, url) as source:
+    with source_of(study, store, url) as (source, study):
         if text is not None:
             document = source.add_note(study, text)
             said = f"note {document['note']['number']} is on study {study}"
@@ -66,7 +60,7 @@ def tag(
     """Add, remove or show the tags of a study."""
     from autotune.cli.named_study import source_of
 
-    with source_of(study, store, url) as source:
+    with source_of(study, store, url) as (source, study):
         asked = tags or remove
         document = source.tag(study, add=tags or (), remove=remove or ()) if asked else source.status(study)
     found = document["study"]

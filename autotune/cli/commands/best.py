@@ -24,12 +24,6 @@ from autotune.cli.quantities import sequence_tokens
 from autotune.errors import SpecError
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    app.command()(best)
-    app.command()(explain)
-
-
 def best(
     study: Annotated[
         str | None,
@@ -141,7 +135,7 @@ def best(
         )
     ranking: dict[str, Any] = {"metric": metric, "stability_weight": stability_weight, "top": top or 1}
     if study:
-        with source_of(study, store, url) as source:
+        with source_of(study, store, url) as (source, study):
             document = source.best(study, pareto=pareto, version=version or (), **ranking)
     else:
         del asked["days"]
@@ -271,12 +265,10 @@ def explain(
     It compares the parts of its reward with those of the baseline and the runner-up.
     """
     from autotune.cli.named_study import source_of
-    from autotune.cli.source import in_folder
     from autotune.report.reward_tables import formula_rows, reward_rows
     from autotune.reward import STABILITY_RULE
 
-    study, store = in_folder(study, store, url, folder)
-    with source_of(study, store, url) as source:
+    with source_of(study, store, url, folder) as (source, study):
         document = source.explain(study, trial)
     if json:
         emit(document)

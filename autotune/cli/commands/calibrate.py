@@ -10,11 +10,6 @@ import typer
 from autotune.cli.output import JsonOption, StoreOption, emit, note, print_table
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(calibrate)
-
-
 def calibrate(
     cluster: Annotated[str, typer.Option("--cluster", help="Cluster to measure; `local` is this machine.")] = "local",
     store: StoreOption = None,

@@ -6,19 +6,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import typer
-
 from autotune.cli.output import JsonOption, bare_table, consoles, emit
 from autotune.errors import AutotuneError
 
 LEAST_SENTENCE = 24
 """minimum width of a column of prose, in characters"""
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    for command in (knobs, searchers, models, clusters, spaces, trainers, runners):
-        app.command()(command)
 
 
 WIDE_NUMBERS = ("ffn", "vocab", "kv_heads", "experts")

@@ -23,11 +23,6 @@ COLUMN = 34
 """width of the column with the recognized values"""
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(check)
-
-
 def check(
     spec: SpecArgument,
     store: StoreOption = None,

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from autotune.spec import Trial
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(diagnose)
-
-
 def diagnose(
     study: Annotated[
         str,

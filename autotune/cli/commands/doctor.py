@@ -36,11 +36,6 @@ class Check:
     remedy: str = ""
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(doctor)
-
-
 def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
     """Check this machine and say how to fix what is missing.
 

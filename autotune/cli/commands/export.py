@@ -22,12 +22,6 @@ from autotune.cli.output import (
 from autotune.errors import SpecError
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    for command in (export, report, compare):
-        app.command()(command)
-
-
 def export(
     study: StudyOfFolder = "",
     to: Annotated[
@@ -73,12 +67,10 @@ def export(
     import shlex
 
     from autotune.cli.named_study import source_of
-    from autotune.cli.source import in_folder
     from autotune.spec.texts.secrets import masked
     from autotune.trainers import Launch, trainer, write_launch
     from autotune.trainers.schedulers import scheduler
 
-    study, store = in_folder(study, store, url, folder)
     options = {}
     for pair in option or ():
         key, sign, value = pair.partition("=")
@@ -90,7 +82,7 @@ def export(
     starter = scheduler(on)
     if to:
         trainer(to)
-    with source_of(study, store, url) as source:
+    with source_of(study, store, url, folder) as (source, study):
         found = source.export(study, to or source.status(study)["study"]["trainer"], options, on=starter.name)
     launch = Launch(
         argv=tuple(found["argv"]),
@@ -152,11 +144,10 @@ def report(
     It shows the trials, the winner, why it won and what failed. The HTML page is self-contained. In Markdown, tables with bars replace the figures.
     """
     from autotune.cli.named_study import source_of
-    from autotune.cli.source import in_folder, study_with_trials
+    from autotune.cli.source import study_with_trials
     from autotune.report import html_report, markdown_report
 
-    study, store = in_folder(study, store, url, folder)
-    with source_of(study, store, url) as source:
+    with source_of(study, store, url, folder) as (source, study):
         record, trials = study_with_trials(source, study)
         service = source.url
     is_markdown = form == "markdown" or (form is None and output is not None and output.suffix.lower() == ".md")

@@ -35,11 +35,6 @@ if TYPE_CHECKING:
     from autotune.will_it_fit import Fit, RankProgress
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(fit)
-
-
 def fit(
     spec: SpecArgument,
     config: Annotated[

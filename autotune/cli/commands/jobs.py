@@ -29,13 +29,6 @@ from autotune.errors import NotFoundError, SpecError
 POLL_S = 1.0
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    for command in (submit, status, watch, logs, pause, resume, stop, cancel):
-        app.command()(command)
-    app.command("list")(list_studies)
-
-
 def submit(
     spec: SpecArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the study until it ends.")] = False,
@@ -86,7 +79,7 @@ def _say_who_serves(store: str | None) -> None:
         )
 
 
-def list_studies(
+def list_(
     status: Annotated[str | None, typer.Option("--status", help="Only studies with this status, e.g. running.")] = None,
     model: Annotated[str, typer.Option("--model", help="Only studies of this model.")] = "",
     cluster: Annotated[str, typer.Option("--cluster", help="Only studies on this cluster.")] = "",
@@ -153,10 +146,9 @@ def status(
 ) -> None:
     """Show a study: its status, trials and best config."""
     from autotune.cli.named_study import source_of
-    from autotune.cli.source import in_folder, shown_trials
+    from autotune.cli.source import shown_trials
 
-    study, store = in_folder(study, store, url, folder)
-    with source_of(study, store, url) as source:
+    with source_of(study, store, url, folder) as (source, study):
         document = source.status(study)
         trials = [] if json else shown_trials(source, document["study"]["id"])
     if json:
@@ -178,10 +170,8 @@ def watch(
 ) -> None:
     """Follow a study until it ends; Ctrl-C leaves it running."""
     from autotune.cli.named_study import source_of
-    from autotune.cli.source import in_folder
 
-    study, store = in_folder(study, store, url, folder)
-    with source_of(study, store, url) as source:
+    with source_of(study, store, url, folder) as (source, study):
         _watch(source, source.status(study)["study"]["id"], json, folder)
 
 
@@ -240,11 +230,9 @@ def logs(
     For a failed trial it prints the kind of failure, the exception and the last log lines.
     """
     from autotune.cli.named_study import source_of
-    from autotune.cli.source import in_folder
     from autotune.cli.study_text import history_line, logged_line
 
-    study, store = in_folder(study, store, url, folder)
-    with source_of(study, store, url) as source:
+    with source_of(study, store, url, folder) as (source, study):
         if trial is None:
             events: list[dict[str, Any]] = []
             while more := source.events(study, after=events[-1]["sequence"] if events else 0):

@@ -12,11 +12,6 @@ from autotune.cli.commands.onboarding import BatchOption, ModelOption, Precision
 from autotune.cli.output import JsonOption, StoreOption, note, print_table
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
-
-
 def run(
     command: Annotated[
         list[str],

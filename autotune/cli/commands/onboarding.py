@@ -39,12 +39,6 @@ ClusterOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    app.command()(init)
-    app.command("import")(import_)
-
-
 def init(
     target: Annotated[
         list[str],

@@ -27,12 +27,6 @@ from autotune.cli.quantities import tokens
 from autotune.errors import SpecError
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    app.command()(plan)
-    app.command()(estimate)
-
-
 def plan(
     spec: Annotated[
         str | None,

@@ -14,11 +14,6 @@ from autotune.cli.output import JsonOption, StoreOption, StudyArgument, emit, ne
 from autotune.errors import SpecError
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(recheck)
-
-
 def share(text: str) -> float:
     """A share in the usual notation: 3%, 0.03."""
     try:

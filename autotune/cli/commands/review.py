@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 LOCAL = "local"
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(review)
-
-
 def review(
     target: Annotated[
         list[str],

@@ -8,24 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.help_pages import GroupedCommands
 from autotune.cli.output import JsonOption, StoreOption, emit, note, print_table
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    app.command()(serve)
-    tokens = typer.Typer(
-        cls=GroupedCommands,
-        help="Create, list and revoke access tokens of the service.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-    )
-    tokens.command("create")(create)
-    tokens.command("list")(list_tokens)
-    tokens.command("revoke")(revoke)
-    tokens.command("audit")(audit)
-    app.add_typer(tokens, name="token")
 
 
 def serve(
@@ -192,7 +175,7 @@ def create(
     print(text)
 
 
-def list_tokens(store: StoreOption = None, json: JsonOption = False) -> None:
+def list_(store: StoreOption = None, json: JsonOption = False) -> None:
     """List tokens, without their secrets."""
     from autotune.store import open_store
 

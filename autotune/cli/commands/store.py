@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.help_pages import GroupedCommands
 from autotune.cli.output import JsonOption, StoreOption, counted, emit, never_printed, note, print_table
 from autotune.errors import NotFoundError
 
@@ -18,19 +17,6 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 20
 """how many of the newest studies a check lists; older ones are listed only if they are faulty"""
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the group."""
-    group = typer.Typer(
-        cls=GroupedCommands,
-        help="Check, back up, restore, upgrade, export and compact the results database.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-    )
-    for command in (check, backup, restore, migrate, export, vacuum):
-        group.command()(command)
-    app.add_typer(group, name="store")
 
 
 def check(store: StoreOption = None, json: JsonOption = False) -> None:

@@ -25,11 +25,6 @@ from autotune.cli.output import (
 from autotune.cli.quantities import tokens
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(tune)
-
-
 def tune(
     spec: SpecArgument,
     store: StoreOption = None,
