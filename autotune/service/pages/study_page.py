@@ -1,4 +1,4 @@
-"""A study's page, its report, and the buttons that act on it."""
+"""A study's page, its report, the buttons that act on it, and its configs in another order."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
 from autotune import api
+from autotune.errors import SpecError
 from autotune.ports import StudyRecord
 from autotune.report.figures.figure_html import figure_html, figures_html
 from autotune.report.figures.running_steps import running_steps, steps_left
 from autotune.report.notes import infeasible_line, placed_lines
+from autotune.report.reward_tables import cost_label
 from autotune.report.target_text import HEADS, target_rows, target_sentences
 from autotune.report.terminal import format_count
-from autotune.results.answers import is_left
+from autotune.results.answers import is_left, waiting_words
 from autotune.results.hidden import hidden_events
 from autotune.results.result import Result
+from autotune.service.http.access import Caller
 from autotune.service.http.service_state import ServiceState, TheService
 from autotune.service.pages.rendering import render
-from autotune.service.pages.study_tools import tools_of
 from autotune.service.pages.trial_table import TrialQuery, trial_table
 from autotune.service.pages.visits import REFRESH_S, Changer, OwnForm, Visitor, done, said
 from autotune.service.routes.studies import Action, acted
 from autotune.spec import ModelSpec, StudyStatus, Wanted
 from autotune.spec.checks import one_of
+from autotune.spec.study import METRICS
 
 router = APIRouter()
 
@@ -34,6 +37,8 @@ SHOWN_EVENTS = 40
 """events of a study's history that its page shows, the newest first"""
 MOST_WAITED_FOR = 1000
 """trials up to which a page waits for what has to be worked out of all of them: a tenth of a second for its results, a second for its figures"""
+SHOWN = 50
+"""configs on the page of another order"""
 WHOLE = "whole"
 """the parameter with which a browser without scripts asks for all of a page at once"""
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'"
@@ -118,6 +123,62 @@ def act(study_id: str, service: TheService, caller: Changer, form: OwnForm) -> R
     return done(f"/studies/{record.id}", action)
 
 
+@router.get("/studies/{study_id}/ranking")
+async def ranking(study_id: str, request: Request, service: TheService, caller: Visitor) -> Response:
+    """The configs in the order that was asked for. Nothing is run again."""
+    asked = {name: request.query_params.get(name, "")[:40] for name in ("metric", "stability_weight", "pareto")}
+
+    def load() -> dict[str, Any]:
+        return api.ranking_document(
+            service.views.result(study_id),
+            top=SHOWN,
+            pareto=bool(asked["pareto"]),
+            metric=asked["metric"] or None,
+            stability_weight=_weight(asked["stability_weight"]),
+        )
+
+    document = await service.plan(caller, load)
+    return render(
+        "ranking.html",
+        caller=caller,
+        asked=asked,
+        metrics=METRICS,
+        cost=lambda merits: cost_label(merits["cost_of_million_tokens"], merits["cost_unit"]),
+        **document,
+    )
+
+
+def tools_of(service: ServiceState, caller: Caller, record: StudyRecord) -> dict[str, Any]:
+    """The values of the template `study_tools.html`. Of what the caller may not do nothing is offered."""
+    writes = caller.allows("submit")
+    mine = writes and caller.owns(record)
+    notes = [
+        {**note.to_dict(), "removable": mine or (writes and bool(caller.owner) and note.author == caller.owner)}
+        for note in service.store.annotations.notes(record.id)
+    ]
+    return {
+        "mine": mine,
+        "writes": writes,
+        "notes": notes,
+        "tags": record.tags,
+        "ended": record.status.is_terminal,
+        "queue": queue_line(service, record),
+    }
+
+
+def queue_line(service: ServiceState, record: StudyRecord) -> str:
+    """Where the study stands in the queue, in a sentence; empty when it does not wait."""
+    if record.status is not StudyStatus.QUEUED:
+        return ""
+    behind = service.waiting_behind(record.id)
+    place = f"It {waiting_words(behind)}" if behind else "It is about to start"
+    supervisor = service.supervisor
+    if supervisor is None:
+        return f"{place}. This service starts no studies: run `autotune serve` on its store."
+    running = len(supervisor.running)
+    return f"{place}; {running} {'runs' if running == 1 else 'run'} now, and this service runs at most {service.options.max_studies} at once."
+
+
 def _shape(model: ModelSpec) -> str:
     """The model by name and size: `llama-8b (8.03G parameters, 32 layers)`."""
     return f"{model.name} ({format_count(model.num_parameters)} parameters, {model.num_layers} layers)"
@@ -179,3 +240,16 @@ def _possible_actions(status: StudyStatus, wanted: Wanted) -> list[str]:
     if wanted in (Wanted.STOP, Wanted.CANCEL):
         return ["cancel"]
     return ["resume" if Wanted.PAUSE is wanted or status is StudyStatus.PAUSED else "pause", "stop", "cancel"]
+
+
+def _weight(text: str) -> float | None:
+    """The weight, from 0 to 1; None where none was given. Raises `SpecError`."""
+    if not text:
+        return None
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = -1.0
+    if not 0.0 <= weight <= 1.0:
+        raise SpecError(f"the stability weight must be a number from 0 to 1, but is {text!r}", field="stability_weight")
+    return weight

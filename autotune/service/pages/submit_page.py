@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,8 +17,9 @@ from starlette.responses import Response
 
 from autotune import api
 from autotune.errors import AutotuneError, SpecError
+from autotune.service.http.access import Caller
 from autotune.service.http.error_responses import RefusalError, status_of
-from autotune.service.http.service_state import TheService
+from autotune.service.http.service_state import ServiceState, TheService
 from autotune.service.http.specs import YAML, confined, read_body
 from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import Changer, OwnForm, Writer, done
@@ -67,15 +69,9 @@ async def preview(service: TheService, caller: Changer, form: OwnForm) -> Respon
         plan = api.plan_of(study, top=PREVIEWED, store=service.store, profile=False)
         return {"study": _summary(study), "plan": plan.to_dict()}
 
-    try:
-        shown: dict[str, Any] = {"preview": await service.plan(caller, work)}
-    except AutotuneError as error:
-        shown = {"problems": problems_of(error)}
-    except RefusalError as refusal:
-        if refusal.status == 429:
-            raise
-        shown = {"problems": [_refused(refusal)]}
-    return render("submit.html", caller=caller, **(_blank(text, form.get("number", "")) | shown))
+    found, problems = await _answer(service, caller, work)
+    values = _blank(text, form.get("number", "")) | {"preview": found, "problems": problems}
+    return render("submit.html", caller=caller, **values)
 
 
 @router.post("/submit/review")
@@ -107,16 +103,11 @@ async def review(service: TheService, caller: Changer, form: OwnForm) -> Respons
             "elsewhere": "" if trainer in service.options.trainers else trainer,
         }
 
-    try:
-        shown: dict[str, Any] = {"reviewed": await service.plan(caller, work)}
-        text = shown["reviewed"]["spec"] if form.get("tune") else text
-    except AutotuneError as error:
-        shown = {"review_problems": problems_of(error)}
-    except RefusalError as refusal:
-        if refusal.status == 429:
-            raise
-        shown = {"review_problems": [_refused(refusal)]}
-    values = _blank(text, number) | shown | {"launch": launch, "is_drafted": bool(form.get("tune"))}
+    found, problems = await _answer(service, caller, work)
+    if found is not None and form.get("tune"):
+        text = found["spec"]
+    values = _blank(text, number) | {"reviewed": found, "review_problems": problems}
+    values |= {"launch": launch, "is_drafted": bool(form.get("tune"))}
     return render("submit.html", caller=caller, **values)
 
 
@@ -136,6 +127,20 @@ async def submit(service: TheService, caller: Changer, form: OwnForm) -> Respons
         return render("submit.html", status=refusal.status, caller=caller, **values)
     service.changed()
     return done(f"/studies/{record.id}", "submit")
+
+
+async def _answer(
+    service: ServiceState, caller: Caller, work: Callable[[], dict[str, Any]]
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """What `work` finds, or the mistakes in what was typed. Raises `RefusalError` (429)."""
+    try:
+        return await service.plan(caller, work), []
+    except AutotuneError as error:
+        return None, problems_of(error)
+    except RefusalError as refusal:
+        if refusal.status == 429:
+            raise
+        return None, [_refused(refusal)]
 
 
 def _trainer_of(text: str) -> str:
