@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import api
-from autotune.cli.output import emit, note
+from autotune.cli.output import emit, key_values, note
 from autotune.errors import AutotuneError, RunnerError, SpecError
 from autotune.job_folder import Submission, write
 from autotune.kubernetes import submission as in_pods
@@ -128,12 +128,7 @@ def _said(options: Sequence[str], on: str) -> dict[str, Any]:
     """The options by key: lines of `setup` one by one, lists at their commas, numbers and switches where the key wants them, else text."""
     fields = (KubernetesDocument if on == KUBERNETES else SlurmDocument).model_fields
     found: dict[str, Any] = {}
-    for pair in options:
-        key, sign, text = pair.partition("=")
-        if not sign or not key:
-            raise SpecError(
-                f"--option must be KEY=VALUE, but is {pair!r}", remedy="e.g. --option time=4h", field="--option"
-            )
+    for key, text in key_values(options, "time=4h"):
         wanted = str(fields[key].annotation) if key in fields else ""
         if key == "setup":
             found[key] = [*found.get(key, ()), text]

@@ -49,7 +49,7 @@ class LocalSource:
         """Newest first."""
 
         records = self.store.studies(limit=limit, offset=offset, **filters)
-        return {"studies": [self._study(api.judged_today(self.store, record)) for record in records]}
+        return {"studies": [api.study_document(api.judged_today(self.store, record)) for record in records]}
 
     def observed(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> Document:
         """Runs that people started themselves, the one that was kept last first."""
@@ -106,7 +106,7 @@ class LocalSource:
 
     def tag(self, study_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> Document:
         """Changes the tags."""
-        return {"study": self._study(self.store.annotations.change_tags(study_id, add=add, remove=remove))}
+        return {"study": api.study_document(self.store.annotations.change_tags(study_id, add=add, remove=remove))}
 
     def deletion(self, study_id: str) -> Document:
         """What deleting would take away."""
@@ -141,9 +141,6 @@ class LocalSource:
     def close(self) -> None:
         """Closes the database."""
         self.store.close()
-
-    def _study(self, record: StudyRecord) -> Document:
-        return api.study_document(record)
 
 
 def study_with_trials(source: Source, study_id: str) -> tuple[StudyRecord, tuple[Trial, ...]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from autotune.ports import StudyRecord
 from autotune.report.findings import changed_knobs, prediction_errors, status_counts
 from autotune.report.reward_tables import cost_label
+from autotune.report.study_facts import speedup_word
 from autotune.report.terminal import (
     FULL,
     Palette,
@@ -22,7 +23,6 @@ from autotune.results.result import Result
 from autotune.results.target import first_pick
 from autotune.reward import stability, token_cost, tokens_per_s
 from autotune.spec import Measurement, Trial, Workload, config_label
-from autotune.spec.texts.as_text import format_speedup
 from autotune.study.recheck import differences
 
 if TYPE_CHECKING:
@@ -81,18 +81,9 @@ def facts(found: Result) -> dict[str, str]:
         "peak memory": format_bytes(measured.peak_memory_bytes if measured else None),
         "stability": f"{stability(measured):.2f}" if measured else "-",
         "per million tokens": _cost(measured, workload) if measured else "-",
-        "speedup over the baseline": _speedup(found),
+        "speedup over the baseline": speedup_word(found, times="", nothing="-"),
         "median error of predicted step time": f"{errors['step_time']:.0%}" if "step_time" in errors else "-",
     }
-
-
-def _speedup(found: Result) -> str:
-    if found.too_noisy is not None:
-        return "too noisy to tell"
-    if found.speedup is None:
-        return "-"
-    is_open = not found.record.status.is_terminal
-    return format_speedup(found.speedup, found.speedup_low, found.speedup_high, times="", is_open=is_open)
 
 
 def _cost(measurement: Measurement, workload: Workload) -> str:

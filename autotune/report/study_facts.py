@@ -10,7 +10,7 @@ import json
 from autotune.registry import PASSED
 from autotune.report.findings import status_counts
 from autotune.report.notes import infeasible_line
-from autotune.report.terminal import format_bytes, format_count, format_duration
+from autotune.report.terminal import format_bytes, format_count, format_duration, measured_cells
 from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial, TrialPurpose, config_label
@@ -44,14 +44,14 @@ def when_line(found: Result) -> str:
     return record.status.lower() + started + (f", {format_duration(record.elapsed_s)}" if record.elapsed_s else "")
 
 
-def speedup_word(found: Result, *, over: str = "") -> str:
-    """`1.18× (95% CI 1.14-1.22)` and `over`; a dash where there is none."""
+def speedup_word(found: Result, *, over: str = "", times: str = "×", nothing: str = "–") -> str:
+    """`1.18× (95% CI 1.14-1.22)` and `over`; `nothing` where there is none."""
     if found.too_noisy is not None:
         return "too noisy to tell"
     if found.speedup is None:
-        return "–"
+        return nothing
     is_open = not found.record.status.is_terminal
-    return format_speedup(found.speedup, found.speedup_low, found.speedup_high, times="×", over=over, is_open=is_open)
+    return format_speedup(found.speedup, found.speedup_low, found.speedup_high, times=times, over=over, is_open=is_open)
 
 
 def counts_line(found: Result) -> str:
@@ -73,16 +73,17 @@ def speed_row(trial: Trial) -> list[str]:
 
 def trial_row(trial: Trial, note: str) -> list[str]:
     """A trial under `TRIAL_HEADS`; speeds in tokens per second."""
-    m, peak = trial.measured, trial.peak_memory_bytes
+    m = trial.measured
+    predicted, measured, step, memory = measured_cells(trial, "–")
     return [
         str(trial.number),
         config_label(trial.config) + ("" if trial.purpose is TrialPurpose.SEARCH else f" ({trial.purpose})"),
         trial.status.lower(),
-        format_count(float(trial.estimate.tokens_per_s)) if trial.estimate else "–",
-        format_count(m.tokens_per_s) if m else "–",
-        format_duration(m.step_time_s) if m else "–",
+        predicted,
+        measured,
+        step,
         f"{m.step_time_spread:.1%}" if m else "–",
-        format_bytes(peak) if peak else "–",
+        memory,
         f"{trial.reward.total:.3f}" if trial.reward else "–",
         note,
     ]

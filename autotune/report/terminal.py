@@ -120,6 +120,8 @@ class Palette:
 
 
 FULL = Palette()
+LEAST_SHARE = 0.005
+"""of a part that the legend of a bar names"""
 
 
 def time_bar(parts: TimeParts | MemoryParts | Mapping[str, float], *, width: int = 40, palette: Palette = FULL) -> str:
@@ -139,13 +141,13 @@ def time_bar(parts: TimeParts | MemoryParts | Mapping[str, float], *, width: int
     return bar
 
 
-def time_legend(
-    parts: TimeParts | MemoryParts | Mapping[str, float], *, palette: Palette = FULL, least: float = 0.005
-) -> str:
-    """`compute 71%  bubble 12%  dp comm 9%`: the parts of at least that share, largest first."""
+def time_legend(parts: TimeParts | MemoryParts | Mapping[str, float], *, palette: Palette = FULL) -> str:
+    """`compute 71%  bubble 12%  dp comm 9%`: the parts of at least `LEAST_SHARE`, largest first."""
     values = _positive(parts)
     total = sum(values.values())
-    shown = sorted(((v / total, n) for n, v in values.items() if v >= least * total), reverse=True) if total else []
+    shown = (
+        sorted(((v / total, n) for n, v in values.items() if v >= LEAST_SHARE * total), reverse=True) if total else []
+    )
     words = []
     for share, name in shown:
         mark = f"[{PART_COLOURS.get(name, 'white')}]█[/] " if palette.unicode else f"{_letter(name)}="
@@ -207,19 +209,14 @@ def configs_of_study_table(
     )
     chosen = next((t for t, _, _ in rows if t.config == best and t.purpose is not TrialPurpose.REFERENCE), None)
     for trial, runs, spent in rows:
-        measured = trial.measured
         wins = best is not None and trial.config == best and trial.purpose is not TrialPurpose.REFERENCE
         named = trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.REFERENCE, TrialPurpose.PROXY)
-        memory = trial.peak_memory_bytes
         table.add_row(
             f"{trial.number}{palette.best if wins else ''}",
             config_label(trial.config) + (f" ({trial.purpose})" if named else ""),
             str(runs),
             _status(trial.status),
-            format_count(float(trial.estimate.tokens_per_s)) if trial.estimate else palette.nothing,
-            format_count(measured.tokens_per_s) if measured else palette.nothing,
-            format_duration(measured.step_time_s) if measured else palette.nothing,
-            format_bytes(memory) if memory else palette.nothing,
+            *measured_cells(trial, palette.nothing),
             f"{trial.reward.stability:.2f}" if trial.reward else palette.nothing,
             format_duration(spent) if spent else palette.nothing,
             safe(_row_note(trial, notes.cells.get(trial.number, ""), chosen), palette),
@@ -227,6 +224,17 @@ def configs_of_study_table(
             style="bold" if wins else "",
         )
     return table
+
+
+def measured_cells(trial: Trial, nothing: str) -> list[str]:
+    """Predicted and measured tokens per second, step time and peak memory; `nothing` where one is not known."""
+    m, memory = trial.measured, trial.peak_memory_bytes
+    return [
+        format_count(float(trial.estimate.tokens_per_s)) if trial.estimate else nothing,
+        format_count(m.tokens_per_s) if m else nothing,
+        format_duration(m.step_time_s) if m else nothing,
+        format_bytes(memory) if memory else nothing,
+    ]
 
 
 def spent_s(trials: Iterable[Trial]) -> float:
@@ -252,7 +260,6 @@ def trials_table(
     *,
     best: int | None = None,
     palette: Palette = FULL,
-    title: str = "",
     one_line: bool = False,
 ) -> FittedTable:
     """One row per trial: config, status, predicted and measured tokens per second, step time, memory, why.
@@ -265,7 +272,7 @@ def trials_table(
     notes = notes_of(shown)
     cells = {t.number: brief_note(t, most=MAX_NOTE) for t in shown} if one_line else notes.cells
     table = FittedTable(
-        empty=lambda: plain_table(palette, title=title),
+        empty=lambda: plain_table(palette),
         columns=(
             Column(key="#", right=True),
             Column(key="config", least=MIN_CONFIG, cut=one_line),
@@ -285,21 +292,15 @@ def trials_table(
         caption=None if one_line else "\n".join((speeds_line(shown), *(safe(line, palette) for line in notes.shared))),
     )
     for trial in shown:
-        measured = trial.measured
-        nothing = palette.nothing
         number = f"{trial.number}{palette.best if trial.number == best else ''}"
         label = config_label(trial.config)
         if trial.purpose is not TrialPurpose.SEARCH:
             label += f" ({trial.purpose})"
-        memory = trial.peak_memory_bytes
         table.add_row(
             number,
             label,
             _status(trial.status),
-            format_count(float(trial.estimate.tokens_per_s)) if trial.estimate else nothing,
-            format_count(measured.tokens_per_s) if measured else nothing,
-            format_duration(measured.step_time_s) if measured else nothing,
-            format_bytes(memory) if memory else nothing,
+            *measured_cells(trial, palette.nothing),
             safe(cells[trial.number], palette),
             safe(gist_of(trial), palette),
             style="bold" if trial.number == best else "",

@@ -34,7 +34,6 @@ from autotune.spec import (
     ModelSpec,
     Objective,
     ParallelConfig,
-    SpaceSpec,
     Trial,
     Workload,
     catalog,
@@ -80,7 +79,7 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
         return {**answer, "notes": [str(error)]}
     return (
         answer
-        | (from_nearest(store, asked, workload, top) or _from_cost_model(store, asked, workload, top))
+        | (from_nearest(store, asked, workload, top) or _from_cost_model(store, asked, workload, assumed["space"], top))
         | {"assumed": assumed}
     )
 
@@ -127,6 +126,8 @@ def _untried(store: KnowledgeStore, pairs: list[tuple[StudyRecord, Trial]]) -> d
 
 def _workload(store: HistoryReader, asked: Asked) -> tuple[Workload, dict[str, Any]]:
     """What is asked about, with what had to be assumed. Raises `CatalogError` for names that neither catalog nor history know."""
+    from autotune.schema.space_models import space_for
+
     known = [k.workload for k in store.known_workloads()]
     models: Mapping[str, ModelSpec] = {w.model.name: w.model for w in reversed(known)}
     clusters: Mapping[str, ClusterSpec] = {w.cluster.name: w.cluster for w in reversed(known)}
@@ -144,13 +145,16 @@ def _workload(store: HistoryReader, asked: Asked) -> tuple[Workload, dict[str, A
     if near is not None and distance(asked_like := with_open_fields_of(asked, guess, near), near) <= FARTHEST:
         workload = asked_like
     settled = {"seq_len": workload.seq_len, "global_batch_size": list(workload.global_batch_sizes)}
-    return workload, settled | {"trainer": workload.trainer, "space": _space_of(workload)}
+    return workload, settled | {"trainer": workload.trainer, "space": space_for(workload.model, workload.cluster)}
 
 
-def _from_cost_model(store: KnowledgeStore, asked: Asked, workload: Workload, top: int) -> dict[str, Any]:
+def _from_cost_model(
+    store: KnowledgeStore, asked: Asked, workload: Workload, space_name: str, top: int
+) -> dict[str, Any]:
+    from autotune.schema import parse_space
 
     try:
-        space = SearchSpace.build(workload, _space(_space_of(workload)))
+        space = SearchSpace.build(workload, parse_space(space_name))
     except InfeasibleError as error:
         return {"notes": [str(error)]}
     found = plan(space, calibration=stored_calibration(workload, store), top=top)
@@ -178,21 +182,6 @@ def _from_cost_model(store: KnowledgeStore, asked: Asked, workload: Workload, to
         "objective": None,
         "notes": [f"constants of the cost model: {found.source}", *by_speed],
     }
-
-
-def _space_of(workload: Workload) -> str:
-    """The search space that ships for such a workload."""
-    if workload.cluster.num_gpus == 1:
-        return "single-gpu"
-    if workload.model.num_experts:
-        return "moe-multi-node"
-    return "dense-single-node" if workload.cluster.num_nodes == 1 else "dense-multi-node"
-
-
-def _space(name: str) -> SpaceSpec:
-    from autotune.schema import parse_space
-
-    return parse_space(name)
 
 
 FARTHEST = 2.0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from autotune.ports import HistoryEvent, StudyRecord
 from autotune.spec import Study, Trial
@@ -13,7 +12,8 @@ from autotune.spec.texts.secrets import FROM_ENVIRONMENT, masked, secret_places,
 
 def secrets_of_record(record: StudyRecord) -> frozenset[str]:
     """The secrets of what was asked that are long enough to be found in other texts."""
-    return _secrets(record.study) | secrets_of(record.spec)
+    study = record.study
+    return secrets_of(study.trainer_options, study.runner_options, study.data, record.spec)
 
 
 def hidden_record(record: StudyRecord) -> StudyRecord:
@@ -21,7 +21,8 @@ def hidden_record(record: StudyRecord) -> StudyRecord:
     study, spec = record.study, masked(record.spec)
     options, runner_options, data = (masked(part) for part in (study.trainer_options, study.runner_options, study.data))
     secrets = secrets_of_record(record)
-    if not secrets and (options, runner_options, data, spec) == _plain(record):
+    plain = (study.trainer_options, study.runner_options, study.data, record.spec)
+    if not secrets and (options, runner_options, data, spec) == plain:
         return record
     return replace(
         record,
@@ -67,12 +68,3 @@ def secrets_note(study: Study) -> str:
     variables = [name for name in places if name in (study.trainer_options.get("env") or {})]
     remedy = f"`env: {{{variables[0] if variables else 'NAME'}: {FROM_ENVIRONMENT}}}` takes a variable from the environment of the process that runs the trial and does not store it"
     return f"the spec seems to contain secrets ({', '.join(places)}): the store keeps them; reports, pages and other users' exports show ***; {remedy}"
-
-
-def _secrets(study: Study) -> frozenset[str]:
-    return secrets_of(study.trainer_options, study.runner_options, study.data)
-
-
-def _plain(record: StudyRecord) -> tuple[Mapping[str, Any], Mapping[str, Any], Any, Mapping[str, Any]]:
-    study = record.study
-    return study.trainer_options, study.runner_options, study.data, record.spec

@@ -29,31 +29,3 @@
 
 The store is the only state. Any process of the service may be killed at any time; when the service starts again, its studies continue.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from autotune.service.http.app import create_app
-    from autotune.service.options import ServiceOptions
-    from autotune.service.server import serve
-
-__all__ = ["ServiceOptions", "create_app", "serve"]
-
-_HOME = {
-    "ServiceOptions": "autotune.service.options",
-    "create_app": "autotune.service.http.app",
-    "serve": "autotune.service.server",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'autotune.service' has no attribute {name!r}")
-    from importlib import import_module
-
-    from autotune.extras import require_extra
-
-    require_extra("service", "the service")
-    return getattr(import_module(_HOME[name]), name)

@@ -25,7 +25,7 @@ from autotune.errors import AutotuneError, ServiceError, SpecError
 from autotune.extras import require_extra
 from autotune.ports import TokenStore
 from autotune.service.http.app import create_app
-from autotune.service.metrics.scrape_targets import ScrapeTargets, Targets
+from autotune.service.metrics.scrape_targets import ScrapeTargets
 from autotune.service.options import ServiceOptions
 from autotune.service.supervise.launcher import Launcher, ProcessLauncher
 from autotune.service.supervise.presence import announced
@@ -47,7 +47,6 @@ def serve(
     *,
     store_url: str | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
-    run_studies: bool = True,
 ) -> None:
     """Serves until SIGTERM or Ctrl-C. `on_ready` is called with the URL once connections are accepted.
 
@@ -64,22 +63,18 @@ def serve(
         _warn_of_readers(address)
         listener = at_the_end.enter_context(_listen(options))
         url = _url(options, listener)
-        supervisor: Supervisor | None = None
-        ray_targets: Callable[[], Targets] = list
-        if run_studies:
-            launcher = _launcher(options, address, url)
-            supervisor = Supervisor(
-                store,
-                launcher,
-                max_studies=options.max_studies,
-                runners=frozenset(options.runners),
-                poll_s=options.poll_s,
-                grace_s=options.grace_s,
-            )
-            at_the_end.callback(supervisor.close)
-            at_the_end.enter_context(announced(address))
-            ray_targets = launcher.scrape_targets
-        at_the_end.enter_context(ScrapeTargets(url, ray_targets))
+        launcher = _launcher(options, address, url)
+        supervisor = Supervisor(
+            store,
+            launcher,
+            max_studies=options.max_studies,
+            runners=frozenset(options.runners),
+            poll_s=options.poll_s,
+            grace_s=options.grace_s,
+        )
+        at_the_end.callback(supervisor.close)
+        at_the_end.enter_context(announced(address))
+        at_the_end.enter_context(ScrapeTargets(url, launcher.scrape_targets))
         app = create_app(store, options, supervisor=supervisor)
         _Server(app, options, lambda: on_ready(url)).run(sockets=[listener])
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from autotune import api
-from autotune.report import html_report
+from autotune.report.page import html_report
 from autotune.store import SqlStore, open_store
 from autotune.store.connection import database
 from autotune.study.progress import LoopEvent, Notice, TrialEnded

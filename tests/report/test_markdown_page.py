@@ -9,10 +9,9 @@ from html.parser import HTMLParser
 import pytest
 from markdown_it import MarkdownIt
 
-from autotune.report import markdown_report
 from autotune.report.figures import figures_of
 from autotune.report.figures.figure_markdown import MOST_ROWS, figure_markdown
-from autotune.report.markdown_page import MOST_CHARACTERS
+from autotune.report.markdown_page import MOST_CHARACTERS, markdown_report
 from autotune.report.markdown_text import BAR_SIGNS, bar, block, code, table, text
 from autotune.results.answers import result_from
 from autotune.results.figure import Column, Figure, table_of

@@ -10,10 +10,11 @@ import pytest
 
 from autotune import api
 from autotune.cli.study_text import speedup_line
-from autotune.report import compare, html_report
+from autotune.report.comparison import compare
 from autotune.report.figures import figures_of
 from autotune.report.figures.figure_html import FOREMOST
 from autotune.report.findings import prediction_errors, why
+from autotune.report.page import html_report
 from autotune.report.svg.axes import Axis, Point, plot
 from autotune.report.svg.canvas import ticks
 from autotune.report.terminal import Palette

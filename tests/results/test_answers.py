@@ -12,7 +12,7 @@ import pytest
 from autotune import api, registry
 from autotune.errors import CatalogError, NotFoundError, SpecError
 from autotune.ports import Store
-from autotune.report import html_report
+from autotune.report.page import html_report
 from autotune.results.best_known import best_known
 from autotune.results.question import Asked
 from autotune.results.rankings import explained

@@ -9,7 +9,7 @@ import pytest
 
 from autotune import api
 from autotune.ports import StudyRecord
-from autotune.report import html_report
+from autotune.report.page import html_report
 from autotune.results.answers import result_from
 from autotune.results.rankings import explained, front_documents, pareto
 from autotune.results.result import Result

@@ -14,7 +14,7 @@ import pytest
 from autotune import api
 from autotune.cost import estimate
 from autotune.ports import Store
-from autotune.report import html_report
+from autotune.report.page import html_report
 from autotune.search import make_searcher
 from autotune.search.optuna_study import distributions
 from autotune.space import SearchSpace

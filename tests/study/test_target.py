@@ -12,8 +12,8 @@ import pytest
 from autotune import api
 from autotune.errors import CallbackError, InfeasibleError, NotFoundError, SpecError
 from autotune.ports import Store
-from autotune.report import html_report
 from autotune.report.comparison import facts
+from autotune.report.page import html_report
 from autotune.report.target_text import BLIND_WORDS, target_rows, target_sentences
 from autotune.results.rankings import explained
 from autotune.results.result import Result

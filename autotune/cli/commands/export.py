@@ -16,6 +16,7 @@ from autotune.cli.output import (
     UrlOption,
     consoles,
     emit,
+    key_values,
     note,
     or_print,
 )
@@ -71,14 +72,7 @@ def export(
     from autotune.trainers import Launch, trainer, write_launch
     from autotune.trainers.schedulers import scheduler
 
-    options = {}
-    for pair in option or ():
-        key, sign, value = pair.partition("=")
-        if not sign or not key:
-            raise SpecError(
-                f"--option must be KEY=VALUE, but is {pair!r}", remedy="e.g. --option data_path=/data", field="--option"
-            )
-        options[key] = value
+    options = dict(key_values(option or (), "data_path=/data"))
     starter = scheduler(on)
     if to:
         trainer(to)
@@ -145,7 +139,8 @@ def report(
     """
     from autotune.cli.named_study import source_of
     from autotune.cli.source import study_with_trials
-    from autotune.report import html_report, markdown_report
+    from autotune.report.markdown_page import markdown_report
+    from autotune.report.page import html_report
 
     with source_of(study, store, url, folder) as (source, study):
         record, trials = study_with_trials(source, study)
@@ -179,7 +174,7 @@ def compare(
 ) -> None:
     """Show two studies side by side."""
     from autotune.cli.source import open_source, study_with_trials
-    from autotune.report import compare as compare_studies
+    from autotune.report.comparison import compare as compare_studies
     from autotune.report.comparison import differing_versions
 
     with open_source(store, url) as source:

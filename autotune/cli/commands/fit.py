@@ -20,6 +20,7 @@ from autotune.cli.output import (
     note,
     note_stand_ins,
     palette_of,
+    write_text,
 )
 from autotune.cli.quantities import memory_gib, time_s
 from autotune.errors import DryRunError, SpecError
@@ -113,10 +114,7 @@ def fit(
     if output is not None:
         from autotune.report.fit_page import fit_page
 
-        try:
-            output.write_text(fit_page(answers), encoding="utf-8")
-        except OSError as error:
-            raise SpecError(f"{output} cannot be written: {error.strerror or error}", field="-o") from None
+        write_text(output, fit_page(answers), field="-o")
     if json:
         emit(api.fits_document(answers, profile=profiled[0] if profiled else None))
     else:

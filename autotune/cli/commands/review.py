@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli.commands.onboarding import BatchOption, ModelOption, PrecisionOption, SequenceOption
-from autotune.cli.output import JsonOption, StoreOption, emit, line_width, never_printed, note
+from autotune.cli.output import JsonOption, StoreOption, emit, line_width, never_printed, note, write_text
 from autotune.cli.quantities import time_s, tokens
 from autotune.errors import SpecError
 
@@ -187,12 +187,7 @@ def _write(found: Review, file: Path) -> None:
         raise SpecError(f"{file} exists", remedy="choose another file", field="--write")
     for name, text in changed.items():
         path = file if len(changed) == 1 else file.with_name(f"{file.stem}-{Path(name).name}")
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise SpecError(
-                f"{path} cannot be written: {error.strerror}", remedy="choose another file", field="--write"
-            ) from None
+        write_text(path, text, field="--write", remedy="choose another file")
         note(f"wrote {path}: {name} with its edits")
 
 

@@ -92,10 +92,12 @@ def serve(
 
     It runs until Ctrl-C. Callers from other machines need a token (`autotune token create`).
     """
-    from autotune.service import ServiceOptions
-    from autotune.service import serve as serve_until_stopped
+    from autotune.extras import require_extra
+
+    require_extra("service", "the service")
     from autotune.service.http.access import who_may_what
-    from autotune.service.options import RUNNER_OPTIONS
+    from autotune.service.options import RUNNER_OPTIONS, ServiceOptions
+    from autotune.service.server import serve as serve_until_stopped
     from autotune.spec.checks import one_of
 
     if print_monitoring:

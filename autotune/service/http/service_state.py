@@ -106,15 +106,13 @@ class ServiceState:
         return self.stream_places.count
 
 
-def service_state_of(request: Request) -> ServiceState:
-    """The state of the service that received the request."""
+async def service_state(request: Request) -> ServiceState:
+    """The state of the service that received the request; not a plain function, which FastAPI would run in a thread."""
     found: ServiceState = request.app.state.service
     return found
 
 
-async def service_state(request: Request) -> ServiceState:
-    """`service_state_of` as a dependency: FastAPI would run a plain function in a thread."""
-    return service_state_of(request)
+TheService = Annotated[ServiceState, Depends(service_state)]
 
 
 def check_parameters(request: Request) -> None:
@@ -133,31 +131,29 @@ def check_parameters(request: Request) -> None:
             )
 
 
-async def reader(request: Request) -> Caller:
+async def reader(request: Request, service: TheService) -> Caller:
     """Admits a caller with scope read."""
-    caller = await service_state_of(request).gate.admit(request, "read")
+    caller = await service.gate.admit(request, "read")
     check_parameters(request)
     return caller
 
 
-async def submitter(request: Request) -> Caller:
+async def submitter(request: Request, service: TheService) -> Caller:
     """Admits a caller with scope submit. A caller with a cookie must also send the form token in the header X-CSRF-Token."""
-    gate = service_state_of(request).gate
-    caller = await gate.admit(request, "submit", changes=True)
+    caller = await service.gate.admit(request, "submit", changes=True)
     if caller.by_browser and caller.name != LOOPBACK:
-        gate.check_form(caller, request.headers.get("x-csrf-token", ""))
+        service.gate.check_form(caller, request.headers.get("x-csrf-token", ""))
     check_parameters(request)
     return caller
 
 
-async def planner(request: Request) -> Caller:
+async def planner(request: Request, service: TheService) -> Caller:
     """Admits a caller with scope read, under the rate limit of writes, for CPU-heavy requests."""
-    caller = await service_state_of(request).gate.admit(request, "read", changes=True)
+    caller = await service.gate.admit(request, "read", changes=True)
     check_parameters(request)
     return caller
 
 
-TheService = Annotated[ServiceState, Depends(service_state)]
 Reader = Annotated[Caller, Depends(reader)]
 Submitter = Annotated[Caller, Depends(submitter)]
 Planner = Annotated[Caller, Depends(planner)]

@@ -15,26 +15,26 @@ from starlette.responses import RedirectResponse
 
 from autotune.errors import SpecError
 from autotune.service.http.access import Caller
-from autotune.service.http.service_state import service_state_of
+from autotune.service.http.service_state import TheService
 from autotune.service.routes.studies import MAX_TRIAL
 
 REFRESH_S = 5
 """time after which a page without scripts loads itself again"""
 
 
-async def visitor(request: Request) -> Caller:
+async def visitor(request: Request, service: TheService) -> Caller:
     """Admits a caller with scope read."""
-    return await service_state_of(request).gate.admit(request, "read")
+    return await service.gate.admit(request, "read")
 
 
-async def writer(request: Request) -> Caller:
+async def writer(request: Request, service: TheService) -> Caller:
     """Admits a caller with scope submit, who only looks at a form."""
-    return await service_state_of(request).gate.admit(request, "submit")
+    return await service.gate.admit(request, "submit")
 
 
-async def changer(request: Request) -> Caller:
+async def changer(request: Request, service: TheService) -> Caller:
     """Admits a caller with scope submit, who sends a form."""
-    return await service_state_of(request).gate.admit(request, "submit", changes=True)
+    return await service.gate.admit(request, "submit", changes=True)
 
 
 Visitor = Annotated[Caller, Depends(visitor)]
@@ -42,10 +42,10 @@ Writer = Annotated[Caller, Depends(writer)]
 Changer = Annotated[Caller, Depends(changer)]
 
 
-async def own_form(request: Request, caller: Changer) -> dict[str, str]:
+async def own_form(request: Request, service: TheService, caller: Changer) -> dict[str, str]:
     """The fields of a form that came from this service's own page."""
     form = await form_of(request)
-    service_state_of(request).gate.check_form(caller, form.get("form_token", ""))
+    service.gate.check_form(caller, form.get("form_token", ""))
     return form
 
 

@@ -15,7 +15,8 @@ from mcp import Client
 from autotune import api, cli
 from autotune.cli.source import LocalSource
 from autotune.mcp import make_server
-from autotune.report import html_report, markdown_report
+from autotune.report.markdown_page import markdown_report
+from autotune.report.page import html_report
 from autotune.service.options import ServiceOptions
 from tests.service.running import DEADLINE_S, Service
 
