@@ -61,6 +61,30 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.fixture
+def output_of(run: Callable[..., Done]) -> Callable[..., str]:
+    """What a command line that works prints on stdout."""
+
+    def command(*words: object) -> str:
+        done = run(*words)
+        assert done.code == 0, done.err
+        return done.out
+
+    return command
+
+
+@pytest.fixture
+def refusal(run: Callable[..., Done]) -> Callable[..., str]:
+    """What a command line that ends with this exit code says on stderr."""
+
+    def command(*words: object, code: int = 2) -> str:
+        done = run(*words)
+        assert done.code == code, done.err
+        return done.err
+
+    return command
+
+
+@pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
     """Writes the small spec, changed by keyword (None leaves a key out), and returns its path."""
 

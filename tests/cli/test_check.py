@@ -25,13 +25,12 @@ def write_program(tmp_path):
     return write
 
 
-def test_a_program_that_is_understood_is_ready(run, write_program, tmp_path):
+def test_a_program_that_is_understood_is_ready(run, output_of, write_program, tmp_path):
     template = {"train.json": {"batch": "{micro_batch_size}"}}
     path = write_program(trainer={"files": template, "env": {"CONFIG": "{files}/train.json"}})
-    done = run("check", path)
-    assert done.code == 0, done.err
+    said = output_of("check", path)
     command = f"{sys.executable} {tmp_path}/train.py --steps=32 --batch=1 --accum=4"
-    assert f"command   {command}" in done.out.splitlines()
+    assert f"command   {command}" in said.splitlines()
     for line in (
         "space     2 valid configs",
         "config    tp1 pp1 dp1 mb1 acc4 fp32 (the baseline)",
@@ -42,9 +41,9 @@ def test_a_program_that_is_understood_is_ready(run, write_program, tmp_path):
         f"{'-':34} loading data",
         f"{'step 3, 10 ms, loss 9.7':34} iter 3: loss 9.70, time 10.03ms",
     ):
-        assert line in done.out.splitlines(), line
-    assert ".".join(map(str, sys.version_info[:3])) in done.out
-    assert done.out.splitlines()[-1].startswith("ready: read 5 steps, 10 ms each by its log, with losses")
+        assert line in said.splitlines(), line
+    assert ".".join(map(str, sys.version_info[:3])) in said
+    assert said.splitlines()[-1].startswith("ready: read 5 steps, 10 ms each by its log, with losses")
     assert run("list", "--json").document["studies"] == [], "it is no study"
 
 
@@ -83,24 +82,19 @@ def test_one_document_with_json(run, write_program):
     ],
 )
 def test_what_cannot_be_tried_is_refused_before_anything_is_started(
-    run, write_program, monkeypatch, changes, code, words
+    refusal, write_program, monkeypatch, changes, code, words
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    done = run("check", write_program(**changes))
-    assert done.code == code
-    assert words in done.err
+    assert words in refusal("check", write_program(**changes), code=code)
 
 
-def test_tune_says_what_is_wrong_with_a_program_and_begins_without_the_check_when_told(run, write_program):
+def test_tune_says_what_is_wrong_with_a_program_and_begins_without_the_check_when_told(refusal, write_program):
     path = write_program("print('hello')", budget={"max_trials": 1})
-    done = run("tune", path)
-    assert done.code == 1
-    assert "error: the study has not started, because its program does not work: none of the 1 lines" in done.err
-    assert "trial 0" not in done.err
-    done = run("tune", path, "--no-check")
-    assert done.code == 1
-    assert "METRICS_MISSING" in done.err
+    said = refusal("tune", path, code=1)
+    assert "error: the study has not started, because its program does not work: none of the 1 lines" in said
+    assert "trial 0" not in said
+    assert "METRICS_MISSING" in refusal("tune", path, "--no-check", code=1)
 
 
 def test_submit_leaves_the_check_to_the_service_and_can_switch_it_off(run, write_program):

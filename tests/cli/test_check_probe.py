@@ -58,15 +58,14 @@ def test_differences_are_named_and_mended_and_files_stay(run, spec):
 
 
 @pytest.mark.thorough
-def test_a_spec_that_is_true_is_ready_and_its_files_may_be_replaced_where_it_says_so(run, spec):
+def test_a_spec_that_is_true_is_ready_and_its_files_may_be_replaced_where_it_says_so(output_of, spec):
     document = yaml.safe_load(spec.read_text())
     document["workload"]["seq_len"] = 16
     document["trainer"]["values"]["precision"]["bf16"] = "bfloat16"
     spec.write_text(yaml.safe_dump({**document, "outputs": "keep"}))
-    done = run("check", spec)
-    assert done.code == 0, done.out + done.err
-    assert "read 5 steps" in done.out
-    assert "each by the probe" in done.out
+    said = output_of("check", spec)
+    assert "read 5 steps" in said
+    assert "each by the probe" in said
     assert (spec.parent / "mine.pt").read_bytes()[:2] == b"PK"
 
 
@@ -79,7 +78,7 @@ def test_a_variable_leaves_the_probe_out(run, spec, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_a_model_for_images_gets_ready_by_what_the_check_says_to_write(run, tmp_path):
+def test_a_model_for_images_gets_ready_by_what_the_check_says_to_write(run, output_of, tmp_path):
     """No shape of a decoder has its weights, and it is trained by SGD: `--fix` writes both."""
     shutil.copy(PROGRAMS / "images.py", tmp_path / "train.py")
     path = tmp_path / "images.yaml"
@@ -106,6 +105,4 @@ def test_a_model_for_images_gets_ready_by_what_the_check_says_to_write(run, tmp_
         "model": {"parameters": 314},
         "workload": {**document["workload"], "optimizer": "sgd"},
     }
-    second = run("check", path)
-    assert second.code == 0, second.out
-    assert "known only by its 314 weights" in second.out
+    assert "known only by its 314 weights" in output_of("check", path)

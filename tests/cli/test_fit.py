@@ -154,11 +154,11 @@ def test_limits_hold_where_a_model_of_ones_own_is_built(run, write, fake, monkey
     assert [limits.wall_s for limits in fake.limits] == [7, 7]
 
 
-def test_name_of_a_builder_without_a_function_is_told_how_it_is_written(run, write, fake):
+def test_name_of_a_builder_without_a_function_is_told_how_it_is_written(refusal, write, fake):
     for name in ("my_model", "my_model:", "my model:build"):
-        done = run("fit", write(model={"module": name}))
-        assert done.code == 2
-        assert "model.module: must be MODULE:FUNCTION or PACKAGE.MODULE:FUNCTION" in done.err
+        assert "model.module: must be MODULE:FUNCTION or PACKAGE.MODULE:FUNCTION" in refusal(
+            "fit", write(model={"module": name})
+        )
 
 
 def test_the_page_stands_alone_and_escapes(run, write, fake, tmp_path):
@@ -180,16 +180,14 @@ def test_bad_input(run, write, fake):
     assert fake.asked == []
 
 
-def test_without_torch_the_extra_is_named(run, write, monkeypatch):
+def test_without_torch_the_extra_is_named(refusal, write, monkeypatch):
     def missing() -> FakeDryRunner:
         raise MissingExtraError(
             "the dry runner 'local' needs torch", remedy="install it with: pip install 'autotune-parallel[native]'"
         )
 
     monkeypatch.setattr(dry_runs, "dry_runner", missing)
-    done = run("fit", write())
-    assert done.code == 2
-    assert "autotune-parallel[native]" in done.err
+    assert "autotune-parallel[native]" in refusal("fit", write())
 
 
 def test_the_documentation_names_keys_that_exist(run, write, fake):

@@ -109,19 +109,17 @@ def test_nothing_is_started_where_nobody_agrees(run, programs):
         ("srun --ntasks=8 python decoder.py --batch 2", "needs a Slurm allocation"),
     ],
 )
-def test_what_needs_more_than_this_machine_is_refused_before_it_starts(run, programs, script, words, monkeypatch):
+def test_what_needs_more_than_this_machine_is_refused_before_it_starts(refusal, programs, script, words, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     (programs / "run.sh").write_text(f"#!/bin/bash\n{script}\n")
-    done = run("init", "--run", "--yes", "run.sh")
-    assert done.code == 2
-    assert words in done.err
+    assert words in refusal("init", "--run", "--yes", "run.sh")
 
 
 @pytest.mark.thorough
-def test_a_launch_that_fails_says_why_and_writes_nothing(run, programs):
-    done = run("init", "--run", "--yes", "-o", "study.yaml", "--", sys.executable, "decoder.py", "--batch", "none")
-    assert done.code == 1
-    assert "failed before its first optimizer step" in done.err
+def test_a_launch_that_fails_says_why_and_writes_nothing(refusal, programs):
+    assert "failed before its first optimizer step" in refusal(
+        "init", "--run", "--yes", "-o", "study.yaml", "--", sys.executable, "decoder.py", "--batch", "none", code=1
+    )
     assert not (programs / "study.yaml").exists()
 
 

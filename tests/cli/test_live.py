@@ -214,8 +214,6 @@ def test_a_study_that_runs_elsewhere_looks_as_if_it_ran_here() -> None:
 
 def test_the_next_best_to_the_default_config_has_its_configs_figure() -> None:
     default, faster = trial(0, step_time_s=1.0), trial(1, step_time_s=0.8, micro_batch_size=2)
-    assert default.measurement is not None
-    assert faster.measurement is not None
     best = default.to_dict() | {"number": 0}
     document = {"best": best, "baseline": best}
     ratio = faster.measurement.tokens_per_s / default.measurement.tokens_per_s

@@ -63,7 +63,6 @@ class Harness:
     def fork(self, request: dict[str, Any]) -> tuple[int, str]:
         """Exit code and output of a command line or Python text."""
         assert self._runner.stdin is not None
-        assert self._runner.stdout is not None
         print(json.dumps(request), file=self._runner.stdin, flush=True)
         answer = json.loads(self._runner.stdout.readline())
         return answer["code"], answer["output"]

@@ -14,8 +14,6 @@ from tests.matrix import sampled
 
 SKILL = Path(__file__).resolve().parents[2] / "skills" / "autotune"
 loaded = spec_from_file_location("skill_evals", SKILL / "evals.py")
-assert loaded is not None
-assert loaded.loader is not None
 evals = module_from_spec(loaded)
 sys.modules[loaded.name] = evals
 loaded.loader.exec_module(evals)

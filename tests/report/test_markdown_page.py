@@ -148,6 +148,5 @@ def test_a_long_study_fits_a_comment(sign: str) -> None:
     ]
     page = markdown_report(record(message=long[0], spec={"name": "x" * 100_000}), many, service="http://tuner:8600")
     assert len(page) <= MOST_CHARACTERS
-    assert "416 more are not shown" in page
-    assert "32 earlier ones are not shown" in page
-    assert "... (cut)" in page
+    for words in ("416 more are not shown", "32 earlier ones are not shown", "... (cut)"):
+        assert words in page

@@ -100,7 +100,6 @@ def test_errors_of_different_causes_are_all_seen() -> None:
 
 def test_a_trial_on_a_gpu_that_heat_held_down_says_so() -> None:
     hot = trial(3)
-    assert hot.measurement is not None
     readings = {"temperature_c": 88.0, "throttled_share": 0.12, "throttled": 1.0}
     hot = replace(hot, measurement=replace(hot.measurement, utilization=readings))
     assert "throttled: a GPU at 88 C lowered its clocks for 12% of the time" in notes_of([hot]).cells[3]

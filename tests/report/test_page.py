@@ -61,11 +61,14 @@ def read(page: str) -> Reader:
 
 def test_a_finished_study() -> None:
     page = read(html_report(record(), trials()))
-    assert "2.00×" in page.text
-    assert "micro_batch_size 1 -> 4" in page.text
-    assert "these parts shrank" in page.text
-    assert "rank 3 ran out of memory" in page.text
-    assert "autotune export s1 --to native" in page.text
+    for words in (
+        "2.00×",
+        "micro_batch_size 1 -> 4",
+        "these parts shrank",
+        "rank 3 ran out of memory",
+        "autotune export s1 --to native",
+    ):
+        assert words in page.text
     shown = [attrs["id"] for tag, attrs in page.tags if tag == "figure"]
     drawn = [figure.name for figure in figures_of(result_from(record(), trials()))]
     assert shown == sorted(drawn, key=lambda name: (*FOREMOST, *drawn).index(name))
@@ -86,9 +89,8 @@ def test_nothing_is_fetched_and_nothing_runs() -> None:
 
 def test_foreign_text_is_escaped() -> None:
     page = html_report(record(message="<img src=x onerror=alert(1)>"), trials())
-    assert "<script>alert" not in page
-    assert "<b>tried</b>" not in page
-    assert "<img" not in page
+    for words in ("<script>alert", "<b>tried</b>", "<img"):
+        assert words not in page
     assert "demo &quot;&lt;script&gt;" in page
 
 
@@ -121,7 +123,6 @@ def test_best_so_far_never_falls() -> None:
 
 def test_winner_and_speedup_are_found_when_nobody_named_them() -> None:
     found = result_from(record(best=None, baseline=None, speedup=None), trials())
-    assert found.best is not None
     assert found.best.number == 3
     assert found.speedup == pytest.approx(2.0)
     assert prediction_errors(found.trials)["step_time"] == pytest.approx(0.1)
@@ -186,9 +187,8 @@ def test_reasons_compare_steps_at_equal_tokens() -> None:
 def test_comparison_names_the_difference() -> None:
     without_the_best = [t for t in trials() if t.number != 3]
     text = shown(compare((record(), trials()), (record(id="s2", best=1, speedup=1.25), without_the_best)))
-    assert "micro_batch_size 4 -> 2" in text
-    assert "2.00" in text
-    assert "1.25" in text
+    for words in ("micro_batch_size 4 -> 2", "2.00", "1.25"):
+        assert words in text
 
 
 @pytest.mark.parametrize(

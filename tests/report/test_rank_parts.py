@@ -14,7 +14,6 @@ def test_each_rank_has_a_bar_and_the_verdict_is_said() -> None:
     seen = Measurement(step_times_s=evidence.step_times_s, num_ranks=3, evidence=evidence.shortened().to_dict())
     trial = Trial(config=ParallelConfig(dp=3), status=TrialStatus.COMPLETED, measurement=seen, number=4)
     figure = rank_parts(trial)
-    assert figure is not None
     assert [head for head in ("rank 0", "rank 1", "rank 2") if head in figure.svg] == ["rank 0", "rank 1", "rank 2"]
     assert "rank 1 computes" in figure.how_to_read
     waits = next(line for line in figure.csv().splitlines() if line.startswith(('"communication', "communication")))

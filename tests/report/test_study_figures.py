@@ -64,7 +64,6 @@ def test_what_is_left_of_a_running_trial() -> None:
 
 def test_the_steps_of_running_trials_are_a_figure_with_data() -> None:
     figure = running_steps(source([9.0, 9.0, 2.0], running(5)))
-    assert figure is not None
     steps = [(number, step, time_s) for number, _, step, time_s in figure.table.rows]
     assert steps == [(5, 0, 9.0), (5, 1, 9.0), (5, 2, 2.0)]
     assert figure.svg.count("<circle") == 3
@@ -181,9 +180,8 @@ def test_a_step_that_compiles_does_not_flatten_the_others_and_keeps_its_value() 
     heights = [float(y) for y in re.findall(r'<circle[^>]* cy="([\d.]+)"', figure)]
     assert len(heights) == 12
     assert max(heights) - min(heights) > 20
-    assert '<path class="over"' in figure
-    assert "<title>45.0</title>" in figure
-    assert ">45</text>" in figure
+    for words in ('<path class="over"', "<title>45.0</title>", ">45</text>"):
+        assert words in figure
 
 
 @pytest.mark.parametrize("values", [[1.0, 9.0], [1.0, 2.0, 3.0, 9.0, 10.0, 11.0], [3.0] * 8], ids=str)

@@ -27,7 +27,6 @@ def empty() -> Result:
 
 
 def test_its_repr_is_one_short_line(result: Result, empty: Result) -> None:
-    assert result.best is not None
     assert repr(result).startswith(
         f"Result({result.record.study.name!r}, COMPLETED, {len(result.shown)} trials, best tp="
     )
@@ -39,7 +38,6 @@ def test_its_repr_is_one_short_line(result: Result, empty: Result) -> None:
 def test_a_notebook_shows_the_winner_beside_the_baseline(result: Result, empty: Result) -> None:
     page = result._repr_html_()
     ET.fromstring(page)
-    assert result.best is not None
     assert str(result.best.config) in page
     assert "<td>baseline</td>" in page
     assert "<table>" not in ET.tostring(ET.fromstring(empty._repr_html_()), encoding="unicode")
@@ -78,8 +76,6 @@ def test_a_plot_stands_alone_as_svg_and_as_a_page(result: Result, tmp_path: Path
     root = ET.parse(drawing).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     style = root.find("{http://www.w3.org/2000/svg}style")
-    assert style is not None
-    assert style.text is not None
     rules = re.sub(r"/\*.*?\*/", "", style.text, flags=re.DOTALL)
     selectors = [s for rule in rules.split("}") if "{" in rule for s in rule.split("{")[0].split(",")]
     assert all(s.strip().startswith((".autotune", "@media")) for s in selectors), (
@@ -99,8 +95,6 @@ def test_a_data_frame_has_a_row_for_each_trial(result: Result, empty: Result) ->
     assert list(frame.index) == [t.number for t in result.shown]
     assert frame.index.name == "number"
     assert list(frame.columns) == [name for name in TRIAL_COLUMNS if name != "number"]
-    assert result.best is not None
-    assert result.best.measurement is not None
     assert frame.loc[result.best.number, "tokens_per_s"] == result.best.measurement.tokens_per_s
     assert str(frame["ended_at"].dtype).startswith("datetime64")
     assert len(empty.to_dataframe()) == 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from autotune.service.options import ServiceOptions
+from autotune.store import SqlStore, open_store
 from tests.service.running import Service
 
 
@@ -31,3 +34,9 @@ def tuning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     options = ServiceOptions(port=0, max_studies=2)
     with Service(tmp_path_factory.mktemp("tuning"), options=options, supervised=True) as running:
         yield running
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    with closing(open_store(tmp_path / "results.db")) as opened:
+        yield opened

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -111,6 +113,16 @@ class Service:
     def token(self, scope: str, owner: str = "ann") -> str:
         """A new token."""
         return self.store.tokens.create(owner, scope)[1]
+
+
+@contextlib.contextmanager
+def watching(*supervisors: Supervisor) -> Iterator[None]:
+    """Supervisors at work."""
+    with contextlib.ExitStack() as at_the_end:
+        for one in supervisors:
+            at_the_end.callback(one.close)
+            one.start()
+        yield
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from autotune import api
 from autotune.errors import NotFoundError
 from autotune.service.http.response_cache import FRESH_S, ResponseCache
-from autotune.store import SqlStore, open_store
+from autotune.store import SqlStore
 from tests.service.running import API, Service, spec
 
 
@@ -33,13 +31,6 @@ class Counting:
     def __call__(self, study: str) -> bytes:
         self.made += 1
         return f"{study} {self.made}".encode()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = open_store(tmp_path / "results.db")
-    yield opened
-    opened.close()
 
 
 def submit(store: SqlStore, name: str = "small") -> str:

@@ -74,7 +74,6 @@ def ask(url: str, method: str, path: str, token: str = "", **more: Any) -> httpx
 def test_the_tokens_of_the_page_allow_what_its_scopes_say(tmp_path: Path) -> None:
     store, create = str(tmp_path / "results.db"), typed("token create", "--expires")
     named = re.search(r"--scope (\w+)", create)
-    assert named is not None
     scopes = [row[0].strip("`") for row in rows("| scope | allows |")]
     assert named[1] in scopes
     made = {

@@ -69,10 +69,13 @@ def test_the_page_of_a_trial_shows_its_steps_its_config_and_its_launch(
     page = guarded.http.get(f"/studies/{study}/trials/0", headers=rae).text
     for figure in ("step_times", "loss", "gradient_norm", "time_by_parts", "memory_by_parts", "memory_over_time"):
         assert f'id="{figure}"' in page
-    assert "Why it was tried: proposed by the searcher; because." in page
-    assert "torchrun" in page
-    assert "Left out of its log: 9 lines." in page
-    assert f'href="/studies/{study}/trials/1"' in page
+    for words in (
+        "Why it was tried: proposed by the searcher; because.",
+        "torchrun",
+        "Left out of its log: 9 lines.",
+        f'href="/studies/{study}/trials/1"',
+    ):
+        assert words in page
     data = guarded.http.get(f"/studies/{study}/trials/0/step_times.csv", headers=rae)
     assert data.text.split() == ["step,step_time_s", "0,0.9", "1,0.5", "2,0.55", "3,0.45"]
     assert guarded.http.get(f"/studies/{study}/trials/0/absent.csv", headers=rae).status_code == 404
@@ -81,9 +84,8 @@ def test_the_page_of_a_trial_shows_its_steps_its_config_and_its_launch(
 
 def test_the_page_of_a_failed_trial_shows_the_evidence(guarded: Service, study: str, rae: dict[str, str]) -> None:
     page = guarded.http.get(f"/studies/{study}/trials/1", headers=rae).text
-    assert "Out of memory." in page
-    assert "First on rank 3. In step 2." in page
-    assert '<pre tabindex="0">a\nb \u2028</pre>' in page
+    for words in ("Out of memory.", "First on rank 3. In step 2.", '<pre tabindex="0">a\nb \u2028</pre>'):
+        assert words in page
 
 
 def test_comparisons_show_first_what_differs(guarded: Service, study: str, rae: dict[str, str]) -> None:

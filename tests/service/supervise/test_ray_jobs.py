@@ -20,8 +20,8 @@ from autotune.service.supervise.ray_jobs import RayLauncher, has_password, user_
 from autotune.service.supervise.supervisor import Supervisor
 from autotune.service.supervise.worker import ray_job
 from autotune.spec import StudyStatus
-from autotune.store import SqlStore, open_store
-from tests.service.running import DEADLINE_S, spec, until
+from autotune.store import SqlStore
+from tests.service.running import DEADLINE_S, spec, until, watching
 
 TOKEN = "ray-secret"
 
@@ -86,13 +86,6 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[PaperRay]:
     paper.server.server_close()
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = open_store(tmp_path / "results.db")
-    yield opened
-    opened.close()
-
-
 def joined(ray: PaperRay, store_url: str = "/shared/results.db") -> RayLauncher:
     options = ServiceOptions(way="ray", ray_address=ray.url)
     return RayLauncher.open(options, store_url=store_url, url="http://tuning.example")
@@ -141,28 +134,22 @@ def test_a_study_is_one_job_however_many_start_it(ray: PaperRay, store: SqlStore
 def test_a_lost_job_is_started_again_under_the_next_number(ray: PaperRay, store: SqlStore) -> None:
     record, launcher = submit(store), joined(ray)
     watch = Supervisor(store, launcher, max_studies=2, poll_s=0.02)
-    watch.start()
-    try:
+    with watching(watch):
         until(lambda: record.id in ray.jobs)
         ray.jobs[record.id] |= {"status": "FAILED", "driver_exit_code": 137}
         until(lambda: f"{record.id}-2" in ray.jobs)
         ray.jobs.pop(record.id)
         ray.jobs.pop(f"{record.id}-2")  # the head lost its memory
         until(lambda: record.id in ray.jobs)
-    finally:
-        watch.close()
 
 
 def test_a_job_stopped_in_the_dashboard_cancels_the_study(ray: PaperRay, store: SqlStore) -> None:
     record = submit(store)
     watch = Supervisor(store, joined(ray), max_studies=2, poll_s=0.02)
-    watch.start()
-    try:
+    with watching(watch):
         until(lambda: record.id in ray.jobs)
         ray.jobs[record.id]["status"] = "STOPPED"
         until(lambda: store.study(record.id).status is StudyStatus.CANCELLED)
-    finally:
-        watch.close()
 
 
 def test_a_later_service_watches_the_jobs_of_the_earlier(ray: PaperRay, store: SqlStore) -> None:
@@ -174,12 +161,9 @@ def test_a_later_service_watches_the_jobs_of_the_earlier(ray: PaperRay, store: S
     assert [job["status"] for job in ray.jobs.values()] == ["RUNNING", "RUNNING"]  # a joined cluster keeps its jobs
     ray.jobs[stopped.id]["status"] = "STOPPED"
     watch = Supervisor(store, joined(ray), max_studies=2, poll_s=0.02)
-    watch.start()
-    try:
+    with watching(watch):
         until(lambda: store.study(stopped.id).status is StudyStatus.CANCELLED)
         assert watch.running == {running.id}
-    finally:
-        watch.close()
     assert list(ray.jobs) == [running.id, stopped.id]
 
 
@@ -265,13 +249,12 @@ def test_passwords_are_seen(url: str, secret: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_on_ray_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_ray_itself(store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three people submit six studies; one is stopped in Ray, the cluster dies with the service, and all end right."""
     import httpx
 
     monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path))
     store_url = str(tmp_path / "results.db")
-    store = open_store(store_url)
     document = spec(runner={"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 0.5})
     studies = [
         api.submit_study(store, api.load_study(document | {"seed": i}), document, owner=owner).id
@@ -280,8 +263,7 @@ def test_on_ray_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ServiceOptions(way="ray", port=0)
     launcher = RayLauncher.open(options, store_url=store_url, url="http://here")
     watch = Supervisor(store, launcher, max_studies=3, poll_s=0.2)
-    watch.start()
-    try:
+    with watching(watch):
         assert httpx.get(f"{launcher.dashboard}/api/jobs/", timeout=DEADLINE_S, trust_env=False).status_code == 401
         until(lambda: store.study(studies[0]).status is StudyStatus.RUNNING)
         headers = {"Authorization": f"Bearer {own_token()[1]}"}
@@ -300,17 +282,11 @@ def test_on_ray_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             f"{launcher.dashboard}/api/jobs/{told['job']}", headers=headers, timeout=DEADLINE_S, trust_env=False
         ).json()
         assert detail["metadata"]["url"] == f"http://here/studies/{studies[1]}"  # and back
-    finally:
-        watch.close()
     launcher = RayLauncher.open(options, store_url=store_url, url="http://here")
     watch = Supervisor(store, launcher, max_studies=3, poll_s=0.2)
-    watch.start()
-    try:
+    with watching(watch):
         until(lambda: all(store.study(study).status.is_terminal for study in studies))
-    finally:
-        watch.close()
     ends = [store.study(study).status for study in studies]
     assert ends == [StudyStatus.CANCELLED] + [StudyStatus.COMPLETED] * 5
     for study in studies:
         assert [e.kind for e in store.events(study)].count("study.completed") <= 1
-    store.close()

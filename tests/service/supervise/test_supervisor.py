@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
 from autotune.store.upkeep import maintenance
 from autotune.study.process_id import this_process
-from tests.service.running import Service, slow_spec, spec, until
+from tests.service.running import Service, slow_spec, spec, until, watching
 
 pytestmark = pytest.mark.alone
 
@@ -81,10 +81,18 @@ class Clock:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = open_store(tmp_path / "results.db")
-    yield opened
-    opened.close()
+def launcher() -> PaperLauncher:
+    return PaperLauncher()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watch(store: SqlStore, launcher: PaperLauncher, clock: Clock) -> Supervisor:
+    return supervisor(store, launcher, clock)
 
 
 def submit(store: SqlStore, **changes: Any) -> str:
@@ -92,14 +100,12 @@ def submit(store: SqlStore, **changes: Any) -> str:
     return api.submit_study(store, api.load_study(document), document).id
 
 
-def supervisor(store: SqlStore, launcher: PaperLauncher, clock: Clock | None = None, most: int = 2) -> Supervisor:
-    return Supervisor(store, launcher, max_studies=most, monotonic=clock or Clock())
+def supervisor(store: SqlStore, launcher: PaperLauncher, clock: Clock, most: int = 2) -> Supervisor:
+    return Supervisor(store, launcher, max_studies=most, monotonic=clock)
 
 
-def test_the_oldest_go_first_and_no_more_than_fit(store: SqlStore) -> None:
+def test_the_oldest_go_first_and_no_more_than_fit(store: SqlStore, launcher: PaperLauncher, watch: Supervisor) -> None:
     made = [submit(store, seed=i) for i in range(5)]
-    launcher = PaperLauncher()
-    watch = supervisor(store, launcher)
     watch.round()
     watch.round()
     assert launcher.started == made[:2]
@@ -110,7 +116,9 @@ def test_the_oldest_go_first_and_no_more_than_fit(store: SqlStore) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_a_study_of_another_owner_gets_the_next_free_place(store: SqlStore, most: int) -> None:
+def test_a_study_of_another_owner_gets_the_next_free_place(
+    store: SqlStore, most: int, launcher: PaperLauncher, clock: Clock
+) -> None:
     """However many of the first owner wait, and however long."""
     document = spec()
 
@@ -118,8 +126,7 @@ def test_a_study_of_another_owner_gets_the_next_free_place(store: SqlStore, most
         return api.submit_study(store, api.load_study(document | {"seed": seed}), document, owner=owner).id
 
     hog = [of("hog", seed) for seed in range(40)]
-    launcher = PaperLauncher()
-    watch = supervisor(store, launcher, most=most)
+    watch = supervisor(store, launcher, clock, most=most)
     watch.round()
     assert launcher.started == hog[:most]
     for study in hog[:most]:
@@ -138,28 +145,25 @@ def test_a_study_of_another_owner_gets_the_next_free_place(store: SqlStore, most
 
 
 def test_what_is_in_the_way_of_studies_is_logged_once_and_so_is_its_end(
-    store: SqlStore, caplog: pytest.LogCaptureFixture
+    store: SqlStore, caplog: pytest.LogCaptureFixture, launcher: PaperLauncher
 ) -> None:
     caplog.set_level("INFO", "autotune.service")
-    launcher = PaperLauncher()
     watch = Supervisor(store, launcher, max_studies=2, poll_s=0.01)
-    watch.start()
-    try:
+    with watching(watch):
         launcher.away = "Ray's dashboard cannot be reached"
         until(lambda: caplog.messages)
         time.sleep(0.1)
         launcher.away = ""
         until(lambda: len(caplog.messages) > 1)
-    finally:
-        watch.close()
     assert caplog.messages == ["Ray's dashboard cannot be reached", "studies continue: the problem is resolved"]
 
 
-def test_a_study_of_another_runner_is_left_waiting_and_says_for_what(store: SqlStore) -> None:
+def test_a_study_of_another_runner_is_left_waiting_and_says_for_what(
+    store: SqlStore, launcher: PaperLauncher, clock: Clock
+) -> None:
     others = [submit(store, seed=i, runner={"kind": "ray"}) for i in range(5)]
     own = [submit(store, seed=i) for i in range(2)]
-    launcher = PaperLauncher()
-    watch = Supervisor(store, launcher, max_studies=2, runners=frozenset({"local", "simulated"}), monotonic=Clock())
+    watch = Supervisor(store, launcher, max_studies=2, runners=frozenset({"local", "simulated"}), monotonic=clock)
     for _ in range(4):
         watch.round()
     assert launcher.started == own
@@ -170,44 +174,44 @@ def test_a_study_of_another_runner_is_left_waiting_and_says_for_what(store: SqlS
         assert len(said) == 1
 
 
-def test_what_rests_or_is_held_elsewhere_is_left_alone(store: SqlStore) -> None:
+def test_what_rests_or_is_held_elsewhere_is_left_alone(store: SqlStore, launcher: PaperLauncher, clock: Clock) -> None:
     paused, held, free = (submit(store, seed=i) for i in range(3))
     api.act(store, paused, "pause")
     assert store.claim(held, "other-host:1:1", lease_s=60)
-    launcher = PaperLauncher()
-    supervisor(store, launcher, most=9).round()
+    supervisor(store, launcher, clock, most=9).round()
     assert launcher.started == [free]
 
 
-def test_studies_that_outlived_a_service_of_this_host_take_up_room(store: SqlStore) -> None:
+def test_studies_that_outlived_a_service_of_this_host_take_up_room(
+    store: SqlStore, launcher: PaperLauncher, clock: Clock
+) -> None:
     running, waiting = submit(store), submit(store, seed=1)
     lease = store.claim(running, this_process(), lease_s=60)
     store.set_status(running, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
-    launcher = PaperLauncher()
-    full = supervisor(store, launcher, most=1)
+    full = supervisor(store, launcher, clock, most=1)
     full.round()
     assert (launcher.started, full.running) == ([], {running}), "health counts it, too"
-    supervisor(store, launcher, most=2).round()
+    supervisor(store, launcher, clock, most=2).round()
     assert launcher.started == [waiting]
 
 
-def test_what_a_dead_process_of_another_service_holds_is_started_however_long_its_lease(store: SqlStore) -> None:
+def test_what_a_dead_process_of_another_service_holds_is_started_however_long_its_lease(
+    store: SqlStore, launcher: PaperLauncher, watch: Supervisor
+) -> None:
     """The clock may have been set back since: then leases of processes that died with their service run for as long as it was."""
     study = submit(store)
     host, pid, start, place = this_process().split(":")
     lease = store.claim(study, f"{host}:{pid}:{int(start) + 1}:{place}", lease_s=3600)
     store.set_status(study, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
-    launcher = PaperLauncher()
-    watch = supervisor(store, launcher)
     watch.round()
     watch.round()
     assert launcher.started == [study]
 
 
-def test_a_study_whose_process_dies_is_started_again_later_and_later_and_at_last_fails(store: SqlStore) -> None:
+def test_a_study_whose_process_dies_is_started_again_later_and_later_and_at_last_fails(
+    store: SqlStore, launcher: PaperLauncher, clock: Clock, watch: Supervisor
+) -> None:
     study = submit(store)
-    launcher, clock = PaperLauncher(), Clock()
-    watch = supervisor(store, launcher, clock)
     for death in range(1, MAX_CRASHES + 1):
         watch.round()
         assert launcher.started == [study] * death
@@ -224,10 +228,10 @@ def test_a_study_whose_process_dies_is_started_again_later_and_later_and_at_last
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("code", [HELD, STORE_AWAY, NOT_STARTED])
-def test_being_too_late_or_without_a_store_is_no_crash(store: SqlStore, code: int) -> None:
+def test_being_too_late_or_without_a_store_is_no_crash(
+    store: SqlStore, code: int, launcher: PaperLauncher, clock: Clock, watch: Supervisor
+) -> None:
     study = submit(store)
-    launcher, clock = PaperLauncher(), Clock()
-    watch = supervisor(store, launcher, clock)
     for _ in range(3 * MAX_CRASHES):
         watch.round()
         launcher.over = [Ended(study=study, code=code)]
@@ -237,10 +241,8 @@ def test_being_too_late_or_without_a_store_is_no_crash(store: SqlStore, code: in
     assert store.study(study).status is StudyStatus.QUEUED
 
 
-def test_a_job_that_a_person_stopped_is_cancelled(store: SqlStore) -> None:
+def test_a_job_that_a_person_stopped_is_cancelled(store: SqlStore, launcher: PaperLauncher, watch: Supervisor) -> None:
     study = submit(store)
-    launcher = PaperLauncher()
-    watch = supervisor(store, launcher)
     watch.round()
     launcher.over = [Ended(study=study, code=1, by_hand=True)]
     watch.round()
@@ -248,28 +250,24 @@ def test_a_job_that_a_person_stopped_is_cancelled(store: SqlStore) -> None:
     assert launcher.started == [study]
 
 
-def test_what_cannot_be_started_now_is_tried_again(store: SqlStore) -> None:
+def test_what_cannot_be_started_now_is_tried_again(store: SqlStore, launcher: PaperLauncher) -> None:
     study = submit(store)
-    launcher = PaperLauncher()
     launcher.broken = "Ray is away"
     watch = Supervisor(store, launcher, max_studies=1, poll_s=0.02)
-    watch.start()
-    try:
+    with watching(watch):
         until(lambda: "Ray is away" in watch.health())
         launcher.broken = ""
         until(lambda: launcher.started == [study])
         until(lambda: watch.health() == "")
-    finally:
-        watch.close()
 
 
-def test_a_process_that_does_not_end_with_its_study_is_killed(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_end_with_its_study_is_killed(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch, launcher: PaperLauncher, clock: Clock, watch: Supervisor
+) -> None:
     from autotune.service.supervise import supervisor as module
 
     monkeypatch.setattr(module, "STRAGGLE_S", -1.0)
     study = submit(store)
-    launcher, clock = PaperLauncher(), Clock()
-    watch = supervisor(store, launcher, clock)
     watch.round()
     api.act(store, study, "cancel")
     clock.now_s += 60
@@ -277,10 +275,10 @@ def test_a_process_that_does_not_end_with_its_study_is_killed(store: SqlStore, m
     assert launcher.killed == [study]
 
 
-def test_a_study_that_is_deleted_while_its_restart_is_due_does_not_stop_the_others(store: SqlStore) -> None:
+def test_a_study_that_is_deleted_while_its_restart_is_due_does_not_stop_the_others(
+    store: SqlStore, launcher: PaperLauncher, watch: Supervisor
+) -> None:
     gone = submit(store)
-    launcher = PaperLauncher()
-    watch = supervisor(store, launcher)
     watch.round()
     launcher.over = [Ended(study=gone, code=-9)]
     watch.round()
@@ -291,9 +289,10 @@ def test_a_study_that_is_deleted_while_its_restart_is_due_does_not_stop_the_othe
     assert launcher.started == [gone, other]
 
 
-def test_the_process_of_a_deleted_study_is_killed_and_the_others_are_looked_after(store: SqlStore) -> None:
+def test_the_process_of_a_deleted_study_is_killed_and_the_others_are_looked_after(
+    store: SqlStore, launcher: PaperLauncher, clock: Clock
+) -> None:
     gone, other = submit(store), submit(store, seed=1)
-    launcher, clock = PaperLauncher(), Clock()
     watch = supervisor(store, launcher, clock, most=3)
     watch.round()
     api.act(store, gone, "cancel")
@@ -306,13 +305,13 @@ def test_the_process_of_a_deleted_study_is_killed_and_the_others_are_looked_afte
 
 
 @pytest.mark.thorough
-def test_a_process_that_lets_its_lease_lie_is_killed_and_one_that_waits_for_its_turn_is_not(store: SqlStore) -> None:
+def test_a_process_that_lets_its_lease_lie_is_killed_and_one_that_waits_for_its_turn_is_not(
+    store: SqlStore, launcher: PaperLauncher, clock: Clock, watch: Supervisor
+) -> None:
     study = submit(store)
     before = store.claim(study, "elsewhere", lease_s=0.01)
     assert before is not None
     store.set_status(study, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=before)
-    launcher, clock = PaperLauncher(), Clock()
-    watch = supervisor(store, launcher, clock)
 
     def look(times: int) -> None:
         for _ in range(times):
@@ -331,13 +330,14 @@ def test_a_process_that_lets_its_lease_lie_is_killed_and_one_that_waits_for_its_
     assert launcher.killed == [study]
 
 
-def test_a_frozen_process_of_an_earlier_service_takes_no_place(store: SqlStore) -> None:
+def test_a_frozen_process_of_an_earlier_service_takes_no_place(
+    store: SqlStore, launcher: PaperLauncher, clock: Clock
+) -> None:
     study = submit(store)
     lease = store.claim(study, this_process(), lease_s=0.5)
     assert lease is not None
     store.set_status(study, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
-    launcher = PaperLauncher()
-    watch = supervisor(store, launcher, most=1)
+    watch = supervisor(store, launcher, clock, most=1)
     watch.round()
     assert launcher.started == []
     until(lambda: watch.round() or launcher.started == [study])
@@ -361,31 +361,23 @@ def test_a_frozen_process_of_the_only_supervisor_is_replaced(tmp_path: Path, mon
 
 
 @pytest.mark.thorough
-def test_two_supervisors_on_one_store_run_each_study_once(tmp_path: Path) -> None:
-    first = open_store(tmp_path / "results.db")
-    studies = [submit(first, seed=i) for i in range(6)]
+def test_two_supervisors_on_one_store_run_each_study_once(store: SqlStore, tmp_path: Path) -> None:
+    studies = [submit(store, seed=i) for i in range(6)]
     second = open_store(tmp_path / "results.db")
     pair = [
         Supervisor(
             s, ProcessLauncher(tmp_path / f"logs{i}", store_url=str(tmp_path / "results.db")), max_studies=3, poll_s=0.1
         )
-        for i, s in enumerate((first, second))
+        for i, s in enumerate((store, second))
     ]
-    try:
-        for one in pair:
-            one.start()
-        until(lambda: all(first.study(study).status.is_terminal for study in studies))
-    finally:
-        for one in pair:
-            one.close()
-        second.close()
+    with closing(second), watching(*pair):
+        until(lambda: all(store.study(study).status.is_terminal for study in studies))
     for study in studies:
-        kinds = [event.kind for event in first.events(study)]
-        assert first.study(study).status is StudyStatus.COMPLETED
+        kinds = [event.kind for event in store.events(study)]
+        assert store.study(study).status is StudyStatus.COMPLETED
         assert kinds.count("study.completed") == 1
-        assert kinds.count("trial.asked") == len(first.trials(study))
+        assert kinds.count("trial.asked") == len(store.trials(study))
         assert "trial.late" not in kinds
-    first.close()
 
 
 @pytest.mark.slow
@@ -475,9 +467,8 @@ def test_a_fork_server_that_is_killed_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_fork_server_that_dies_between_two_looks_takes_no_study_along(tmp_path: Path) -> None:
+def test_a_fork_server_that_dies_between_two_looks_takes_no_study_along(store: SqlStore, tmp_path: Path) -> None:
     """Where another study were started on a new server before anybody noticed, the children of the old one would count as running for ever."""
-    store = open_store(tmp_path / "results.db")
     study = api.load_study(spec())
     running, waiting = store.submit(study, {}), store.submit(study, {})
     launcher = ProcessLauncher(tmp_path / "logs", store_url=str(tmp_path / "results.db"))
@@ -491,4 +482,3 @@ def test_a_fork_server_that_dies_between_two_looks_takes_no_study_along(tmp_path
         launcher.start(waiting)
     finally:
         launcher.close(30.0)
-        store.close()
