@@ -48,8 +48,7 @@ def test_a_new_study_is_checked_while_it_is_typed_and_followed_to_its_launch(bro
         spec_field.fill(TYPED.replace("tp: [1, 2]", "tpp: [1, 2]"))
         place = page.get_by_role("link", name="Line 5, column 9")
         place.click()
-        at = spec_field.evaluate("area => area.value.slice(area.selectionStart).split(':')[0]")
-        assert at == "tpp"
+        assert spec_field.evaluate("area => area.value.slice(area.selectionStart).split(':')[0]") == "tpp"
         spec_field.fill(TYPED)
         page.get_by_text("valid configs").wait_for()
         page.get_by_role("button", name="Check").click()

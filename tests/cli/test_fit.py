@@ -164,8 +164,7 @@ def test_name_of_a_builder_without_a_function_is_told_how_it_is_written(refusal,
 def test_the_page_stands_alone_and_escapes(run, write, fake, tmp_path):
     fake.guesses = ("<script>alert(1)</script>",)
     page = tmp_path / "fit.html"
-    done = run("fit", write(), "--config", "pp=2,micro_batch_size=2", "-o", page)
-    assert f"wrote {page}" in done.err
+    assert f"wrote {page}" in run("fit", write(), "--config", "pp=2,micro_batch_size=2", "-o", page).err
     text = page.read_text()
     assert text.count("<svg") == 2  # one for each rank of the pipeline
     assert "yes, it fits" in text

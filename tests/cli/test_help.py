@@ -33,8 +33,7 @@ def test_a_command_is_built_without_those_of_other_modules() -> None:
 def test_the_first_page_has_the_groups_and_whole_sentences(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     page = run("--help").out
-    headings = re.findall(r"^(\S.*):$", page, re.MULTILINE)
-    assert headings == ["Options", *GROUPS]
+    assert re.findall(r"^(\S.*):$", page, re.MULTILINE) == ["Options", *GROUPS]
     assert f"{MORE}:" not in page
     assert "..." not in page.partition("Options:")[2]
     assert max(map(len, page.splitlines())) <= 80
@@ -55,8 +54,7 @@ def test_the_examples_of_a_command_are_accepted_by_its_command_line(path: str) -
 
 
 def test_examples_end_the_page_of_a_command(run) -> None:
-    page = run("plan", "--help").out
-    assert page.rstrip().splitlines()[-3:] == [f"    {line}" for line in EXAMPLES["plan"]]
+    assert run("plan", "--help").out.rstrip().splitlines()[-3:] == [f"    {line}" for line in EXAMPLES["plan"]]
 
 
 def test_every_command_prints_json_when_asked() -> None:

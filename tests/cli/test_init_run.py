@@ -128,6 +128,5 @@ def test_a_command_is_read_without_running_it(run, programs):
         "init", "--json", "--", "torchrun", "--nproc-per-node=2", "decoder.py", "--batch", "2", "--accumulate", "3"
     )
     assert done.code == 0, done.err
-    spec = done.document["spec"]
-    assert spec["workload"]["global_batch_size"] == 12
+    assert done.document["spec"]["workload"]["global_batch_size"] == 12
     assert "seen" not in done.document

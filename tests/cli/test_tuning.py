@@ -139,8 +139,7 @@ def test_export_writes_a_launch(run, refusal, write, tmp_path):
     whole = run("export", study, "--to", "megatron", "--option", "steps=7000")
     assert "--train-iters=7000" in whole.out.replace("--train-iters 7000", "--train-iters=7000")
     assert "as a trial may" not in whole.err
-    own = run("export", study, "--json").document
-    assert own["trainer"] == "native", "the study's own trainer"
+    assert run("export", study, "--json").document["trainer"] == "native", "the study's own trainer"
     assert "nobody" in refusal("export", study, "--to", "nobody")
 
 
@@ -151,8 +150,7 @@ def test_the_same_command_after_the_end_starts_anew_and_overrides_count(run, wri
     second = run("tune", path, "--json", "--max-trials", 1, "--searcher", "random", "--seed", 3).document["study"]
     assert second["id"] != first
     assert second["searcher"] == "random"
-    listed = run("list", "--json").document["studies"]
-    assert [s["id"] for s in listed] == [second["id"], first]
+    assert [s["id"] for s in run("list", "--json").document["studies"]] == [second["id"], first]
 
 
 def test_help_answers_without_the_heavy_libraries():
@@ -226,5 +224,4 @@ def test_the_next_step_of_a_study_that_only_python_can_start_is_a_line_of_python
     ],
 )
 def test_a_loop_that_only_python_can_start_is_refused_before_any_runner_is_made(refusal, write, runner, sentence):
-    spec = write(trainer="ray_train", runner=runner, space={"micro_batch_size": [1, 2]})
-    assert sentence in refusal("tune", spec)
+    assert sentence in refusal("tune", write(trainer="ray_train", runner=runner, space={"micro_batch_size": [1, 2]}))

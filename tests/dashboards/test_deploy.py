@@ -83,8 +83,7 @@ def test_every_command_line_is_one_that_the_program_takes(words: list[str]) -> N
     command: Any = typer.main.get_command(application())
     while words and hasattr(command, "commands"):
         command, words = command.commands[words[0]], words[1:]
-    context = command.make_context("autotune", list(words), resilient_parsing=False)
-    assert context.params
+    assert command.make_context("autotune", list(words), resilient_parsing=False).params
 
 
 def test_the_unit_is_complete_and_confined() -> None:

@@ -105,8 +105,7 @@ def test_a_study_with_a_target_answers_with_the_targets_ranking() -> None:
     assert [row["proxies"] for row in target["configs"]] == ran
     assert any(ran)
     assert "2 proxies" in target["known"][0]
-    checked = answer(store, "check_config", spec=target_spec(), config=target["configs"][0]["config"])
-    assert checked["legal"]
+    assert answer(store, "check_config", spec=target_spec(), config=target["configs"][0]["config"])["legal"]
     store.close()
 
 
@@ -142,8 +141,7 @@ def test_a_launch_is_reviewed_from_its_text(finished: tuple[Store, str]) -> None
     assert found["fits"]
     assert "recompute full -> none" in found["text"]
     assert found["edits"][0]["line"] == 1
-    open_ended = answer(finished[0], "review", files={"run.sh": text})
-    assert "--cluster" in open_ended["missing"][0]
+    assert "--cluster" in answer(finished[0], "review", files={"run.sh": text})["missing"][0]
 
 
 def test_a_plan_in_which_nothing_fits_says_what_would(finished: tuple[Store, str]) -> None:

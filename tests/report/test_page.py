@@ -108,8 +108,7 @@ def test_foreign_text_is_escaped() -> None:
 )
 def test_unfinished_and_failed_studies_have_a_page(some: list[Trial]) -> None:
     study = record(best=None, baseline=None, speedup=None, status=StudyStatus.RUNNING, started_at=None, ended_at=None)
-    page = read(html_report(study, some))
-    assert "How to reproduce it" in page.text
+    assert "How to reproduce it" in read(html_report(study, some)).text
     shown(compare((study, some), (record(), trials()), palette=Palette(unicode=False)))
 
 

@@ -72,8 +72,7 @@ def test_a_study_whose_controller_died_says_what_goes_on_with_it(
 
 def test_every_trial_can_be_explained(finished: tuple[Store, str]) -> None:
     store, study_id = finished
-    winner = api.explain(store, study_id)
-    assert set(winner["against"]) == {"baseline", "runner-up"}
+    assert set(api.explain(store, study_id)["against"]) == {"baseline", "runner-up"}
     result = api.result_of(store, study_id)
     for trial in result.trials:
         answer = api.explain(store, study_id, trial.number)
@@ -244,8 +243,7 @@ def test_without_a_model_the_best_of_each_is_told(finished: tuple[Store, str]) -
     small = api.tune(spec(name="other", model="gpt2-small"), store=store).record.id
     found = api.past_studies(store, runner="simulated")
     assert [row["study"]["id"] for row in found] == [small, study_id]
-    first = api.past_studies(store, model="gpt2-medium", runner="simulated", limit=1)
-    assert found[1]["best"] == first[0]["best"]
+    assert found[1]["best"] == api.past_studies(store, model="gpt2-medium", runner="simulated", limit=1)[0]["best"]
 
 
 def test_overrides_reach_inside(tmp_path: Path) -> None:
@@ -273,13 +271,11 @@ def test_a_calibration_is_kept_and_used(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(registry, "calibrator", lambda name: measure)
     said: list[str] = []
-    measured = api.calibrate("local", store=store, on_progress=said.append)
-    assert measured.memory_efficiency == pytest.approx(0.5)
+    assert api.calibrate("local", store=store, on_progress=said.append).memory_efficiency == pytest.approx(0.5)
     assert said == [" 50% matmul"]
     local = spec(model="nano-gpt", cluster="local", workload={"seq_len": 64, "global_batch_size": 16})
     study = api.load_study(local | {"space": {"tp": [1], "micro_batch_size": [1]}})
-    found = assemble(study, store).calibration
-    assert found.memory_efficiency == pytest.approx(0.5)
+    assert assemble(study, store).calibration.memory_efficiency == pytest.approx(0.5)
     store.close()
     with pytest.raises(SpecError, match="a machine can only measure its own cluster"):
         api.calibrate("h100-sxm-1x8")
@@ -309,8 +305,7 @@ def test_the_next_step_names_the_studys_trainer_with_what_it_needs(change: dict[
     store = MemoryStore()
     space = {"micro_batch_size": [1, 2], "zero_stage": [0, 1, 3], "precision": ["bf16"]}
     result = api.tune(spec(**{"space": space, **change}), store=store)
-    document = api.document(result)
-    assert document["next_export"] == target
+    assert api.document(result)["next_export"] == target
     api.export_document(store, result.record.id, target["trainer"], target["options"])
     store.close()
 

@@ -82,8 +82,7 @@ def test_the_winner_has_one_speed_in_its_row_its_card_and_its_speedup(result: Re
     speeds = [row["measurement"]["tokens_per_s"] for row in document["configs"]]
     assert speeds[0] == document["best"]["measurement"]["tokens_per_s"]
     assert speeds == sorted(speeds, reverse=True)
-    front = front_documents(result)
-    assert front[0]["merits"]["tokens_per_s"] == pytest.approx(speeds[0])
+    assert front_documents(result)[0]["merits"]["tokens_per_s"] == pytest.approx(speeds[0])
     page = html_report(result.record, result.trials)
     assert page.count(f">{api_count(tokens_per_s(result.best))}<") >= 2  # the card and the row
 
@@ -102,8 +101,7 @@ def test_a_config_measured_once_does_not_stand_before_one_that_was_measured_agai
     trials = study_on_a_machine_that_slows_down()
     lucky = replace(trials[3], reward=replace(trials[3].reward, total=9.0))  # type: ignore[type-var]
     found = result_from(record(), [*trials[:3], lucky, *trials[4:]])
-    first = api.document(found, top=3)["configs"]
-    assert [row["number"] for row in first] == [1, 2, 3]
+    assert [row["number"] for row in api.document(found, top=3)["configs"]] == [1, 2, 3]
     assert explained(found)["against"]["runner-up"]["number"] == 2
 
 
@@ -147,8 +145,7 @@ def test_a_default_config_that_failed_in_the_finals_leaves_the_ratios_of_the_sea
 
 def test_without_a_measured_default_config_speeds_stand_as_measured() -> None:
     trials = [t for t in study_on_a_machine_that_slows_down() if t.config.zero_stage != 0]
-    found = result_from(record(), trials[:3])
-    assert [tokens_per_s(t) for t in found.shown] == [tokens_per_s(t) for t in trials[:3]]
+    assert [tokens_per_s(t) for t in result_from(record(), trials[:3]).shown] == [tokens_per_s(t) for t in trials[:3]]
 
 
 def test_an_explanation_says_that_winner_and_runner_up_are_tied(result: Result) -> None:

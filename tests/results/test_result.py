@@ -47,8 +47,7 @@ def test_text_of_a_study_is_escaped(result: Result) -> None:
     from dataclasses import replace
 
     study = replace(result.record.study, name="<script>alert(1)</script>")
-    page = replace(result, record=replace(result.record, study=study))._repr_html_()
-    assert "<script>" not in page
+    assert "<script>" not in replace(result, record=replace(result.record, study=study))._repr_html_()
 
 
 def test_its_figures_are_named_and_completed(result: Result, empty: Result) -> None:
@@ -82,8 +81,7 @@ def test_a_plot_stands_alone_as_svg_and_as_a_page(result: Result, tmp_path: Path
         "no rule reaches marks outside the figure"
     )
     assert "var(" not in style.text or "--ink:" in style.text
-    page = plot.save(tmp_path / "memory.html").read_text(encoding="utf-8")
-    assert plot.how_to_read in page
+    assert plot.how_to_read in plot.save(tmp_path / "memory.html").read_text(encoding="utf-8")
     assert plot.svg in plot._repr_html_()
     assert plot.save(tmp_path / "memory.csv").read_text(encoding="utf-8").startswith("role,trial,config,")
     with pytest.raises(SpecError, match=r"memory\.svg"):

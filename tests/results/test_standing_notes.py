@@ -130,8 +130,7 @@ def test_the_best_so_far_ends_with_the_winner(result: Result) -> None:
 
 
 def test_a_running_study_says_so_far_and_who_is_measured_again_needs_no_reason() -> None:
-    running = found(status=StudyStatus.RUNNING, ended_at=None)
-    assert running.below == {LUCKY: "measured once so far"}
+    assert found(status=StudyStatus.RUNNING, ended_at=None).below == {LUCKY: "measured once so far"}
     late = [scored(0, 1.0, TrialPurpose.FINAL), scored(2, 0.75, TrialPurpose.FINAL, **B)]
     played = [*TRIALS, late[0], late[1], late[1], late[0]]
     trials = [replace(t, number=i) for i, t in enumerate(played)]

@@ -152,8 +152,7 @@ def test_a_submission_waits_behind_no_plan(tmp_path: Path) -> None:
         owner = bearer(service.token("submit", "owner"))
         answered = begin_plans(service, 6)
         until(lambda: answered)
-        made = service.http.post(f"{API}/studies", json=spec(), headers=owner)
-        assert made.status_code == 201
+        assert service.http.post(f"{API}/studies", json=spec(), headers=owner).status_code == 201
         assert len(answered) < 5  # in one queue it would have waited behind all of them
         until(lambda: len(answered) == 6)
         assert answered == [200] * 6

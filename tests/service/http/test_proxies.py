@@ -298,8 +298,7 @@ def test_the_stand_in_sends_what_nginx_sends(configuration: str, tmp_path: Path)
 def test_what_tells_of_an_outside_asks_for_a_token(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = str(tmp_path / "s.db")
-    assert cli.run(["serve", "--runner", "local", "--port", "0", "--store", store, *options]) == 2
+    assert cli.run(["serve", "--runner", "local", "--port", "0", "--store", str(tmp_path / "s.db"), *options]) == 2
     said = capsys.readouterr().err
     assert f"a service with {options[0]}" in said
     assert "autotune token create" in said

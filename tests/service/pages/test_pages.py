@@ -52,8 +52,7 @@ def test_a_study_from_queue_to_report(tuning: Service) -> None:
     )
     wrong = tuning.http.get("/best", params={"metric": "SPEED"})
     assert (wrong.status_code, "&#39;SPEED&#39;" in wrong.text) == (422, True)
-    style = tuning.http.get("/static/style.css")
-    assert style.headers["content-type"].startswith("text/css")
+    assert tuning.http.get("/static/style.css").headers["content-type"].startswith("text/css")
 
 
 def test_a_button_acts_with_the_forms_token_only(tuning: Service) -> None:

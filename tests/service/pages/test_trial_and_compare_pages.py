@@ -96,8 +96,7 @@ def test_comparisons_show_first_what_differs(guarded: Service, study: str, rae: 
     assert "Choose two or more trials" in guarded.http.get(f"/studies/{study}/compare?trial=0", headers=rae).text
     assert guarded.http.get(f"/studies/{study}/compare?trial=x", headers=rae).status_code == 422
     assert guarded.http.get(f"/studies/{study}/compare?trial=1 2 3 4 5 6 7", headers=rae).status_code == 422
-    alone = guarded.http.get("/compare", params={"study": [study]}, headers=rae).text
-    assert "Choose two or more studies" in alone
+    assert "Choose two or more studies" in guarded.http.get("/compare", params={"study": [study]}, headers=rae).text
     assert guarded.http.get("/compare?study=absent", headers=rae).status_code == 404
 
 
@@ -109,8 +108,7 @@ def test_an_export_is_shown_and_downloaded_and_says_what_it_needs(
     assert "torchrun" in first
     assert "for the full run export again with" in first
     asked: dict[str, Any] = {"trainer": "megatron", "on": "slurm", "options": "steps=7", "trial": "1"}
-    page = guarded.http.get(url, params=asked, headers=rae)
-    assert "sbatch job.sbatch" in page.text
+    assert "sbatch job.sbatch" in guarded.http.get(url, params=asked, headers=rae).text
     archive = guarded.http.get(f"{url}.zip", params=asked, headers=rae)
     with zipfile.ZipFile(io.BytesIO(archive.content)) as file:
         assert {"launch/launch.sh", "launch/job.sbatch"} <= set(file.namelist())
@@ -161,8 +159,7 @@ def test_a_new_study_is_checked_with_lines_and_columns_and_previewed_and_submitt
     page = guarded.http.get(first.headers["location"], headers=ann).text
     assert "The study is submitted." in page
     assert "in the queue" in page or "before it" in page
-    copied = guarded.http.get(f"/submit?from={study}", headers=ann).text
-    assert "name: looked-at" in copied
+    assert "name: looked-at" in guarded.http.get(f"/submit?from={study}", headers=ann).text
 
 
 @pytest.mark.parametrize("trainer", ["{kind: command, argv: [sh]}", "{kind: deepspeed, script: /bin/sh}"])
@@ -221,8 +218,7 @@ def test_a_study_is_tagged_noted_and_deleted_from_its_pages(guarded: Service, an
     assert guarded.store.study(mine).tags == ("one", "three", "two")
     pressed("tags", remove="two")
     assert guarded.store.study(mine).tags == ("one", "three")
-    page = pressed("notes", text="<b>bold</b>")
-    assert "&lt;b&gt;bold&lt;/b&gt;" in page
+    assert "&lt;b&gt;bold&lt;/b&gt;" in pressed("notes", text="<b>bold</b>")
     (note,) = guarded.store.annotations.notes(mine)
     assert "The note is removed." in pressed(f"notes/{note.number}/remove")
     assert "short-lived" in guarded.http.get("/studies?tag=one", headers=ann).text

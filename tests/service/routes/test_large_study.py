@@ -115,8 +115,7 @@ def test_the_report_shows_the_figures_that_are_drawn_already(counted: Service, m
         monkeypatch.setitem(FIGURES, name, lambda source, name=name, draw=draw: drawn.append(name) or draw(source))  # type: ignore[arg-type]
     page = counted.http.get(f"/studies/{study}/figures").text
     assert drawn == list(FIGURES)
-    report = counted.http.get(f"/studies/{study}/report").text
-    assert report.count("<svg") == page.count("<svg")
+    assert counted.http.get(f"/studies/{study}/report").text.count("<svg") == page.count("<svg")
     assert drawn == list(FIGURES), "each once"
 
 
@@ -133,10 +132,8 @@ def test_a_browser_without_scripts_gets_the_whole_page(counted: Service) -> None
 def test_the_parts_of_a_large_study_come_after_its_page(tmp_path: Path) -> None:
     with Service(tmp_path) as service:
         study = large_study(service.store, MOST_WAITED_FOR + 100)
-        page = service.http.get(f"/studies/{study}").text
-        assert f'data-from="/studies/{study}/results?' in page
-        part = service.http.get(f"/studies/{study}/results").text
-        assert part.count(f'<a href="/studies/{study}/trials/') == PAGE
+        assert f'data-from="/studies/{study}/results?' in service.http.get(f"/studies/{study}").text
+        assert service.http.get(f"/studies/{study}/results").text.count(f'<a href="/studies/{study}/trials/') == PAGE
         figures = service.http.get(f"/studies/{study}/figures").text
         assert figures.count("<figure") >= 10
         again = service.http.get(f"/studies/{study}").text  # they are drawn now

@@ -69,8 +69,7 @@ def test_tags_are_the_owners_and_select_studies(guarded: Service) -> None:
             client.tag(study, add=["two words"])
     with guarded.client(bob) as client, pytest.raises(ServiceError, match="only its owner or an admin"):
         client.tag(study, add=["mine"])
-    answer = guarded.http.patch(f"{API}/studies/{study}/tags", json={"ad": []}, headers=bearer(ann))
-    assert answer.status_code == 422
+    assert guarded.http.patch(f"{API}/studies/{study}/tags", json={"ad": []}, headers=bearer(ann)).status_code == 422
 
 
 def test_a_study_is_deleted_by_its_owner_once_it_and_those_that_learnt_from_it_have_ended(guarded: Service) -> None:

@@ -62,8 +62,7 @@ def test_a_figure_that_cannot_be_drawn_says_what_it_needs(service: Service, guar
 @pytest.mark.thorough
 def test_a_view_is_made_once_for_each_revision(tuning: Service, finished: str) -> None:
     views = tuning.service.views
-    first = views.result(finished)
-    assert views.result("drawn").trials is first.trials
+    assert views.result("drawn").trials is views.result(finished).trials
     assert views.figures(finished)[0] is views.figures(finished)[0]
     drawn = views.figures(finished)
     tuning.store.annotations.change_tags(finished, add=["seen"])

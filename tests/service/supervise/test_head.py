@@ -41,5 +41,4 @@ def test_head_of_an_event_stream_opens_none(service: Service) -> None:
 
 def test_metrics_count_head_by_its_route(service: Service) -> None:
     service.http.head(f"{API}/studies")
-    text = service.http.get(f"{API}/metrics").text
-    assert re.search(r'method="HEAD",route="[^"]*/studies",status="200"', text)
+    assert re.search(r'method="HEAD",route="[^"]*/studies",status="200"', service.http.get(f"{API}/metrics").text)

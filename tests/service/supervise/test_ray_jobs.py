@@ -177,8 +177,7 @@ def test_unreachable_is_not_dead(ray: PaperRay, store: SqlStore) -> None:
     assert launcher.ended() == []
     assert launcher.health() == ""
     launcher.kill(record.id)
-    over = launcher.ended()
-    assert [(e.study, e.by_hand) for e in over] == [(record.id, False)]
+    assert [(e.study, e.by_hand) for e in launcher.ended()] == [(record.id, False)]
 
 
 def test_an_end_is_told_also_when_ray_goes_away_while_a_later_job_is_looked_at(

@@ -459,8 +459,7 @@ def test_a_fork_server_that_is_killed_is_replaced(tmp_path: Path) -> None:
         study = client.submit(slow_spec())["study"]["id"]
         child = until(lambda: controller_pid(service.store, study))
         os.kill(service.launcher._fork_server.pid, signal.SIGKILL)
-        other = client.submit(spec())["study"]["id"]
-        assert client.wait(other)["study"]["status"] == "COMPLETED"
+        assert client.wait(client.submit(spec())["study"]["id"])["study"]["status"] == "COMPLETED"
         assert client.status(study)["study"]["status"] == "RUNNING"  # its process lives, and keeps its lease
         client.act(study, "cancel")
         until(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2])
