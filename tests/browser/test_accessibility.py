@@ -17,9 +17,8 @@ from autotune.ports import KeepTrial
 from autotune.service.options import ServiceOptions
 from autotune.spec import StudyStatus
 from autotune.testing.stores import decide, failed, launch, measured, pending, reported, run_trial
-from tests.browser.chromium import Visit, go, visit
-from tests.browser.test_buttons import log_in
-from tests.browser.test_pages_of_trials import check_quiet
+from tests.browser.chromium import Visit, go
+from tests.browser.test_buttons import check_quiet, logged_in
 from tests.service.running import Service, spec, until
 
 AXE = Path(
@@ -89,8 +88,7 @@ LISTEN = """(controls) => {
 
 def put_into(service: Service, status: StudyStatus) -> str:
     """A study of ann's with that status; those that ran have a measured trial and a failed one, and the running one a trial that runs."""
-    with service.client(service.token("submit")) as client:
-        study = str(client.submit(spec(name=f"{status.lower()}-study"))["study"]["id"])
+    study = service.submitted(spec(name=f"{status.lower()}-study"), service.token("submit"))
     if status is StudyStatus.QUEUED:
         return study
     store = service.store
@@ -128,9 +126,8 @@ def studies(kept: Service) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def seen(browser: Any, kept: Service) -> Iterator[Visit]:
     """A page of an admin's, who is shown every button."""
-    with visit(browser, kept.url) as found:
-        log_in(found, kept.token("admin", "root"))
-        found.page.add_init_script(STILL)
+    with logged_in(browser, kept, kept.token("admin", "root")) as (found, page):
+        page.add_init_script(STILL)
         yield found
 
 
@@ -199,9 +196,8 @@ def test_the_first_tab_leads_past_the_navigation(seen: Visit, studies: dict[str,
 @pytest.mark.thorough
 def test_a_page_that_follows_a_study_keeps_the_focus(browser: Any, kept: Service) -> None:
     study = put_into(kept, StudyStatus.RUNNING)
-    with visit(browser, kept.url) as found, kept.client(kept.token("admin", "root")) as client:
-        log_in(found, kept.token("admin", "root"))
-        page = found.page
+    token = kept.token("admin", "root")
+    with logged_in(browser, kept, token) as (_, page), kept.client(token) as client:
         go(page, f"/studies/{study}")
         page.get_by_role("link", name="Compare trials").focus()
         page.evaluate("document.querySelector('h1').isOld = true")

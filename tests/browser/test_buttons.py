@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +20,20 @@ def log_in(seen: Visit, token: str) -> None:
     seen.page.get_by_label("Token").fill(token)
     seen.page.get_by_role("button", name="Log in").click()
     seen.page.wait_for_url("**/studies")
+
+
+@contextlib.contextmanager
+def logged_in(browser: Any, service: Service, token: str, **options: Any) -> Iterator[tuple[Visit, Any]]:
+    """A visit of the token's owner, and its page. `options`: of Playwright's context."""
+    with visit(browser, service.url, **options) as seen:
+        log_in(seen, token)
+        yield seen, seen.page
+
+
+def check_quiet(seen: Visit, service: Service) -> None:
+    """No error on the console, and no request that left the service."""
+    assert seen.complaints == []
+    assert {urlsplit(address).netloc for address in seen.requests} == {urlsplit(service.url).netloc}
 
 
 def submitted(service: Service, token: str, document: dict[str, Any]) -> str:
@@ -80,17 +96,14 @@ def test_the_buttons_of_a_study_act_and_say_what_happened(browser: Any, tuning: 
         page.wait_for_url("**/login")
         go(page, "/studies")
         assert "/login" in page.url
-        assert seen.complaints == []
-        assert {urlsplit(address).netloc for address in seen.requests} == {urlsplit(tuning.url).netloc}
+        check_quiet(seen, tuning)
 
 
 @pytest.mark.thorough
 def test_the_page_of_a_running_study_follows_it_without_a_reload(browser: Any, tuning: Service) -> None:
     token = tuning.token("submit")
     study = submitted(tuning, token, slow_spec())
-    with visit(browser, tuning.url) as seen:
-        page = seen.page
-        log_in(seen, token)
+    with logged_in(browser, tuning, token) as (seen, page):
         go(page, f"/studies/{study}")
         page.get_by_text("History: the newest events").click()
         page.evaluate("window.kept = true")
@@ -111,9 +124,7 @@ def test_the_end_of_a_study_is_shown_though_the_service_was_away_and_someone_was
 ) -> None:
     token = tuning.token("submit")
     study = submitted(tuning, token, slow_spec())
-    with visit(browser, tuning.url) as seen:
-        page = seen.page
-        log_in(seen, token)
+    with logged_in(browser, tuning, token) as (_, page):
         go(page, f"/studies/{study}")
         page.get_by_text("History: the newest events").click()
         page.get_by_text("running", exact=True).first.wait_for()
@@ -134,9 +145,7 @@ def test_filters_pages_and_links_lead_where_they_say(browser: Any, tuning: Servi
     token = tuning.token("submit")
     study = submitted(tuning, token, spec(name="seen"))
     until(lambda: status_of(tuning, study) == "COMPLETED")
-    with visit(browser, tuning.url) as seen:
-        page = seen.page
-        log_in(seen, token)
+    with logged_in(browser, tuning, token) as (seen, page):
         page.get_by_text("Filter", exact=True).click()
         page.get_by_label("Status").select_option("COMPLETED")
         page.get_by_label("Model").fill("gpt2-medium")
@@ -152,8 +161,7 @@ def test_filters_pages_and_links_lead_where_they_say(browser: Any, tuning: Servi
         page.get_by_role("button", name="Show").click()
         page.locator("main").get_by_role("link", name="seen").first.click()
         page.wait_for_url(f"**/studies/{study}")
-        assert seen.complaints == []
-        assert {urlsplit(address).netloc for address in seen.requests} == {urlsplit(tuning.url).netloc}
+        check_quiet(seen, tuning)
 
 
 def test_a_wrong_token_is_refused_in_words(browser: Any, tuning: Service) -> None:
@@ -166,11 +174,10 @@ def test_a_wrong_token_is_refused_in_words(browser: Any, tuning: Service) -> Non
 
 def test_a_reader_sees_no_buttons_that_would_be_refused(browser: Any, tuning: Service) -> None:
     study = submitted(tuning, tuning.token("submit"), slow_spec())
-    with visit(browser, tuning.url) as seen:
-        log_in(seen, tuning.token("read", "bob"))
-        go(seen.page, f"/studies/{study}")
-        assert buttons_of(seen.page) - {"Show"} == {"Log out"}  # `Show` filters the trials, once there are some
-        assert "bob (read)" in seen.page.inner_text("header")
+    with logged_in(browser, tuning, tuning.token("read", "bob")) as (_, page):
+        go(page, f"/studies/{study}")
+        assert buttons_of(page) - {"Show"} == {"Log out"}  # `Show` filters the trials, once there are some
+        assert "bob (read)" in page.inner_text("header")
     tuning.http.post(f"/api/v1/studies/{study}/cancel", headers=bearer(tuning.token("admin", "root")))
 
 
@@ -178,11 +185,10 @@ def test_the_form_of_another_site_is_refused(browser: Any, tuning: Service) -> N
     """The browser sends this form with `Origin: null`, as it would from a sandboxed frame of another site."""
     token = tuning.token("submit")
     study = submitted(tuning, token, slow_spec())
-    with visit(browser, tuning.url) as seen:
-        log_in(seen, token)
+    with logged_in(browser, tuning, token) as (_, page):
         evil = f'<form method="post" action="{tuning.url}/studies/{study}/act"><button name="action" value="cancel">Win</button></form>'
-        go(seen.page, f"data:text/html,{evil}")
-        follow(seen.page, seen.page.get_by_role("button", name="Win"))
-        assert "The request failed" in seen.page.content() or "Log in" in seen.page.content()
+        go(page, f"data:text/html,{evil}")
+        follow(page, page.get_by_role("button", name="Win"))
+        assert "The request failed" in page.content() or "Log in" in page.content()
     assert status_of(tuning, study) != "CANCELLED"
     tuning.http.post(f"/api/v1/studies/{study}/cancel", headers=bearer(token))

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser.chromium import Visit, follow, go, visit
-from tests.browser.test_buttons import buttons_of, log_in, status_of, submitted
+from tests.browser.chromium import follow, go
+from tests.browser.test_buttons import buttons_of, check_quiet, logged_in, status_of, submitted
 from tests.service.running import Service, spec, until
 
 TYPED = """\
@@ -33,16 +33,8 @@ def finished(tuning: Service) -> str:
     return study
 
 
-def check_quiet(seen: Visit, service: Service) -> None:
-    """No error on the console, and no request that left the service."""
-    assert seen.complaints == []
-    assert {urlsplit(address).netloc for address in seen.requests} == {urlsplit(service.url).netloc}
-
-
 def test_a_new_study_is_checked_while_it_is_typed_and_followed_to_its_launch(browser: Any, tuning: Service) -> None:
-    with visit(browser, tuning.url) as seen:
-        page = seen.page
-        log_in(seen, tuning.token("submit"))
+    with logged_in(browser, tuning, tuning.token("submit")) as (seen, page):
         page.locator("#content").get_by_role("link", name="New study").click()
         spec_field = page.get_by_label("Spec, in YAML")
         spec_field.fill(TYPED.replace("tp: [1, 2]", "tpp: [1, 2]"))
@@ -90,9 +82,7 @@ def test_a_new_study_is_checked_while_it_is_typed_and_followed_to_its_launch(bro
 def test_the_owner_tags_notes_ranks_copies_and_deletes(browser: Any, tuning: Service, finished: str) -> None:
     study = submitted(tuning, tuning.token("submit"), spec(name="short-lived"))
     until(lambda: status_of(tuning, study) == "COMPLETED")
-    with visit(browser, tuning.url) as seen:
-        page = seen.page
-        log_in(seen, tuning.token("submit"))
+    with logged_in(browser, tuning, tuning.token("submit")) as (seen, page):
         go(page, f"/studies/{study}")
         page.get_by_label("Tags to add, separated by spaces").fill("night h100")
         page.keyboard.press("Enter")
@@ -138,9 +128,9 @@ def test_the_owner_tags_notes_ranks_copies_and_deletes(browser: Any, tuning: Ser
 def test_a_reader_sees_all_pages_and_no_button_that_changes_anything(
     browser: Any, tuning: Service, finished: str
 ) -> None:
-    with visit(browser, tuning.url, viewport={"width": 390, "height": 800}, color_scheme="dark") as seen:
-        page = seen.page
-        log_in(seen, tuning.token("read", "bob"))
+    with logged_in(
+        browser, tuning, tuning.token("read", "bob"), viewport={"width": 390, "height": 800}, color_scheme="dark"
+    ) as (seen, page):
         own = f"/studies/{finished}"
         for path in (
             own,
@@ -166,9 +156,9 @@ def test_a_reader_sees_all_pages_and_no_button_that_changes_anything(
 
 @pytest.mark.thorough
 def test_without_scripts_the_button_checks_the_spec(browser: Any, tuning: Service) -> None:
-    with visit(browser, tuning.url, java_script_enabled=False, viewport={"width": 390, "height": 800}) as seen:
-        page = seen.page
-        log_in(seen, tuning.token("submit"))
+    with logged_in(
+        browser, tuning, tuning.token("submit"), java_script_enabled=False, viewport={"width": 390, "height": 800}
+    ) as (_, page):
         go(page, "/submit")
         page.get_by_label("Spec, in YAML").fill(TYPED.replace("gpt2-medium", "gpt2-medum"))
         follow(page, page.get_by_role("button", name="Check"))

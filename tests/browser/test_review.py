@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.browser.chromium import go, visit
-from tests.browser.test_buttons import log_in
+from tests.browser.chromium import go
+from tests.browser.test_buttons import logged_in
 from tests.service.running import Service
 
 LAUNCH = """#!/bin/bash
@@ -16,10 +16,7 @@ torchrun --nproc_per_node=8 run_clm.py --model_name_or_path meta-llama/Llama-3.1
 
 
 def test_a_pasted_launch_is_judged_and_tuned(browser: Any, tuning: Service) -> None:
-    token = tuning.token("submit")
-    with visit(browser, tuning.url) as seen:
-        page = seen.page
-        log_in(seen, token)
+    with logged_in(browser, tuning, tuning.token("submit")) as (seen, page):
         go(page, "/submit")
         page.get_by_label("Script, command").fill(LAUNCH)
         page.get_by_role("button", name="Review").click()

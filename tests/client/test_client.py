@@ -218,13 +218,6 @@ def test_a_result_is_the_one_that_python_makes_of_the_study_itself(client_of: An
 
 
 @both
-def test_names_stay_one_part_of_the_address(client_of: Any) -> None:
-    with Script(OK) as script, client_of(script.url) as client:
-        client.status("../best?x=1#y")
-        assert script.asked[0][1] == "/api/v1/studies/..%2Fbest%3Fx%3D1%23y"
-
-
-@both
 def test_nobody_there(client_of: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -96,38 +96,22 @@ def copy(tmp_path: Path) -> Copy:
 
 
 @pytest.mark.thorough
-def test_a_model(copy: Copy) -> None:
-    copy.follow("A model")
-    copy.passes("tests/spec/test_catalog.py")
-    assert _listed(copy, "models", "tinyllama-1b")
-
-
-@pytest.mark.thorough
-def test_a_gpu(copy: Copy) -> None:
-    copy.follow("A GPU")
-    copy.passes("tests/spec/test_catalog.py")
-    assert _listed(copy, "clusters", "rtx-3070-1x8")
-
-
-@pytest.mark.thorough
-def test_a_searcher(copy: Copy) -> None:
-    copy.follow("A searcher")
-    copy.passes("tests/search/test_fewest_ranks.py")
-    assert _listed(copy, "searchers", "fewest_ranks")
-
-
-@pytest.mark.thorough
-def test_a_trainer(copy: Copy) -> None:
-    copy.follow("A trainer")
-    copy.passes("tests/trainers/test_json_settings.py")
-    assert _listed(copy, "trainers", "json_settings")
-
-
-@pytest.mark.thorough
-def test_a_runner(copy: Copy) -> None:
-    copy.follow("A runner")
-    copy.passes("tests/workers/runners/test_constant.py")
-    assert _listed(copy, "runners", "constant")
+@pytest.mark.parametrize(
+    ("section", "tests", "command", "name"),
+    [
+        ("A model", "spec/test_catalog.py", "models", "tinyllama-1b"),
+        ("A GPU", "spec/test_catalog.py", "clusters", "rtx-3070-1x8"),
+        ("A searcher", "search/test_fewest_ranks.py", "searchers", "fewest_ranks"),
+        ("A trainer", "trainers/test_json_settings.py", "trainers", "json_settings"),
+        ("A runner", "workers/runners/test_constant.py", "runners", "constant"),
+    ],
+)
+def test_what_is_added_passes_its_tests_and_is_listed(
+    copy: Copy, section: str, tests: str, command: str, name: str
+) -> None:
+    copy.follow(section)
+    copy.passes(f"tests/{tests}")
+    assert _listed(copy, command, name)
 
 
 @pytest.mark.thorough

@@ -16,6 +16,7 @@ from autotune.report.page import html_report
 from autotune.results.best_known import best_known
 from autotune.results.question import Asked
 from autotune.results.rankings import explained
+from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.reward.explanation import SIMULATED_LOSSES
 from autotune.space import SearchSpace
@@ -32,6 +33,11 @@ def finished() -> Iterator[tuple[Store, str]]:
     store = MemoryStore()
     yield store, api.tune(spec(), store=store).record.id
     store.close()
+
+
+@pytest.fixture(scope="module")
+def result(finished: tuple[Store, str]) -> Result:
+    return api.result_of(*finished)
 
 
 def test_the_document_has_the_keys_of_the_contract(finished: tuple[Store, str]) -> None:
@@ -70,10 +76,9 @@ def test_a_study_whose_controller_died_says_what_goes_on_with_it(
     assert remedy in api.document(replace(found, record=record, is_left=True))["study"]["message"]
 
 
-def test_every_trial_can_be_explained(finished: tuple[Store, str]) -> None:
+def test_every_trial_can_be_explained(finished: tuple[Store, str], result: Result) -> None:
     store, study_id = finished
     assert set(api.explain(store, study_id)["against"]) == {"baseline", "runner-up"}
-    result = api.result_of(store, study_id)
     for trial in result.trials:
         answer = api.explain(store, study_id, trial.number)
         assert answer["notes"] == (list(result.notes) if trial.config == result.best.config else [])
@@ -83,8 +88,7 @@ def test_every_trial_can_be_explained(finished: tuple[Store, str]) -> None:
         api.explain(store, study_id, 99)
 
 
-def test_losses_of_a_simulated_study_are_no_evidence(finished: tuple[Store, str]) -> None:
-    result = api.result_of(*finished)
+def test_losses_of_a_simulated_study_are_no_evidence(result: Result) -> None:
     for runner, expected in {"simulated": [SIMULATED_LOSSES], "local": [STEP_BY_STEP]}.items():
         record = replace(result.record, study=replace(result.record.study, runner=runner))
         text = explained(replace(result, record=record))["text"]
@@ -100,9 +104,8 @@ def test_reranking_changes_nothing_that_is_kept(finished: tuple[Store, str]) -> 
     assert store.trials(study_id) == before
 
 
-def test_other_rankings_rest_on_the_final_rounds_too(finished: tuple[Store, str]) -> None:
+def test_other_rankings_rest_on_the_final_rounds_too(finished: tuple[Store, str], result: Result) -> None:
     store, study_id = finished
-    result = api.result_of(store, study_id)
     pooled = {t.number: t.measurement for t in result.confirmed}
     assert pooled
     ranked = api.rerank(store, study_id, Objective(metric="cost"))
@@ -120,9 +123,7 @@ def test_the_best_stand_in_the_order_of_their_rewards(finished: tuple[Store, str
     assert totals == sorted(totals, reverse=True)  # the baseline is no better for its finals
 
 
-def test_a_ranking_of_the_trials_of_some_versions(finished: tuple[Store, str]) -> None:
-    store, study_id = finished
-    result = api.result_of(store, study_id)
+def test_a_ranking_of_the_trials_of_some_versions(result: Result) -> None:
     old = {t.number for t in result.shown if t.measurement and t.config != result.best.config}  # type: ignore[union-attr]
 
     def dated(trial: Trial) -> Trial:
@@ -150,9 +151,7 @@ def test_a_ranking_of_the_trials_of_some_versions(finished: tuple[Store, str]) -
         api.ranking_document(seen, version=["torch=2"], pareto=True)
 
 
-def test_a_config_that_failed_in_the_finals_is_in_no_ranking(finished: tuple[Store, str]) -> None:
-    store, study_id = finished
-    result = api.result_of(store, study_id)
+def test_a_config_that_failed_in_the_finals_is_in_no_ranking(result: Result) -> None:
     gone = Failure(kind=FailureKind.DIVERGED, message="the loss exploded", rank=0, step=9)
     failed = replace(
         result.best, number=99, purpose=TrialPurpose.FINAL, status=TrialStatus.FAILED, measurement=None, failure=gone
@@ -173,9 +172,8 @@ def test_the_best_across_all_history(finished: tuple[Store, str]) -> None:
     assert api.past_studies(store, model="gpt2-medium") == []
 
 
-def test_history_names_the_winner_that_its_study_names(finished: tuple[Store, str]) -> None:
-    store, study_id = finished
-    result = api.result_of(store, study_id)
+def test_history_names_the_winner_that_its_study_names(finished: tuple[Store, str], result: Result) -> None:
+    store, _ = finished
     assert result.best is not None
     of_model = api.past_studies(store, model="gpt2-medium", runner="simulated", limit=1)[0]["best"]
     of_each = api.past_studies(store, runner="simulated", limit=1)[0]["best"]
@@ -310,9 +308,10 @@ def test_the_next_step_names_the_studys_trainer_with_what_it_needs(change: dict[
     store.close()
 
 
-def test_an_export_says_how_its_config_was_measured_and_what_starts_it(finished: tuple[Store, str]) -> None:
+def test_an_export_says_how_its_config_was_measured_and_what_starts_it(
+    finished: tuple[Store, str], result: Result
+) -> None:
     store, study_id = finished
-    result = api.result_of(store, study_id)
     plain = api.export_document(store, study_id, "native", {})
     assert plain["job"]["scheduler"] == "shell"
     assert plain["job"]["files"] == {}
@@ -341,9 +340,7 @@ def test_what_cannot_be_run_is_counted_by_reason_and_not_listed(finished: tuple[
     assert not [t for t in found.trials if t.status is TrialStatus.INFEASIBLE]
 
 
-def test_infeasible_trials_of_an_older_store_become_counts(finished: tuple[Store, str]) -> None:
-    store, study_id = finished
-    result = api.result_of(store, study_id)
+def test_infeasible_trials_of_an_older_store_become_counts(result: Result) -> None:
     reason = "it needs 16 ranks, but the runner has 8"
     old = [
         replace(result.trials[1], number=90 + i, status=TrialStatus.INFEASIBLE, measurement=None, reason=reason)

@@ -110,6 +110,11 @@ class Service:
         """A client of it."""
         return Client(self.url, token=token)
 
+    def submitted(self, document: dict[str, Any], token: str = "") -> str:
+        """The id of a study that the token's owner submits."""
+        with self.client(token) as client:
+            return str(client.submit(document)["study"]["id"])
+
     def token(self, scope: str, owner: str = "ann") -> str:
         """A new token."""
         return self.store.tokens.create(owner, scope)[1]

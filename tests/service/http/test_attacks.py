@@ -65,13 +65,6 @@ def test_revoked_and_expired_tokens_are_dead_at_once(guarded: Service) -> None:
     assert guarded.http.get(f"{API}/studies", headers=bearer(text)).status_code in (401, 429)
 
 
-def test_scopes_bound_what_a_token_may_do(guarded: Service) -> None:
-    read = bearer(guarded.token("read"))
-    assert guarded.http.get(f"{API}/studies", headers=read).status_code == 200
-    assert kind(guarded.http.post(f"{API}/studies", json=spec(), headers=read)) == (403, "forbidden")
-    assert kind(guarded.http.post(f"{API}/studies/any/cancel", headers=read)) == (403, "forbidden")
-
-
 def test_one_owner_cannot_act_on_anothers_study(guarded: Service) -> None:
     ann, bob, root = (bearer(guarded.token(*who)) for who in (("submit", "ann"), ("submit", "bob"), ("admin", "root")))
     made = guarded.http.post(f"{API}/studies", json=spec(), headers=ann).json()["study"]
@@ -146,11 +139,6 @@ def test_a_cookie_alone_changes_nothing(guarded: Service) -> None:
     # an empty header must not pass for a token of a program, which needs no form token
     empty = cookie | {"Authorization": ""}
     assert kind(guarded.http.post(f"{API}/studies", json=spec(), headers=empty)) == (401, "unauthorized")
-
-
-def test_a_proxy_does_not_make_strangers_local(service: Service) -> None:
-    for header in ("X-Forwarded-For", "Forwarded", "X-Real-IP"):
-        assert kind(service.http.get(f"{API}/studies", headers={header: "127.0.0.1"})) == (401, "unauthorized")
 
 
 def test_tokens_stand_in_no_log_answer_or_address(

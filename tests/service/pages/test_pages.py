@@ -114,8 +114,7 @@ def test_the_login_cannot_be_sent_by_another_site(guarded: Service) -> None:
 
 def test_text_of_studies_is_text(service: Service) -> None:
     evil = "<script>alert(1)</script>"
-    with service.client() as client:
-        study = client.submit(spec(name="plain"))["study"]["id"]
+    study = service.submitted(spec(name="plain"))
     lease = service.store.claim(study, "tester:1:1", lease_s=60)
     record = service.store.study(study)
     service.store.set_status(study, record.status, expect=[record.status], message=evil, lease=lease)
@@ -139,8 +138,7 @@ def test_the_page_leads_to_the_ray_job(service: Service) -> None:
 
 
 def test_the_page_of_a_long_study_shows_its_newest_events(service: Service) -> None:
-    with service.client() as client:
-        study = client.submit(spec(name="long"))["study"]["id"]
+    study = service.submitted(spec(name="long"))
     with service.store.database.write() as connection:
         lines = [("study.note", {"message": f"note {number}"}) for number in range(1, 1101)]
         history.append(connection, locking.find(connection, study).key, lines)
@@ -177,8 +175,7 @@ def test_pages_write_counts_in_groups_of_three_digits(service: Service) -> None:
 
 
 def test_the_page_of_a_study_that_ended_without_trials_leads_nowhere_in_vain(service: Service) -> None:
-    with service.client() as client:
-        study = client.submit(spec(name="vain"))["study"]["id"]
+    study = service.submitted(spec(name="vain"))
     assert f'href="/studies/{study}/export"' in service.http.get(f"/studies/{study}").text
     message = "no GPU is visible; name what is here (`cluster: local`, not `<b>`)"
     service.store.set_status(study, StudyStatus.FAILED, expect=[StudyStatus.QUEUED], message=message)

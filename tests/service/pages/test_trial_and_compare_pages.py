@@ -29,8 +29,7 @@ runner: simulated
 @pytest.fixture(scope="module")
 def study(guarded: Service) -> str:
     """A study of ann's that has ended: trial 0 was measured with steps, trial 1 failed with evidence."""
-    with guarded.client(guarded.token("submit", "ann")) as client:
-        found: str = client.submit(spec(name="looked-at"))["study"]["id"]
+    found = guarded.submitted(spec(name="looked-at"), guarded.token("submit", "ann"))
     store = guarded.store
     lease = store.claim(found, "tester:1:1", lease_s=600)
     store.set_status(found, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
@@ -204,8 +203,7 @@ def test_forms_are_refused_without_their_token_and_to_those_who_may_not(
 
 
 def test_a_study_is_tagged_noted_and_deleted_from_its_pages(guarded: Service, ann: dict[str, str]) -> None:
-    with guarded.client(guarded.token("submit", "ann")) as client:
-        mine = client.submit(spec(name="short-lived"))["study"]["id"]
+    mine = guarded.submitted(spec(name="short-lived"), guarded.token("submit", "ann"))
     url = f"/studies/{mine}"
     data = {"form_token": token_of(guarded, url, ann)}
 

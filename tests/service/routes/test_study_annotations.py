@@ -16,8 +16,7 @@ from tests.service.running import API, Service, bearer, spec
 
 def ended(service: Service, token: str, name: str) -> str:
     """The id of a study of the token's owner with one measured trial, which has ended."""
-    with service.client(token) as client:
-        study: str = client.submit(spec(name=name))["study"]["id"]
+    study = service.submitted(spec(name=name), token)
     lease = started(service, study)
     run_trial(service.store, lease, measured(pending(0)))
     service.store.set_status(study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease)

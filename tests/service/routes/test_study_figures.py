@@ -46,8 +46,7 @@ def test_each_figure_is_on_the_page_with_its_data_and_its_drawing(tuning: Servic
 
 
 def test_a_figure_that_cannot_be_drawn_says_what_it_needs(service: Service, guarded: Service) -> None:
-    with service.client() as client:
-        study = client.submit(spec(name="waiting"))["study"]["id"]
+    study = service.submitted(spec(name="waiting"))
     answer = service.http.get(f"{API}/studies/{study}/figures/best_so_far.csv")
     assert answer.status_code == 404
     assert "needs a measured trial" in answer.json()["error"]["message"]
