@@ -57,8 +57,7 @@ from autotune.results.answers import (
     study_document,
     submitted_document,
 )
-from autotune.results.calibrations import measured_constants, stored_calibration
-from autotune.results.outliers import keep_outliers
+from autotune.results.calibrations import keep_outliers, measured_constants, stored_calibration
 from autotune.results.rankings import (
     best_document,
     explain,

@@ -4,7 +4,7 @@
                    review.py       review                      observe.py      run
                    plan.py         plan, estimate              export.py       export, report, compare
                    fit.py          fit                         check.py        check
-                   calibrate.py    calibrate                   serve.py        serve, token create, list, revoke, audit
+                   calibrate.py    calibrate                   serve.py        serve, token create, list, revoke, audit, mcp
                    jobs.py         submit, list, status, watch, logs, pause, resume, stop, cancel
                    catalogs.py     knobs, searchers, models, clusters, spaces, trainers, runners
                    annotate.py     note, tag, delete           store.py        store check, backup, restore, migrate, ...
@@ -53,9 +53,8 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "annotate": ("note", "tag", "delete"),
     "best": ("best", "explain"),
     "export": ("export", "report", "compare"),
-    "serve": ("serve", "token"),
+    "serve": ("serve", "token", "mcp"),
     "store": ("store",),
-    "agents": ("mcp",),
     "catalogs": ("knobs", "searchers", "models", "clusters", "spaces", "trainers", "runners"),
     "doctor": ("doctor",),
 }

@@ -1,6 +1,6 @@
 """Nodes and GPUs that are slower than their likes: a study leaves their nodes out where its runner has others, and says so where it cannot.
 
-    known before    by a calibration (`autotune.results.outliers`)
+    known before    by a calibration (`autotune.results.calibrations`)
     seen in trials  `TRIALS` trials or more, and `MOSTLY` of those that ran there, say of themselves that this node (or a rank on it) is slower than the others
 
 Nothing is left out that the largest config of the space needs.

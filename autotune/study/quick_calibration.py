@@ -17,8 +17,7 @@ from autotune.errors import AutotuneError, ConflictError, StoreError
 from autotune.ports import CalibrationStore, Store
 from autotune.profiling import FIRST_PROFILE, dry_run_words, ensure_profile
 from autotune.registry import CALIBRATORS, calibrator, registered
-from autotune.results.calibrations import measured_constants
-from autotune.results.outliers import keep_outliers
+from autotune.results.calibrations import keep_outliers, measured_constants
 from autotune.space import SearchSpace
 from autotune.spec import Study, Trial
 from autotune.study.assembly import assemble

@@ -23,8 +23,8 @@ from autotune.errors import (
 )
 from autotune.ports import EventKind, LeasedStore, Store, StudyFields, StudyRecord, TrialRunner
 from autotune.results.answers import result_of
+from autotune.results.calibrations import known_outliers
 from autotune.results.hidden import secrets_note
-from autotune.results.outliers import known_outliers
 from autotune.results.result import Result
 from autotune.spec import Study, StudyStatus, Wanted
 from autotune.study.assembly import Assembly, assemble, history_of, make_runner_of

@@ -69,10 +69,11 @@ def install(venv: Path, *arguments: str) -> None:
     subprocess.run([*pip, *arguments], check=True, capture_output=True, timeout=600)
 
 
-def run(command: Path, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(command: Path, *arguments: str, folder: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """The command, which must end with that code."""
     environment = {**os.environ, "AUTOTUNE_STORE": str(folder / "results.db")}
     environment.pop("PYTHONPATH", None)
-    return subprocess.run(
+    done = subprocess.run(
         [str(command), *arguments],
         cwd=folder,
         env=environment,
@@ -81,20 +82,19 @@ def run(command: Path, *arguments: str, folder: Path) -> subprocess.CompletedPro
         timeout=900,
         check=False,
     )
+    assert done.returncode == code, f"{arguments}: {done.stderr}"
+    return done
 
 
 @pytest.mark.thorough
 def test_plans_from_another_folder(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC)
-    done = run(installed, "plan", "spec.yaml", "--json", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["feasible"] > 1
+    assert json.loads(run(installed, "plan", "spec.yaml", "--json", folder=tmp_path).stdout)["feasible"] > 1
 
 
 @pytest.mark.thorough
 def test_finds_the_data_that_ships(installed: Path, tmp_path: Path) -> None:
     done = run(installed, "spaces", "--json", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
     names = {row["name"] for row in json.loads(done.stdout)["spaces"]}
     assert names >= {path.stem for path in (ROOT / "search_spaces").glob("*.yaml")}
     assert str(ROOT) not in done.stdout
@@ -103,9 +103,7 @@ def test_finds_the_data_that_ships(installed: Path, tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_tunes_from_another_folder(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC)
-    done = run(installed, "tune", "spec.yaml", "--json", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    document = json.loads(run(installed, "tune", "spec.yaml", "--json", folder=tmp_path).stdout)
     assert document["best"]["measurement"]["tokens_per_s"] > 0
     assert document["study"]["status"] == "COMPLETED"
 
@@ -121,27 +119,23 @@ def test_nothing_of_an_extra_is_installed_with_the_package_itself(bare: Path, tm
 def test_commands_and_client_work_without_any_extra(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(test_extras.SPEC)
     for command in test_extras.WORKS:
-        done = run(bare / "autotune", *command.split(), folder=tmp_path)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-    done = run(bare / "python", "-W", "error", "-c", "import autotune; autotune.Client", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+        run(bare / "autotune", *command.split(), folder=tmp_path)
+    run(bare / "python", "-W", "error", "-c", "import autotune; autotune.Client", folder=tmp_path)
 
 
 @pytest.mark.slow
 def test_names_the_extra_that_is_not_installed(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(test_extras.SPEC)
-    assert run(bare / "autotune", "tune", "spec.yaml", folder=tmp_path).returncode == 0
+    run(bare / "autotune", "tune", "spec.yaml", folder=tmp_path)
     for command, (_, extra) in test_extras.LACKS.items():
-        done = run(bare / "autotune", *command.split(), folder=tmp_path)
-        assert done.returncode == 2, f"{command}: {done.stderr}"
-        assert done.stderr.rstrip().endswith(f"install it with: pip install 'autotune-parallel[{extra}]'")
+        said = run(bare / "autotune", *command.split(), folder=tmp_path, code=2).stderr
+        assert said.rstrip().endswith(f"install it with: pip install 'autotune-parallel[{extra}]'")
 
 
 @pytest.mark.slow
 def test_help_imports_no_large_package(bare: Path, tmp_path: Path) -> None:
     script = "from autotune.cli import main; main(['--help'])"
     done = run(bare / "python", "-X", "importtime", "-c", script, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "typer" in imported
     assert not imported & {"numpy", "scipy", "sqlalchemy", "pydantic", "httpx"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -69,18 +69,19 @@ def result() -> Result:
 
 
 def shown_in_a_terminal(renderable: object) -> str:
-    console = Console(file=io.StringIO(), width=250, height=60, color_system=None, force_terminal=True)
+    console = terminal()
     console.print(renderable)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def terminal() -> Console:
+    return Console(file=io.StringIO(), width=250, height=60, color_system=None, force_terminal=True)
+
+
 def live(result: Result) -> str:
     """The live view after the last trial."""
-    console = Console(file=io.StringIO(), width=250, height=60, color_system=None, force_terminal=True)
-    view = LiveView(result.record.study, console=console)
-    view.on_event(StudyOpened(record=result.record, past=result.trials[:-1]))
-    view.on_event(TrialEnded(trial=result.trials[-1]))
-    console.print(view)
+    console = terminal()
+    console.print(view_with(result.trials, result.record, console))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -150,7 +151,7 @@ def test_the_live_view_says_that_the_machine_is_too_noisy_once_it_is_known() -> 
     runs = [(1.0, TrialPurpose.BASELINE), (2.1, TrialPurpose.BASELINE), (0.6, TrialPurpose.BASELINE)]
     noisy = [replace(scored(0, time_s, purpose), number=n) for n, (time_s, purpose) in enumerate(runs)]
     base, _ = studied(noisy, status=StudyStatus.RUNNING, ended_at=None)
-    console = Console(file=io.StringIO(), width=250, height=60, color_system=None, force_terminal=True)
+    console = terminal()
     plain = Console(file=io.StringIO(), width=250, color_system=None)
     for out in (console, plain):
         view = LiveView(base.study, console=out)
@@ -169,7 +170,7 @@ def test_the_live_view_says_that_the_machine_is_too_noisy_once_it_is_known() -> 
     assert noisy_line(answer["too_noisy"]) in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def view_with(trials: list[Trial], base: StudyRecord, console: Console) -> LiveView:
+def view_with(trials: Sequence[Trial], base: StudyRecord, console: Console) -> LiveView:
     view = LiveView(base.study, console=console)
     view.on_event(StudyOpened(record=base, past=tuple(trials[:-1])))
     view.on_event(TrialEnded(trial=trials[-1]))

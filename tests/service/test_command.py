@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -16,50 +17,48 @@ from tests.service.running import DEADLINE_S, slow_spec, spec, until
 from tests.service.served import served
 
 pytestmark = pytest.mark.alone
+Said = Callable[..., str]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    """What a command line prints on stdout, or with `err` on stderr; it must end with that code."""
+
+    def command(*words: str, code: int = 0, err: bool = False) -> str:
+        capsys.readouterr()
+        assert cli.run([*words]) == code
+        captured = capsys.readouterr()
+        return captured.err if err else captured.out
+
+    return command
 
 
 @pytest.mark.thorough
-def test_serve_submit_watch_kill_serve_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_serve_submit_watch_kill_serve_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     file = tmp_path / "spec.json"
     file.write_text(json.dumps(spec()))
     with served(tmp_path) as (process, url):
         monkeypatch.setenv("AUTOTUNE_URL", url)
-        assert cli.run(["submit", str(file), "--wait", "--json"]) == 0
-        done = json.loads(capsys.readouterr().out)
+        done = json.loads(said("submit", str(file), "--wait", "--json"))
+        study = done["study"]["id"]
         assert done["study"]["status"] == "COMPLETED"
-        assert cli.run(["best", done["study"]["id"], "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["best"]["config"] == done["best"]["config"]
-        folder = tmp_path / "launch"
-        assert cli.run(["export", done["study"]["id"], "--to", "megatron", "-o", str(folder)]) == 0
-        assert (folder / "launch.sh").exists()
-        page = tmp_path / "report.html"
-        assert cli.run(["report", done["study"]["id"], "-o", str(page)]) == 0
-        here = tmp_path / "here.html"
+        assert json.loads(said("best", study, "--json"))["best"]["config"] == done["best"]["config"]
+        said("export", study, "--to", "megatron", "-o", str(tmp_path / "launch"))
+        assert (tmp_path / "launch" / "launch.sh").exists()
         store_url = ["--store", str(tmp_path / "results.db")]
-        assert cli.run(["report", done["study"]["id"], "-o", str(here), *store_url]) == 0
-        assert page.read_text() == here.read_text()
-        capsys.readouterr()
-        assert cli.run(["compare", done["study"]["id"], "small"]) == 0
-        remote = capsys.readouterr().out
-        assert cli.run(["compare", done["study"]["id"], "small", *store_url]) == 0
-        assert remote == capsys.readouterr().out
+        assert said("report", study) == said("report", study, *store_url)
+        assert said("compare", study, "small") == said("compare", study, "small", *store_url)
         file.write_text(json.dumps(slow_spec()))
-        assert cli.run(["submit", str(file), "--json"]) == 0
-        slow = json.loads(capsys.readouterr().out)["study"]["id"]
+        slow = json.loads(said("submit", str(file), "--json"))["study"]["id"]
         with Client(url) as client:
             until(lambda: client.status(slow)["study"]["trials"].get("RUNNING"))
         process.kill()
         process.wait(DEADLINE_S)
-    assert cli.run(["list", "--url", url]) == 3
-    assert "cannot be reached" in capsys.readouterr().err
-    with served(tmp_path) as (_, url), Client(url) as client:
+    assert "cannot be reached" in said("list", "--url", url, code=3, err=True)
+    with served(tmp_path) as (_, url), Client(url) as client, closing(open_store(tmp_path / "results.db")) as store:
         assert client.status(slow)["study"]["status"] == "RUNNING"
-        assert cli.run(["cancel", slow, "--url", url]) == 0
-        store = open_store(tmp_path / "results.db")
+        said("cancel", slow, "--url", url)
         until(lambda: store.holder(slow) is None)
-        store.close()
 
 
 @pytest.mark.thorough
@@ -79,57 +78,42 @@ def test_history_and_pages_are_served_while_ray_is_away_and_studies_wait(tmp_pat
 
 
 @pytest.mark.thorough
-def test_submit_says_when_nothing_serves_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_submit_says_when_nothing_serves_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path))
     file = tmp_path / "spec.json"
     file.write_text(json.dumps(slow_spec()))
     words = ["submit", str(file), "--store", str(tmp_path / "results.db")]
     remark = "no service on this machine runs the studies of this store"
-    assert cli.run(words) == 0
-    assert remark in capsys.readouterr().err
+    assert remark in said(*words, err=True)
     with served(tmp_path) as (process, _):
-        assert cli.run(words) == 0
-        assert remark not in capsys.readouterr().err
+        assert remark not in said(*words, err=True)
         process.kill()  # leaves its file behind
         process.wait(DEADLINE_S)
-        assert cli.run(words) == 0
-        assert remark in capsys.readouterr().err
+        assert remark in said(*words, err=True)
 
 
 @pytest.mark.thorough
 def test_a_token_is_made_shown_once_used_and_revoked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
-    store = str(tmp_path / "results.db")
-    assert (
-        cli.run(
-            ["token", "create", "--scope", "submit", "--owner", "ann", "--expires", "2h", "--json", "--store", store]
-        )
-        == 0
+    store = ["--store", str(tmp_path / "results.db")]
+    made = json.loads(
+        said("token", "create", "--scope", "submit", "--owner", "ann", "--expires", "2h", "--json", *store)
     )
-    made = json.loads(capsys.readouterr().out)
     assert made["expires_at"] is not None
     with served(tmp_path, "--require-token") as (_, url):
         monkeypatch.setenv("AUTOTUNE_URL", url)
-        assert cli.run(["list", "--json"]) == 1
-        assert json.loads(capsys.readouterr().out)["error"]["kind"] == "service"
+        assert json.loads(said("list", "--json", code=1))["error"]["kind"] == "service"
         monkeypatch.setenv("AUTOTUNE_TOKEN", made["token"])
-        assert cli.run(["list", "--json"]) == 0
-        capsys.readouterr()
-        assert cli.run(["token", "revoke", made["id"], "--store", store]) == 0
-        assert cli.run(["list", "--json"]) == 1
-    capsys.readouterr()
-    assert cli.run(["token", "list", "--json", "--store", store]) == 0
-    listed = capsys.readouterr().out
+        said("list", "--json")
+        said("token", "revoke", made["id"], *store)
+        said("list", "--json", code=1)
+    listed = said("token", "list", "--json", *store)
     assert json.loads(listed)["tokens"][0]["revoked_at"]
     assert made["token"].split("_")[2] not in listed
-    assert cli.run(["token", "audit", "--limit", "1", "--json", "--store", store]) == 0
-    (newest,) = json.loads(capsys.readouterr().out)["audit"]
+    (newest,) = json.loads(said("token", "audit", "--limit", "1", "--json", *store))["audit"]
     assert newest["action"] in ("token.revoke", "refused")
-    assert cli.run(["token", "audit", "--limit", "1", "--after", "0", "--json", "--store", store]) == 0
-    (first,) = json.loads(capsys.readouterr().out)["audit"]
+    (first,) = json.loads(said("token", "audit", "--limit", "1", "--after", "0", "--json", *store))["audit"]
     assert first["action"] == "token.create"
 
 
@@ -147,8 +131,7 @@ def test_a_token_is_made_shown_once_used_and_revoked(
         ["list", "--url", "ftp://x"],
     ],
 )
-def test_bad_input_is_said_and_ends_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(words) == 2
-    captured: Any = capsys.readouterr()
-    assert captured.err.startswith("error: ")
-    assert "Traceback" not in captured.err
+def test_bad_input_is_said_and_ends_with_2(words: list[str], said: Said) -> None:
+    told = said(*words, code=2, err=True)
+    assert told.startswith("error: ")
+    assert "Traceback" not in told

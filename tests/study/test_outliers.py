@@ -9,7 +9,7 @@ import pytest
 from autotune import api
 from autotune.diagnosis import Evidence
 from autotune.ports import ChoosingRunner
-from autotune.results.outliers import keep_outliers, known_outliers
+from autotune.results.calibrations import keep_outliers, known_outliers
 from autotune.space import SearchSpace
 from autotune.spec import Measurement, Study, Trial, TrialStatus
 from autotune.store import MemoryStore

@@ -1,4 +1,4 @@
-"""Commands of the service: serve, and token create, list, revoke, audit."""
+"""Commands of the service: serve, and token create, list, revoke, audit; and mcp, which serves agents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.output import JsonOption, StoreOption, emit, note, print_table
+from autotune.cli.output import JsonOption, StoreOption, UrlOption, emit, note, print_table
 
 
 def serve(
@@ -243,6 +243,23 @@ def audit(
         cells = (str(line["sequence"]), line["at"][:19].replace("T", " "), line["actor"], line["action"])
         rows.append([*cells, line["subject"], what])
     print_table(("number", *names[1:]), rows)
+
+
+def mcp(store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Serve tools for agents (Model Context Protocol) over stdin and stdout.
+
+    Agents can query valid configs, memory and predictions, and read results. With --url or AUTOTUNE_URL they can also submit studies to that service, if
+    the token in AUTOTUNE_TOKEN allows it. --json affects only errors before the server starts.
+    """
+    from autotune.cli.source import LocalSource, open_source
+    from autotune.extras import require_extra
+
+    require_extra("mcp", "autotune mcp")
+    from autotune.mcp import serve_stdio
+
+    with open_source(store, url) as source:
+        local = source.store if isinstance(source, LocalSource) else None
+        serve_stdio(source, store=local, may_submit=local is None)
 
 
 def _plain(token: Any) -> dict[str, Any]:
