@@ -48,8 +48,13 @@ def study_on_a_machine_that_slows_down(finals: float = 3.0) -> list[Trial]:
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
-    return result_from(record(), study_on_a_machine_that_slows_down())
+def trials() -> list[Trial]:
+    return study_on_a_machine_that_slows_down()
+
+
+@pytest.fixture(scope="module")
+def result(trials: list[Trial]) -> Result:
+    return result_from(record(), trials)
 
 
 def test_every_config_has_its_ratio_to_the_default_config_whenever_it_was_measured(result: Result) -> None:
@@ -60,8 +65,7 @@ def test_every_config_has_its_ratio_to_the_default_config_whenever_it_was_measur
     assert tokens_per_s(result.trials[3]) / default > 3.3  # as it was measured, on the machine of that time
 
 
-def test_a_final_run_whose_default_run_was_cancelled_is_held_against_the_one_before() -> None:
-    trials = study_on_a_machine_that_slows_down()
+def test_a_final_run_whose_default_run_was_cancelled_is_held_against_the_one_before(trials: list[Trial]) -> None:
     lost = replace(trials[7], status=TrialStatus.CANCELLED, measurement=None, reward=None)
     found = result_from(record(), [*trials[:7], lost, *trials[8:]])
     for number, config in ((8, 1), (9, 2)):
@@ -97,16 +101,16 @@ def test_a_config_that_was_measured_on_the_faster_machine_dominates_nothing(resu
     assert [t.number for t in pareto(result)] == [1]
 
 
-def test_a_config_measured_once_does_not_stand_before_one_that_was_measured_again() -> None:
-    trials = study_on_a_machine_that_slows_down()
+def test_a_config_measured_once_does_not_stand_before_one_that_was_measured_again(trials: list[Trial]) -> None:
     lucky = replace(trials[3], reward=replace(trials[3].reward, total=9.0))  # type: ignore[type-var]
     found = result_from(record(), [*trials[:3], lucky, *trials[4:]])
     assert [row["number"] for row in api.document(found, top=3)["configs"]] == [1, 2, 3]
     assert explained(found)["against"]["runner-up"]["number"] == 2
 
 
-def test_a_slow_step_of_the_default_config_in_the_search_moves_no_config_against_those_of_the_finals() -> None:
-    trials = study_on_a_machine_that_slows_down()
+def test_a_slow_step_of_the_default_config_in_the_search_moves_no_config_against_those_of_the_finals(
+    trials: list[Trial],
+) -> None:
     bumpy = replace(trials[0].measurement, step_times_s=(1.0, 1.01, 0.99, 1.0, 4.0))
     asked = record().study
     first = [
@@ -122,8 +126,7 @@ def test_a_slow_step_of_the_default_config_in_the_search_moves_no_config_against
     assert shown.reward.parts["tokens_per_s_ratio"] == pytest.approx(SPEEDS[3])
 
 
-def test_a_slow_step_of_the_default_config_in_a_final_round_moves_no_run_of_that_round() -> None:
-    trials = study_on_a_machine_that_slows_down()
+def test_a_slow_step_of_the_default_config_in_a_final_round_moves_no_run_of_that_round(trials: list[Trial]) -> None:
     times = trials[4].measurement.step_times_s
     bumpy = replace(trials[4].measurement, step_times_s=(*times, times[0], 3 * times[0]))
     found = result_from(record(), [*trials[:4], replace(trials[4], measurement=bumpy), *trials[5:]])
@@ -131,8 +134,7 @@ def test_a_slow_step_of_the_default_config_in_a_final_round_moves_no_run_of_that
     assert first == pytest.approx(second, rel=0.01)
 
 
-def test_a_default_config_that_failed_in_the_finals_leaves_the_ratios_of_the_search() -> None:
-    trials = study_on_a_machine_that_slows_down()
+def test_a_default_config_that_failed_in_the_finals_leaves_the_ratios_of_the_search(trials: list[Trial]) -> None:
     gone = Failure(kind=FailureKind.OUT_OF_MEMORY, message="rank 0 ran out of memory", rank=0, step=1)
     finals = [
         replace(t, status=TrialStatus.FAILED, measurement=None, failure=gone) if t.config == trials[0].config else t

@@ -1,12 +1,12 @@
 """The figures of a study: the same in its report and in a notebook.
 
     source.py              what figures are drawn from                    figure_html.py        a figure as HTML, with its data
-    speed_over_study.py    best so far over trials and over time          predictions.py        predicted against measured
-    step_and_memory_parts.py  where time and memory go                    trial_timeline.py     trials on ranks
-    budget_spent.py        limits: spent and left                         loss_curves.py        loss against the reference
+    speed_over_study.py    best so far over trials and over time          trial_scatter.py      predicted against measured, speed against memory
+    step_and_memory_parts.py  where time and memory go                    budget_and_timeline.py  limits, trials on ranks
+    loss_curves.py         loss against the reference
     feasible_map.py        two knobs as a grid, the best of each cell
     knobs_and_speed.py     importance of knobs, trials across knobs
-    pareto_front.py        speed against memory                           one_trial.py          those of one trial
+    one_trial.py           those of one trial
     running_steps.py       steps of the running trials, and what is left
 
 `FIGURES` names all of them, in the order in which they are shown. Names never change: files and notebooks use them.
@@ -17,17 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from autotune.report.figures.budget_spent import budget_spent
+from autotune.report.figures.budget_and_timeline import budget_spent, trial_timeline
 from autotune.report.figures.feasible_map import feasible_map
 from autotune.report.figures.knobs_and_speed import knob_importance, parallel_coordinates
 from autotune.report.figures.loss_curves import loss_curves
-from autotune.report.figures.pareto_front import pareto_front
-from autotune.report.figures.predictions import predicted_measured, predicted_measured_memory
 from autotune.report.figures.running_steps import running_steps
 from autotune.report.figures.source import FigureSource, StepSeries
 from autotune.report.figures.speed_over_study import best_so_far, best_so_far_over_time
 from autotune.report.figures.step_and_memory_parts import memory_parts, step_parts, winners_rank_parts
-from autotune.report.figures.trial_timeline import trial_timeline
+from autotune.report.figures.trial_scatter import pareto_front, predicted_measured, predicted_measured_memory
 from autotune.results.figure import Figure
 from autotune.results.result import Result
 

@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 
 from autotune import api
 from autotune.errors import SpecError
-from autotune.report.side_by_side import side_by_side, study_facts, trial_facts
+from autotune.report.comparison import side_by_side, study_facts, trial_facts
 from autotune.results.answers import trial_of
 from autotune.results.best_known import best_known
 from autotune.results.question import Asked

@@ -20,10 +20,10 @@ from autotune import api
 from autotune.diagnosis import lines_of
 from autotune.errors import AutotuneError, NotFoundError
 from autotune.ports import EventKind, HistoryEvent, ServiceStore, StudyReader
+from autotune.report.comparison import knob_words
 from autotune.report.figures.figure_html import figure_html
 from autotune.report.figures.one_trial import TrialSource, trial_figures
 from autotune.report.reward_tables import reward_rows
-from autotune.report.side_by_side import knob_words
 from autotune.results.answers import trial_of
 from autotune.results.diagnoses import diagnosis_of_run
 from autotune.results.hidden import hidden_events

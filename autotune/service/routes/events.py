@@ -48,13 +48,12 @@ async def events(
 ) -> Response:
     """Read events after a sequence number, or follow them as a live stream."""
     study = (await run_in_threadpool(service.store.revision, study_id)).id
+    record = await run_in_threadpool(service.store.study, study)
     if STREAM not in request.headers.get("accept", ""):
-        record = await run_in_threadpool(service.store.study, study)
         found = await run_in_threadpool(service.store.events, study, after=after, limit=limit)
         return StrictJSONResponse({"events": [event.to_dict() for event in hidden_events(record, found)]})
     if request.scope.get(WITHOUT_BODY):
         return Response(media_type=STREAM)
-    record = await run_in_threadpool(service.store.study, study)
     places = service.stream_places
     places.take(caller.name, is_owner=caller.owns(record))
     if last_event_id and last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 18:
