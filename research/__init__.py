@@ -5,4 +5,8 @@ unseen, open_rows, held_out, unread_level         rows that nothing was fitted t
 error_causes, error_scale, *_bound                what the errors depend on, and what bounds them
 megatron_*, host_launches, other_layers           kernels and launches behind single constants
 replay_wild, replay_near_equals, train_policy     searches in worlds that no user has
+cost_speed, search_speed, installation            how long estimates, searches and the installation take
+few_for_many_native, goodput                      a study's pick against real trainings
+recovery, service_crowd                           a killed controller, and a caller who asks too much
+behaviour                                         what the product answers, recorded before and after a change
 """

@@ -1,4 +1,4 @@
-"""Whether the goodput objective picks a batch that trains faster: `python -m tests.benchmarks.goodput [TARGET [SEEDS]]`.
+"""Whether the goodput objective picks a batch that trains faster: `python -m research.goodput [TARGET [SEEDS]]`.
 
 1. The learning rate is chosen from `RATES`: the one with which the baseline (the smallest batch) reaches the loss TARGET in the fewest steps.
 2. The study of search_spaces/studies/goodput-laptop.yaml is run twice with it, for tokens per second and for goodput.

@@ -1,6 +1,6 @@
 """Recovery after SIGKILL of a study's controller: time until the study has a controller again, and until the next trial starts.
 
-    python -m tests.benchmarks.recovery [REPEATS]
+    python -m research.recovery [REPEATS]
 
 The killed controller is a process of its own, with its study in an SQLite file and the simulated runner. Its successors:
 

@@ -1,7 +1,7 @@
 """What the product answers, recorded, so that a change that should change nothing can show it.
 
-python -m tests.benchmarks.behaviour FOLDER               writes one file for each part below
-python -m tests.benchmarks.behaviour FOLDER --against OLD   then names what differs from a recording of an earlier checkout; exit 1 where something does
+python -m research.behaviour FOLDER               writes one file for each part below
+python -m research.behaviour FOLDER --against OLD   then names what differs from a recording of an earlier checkout; exit 1 where something does
 
 plans      `plan --json` of every shipped space with some catalog models on clusters of one and of many nodes
 asked      the configs that searchers ask for in the cells of the replay, in order, with seeds
@@ -31,7 +31,7 @@ from tests.benchmarks.cells import read_cells
 from tests.benchmarks.replay import DATA, DEFAULT
 from tests.benchmarks.replay import replay as replayed
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 MODELS = ("gpt2-medium", "llama-8b", "mixtral-8x7b", "nano-gpt")
 CLUSTERS = {"laptop": "cpu-1x4", "single-gpu": "h100-sxm-1x1", "dense-single-node": "h100-sxm-1x8"}
 """by space; of the others on four nodes"""

@@ -1,4 +1,4 @@
-"""Installed size and start-up time of the package without extras: `python -m tests.benchmarks.installation`.
+"""Installed size and start-up time of the package without extras: `python -m research.installation`.
 
 Installs the checkout with `constraints.txt` into a virtual environment of its own, adds up the files on disk (without pip and setuptools,
 which the environment brings), and runs each line in a fresh process. Times are the least of `ROUNDS`: processor time, in seconds. What an extra
@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 from autotune.extras import MODULES
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 8
 SPEC = "{model: gpt2-medium, cluster: h100-sxm-1x8, workload: {seq_len: 1024, global_batch_size: 512}, space: dense-single-node}"
 LINES = (

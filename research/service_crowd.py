@@ -1,6 +1,6 @@
 """One caller who asks too much, and what another one notices of it.
 
-    python -m tests.benchmarks.service_crowd [--plans 50] [--streams 500] [--times 20]
+    python -m research.service_crowd [--plans 50] [--streams 500] [--times 20]
 
 Plans: a reader asks for plans of the largest space that ships, all at once. Streams: a reader opens event streams of the owner's study, all at once.
 Meanwhile the owner submits studies, opens event streams and receives their first event, one after the other; alone before, beside them, and alone after.
@@ -84,7 +84,7 @@ def first_events_s(client: httpx.Client, study: str, times: int) -> list[float]:
 
 def beside(what: str, url: str, *words: str) -> subprocess.Popen[str]:
     """This module in a process of its own, once it has printed its first line."""
-    argv = [sys.executable, "-m", "tests.benchmarks.service_crowd", "--as", what, url, *words]
+    argv = [sys.executable, "-m", "research.service_crowd", "--as", what, url, *words]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     print(f"{what}: {process.stdout.readline().strip()}", flush=True)
