@@ -98,16 +98,6 @@ Text = Annotated[StrictStr, Field(min_length=1, max_length=1000)]
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$")]
 
 
-def no_keys() -> dict[str, Any]:
-    """The default of a mapping. Of `dict` itself pydantic reads the signature, for which Python's tokenizer is loaded."""
-    return {}
-
-
-def no_entries() -> list[Any]:
-    """The default of a list."""
-    return []
-
-
 MOST_MISTAKES = 10
 """mistakes that an error tells, the first of a document: another ten thousand would cost as much to find and help nobody"""
 OF_WORKLOAD = (

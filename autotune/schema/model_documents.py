@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
 from pydantic_core import PydanticCustomError
 
-from autotune.schema.document import Count, Document, Name, Text, no_keys
+from autotune.schema.document import Count, Document, Name, Text
 
 
 class ModelDocument(Document, defer_build=True):
@@ -93,7 +93,7 @@ class ModuleModelDocument(Document, defer_build=True):
             description="package.module:function; the function returns an nn.Module, or a mapping with one under `model`",
         ),
     ]
-    args: dict[StrictStr, Any] = Field(default_factory=no_keys, description="keyword arguments of the function")
+    args: dict[StrictStr, Any] = Field(default={}, description="keyword arguments of the function")
     folder: Text | None = Field(
         default=None, description="folder from which the module is imported; default: the spec's"
     )
@@ -101,15 +101,16 @@ class ModuleModelDocument(Document, defer_build=True):
 
 
 def _kind_of_model(value: Any) -> str:
-    if isinstance(value, HuggingFaceModelDocument) or (isinstance(value, Mapping) and "hf" in value):
-        return "<hf>"
-    if isinstance(value, ModuleModelDocument) or (isinstance(value, Mapping) and "module" in value):
-        return "<module>"
-    if isinstance(value, CountedModelDocument) or (isinstance(value, Mapping) and "parameters" in value):
-        return "<counted>"
-    if isinstance(value, NamedModelDocument) or (isinstance(value, Mapping) and set(value) == {"name", "mtp_layers"}):
+    if not isinstance(value, Mapping | BaseModel):
+        return "<name>"
+    keys = set(value) if isinstance(value, Mapping) else type(value).model_fields.keys()
+    if keys == {"name", "mtp_layers"}:
         return "<named>"
-    return "<inline>" if isinstance(value, Mapping | BaseModel) else "<name>"
+    return next((kind for key, kind in _KINDS.items() if key in keys), "<inline>")
+
+
+_KINDS = {"hf": "<hf>", "module": "<module>", "parameters": "<counted>"}
+"""by the key that tells it from the others"""
 
 
 AskedModel = Annotated[

@@ -42,8 +42,6 @@ from autotune.schema.document import (
     Text,
     Tokens,
     either,
-    no_entries,
-    no_keys,
     written,
 )
 from autotune.schema.model_documents import AskedModel
@@ -92,7 +90,7 @@ class GpuDocument(Document, defer_build=True):
         default=None, description="link to host memory, in one direction; default: PCIe 5.0 x16"
     )
     measured_flops_per_s: dict[Precision, FlopsPerSecond] = Field(
-        default_factory=dict, description="largest measured rate of a dense matmul, by precision"
+        default={}, description="largest measured rate of a dense matmul, by precision"
     )
     source: str = ""
     usual_fabric: Fabric | None = None
@@ -260,17 +258,13 @@ class MeasureDocument(Document, defer_build=True):
     trial_timeout_s: Seconds = _MEASURE.trial_timeout_s
 
     @model_validator(mode="after")
-    def _two_steps_are_no_look(self) -> MeasureDocument:
+    def _steps_agree(self) -> MeasureDocument:
         if self.first_look in (1, 2):
             raise PydanticCustomError(
                 "first_look",
                 "first_look must be 0 (none) or at least 3, but first_look={look}: one or two slow steps are not enough",
                 {"look": self.first_look},
             )
-        return self
-
-    @model_validator(mode="after")
-    def _at_most_is_not_under_at_least(self) -> MeasureDocument:
         if self.max_steps < self.min_steps:
             raise PydanticCustomError(
                 "steps",
@@ -320,7 +314,7 @@ class ContainerDocument(Document, defer_build=True):
 
     image: Word = Field(description="file (.sqsh) or name, as `srun --container-image` takes it")
     mounts: Annotated[list[Word], Field(max_length=100)] = Field(
-        default_factory=no_entries, description="folders to mount in addition to the study's: FOLDER or FOLDER:WHERE"
+        default=[], description="folders to mount in addition to the study's: FOLDER or FOLDER:WHERE"
     )
 
 
@@ -372,7 +366,7 @@ class SlurmDocument(BaseModel):
     )
     exclusive: StrictBool = Field(default=True, description="whether the job gets whole nodes")
     setup: Annotated[list[Line], Field(max_length=100)] = Field(
-        default_factory=no_entries, description="script lines to run before autotune starts, e.g. to load modules"
+        default=[], description="script lines to run before autotune starts, e.g. to load modules"
     )
     container: ContainerDocument | None = None
 
@@ -427,20 +421,20 @@ class KubernetesDocument(Document, defer_build=True):
         default=None, description="instead of `store`: a folder on a volume; each study gets its own subfolder"
     )
     files: Annotated[list[Word], Field(max_length=100)] = Field(
-        default_factory=no_entries,
+        default=[],
         description="files to send to the pods with the spec, such as the program; at most 1 MiB in total",
     )
     env_from: Annotated[list[Word], Field(max_length=20)] = Field(
-        default_factory=no_entries, description="secrets whose keys become environment variables of the pods"
+        default=[], description="secrets whose keys become environment variables of the pods"
     )
-    volumes: Annotated[list[VolumeDocument], Field(max_length=20)] = Field(default_factory=no_entries)
+    volumes: Annotated[list[VolumeDocument], Field(max_length=20)] = Field(default=[])
     cpus: Annotated[StrictInt, Field(ge=1, le=1 << 12)] | None = Field(default=None, description="CPUs of each pod")
     memory: Annotated[StrictStr, Field(pattern=r"^[0-9]+([EPTGM]i?|Ki|k)$")] | None = Field(
         default=None, description="memory of each pod, e.g. 128Gi"
     )
     gpu_resource: Word = Field(default="nvidia.com/gpu", description="name of the GPU resource in Kubernetes")
     node_selector: Annotated[dict[StrictStr, StrictStr], Field(max_length=20)] = Field(
-        default_factory=no_keys, description="labels of the nodes to run on"
+        default={}, description="labels of the nodes to run on"
     )
     retries: Annotated[StrictInt, Field(ge=0, le=100)] = Field(
         default=2, description="how many times a failed job is restarted; it continues the same study"
@@ -482,7 +476,7 @@ class StudyDocument(Document, defer_build=True):
         Annotated[Text, Tag("<name>")] | Annotated[SpaceDocument, Tag("<inline>")], either("<name>", "<inline>")
     ] = Field(description="name of a built-in search space, path to a file, or the knobs inline")
     knobs: Annotated[dict[StrictStr, OwnValues], Field(max_length=MAX_OWN_KNOBS)] = Field(
-        default_factory=no_keys,
+        default={},
         description="the study's own knobs with their values, the default first: {num_workers: [0, 2, 4], flash: [false, true]}",
     )
     objective: ObjectiveDocument = ObjectiveDocument.model_construct()
@@ -523,6 +517,6 @@ class StudyDocument(Document, defer_build=True):
         description="the config that trials are compared with; default: pure data parallelism. dp and accumulation_steps follow from the other knobs",
     )
     enqueue: Annotated[list[Config], Field(max_length=1000)] = Field(
-        default_factory=no_entries,
+        default=[],
         description="configs to try first; dp and accumulation_steps follow from the other knobs if omitted",
     )
