@@ -26,7 +26,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -129,17 +129,31 @@ def nested(document: Mapping[str, Any]) -> dict[str, Any]:
     """Values by dotted paths as mappings of mappings; a None is left out."""
     found: dict[str, Any] = {}
     for path, value in document.items():
-        if value is None:
-            continue
-        inner: dict[str, Any] = {}
-        node = inner
-        *outer, last = path.split(".")
-        for key in outer:
-            node[key] = {}
-            node = node[key]
-        node[last] = value
-        found = merged(found, inner)
+        if value is not None:
+            for key in reversed(path.split(".")):
+                value = {key: value}
+            found = merged(found, value)
     return found
+
+
+def at_path(document: Any, path: str) -> Any:
+    """The value at a dotted path; None where there is none."""
+    for key in path.split("."):
+        document = document.get(key) if isinstance(document, Mapping) else None
+    return document
+
+
+def without(document: Mapping[str, Any], is_left_out: Callable[[str, Any], bool], prefix: str = "") -> dict[str, Any]:
+    """`document` without the values, and the whole mappings, that are left out by their path and value; mappings that are emptied go too."""
+    left: dict[str, Any] = {}
+    for key, value in document.items():
+        path = f"{prefix}{key}"
+        if is_left_out(path, value):
+            continue
+        inner = without(value, is_left_out, f"{path}.") if isinstance(value, Mapping) else value
+        if inner or not value:
+            left[str(key)] = inner
+    return left
 
 
 def flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -156,34 +170,23 @@ def dotted(document: Mapping[str, Any]) -> Iterator[str]:
     return (path for path, _ in flat(document))
 
 
-def split_by_path(
-    document: Mapping[str, Any], patterns: Sequence[str], prefix: str = ""
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+def split_by_path(document: Mapping[str, Any], patterns: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(the document without the values whose path matches a pattern such as `profiling.*`, the paths that are left out)
 
     Values that are off already, false or null, stay: without them a default could count, which may be on.
     """
-    left: dict[str, Any] = {}
-    out: list[str] = []
-    for key, value in document.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            inner, below = split_by_path(value, patterns, f"{path}.")
-            out += below
-            if inner:
-                left[key] = inner
-        elif value is not None and value is not False and any(fnmatchcase(path, pattern) for pattern in patterns):
-            out.append(path)
-        else:
-            left[key] = value
-    return left, tuple(sorted(out))
+    out = {
+        path
+        for path, value in flat(document)
+        if value is not None and value is not False and any(fnmatchcase(path, pattern) for pattern in patterns)
+    }
+    return without(document, lambda path, _: path in out), tuple(sorted(out))
 
 
 AUTO = "auto"
 """what Hugging Face's integrations write for a value that the program fills in"""
 ONLY_THE_SHELL = "only the shell can compute this number"
 """of a value that is a variable which nothing sets"""
-_MISSING = object()
 T = TypeVar("T")
 
 
@@ -254,10 +257,7 @@ class KeyReader:
 
     def written(self, path: str) -> Any:
         """The value that the document itself has; None where there is none."""
-        node: Any = self._document
-        for key in path.split("."):
-            node = node.get(key, _MISSING) if isinstance(node, Mapping) else _MISSING
-        return None if node is _MISSING else node
+        return at_path(self._document, path)
 
     def drop(self, *paths: str) -> None:
         """Counts the keys as read, whatever they hold: others that were read imply them."""
@@ -278,7 +278,7 @@ class KeyReader:
     @property
     def left(self) -> dict[str, Any]:
         """The document without what was read."""
-        return merged(nested(self._added), self._without(self._document, ""))
+        return merged(nested(self._added), without(self._document, lambda path, _: path in self._taken))
 
     def _take(self, path: str, value: T) -> T:
         self._taken.add(path)
@@ -294,19 +294,6 @@ class KeyReader:
             why = ONLY_THE_SHELL
         self._taken.add(path)
         self.remarks.append(f"{self.name}: {path}={value!r:.60}: {why}")
-
-    def _without(self, node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        left: dict[str, Any] = {}
-        for key, value in node.items():
-            path = f"{prefix}{key}"
-            if path in self._taken:
-                continue
-            if isinstance(value, Mapping) and value:
-                if inner := self._without(value, f"{path}."):
-                    left[str(key)] = inner
-            else:
-                left[str(key)] = value
-        return left
 
 
 SETTINGS = Option(

@@ -25,7 +25,7 @@ from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.lightning.bars import bar_reader, is_bar_line
 from autotune.trainers.logs.steplines import parse_step_line
-from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
+from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading, merged, nested
 from autotune.trainers.programs import DATA, data_arguments, data_notes, long_options, program_files
 from autotune.trainers.readers import lightning_yaml
 
@@ -154,7 +154,7 @@ class LightningTrainer(Trainer):
         )
         document: dict[str, Any] = {"seed_everything": options["seed"], "trainer": trainer}
         if options["script"]:
-            _nest(document, options["batch_key"], c.micro_batch_size)
+            document = merged(document, nested({options["batch_key"]: c.micro_batch_size}))
             if c.compile:
                 notes.append("your program must call torch.compile: lightning.yaml cannot")
             if c.recompute == "full" and (c.zero_stage < 2 or c.tp > 1):
@@ -240,14 +240,6 @@ def _strategy(c: ParallelConfig, options: Mapping[str, Any]) -> str | dict[str, 
     if c.zero_stage == 1:
         return "deepspeed_stage_1"
     return "ddp" if c.world_size > 1 else "auto"
-
-
-def _nest(document: dict[str, Any], path: str, value: Any) -> None:
-    """Sets a value under keys that are joined by dots."""
-    *sections, key = path.split(".")
-    for section in sections:
-        document = document.setdefault(section, {})
-    document[key] = value
 
 
 TRAINER = LightningTrainer()

@@ -47,6 +47,7 @@ from autotune.trainers.present_configuration import (
     KeyReader,
     PresentConfiguration,
     Reading,
+    at_path,
     flat,
     merged,
     nested,
@@ -494,9 +495,7 @@ def _inherited(
 
 def _resolved(document: Mapping[str, Any], path: str, depth: int = 8) -> Any:
     """The value, with what it refers to: `${policy.precision}`, and products such as `${mul:${policy.max_total_sequence_length}, 4}`."""
-    value: Any = document
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
+    value = at_path(document, path)
     if not isinstance(value, str) or "${" not in value or not depth:
         return value
     plain = _REFERENCE.sub(lambda found: str(_resolved(document, found[1], depth - 1)), value)

@@ -33,7 +33,15 @@ from autotune.trainers.post_training.trainer import (
     rl_value,
     whole_nodes,
 )
-from autotune.trainers.present_configuration import SETTINGS, KeyReader, PresentConfiguration, Reading, dotted, merged
+from autotune.trainers.present_configuration import (
+    SETTINGS,
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    at_path,
+    dotted,
+    merged,
+)
 
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
 MEGATRON = {
@@ -162,7 +170,7 @@ class Verl(PostTrainer):
             f"{ACTOR}.ppo_mini_batch_size": rl.mini_batch // rl.responses,
             f"{ACTOR}.ppo_epochs": rl.epochs,
             f"{ACTOR}.use_dynamic_bsz": tokens > 0,
-            f"{ACTOR}.use_kl_loss": rl.reference and not _has(options[SETTINGS.name], KL_IN_REWARD),
+            f"{ACTOR}.use_kl_loss": rl.reference and not at_path(options[SETTINGS.name], KL_IN_REWARD),
             f"{ACTOR}.optim.lr": options["learning_rate"],
             f"{ROLLOUT}.name": "vllm",
             f"{ROLLOUT}.n": rl.responses,
@@ -171,10 +179,10 @@ class Verl(PostTrainer):
             "trainer.n_gpus_per_node": per_node,
             "trainer.balance_batch": rl_value(rl, c, "balance") != "none",
             # a run that counts epochs has them among its settings, which trials leave out
-            "trainer.total_training_steps": None if _has(options[SETTINGS.name], EPOCHS) else options["steps"],
+            "trainer.total_training_steps": None if at_path(options[SETTINGS.name], EPOCHS) else options["steps"],
         }
         if workload.peft is not None and not any(
-            _has(options[SETTINGS.name], key) for key in (f"{MODEL}.lora", ADAPTERS)
+            at_path(options[SETTINGS.name], key) for key in (f"{MODEL}.lora", ADAPTERS)
         ):
             found |= {
                 f"{MODEL}.lora_rank": workload.peft.rank,
@@ -189,7 +197,7 @@ class Verl(PostTrainer):
             found |= {f"{part}.log_prob_max_token_len_per_gpu": before or tokens for part in (ROLLOUT, REF)}
         else:
             found[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = c.micro_batch_size
-            counted = [part for part in (ROLLOUT, REF) if _has(options[SETTINGS.name], f"{part}.{FORWARD}")]
+            counted = [part for part in (ROLLOUT, REF) if at_path(options[SETTINGS.name], f"{part}.{FORWARD}")]
             found |= {f"{part}.{FORWARD}_per_gpu": c.micro_batch_size for part in (ROLLOUT, REF) if part not in counted}
         if rl.critic is not None:
             if rl.critic != workload.model and f"{CRITIC}.model.path" not in dotted(options[SETTINGS.name]):
@@ -361,14 +369,6 @@ def _uncounted(keys: KeyReader) -> Iterator[str]:
         yield f"distillation: the teacher's {gpus} GPUs and its time are not counted; launches pass these settings on unchanged"
     if keys.find(f"{ACTOR}.entropy_coeff"):
         yield f"{ACTOR}.entropy_coeff: an entropy term in the loss needs copies of the logits, whose memory is not counted"
-
-
-def _has(settings: Mapping[str, Any], path: str) -> bool:
-    """Whether the settings switch it on."""
-    node: Any = settings
-    for key in path.split("."):
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return bool(node)
 
 
 def _fsdp_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:

@@ -21,6 +21,7 @@ from autotune.trainers.present_configuration import (
     batch_of,
     completed,
     merged,
+    nested,
     options_of,
     parse_document,
 )
@@ -291,13 +292,11 @@ def overrides(present: PresentConfiguration) -> dict[str, Any]:
     """What options of the command such as `--training.steps=20` say, by section."""
     found: dict[str, Any] = {}
     for path, value in _program_options(present):
-        *sections, key = path.split(".")
+        section, dot, key = path.rpartition(".")
         is_off = not value and key.startswith("no-")
-        node = found
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[key.removeprefix("no-") if is_off else key] = _typed(value) if value else not is_off
-    return found
+        name = key.removeprefix("no-") if is_off else key
+        found[f"{section}{dot}{name}"] = _typed(value) if value else not is_off
+    return nested(found)
 
 
 def _program_options(present: PresentConfiguration) -> Iterator[tuple[str, str]]:
