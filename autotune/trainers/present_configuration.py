@@ -26,7 +26,8 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -412,6 +413,27 @@ def options_of(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
         following = argv[at + 1] if at + 1 < len(argv) else ""
         is_value = bool(following) and (not following.startswith("-") or _is_number(following))
         yield name, value if sign else following if is_value else ""
+
+
+def typed(word: str) -> Any:
+    """A number that is written back as it was, as one; anything else as it is written."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(word) if str(kind(word)) == word else word
+    return word
+
+
+def flags_of(words: Iterable[str], meaning: Callable[[str], Any] = typed) -> dict[str, Any]:
+    """The values of a command's flags: `--name` (true), `--name value`, `--name=value`, `--name low high`. `meaning`: what a word stands for."""
+    found: dict[str, list[Any]] = {}
+    values: list[Any] = []
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            name, sign, value = word[2:].partition("=")
+            found[name] = values = [meaning(value)] if sign else []
+        else:
+            values.append(meaning(word))
+    return {name: told if len(told) > 1 else told[0] if told else True for name, told in found.items()}
 
 
 def _is_number(word: str) -> bool:

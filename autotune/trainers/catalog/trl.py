@@ -29,12 +29,13 @@ from autotune.trainers.logs.step_metrics import StepMetrics
 from autotune.trainers.post_training.adapters import read_adapters, written_modules
 from autotune.trainers.post_training.logs import step_metrics_of
 from autotune.trainers.post_training.programs import USUAL, Program, program_of
-from autotune.trainers.post_training.trainer import PostTrainer, flags_of, grid, rl_value, whole_nodes
+from autotune.trainers.post_training.trainer import PostTrainer, grid, rl_value, whole_nodes
 from autotune.trainers.present_configuration import (
     KeyReader,
     PresentConfiguration,
     Reading,
     completed,
+    flags_of,
     flat,
     merged,
     parse_document,

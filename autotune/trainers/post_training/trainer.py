@@ -246,32 +246,6 @@ def unsaid(argv: Sequence[str]) -> list[str]:
     return found
 
 
-def flags_of(words: Sequence[str]) -> dict[str, Any]:
-    """The values of a command's flags: `--name`, `--name value`, `--name=value`, `--name low high`. A number is one where it reads the same again."""
-    found: dict[str, list[str]] = {}
-    values: list[str] = []
-    for word in words:
-        if word.startswith("--") and len(word) > 2:
-            name, sign, value = word[2:].partition("=")
-            values = [value] if sign else []
-            found[name] = values
-        else:
-            values.append(word)
-    return {
-        name: True if not told else _typed(told[0]) if len(told) == 1 else [*map(_typed, told)]
-        for name, told in found.items()
-    }
-
-
-def _typed(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text) if str(kind(text)) == text else text
-        except ValueError:
-            continue
-    return text
-
-
 def fitted(
     knobs: Mapping[str, Any], ranks: int | None, batch: int | None, *, alone: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:

@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.trainers.megatron.knobs import read_knobs, read_recompute, stages_of_layout, with_optimizer
-from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, batch_of, completed
+from autotune.trainers.present_configuration import (
+    KeyReader,
+    PresentConfiguration,
+    Reading,
+    batch_of,
+    completed,
+    flags_of,
+)
 from autotune.trainers.readers.program_arguments import program_of
 from autotune.trainers.readers.shell_words import command_of
 
@@ -66,7 +73,7 @@ def read(present: PresentConfiguration) -> Reading:
         remarks = [f"{name} does not set {', '.join(used)}: write {its} into the spec"] if used else []
     present = PresentConfiguration(files=present.files, argv=argv, env=present.env)
     program = program_of(argv)
-    keys = KeyReader(_flags(program or argv), "the command")
+    keys = KeyReader({_flag(name): value for name, value in flags_of(program or argv, _typed).items()}, "the command")
     keys.drop(*LAUNCHER, "log-interval")  # a launch logs every step
     model = _model(keys)
     knobs = _knobs(keys, tf32=present.tf32, num_layers=model.get("num_layers"))
@@ -134,19 +141,6 @@ def _length(keys: KeyReader, batch: int | None) -> tuple[int | None, dict[str, A
     }
     length = keys.count("train-iters") or steps.pop("train-iters", None)
     return length, steps
-
-
-def _flags(argv: tuple[str, ...]) -> dict[str, Any]:
-    """Values by flag: true for a flag without any, a list where there are several."""
-    flags: dict[str, Any] = {}
-    values: list[Any] = []
-    for word in argv:
-        if word.startswith("--"):
-            name, sign, value = word[2:].partition("=")
-            flags[name.replace("_", "-")] = values = [_typed(value)] if sign else []
-        else:
-            values.append(_typed(word))
-    return {name: found if len(found) > 1 else found[0] if found else True for name, found in flags.items()}
 
 
 def _flag(field: str) -> str:

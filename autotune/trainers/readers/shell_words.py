@@ -12,6 +12,7 @@ and functions count once.
 
 from __future__ import annotations
 
+import ast
 import operator
 import re
 import shlex
@@ -55,6 +56,13 @@ _DEPTH = 8
 """variables inside variables"""
 _LONGEST = 1 << 16
 """characters of a variable"""
+_CALCULATES: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 _COMPARISONS: Mapping[str, Callable[[str, str], bool]] = {
     "==": fnmatchcase,
     "=": fnmatchcase,
@@ -378,31 +386,19 @@ def _computed(expression: str, variables: dict[str, str]) -> str:
         lambda found: _with_variables(variables.get(found[0], ""), variables, {}),  # it may be `${NAME:-8}`
         expression,
     )
-    for _ in range(_DEPTH):
-        before, filled = filled, re.sub(r"\(([^()]*)\)", lambda found: _without_parentheses(found[1]) or "?", filled)
-        if filled == before:
-            break
-    return _without_parentheses(filled)
-
-
-def _without_parentheses(expression: str) -> str:
-    terms = re.findall(r"\d{1,12}|\S", expression)
-    total, product, sign, operation = 0, 1, 1, "*"
-    if not terms or len(terms) % 2 == 0:
+    try:
+        return str(_number(ast.parse(re.sub(r"\b0+(?=\d)", "", filled).strip(), mode="eval").body))
+    except (SyntaxError, ValueError, KeyError, ZeroDivisionError, RecursionError, MemoryError):
         return ""
-    for place, term in enumerate(terms):
-        if place % 2 == 0:
-            if not term.isdecimal() or (operation != "*" and int(term) == 0):
-                return ""
-            product = {"*": operator.mul, "/": operator.floordiv, "%": operator.mod}[operation](product, int(term))
-        elif term in "*/%":
-            operation = term
-        elif term in "+-":
-            total, product, operation = total + sign * product, 1, "*"
-            sign = 1 if term == "+" else -1
-        else:
-            return ""
-    return str(total + sign * product)
+
+
+def _number(node: ast.expr) -> int:
+    """The value of a tree of whole numbers. Raises `ValueError` and `KeyError` for anything else."""
+    if isinstance(node, ast.BinOp):
+        return _CALCULATES[type(node.op)](_number(node.left), _number(node.right))
+    if not isinstance(node, ast.Constant) or type(node.value) is not int:
+        raise ValueError("no whole number")
+    return node.value
 
 
 def _words(command: str) -> tuple[str, ...]:
