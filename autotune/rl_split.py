@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from autotune.cost import Calibration, estimate
-from autotune.cost.rl.step import generation_s, knob_values
+from autotune.cost.rl.step import generation_s
 from autotune.errors import InfeasibleError
 from autotune.space import Launchable, SearchSpace
+from autotune.space.rl_laws import knob_values
 from autotune.spec import Estimate, SpaceSpec, Workload, config_label
 from autotune.spec.post_training import PostTraining
 
@@ -83,25 +84,25 @@ def _splits(
         step *= -(-cluster.num_gpus // (step * MOST))
         listed = sorted({*listed, *range(step, cluster.num_gpus, step)})
     found = {gpus: _best(workload, spec, gpus, calibration, launchable) for gpus in listed}
-    none = {gpus: _why_none(workload, spec, gpus, launchable) for gpus in asked_for if found[gpus] is None}
-    return [row for row in found.values() if row is not None], none
+    none = {gpus: found[gpus][1] for gpus in asked_for if found[gpus][0] is None}
+    return [row for row, _ in found.values() if row is not None], none
 
 
 def _best(
     workload: Workload, spec: SpaceSpec, generating: int, calibration: Calibration | None, launchable: Launchable | None
-) -> dict[str, Any] | None:
-    """The best config with so many GPUs that only generate (0: none); None where none is legal or fits."""
+) -> tuple[dict[str, Any] | None, str]:
+    """(the best config with so many GPUs that only generate (0: none), or None where none is legal or fits; why there is none)"""
     try:
         space = SearchSpace.build(workload, _with_generating(spec, generating), launchable=launchable)
-    except InfeasibleError:
-        return None
+    except InfeasibleError as error:
+        return None, error.brief or error.message
     predicted = estimate(workload, space.table, calibration=calibration)
     risk = np.asarray(predicted.oom_probability)
     value = np.where(risk <= FITS, np.asarray(predicted.tokens_per_s) * (1.0 - risk), 0.0)
     row = int(np.argmax(value))
     if value[row] <= 0:
-        return None
-    return _sides(workload, space, predicted, row, generating)
+        return None, "no valid config fits"
+    return _sides(workload, space, predicted, row, generating), ""
 
 
 def _with_generating(spec: SpaceSpec, generating: int) -> SpaceSpec:
@@ -114,15 +115,6 @@ def _with_generating(spec: SpaceSpec, generating: int) -> SpaceSpec:
     if not generating and "staleness" in extra:
         extra["staleness"] = (0,)
     return replace(spec, extra=extra, world_sizes=())
-
-
-def _why_none(workload: Workload, spec: SpaceSpec, generating: int, launchable: Launchable | None) -> str:
-    """Why `_best` found none."""
-    try:
-        SearchSpace.build(workload, _with_generating(spec, generating), launchable=launchable)
-    except InfeasibleError as error:
-        return error.brief or error.message
-    return "no valid config fits"
 
 
 def _sides(workload: Workload, space: SearchSpace, predicted: Estimate, row: int, generating: int) -> dict[str, Any]:
@@ -175,11 +167,11 @@ def _one_more_node(
                 cluster=workload.cluster.resized(num_nodes=workload.cluster.num_nodes + nodes, gpus_per_node=per_node),
             )
             engines = generating + (nodes * per_node if side == "generation" else 0)
-            row = _best(larger, spec, engines, calibration, launchable)
+            row, reason = _best(larger, spec, engines, calibration, launchable)
             if row is not None:
                 names = ("training_gpus", "rollout_gpus", "step_time_s", "oom_probability", "label")
                 shown[side] = {"nodes": nodes, **{name: row[name] for name in names}}
                 break
-            why.setdefault(side, _why_none(larger, spec, engines, launchable))
+            why.setdefault(side, reason)
         shown.setdefault(side, None)
     return shown, why

@@ -20,31 +20,33 @@ ENGINE_BYTES = 2.0
 """bytes per weight of an engine"""
 
 
-def _values(workload: Workload, table: ConfigTable, name: str) -> NDArray[Any]:
-    if name not in table.knobs:
-        return np.full(len(table), _asked(workload).today(name))
-    knob = table.knobs[name]
-    return np.asarray(np.array(knob.values)[table.column(name).astype(np.int64)])
-
-
-def _value(workload: Workload, config: ParallelConfig, name: str) -> Any:
-    return config.extra[name] if name in config.extra else _asked(workload).today(name)
-
-
-def _asked(workload: Workload) -> PostTraining:
+def asked_of(workload: Workload) -> PostTraining:
+    """The workload's post-training, which it must have."""
     assert workload.rl is not None
     return workload.rl
 
 
+def knob_values(workload: Workload, table: ConfigTable, name: str) -> NDArray[Any]:
+    """The values of a knob of post-training, shape (N,)."""
+    if name not in table.knobs:
+        return np.full(len(table), asked_of(workload).today(name))
+    return np.asarray(np.array(table.knobs[name].values)[table.column(name).astype(np.int64)])
+
+
+def knob_value(workload: Workload, config: ParallelConfig, name: str) -> Any:
+    """The value of a knob of post-training in one config."""
+    return config.extra[name] if name in config.extra else asked_of(workload).today(name)
+
+
 def _generating(workload: Workload, table: ConfigTable) -> NDArray[Any]:
     """GPUs that generate."""
-    own = _values(workload, table, "rollout_gpus")
+    own = knob_values(workload, table, "rollout_gpus")
     return np.asarray(np.where(own > 0, own, table.world_size))
 
 
 def _generates(check: Callable[[Workload, ConfigTable], Any]) -> Callable[[Workload, ConfigTable], Mask]:
     """The check where responses are generated; others hold."""
-    return lambda w, t: np.asarray(check(w, t)) if _asked(w).generates else np.ones(len(t), dtype=np.bool_)
+    return lambda w, t: np.asarray(check(w, t)) if asked_of(w).generates else np.ones(len(t), dtype=np.bool_)
 
 
 ALONE = ("openrlhf",)
@@ -52,26 +54,26 @@ ALONE = ("openrlhf",)
 
 
 def _holds_longest(workload: Workload, table: ConfigTable, name: str) -> Mask:
-    tokens = _values(workload, table, name)
+    tokens = knob_values(workload, table, name)
     if workload.trainer in ALONE:
         return np.ones(len(table), dtype=np.bool_)
-    return np.asarray((tokens == 0) | (tokens * table.cp >= _asked(workload).longest))
+    return np.asarray((tokens == 0) | (tokens * table.cp >= asked_of(workload).longest))
 
 
 def _told(workload: Workload, tp: NDArray[Any]) -> Mask:
-    rollout = _asked(workload).rollout
+    rollout = asked_of(workload).rollout
     return np.array([rollout is not None and rollout.rate(int(degree)) is not None for degree in tp], dtype=np.bool_)
 
 
 def _told_degrees(workload: Workload) -> str:
-    rollout = _asked(workload).rollout
+    rollout = asked_of(workload).rollout
     return ", ".join(str(tp) for tp, _ in rollout.tokens_per_s_per_gpu) if rollout else "none"
 
 
 def _engine_fits(workload: Workload, table: ConfigTable) -> Mask:
-    rollout = _asked(workload).rollout
+    rollout = asked_of(workload).rollout
     share = 0.0 if rollout is None else rollout.memory_fraction
-    weights = ENGINE_BYTES * workload.model.num_parameters / _values(workload, table, "rollout_tp")
+    weights = ENGINE_BYTES * workload.model.num_parameters / knob_values(workload, table, "rollout_tp")
     return np.asarray((share == 0.0) | (weights <= share * workload.cluster.gpu.memory_bytes))
 
 
@@ -82,8 +84,8 @@ def _longest_law(knob: str) -> Law:
         fields=(knob, "cp"),
         check=lambda w, t: _holds_longest(w, t, knob),
         reason=lambda w, c: (
-            f"a micro-batch must hold the longest sequence, but {knob}={_value(w, c, knob)} x cp={c.cp} is less than its {_asked(w).longest:,} tokens; "
-            f"use {-(-_asked(w).longest // c.cp):,} or more, or a larger cp"
+            f"a micro-batch must hold the longest sequence, but {knob}={knob_value(w, c, knob)} x cp={c.cp} is less than its {asked_of(w).longest:,} tokens; "
+            f"use {-(-asked_of(w).longest // c.cp):,} or more, or a larger cp"
         ),
     )
 
@@ -93,9 +95,9 @@ RL_LAWS: tuple[Law, ...] = (
         name="rl_split",
         broken="generating and training GPUs together exceed the cluster",
         fields=("rollout_gpus", "tp", "pp", "dp", "cp"),
-        check=_generates(lambda w, t: t.world_size + _values(w, t, "rollout_gpus") <= w.cluster.num_gpus),
+        check=_generates(lambda w, t: t.world_size + knob_values(w, t, "rollout_gpus") <= w.cluster.num_gpus),
         reason=lambda w, c: (
-            f"{c.world_size} training GPUs and rollout_gpus={_value(w, c, 'rollout_gpus')} must fit the cluster, but {w.cluster.name} has {w.cluster.num_gpus}; "
+            f"{c.world_size} training GPUs and rollout_gpus={knob_value(w, c, 'rollout_gpus')} must fit the cluster, but {w.cluster.name} has {w.cluster.num_gpus}; "
             "use fewer of either"
         ),
     ),
@@ -103,9 +105,9 @@ RL_LAWS: tuple[Law, ...] = (
         name="rl_placement",
         broken="staleness without GPUs that only generate",
         fields=("rollout_gpus", "staleness", "tp"),
-        check=_generates(lambda w, t: (_values(w, t, "rollout_gpus") > 0) | (_values(w, t, "staleness") == 0)),
+        check=_generates(lambda w, t: (knob_values(w, t, "rollout_gpus") > 0) | (knob_values(w, t, "staleness") == 0)),
         reason=lambda w, c: (
-            f"with rollout_gpus=0 engine and trainer alternate, so staleness must be 0, but staleness={_value(w, c, 'staleness')}; "
+            f"with rollout_gpus=0 engine and trainer alternate, so staleness must be 0, but staleness={knob_value(w, c, 'staleness')}; "
             "use staleness=0, or rollout_gpus above 0"
         ),
     ),
@@ -115,22 +117,22 @@ RL_LAWS: tuple[Law, ...] = (
         fields=("rollout_tp", "rollout_gpus", "tp", "pp", "dp", "cp"),
         check=_generates(
             lambda w, t: (
-                (_generating(w, t) % _values(w, t, "rollout_tp") == 0)
-                & (w.model.num_attention_heads % _values(w, t, "rollout_tp") == 0)
+                (_generating(w, t) % knob_values(w, t, "rollout_tp") == 0)
+                & (w.model.num_attention_heads % knob_values(w, t, "rollout_tp") == 0)
             )
         ),
         reason=lambda w, c: (
-            f"rollout_tp must divide the generating GPUs and the attention heads, but rollout_tp={_value(w, c, 'rollout_tp')}, "
-            f"GPUs={_value(w, c, 'rollout_gpus') or c.world_size} and num_attention_heads={w.model.num_attention_heads}"
+            f"rollout_tp must divide the generating GPUs and the attention heads, but rollout_tp={knob_value(w, c, 'rollout_tp')}, "
+            f"GPUs={knob_value(w, c, 'rollout_gpus') or c.world_size} and num_attention_heads={w.model.num_attention_heads}"
         ),
     ),
     Law(
         name="rl_told",
         broken="the generation speed with this rollout_tp is not given",
         fields=("rollout_tp", "tp"),
-        check=_generates(lambda w, t: _told(w, _values(w, t, "rollout_tp"))),
+        check=_generates(lambda w, t: _told(w, knob_values(w, t, "rollout_tp"))),
         reason=lambda w, c: (
-            f"the generation speed of rollout_tp={_value(w, c, 'rollout_tp')} is not modelled, and rollout.tokens_per_s_per_gpu only has tp={_told_degrees(w)}; measure it and write {{TP: TOKENS_PER_S, ...}}"
+            f"the generation speed of rollout_tp={knob_value(w, c, 'rollout_tp')} is not modelled, and rollout.tokens_per_s_per_gpu only has tp={_told_degrees(w)}; measure it and write {{TP: TOKENS_PER_S, ...}}"
         ),
     ),
     Law(
@@ -139,7 +141,7 @@ RL_LAWS: tuple[Law, ...] = (
         fields=("rollout_tp", "tp"),
         check=_generates(_engine_fits),
         reason=lambda w, c: (
-            f"the engine's weights must fit into rollout.memory_fraction of a GPU, but {w.model.num_parameters:,} weights over rollout_tp={_value(w, c, 'rollout_tp')} do not; "
+            f"the engine's weights must fit into rollout.memory_fraction of a GPU, but {w.model.num_parameters:,} weights over rollout_tp={knob_value(w, c, 'rollout_tp')} do not; "
             "use a larger rollout_tp or memory_fraction"
         ),
     ),
@@ -147,9 +149,9 @@ RL_LAWS: tuple[Law, ...] = (
         name="rl_micro_batch",
         broken="micro_batch_size with micro-batches packed by tokens",
         fields=("micro_batch_tokens", "micro_batch_size"),
-        check=lambda w, t: np.asarray((_values(w, t, "micro_batch_tokens") == 0) | (t.micro_batch_size == 1)),
+        check=lambda w, t: np.asarray((knob_values(w, t, "micro_batch_tokens") == 0) | (t.micro_batch_size == 1)),
         reason=lambda w, c: (
-            f"micro-batches are packed up to micro_batch_tokens={_value(w, c, 'micro_batch_tokens')}, so micro_batch_size must be 1, but "
+            f"micro-batches are packed up to micro_batch_tokens={knob_value(w, c, 'micro_batch_tokens')}, so micro_batch_size must be 1, but "
             f"micro_batch_size={c.micro_batch_size}; use micro_batch_size=1, or micro_batch_tokens=0"
         ),
     ),

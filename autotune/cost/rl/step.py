@@ -54,29 +54,10 @@ from autotune.cost.rl.packing import Packed, packed
 from autotune.cost.rl.update import Pass, copied_s, refit_s
 from autotune.cost.time.compute import peak_flops_per_s
 from autotune.cost.traits import loop_traits
+from autotune.space.rl_laws import asked_of, knob_values
 from autotune.spec import ConfigTable, Estimate, MemoryParts, ModelSpec, ParallelConfig, TimeParts, Workload
 from autotune.spec.estimate import PhaseParts
-from autotune.spec.post_training import TRAINED, PostTraining
-
-
-def asked_of(workload: Workload) -> PostTraining:
-    """The workload's post-training, which it must have."""
-    assert workload.rl is not None
-    return workload.rl
-
-
-def knob_values(workload: Workload, table: ConfigTable, name: str) -> NDArray[Any]:
-    """The values of a knob of post-training, shape (N,)."""
-    if name not in table.knobs:
-        return np.full(len(table), asked_of(workload).today(name))
-    knob = table.knobs[name]
-    values = np.array([knob.decode(code) for code in range(len(knob.values))])
-    return np.asarray(values[table.column(name).astype(np.int64)])
-
-
-def knob_value(workload: Workload, config: ParallelConfig, name: str) -> Any:
-    """The value of a knob of post-training in one config."""
-    return config.extra[name] if name in config.extra else asked_of(workload).today(name)
+from autotune.spec.post_training import TRAINED
 
 
 def _knobs_of(workload: Workload, table: ConfigTable) -> dict[str, NDArray[Any]]:

@@ -55,6 +55,7 @@ from autotune.cost.time.experts import expert_layer_s
 from autotune.cost.time.step import time_parts
 from autotune.cost.time.traffic import context_s, tensor_layer_s
 from autotune.cost.traits import POST_TRAINERS, Traits, loop_of
+from autotune.space.rl_laws import ENGINE_BYTES
 from autotune.spec import ConfigTable, TimeParts, Workload
 from autotune.trainers.base.whole_experts import keeps_experts_whole
 
@@ -172,7 +173,6 @@ class Pass:
         return np.asarray(constants.level * (layout.accumulation + layout.pp - 1.0) * each + self.host_s(FORWARD))
 
 
-ENGINE_BYTES = 2.0
 PAGEABLE_BYTES_PER_S = 2.5e9
 TENSOR_HOST_S = 1e-3
 """host time per tensor of a model: a conversion, a copy and a remote call, assumed"""

@@ -141,11 +141,7 @@ def _window(family: str, document: Mapping[str, Any]) -> int:
 
 def yarn_scaling(model: ModelSpec) -> dict[str, float] | None:
     """The parameters of the model's YaRN scaling (arXiv:2309.00071), keyed by their names in the file; None if it has none."""
-    figures = figures_of(model)
-    if figures is None or figures.rotary_scaling != "yarn":
-        return None
-    _, scaling = _rotary(text_document(model))
-    return {name: _first(scaling, name) or default for name, default in YARN.items()}
+    return _scaling(model, "yarn", YARN)
 
 
 def is_truncated(model: ModelSpec) -> bool:
@@ -168,11 +164,15 @@ YARN = {
 
 def llama3_scaling(model: ModelSpec) -> dict[str, float] | None:
     """The parameters of the model's rotary scaling, keyed by the names in `LLAMA3_SCALING`; None if it has none, or a different kind."""
+    return _scaling(model, "llama3", LLAMA3_SCALING)
+
+
+def _scaling(model: ModelSpec, kind: str, defaults: Mapping[str, float]) -> dict[str, float] | None:
     figures = figures_of(model)
-    if figures is None or figures.rotary_scaling != "llama3":
+    if figures is None or figures.rotary_scaling != kind:
         return None
     _, scaling = _rotary(text_document(model))
-    return {name: _first(scaling, name) or default for name, default in LLAMA3_SCALING.items()}
+    return {name: _first(scaling, name) or default for name, default in defaults.items()}
 
 
 def _rotary(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

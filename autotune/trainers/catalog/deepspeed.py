@@ -20,6 +20,7 @@ from autotune.trainers.base.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.base.trainer import SHARED_OPTIONS, StepMetrics, Trainer, clean, number
 from autotune.trainers.documents.file_formats import to_json
 from autotune.trainers.launch_files import Launch
+from autotune.trainers.logs.step_metrics import number_in
 from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import DATA, data_arguments, data_notes, program_files
@@ -146,8 +147,7 @@ class DeepspeedTrainer(Trainer):
         `steps: 10 loss: 2.3 iter time (s): 0.41 samples/sec: 39.0`, and the program's own JSON lines."""
         text = clean(line)
         if speed := _SPEED.search(text):
-            memory = _MEMORY.search(text)
-            gib = number(memory[1]) if memory else None
+            gib = number_in(text, _MEMORY)
             return StepMetrics(
                 step=int(speed[1]),
                 samples_per_s=number(speed[2]),

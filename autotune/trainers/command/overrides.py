@@ -174,7 +174,4 @@ def _value(value: Any, values: Values) -> Any:
     if isinstance(value, Mapping):
         ((knob, written),) = value.items()
         return {value_word(key): each for key, each in written.items()}[value_word(values.known[knob])]
-    if not isinstance(value, str):
-        return value
-    alone = parse(value).only
-    return values.fill(value) if alone is None else values.of(alone)
+    return values.typed(value) if isinstance(value, str) else value

@@ -105,6 +105,11 @@ class Values:
             raise null_inside(text)
         return "".join(map(value_word, values))
 
+    def typed(self, text: str) -> Any:
+        """The text with every placeholder replaced; of one placeholder alone the value itself, so that numbers stay numbers and flags stay flags."""
+        alone = parse(text).only
+        return self.fill(text) if alone is None else self.of(alone)
+
     def _calculate(self, expression: Expression) -> int:
         try:
             result = self._number(expression.tree)

@@ -69,10 +69,7 @@ def _rendered(node: Any, values: Values) -> Any:
         return {key: _rendered(value, values) for key, value in node.items()}
     if isinstance(node, list | tuple):
         return [_rendered(value, values) for value in node]
-    if not isinstance(node, str):
-        return node
-    alone = parse(node).only
-    return values.fill(node) if alone is None else values.of(alone)
+    return values.typed(node) if isinstance(node, str) else node
 
 
 def _texts(node: Any) -> Iterator[str]:

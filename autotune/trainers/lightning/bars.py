@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 
 from autotune.trainers.logs.patterns import MAX_SEARCHED
-from autotune.trainers.logs.step_metrics import LineReader, StepMetrics, clean, number
+from autotune.trainers.logs.step_metrics import LineReader, StepMetrics, clean, number_in
 from autotune.trainers.logs.steplines import parse_step_line
 
 _BAR = re.compile(r"^Epoch (\d{1,9}):[^|]{0,20}\|[^|]{0,300}\| *(\d{1,12})/(\d{1,12}|\?) \[")
@@ -43,7 +43,6 @@ def bar_reader() -> LineReader:
         per_step = per_step or batches
         if not is_drawn_again or batches % per_step:
             return None
-        loss = _LOSS.search(text)
-        return StepMetrics(step=before + batches // per_step, loss=number(loss[1]) if loss else None, ends_step=True)
+        return StepMetrics(step=before + batches // per_step, loss=number_in(text, _LOSS), ends_step=True)
 
     return read

@@ -35,7 +35,7 @@ from typing import Any, final
 from autotune.errors import SpecError
 from autotune.spec.checks import nearest
 from autotune.trainers.logs.patterns import MAX_SEARCHED, compile_pattern, mark
-from autotune.trainers.logs.step_metrics import LineReader, LineTest, StepMetrics, clean, number
+from autotune.trainers.logs.step_metrics import LineReader, LineTest, StepMetrics, clean, number, number_in
 from autotune.trainers.logs.steplines import MEASURED, parse_step_line
 
 STEPS, MICRO_BATCHES = "steps", "micro-batches"
@@ -156,12 +156,12 @@ class KnownLogs:
         for log in KNOWN if self._log is None else (self._log,):
             if found := log.number.search(text):
                 self._log = log
-                loss, norm = _first(log.loss, text), _first(log.norm, text)
+                loss, norm = number_in(text, log.loss), number_in(text, log.norm)
                 step = self._numbered(int(found[log.number.groups]), found.groupdict().get("epoch"))
                 return StepMetrics(step=step, loss=loss, grad_norm=norm, ends_step=True, counts=log.counts)
         if self._log is None or not self._log.has_rows:
             return None
-        loss, norm = _first(self._log.loss, text), _first(self._log.norm, text)
+        loss, norm = number_in(text, self._log.loss), number_in(text, self._log.norm)
         return None if loss is None and norm is None else StepMetrics(loss=loss, grad_norm=norm, counts=STEPS)
 
     def _numbered(self, number: int, epoch: str | None) -> int:
@@ -174,11 +174,6 @@ class KnownLogs:
             self._last = max(self._last, self._before + number)
             return self._before + number
         return self._last  # another rank's, late
-
-
-def _first(pattern: re.Pattern[str], text: str) -> float | None:
-    found = pattern.search(text)
-    return number(found[1]) if found else None
 
 
 SCALES: Mapping[str, tuple[str, float]] = {
@@ -208,13 +203,8 @@ def parse_loss_dictionary(line: str) -> StepMetrics | None:
     end, the speed of the whole run. TRL's trainers that generate print the seconds of the step, generation included, beside what they completed."""
     text = clean(line)
     if loss := _LOSS.search(text):
-        norm = _NORM.search(text)
-        seconds = _STEP_TIME.search(text) if "'completions/" in text else None
-        return StepMetrics(
-            loss=number(loss[1]),
-            grad_norm=number(norm[1]) if norm else None,
-            step_time_s=number(seconds[1]) if seconds else None,
-        )
+        seconds = number_in(text, _STEP_TIME) if "'completions/" in text else None
+        return StepMetrics(loss=number(loss[1]), grad_norm=number_in(text, _NORM), step_time_s=seconds)
     if speed := _SPEED.search(text):
         return StepMetrics(samples_per_s=number(speed[1]))
     return None
@@ -304,8 +294,8 @@ def stock_reader() -> LineReader:
         if not of_bars and is_lightnings(line):
             of_bars = MICRO_BATCHES
         if (step := bars.step_of(line)) is not None:
-            loss = _BAR_LOSS.search(clean(line)[:MAX_SEARCHED])
-            return StepMetrics(step=step, loss=number(loss[1]) if loss else None, ends_step=True, counts=of_bars)
+            loss = number_in(clean(line)[:MAX_SEARCHED], _BAR_LOSS)
+            return StepMetrics(step=step, loss=loss, ends_step=True, counts=of_bars)
         found = parse_step_line(line) or parse_loss_dictionary(line)
         if found is None:
             return None

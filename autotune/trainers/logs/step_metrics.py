@@ -75,6 +75,12 @@ def clean(line: str) -> str:
     return _COLOUR.sub("", line[: 2 * MAX_LINE])[:MAX_LINE]
 
 
+def number_in(text: str, pattern: re.Pattern[str]) -> float | None:
+    """The number that the pattern's first group takes of the text; None where it does not match."""
+    found = pattern.search(text)
+    return number(found[1]) if found else None
+
+
 def number(text: str | None) -> float | None:
     """A number as trainers print it (`1,024`, `nan`, `2.5E+00`); None for other text."""
     if text is None:

@@ -12,7 +12,7 @@ from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.base.effective import word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken, next_multiple
 from autotune.trainers.base.trainer_option import Option, Reach
-from autotune.trainers.logs.step_metrics import StepMetrics, clean, number
+from autotune.trainers.logs.step_metrics import StepMetrics, clean, number_in
 from autotune.trainers.megatron.knobs import divides_evenly
 
 _ITERATION = re.compile(r"\biteration +(\d+)/ *(?:\d+|infinity) +\|")
@@ -144,15 +144,12 @@ def _module_rules(c: ParallelConfig) -> tuple[Rule, ...]:
 def parse_iteration(line: str) -> StepMetrics | None:
     """` iteration 122/ 250000 | ... | elapsed time per iteration (ms): 865.2 | ... | lm loss: 2.5E+00 | ...`, and memory reports."""
     text = clean(line)
-    memory = _MEMORY.search(text)
-    if memory:
-        mib = number(memory[1])
-        return None if mib is None else StepMetrics(peak_memory_bytes=mib * (1 << 20))
+    if (mib := number_in(text, _MEMORY)) is not None:
+        return StepMetrics(peak_memory_bytes=mib * (1 << 20))
     iteration = _ITERATION.search(text)
     if not iteration:
         return None
-    found = {name: pattern.search(text) for name, pattern in _FIELD.items()}
-    values = {name: number(match[1]) if match else None for name, match in found.items()}
+    values = {name: number_in(text, pattern) for name, pattern in _FIELD.items()}
     milliseconds = values["time"]
     return StepMetrics(
         step=int(iteration[1]),

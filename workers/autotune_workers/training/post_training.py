@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from autotune.cost.rl.packing import Floats, of_rank, relative_work, step_lengths
-from autotune.cost.rl.step import asked_of, attention_share, knob_value
+from autotune.cost.rl.step import attention_share
 from autotune.ports import TrialRequest
+from autotune.space.rl_laws import asked_of, knob_value
 from autotune_workers.training.data import token_stream
 from autotune_workers.training.measuring.measure import synchronize
 from autotune_workers.training.model.decoder import DecoderStage
