@@ -12,7 +12,7 @@
                       steplines.py, step_metrics.py, printed_rates.py: lines as metrics of steps
     documents/        file_formats.py TOML, YAML and JSON files; Hugging Face's config.json of a model
                       python_source.py, program_files.py, placeholders.py, output_options.py
-    readers/          readers of present configurations, one per format
+    readers/          readers of present configurations that take more than their trainer's own module
     schedulers/       a launch as a job of Slurm, Ray or Kubernetes; provenance_comments.py   how its config was found and measured
     programs/         training programs for trainers that are libraries
     launch_files.py   Launch, and `write_launch`, which writes it into a folder

@@ -347,6 +347,11 @@ class PresentConfiguration:
             field="FILE",
         )
 
+    def keys(self, *endings: str) -> KeyReader:
+        """The keys of the first file with one of these endings. Raises `SpecError`."""
+        name, text = self.named(*endings)
+        return KeyReader(parse_document(name, text), name)
+
     def option(self, name: str) -> str | None:
         """The value of the program's option `--name VALUE` or `--name=VALUE`; None where the command has none."""
         return next((value for given, value in options_of(self.argv) if given == name), None)

@@ -7,11 +7,14 @@ Of a step of post-training it runs the trainer's phases alone, log-probabilities
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar
 
+from autotune.errors import SpecError
 from autotune.spec import MeasureSpec, ParallelConfig, Workload
+from autotune.spec.config import FIELDS
 from autotune.spec.post_training import RL_KNOBS
 from autotune.trainers.base.effective import effective, word_limit
 from autotune.trainers.base.limit import Limit, Rule, broken
@@ -22,8 +25,7 @@ from autotune.trainers.base.workload_limits import own_model_limits, unequal_lim
 from autotune.trainers.documents.file_formats import to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.logs.steplines import parse_step_line
-from autotune.trainers.present_configuration import PresentConfiguration, Reading
-from autotune.trainers.readers import trial_request
+from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, parse_document
 
 FOREVER_S = 1e9
 """an exported run has no deadline"""
@@ -189,7 +191,28 @@ class NativeTrainer(Trainer):
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """The request."""
-        return trial_request.read(present)
+        name, text = present.named(".json")
+        document = parse_document(name, text)
+        config, workload = document.get("config"), document.get("workload")
+        if not isinstance(config, dict) or not isinstance(workload, dict):
+            raise SpecError(
+                f"{name} is not a request for the native trainer: it has no config and workload",
+                remedy="give the request.json of an exported folder",
+                field="FILE",
+            )
+        keys = KeyReader(document, name)
+        batch = [keys.count(f"config.{name}") or 1 for name in ("micro_batch_size", "accumulation_steps", "dp")]
+        options = {name: keys.number(f"trainer_options.{name}") for name in ("learning_rate", "loss_scale")}
+        return Reading(
+            knobs={knob: config[knob] for knob in FIELDS if knob in config},
+            model=dict(workload.get("model") or {}),
+            seq_len=keys.count("workload.seq_len"),
+            global_batch_size=math.prod(batch),  # a workload may allow several
+            optimizer=keys.text("workload.optimizer") or "",
+            cluster=keys.text("workload.cluster.name") or "",
+            options=options,
+            remarks=tuple(keys.remarks),
+        )
 
     step_marks = ("{",)
 

@@ -39,8 +39,7 @@ STRATEGIES = {
 
 def read(present: PresentConfiguration) -> Reading:
     """What the file and the command say."""
-    name, text = present.named(".yaml", ".yml")
-    keys = KeyReader(parse_document(name, text), name)
+    keys = present.keys(".yaml", ".yml")
     program = own_program(present, "--config_file", "--rdzv_backend") or exported_program(present)
     stage, recompute = _sharding(keys)
     precision = keys.word("mixed_precision", PRECISIONS) or "fp32"

@@ -6,33 +6,15 @@ torchrun --nproc-per-node=8 train.py --seq-len 2048 --steps 50
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, options_of
+from autotune.trainers.present_configuration import KeyReader, PresentConfiguration, Reading, options_of
 
 EXPORTED = "train.py"
 """the program that an export brings, beside its files"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """What a program's arguments say."""
-
-    knobs: Mapping[str, Any] = field(default_factory=dict)
-    """values of knobs"""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """options of the trainer"""
-    seq_len: int | None = None
-    """tokens per sequence"""
-    model_file: str = ""
-    """the model's config.json"""
-    optimizer: str = ""
-    """adamw or sgd"""
-
-
-def exported_program(present: PresentConfiguration) -> Program:
+def exported_program(present: PresentConfiguration) -> Reading:
     """The program that an export brings, by its own arguments; nothing where the command is not known."""
     given = {name: value or True for name, value in options_of(program_of(present.argv))}
     keys = KeyReader(given, EXPORTED)
@@ -48,16 +30,16 @@ def exported_program(present: PresentConfiguration) -> Program:
         "learning_rate": keys.number("learning-rate"),
         "data": keys.text("data"),
     }
-    return Program(
+    return Reading(
         knobs={name: value for name, value in knobs.items() if value is not None},
-        options={name: value for name, value in options.items() if value is not None},
+        options=options,
         seq_len=keys.count("seq-len"),
         model_file=keys.text("model") or "",
         optimizer=keys.text("optimizer") or "",
     )
 
 
-def own_program(present: PresentConfiguration, *ours: str) -> Program | None:
+def own_program(present: PresentConfiguration, *ours: str) -> Reading | None:
     """The user's own program, with all its arguments; None if it is the exported one or not known. `ours`: options that an export adds."""
     words = program_of(present.argv)
     if not words or (words[0] == EXPORTED and EXPORTED in present.files):
@@ -68,7 +50,7 @@ def own_program(present: PresentConfiguration, *ours: str) -> Program | None:
             next(rest, None)
         else:
             arguments.append(word)
-    return Program(options={"script": words[0], **({"script_args": arguments} if arguments else {})})
+    return Reading(knobs={}, options={"script": words[0], "script_args": arguments or None})
 
 
 def program_of(argv: tuple[str, ...]) -> tuple[str, ...]:
