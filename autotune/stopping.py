@@ -20,6 +20,7 @@ the asked precision, and the finalists once more. No process is restarted for th
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def trial_decision(
     if n < measure.min_steps:
         return StopDecision(stop=False)
     low, high = median_interval(step_times, together=together)
-    middle = _median(step_times)
+    middle = statistics.median(step_times)
     if max(high - middle, middle - low) <= measure.precision * middle:
         share = max(high - middle, middle - low) / middle
         return StopDecision(stop=True, reason=f"median known to within {share:.1%} after {n} steps")
@@ -119,8 +120,3 @@ def trial_decision(
     if n >= measure.max_steps:
         return StopDecision(stop=True, reason=f"step limit of {measure.max_steps} reached")
     return StopDecision(stop=False)
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered, n = sorted(values), len(values)
-    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2

@@ -1,9 +1,10 @@
 """The study spec, one schema for YAML, command line and REST, turned into frozen values here.
 
-reading.py      file or standard input -> plain document, within limits      files.py          the files and the code that a spec points to
+reading.py      file or standard input -> plain document, within limits, and what is wrong with a text that is no YAML
+files.py          the files and the code that a spec points to
 document.py     types that all documents share                               space_models.py   values of knobs, the space's document
 model_documents.py  the shapes of `model`
-source_text.py  the text that a spec was read from, and places in it         yaml_mistakes.py  what is wrong with a text that is no YAML
+source_text.py  the text that a spec was read from, and places in it
 spec_models.py  what keys a spec has: pydantic models, JSON schema           parsing.py        document -> Study; names looked up, rules written out
 """
 

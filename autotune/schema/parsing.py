@@ -130,7 +130,7 @@ def parse_study(
             cluster=job.cluster,
             seq_len=job.seq_len,
             rl=rl,
-            global_batch_size=_sizes(batch),
+            global_batch_size=batch if isinstance(batch, int) else _listed(batch),
             optimizer=asked.workload.optimizer,
             trainer=trainer_name,
             document_len=asked.workload.document_len,
@@ -451,7 +451,3 @@ def _listed(values: Any) -> tuple[Any, ...]:
     if isinstance(values, ValueRule):
         return values.listed()
     return tuple(dict.fromkeys(values)) if isinstance(values, list) else (values,)
-
-
-def _sizes(values: Any) -> int | tuple[int, ...]:
-    return values if isinstance(values, int) else _listed(values)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from autotune.space.constraint import why_not
 from autotune.space.launchable import Launchable
 from autotune.space.space import SearchSpace
-from autotune.spec import ConfigTable, ParallelConfig, Study, Workload
+from autotune.spec import ConfigTable, ParallelConfig, Study
 
 
 def default_config(space: SearchSpace) -> ParallelConfig:
@@ -46,7 +46,9 @@ def _default(space: SearchSpace, launchable: Launchable | None, can_launch: Call
                 config = ParallelConfig(
                     dp=world_size, accumulation_steps=batch // world_size, precision=precision, extra=extra
                 )
-                if why_not(space.workload, config) is None and not _is_refused(launchable, space.workload, config):
+                if why_not(space.workload, config) is None and (
+                    launchable is None or launchable.why_not(space.workload, config) is None
+                ):
                     return config
     nearest = map(int, np.lexsort(distance_from_plain(space.table, precision)))
     return space[next(filter(can_launch, nearest))]
@@ -63,8 +65,3 @@ def distance_from_plain(table: ConfigTable, precision: str) -> NDArray[np.int64]
         table.tp * table.pp * table.cp,
     )
     return np.array(keys, dtype=np.int64)
-
-
-def _is_refused(launchable: Launchable | None, workload: Workload, config: ParallelConfig) -> bool:
-    """Whether the study's trainer cannot launch it."""
-    return launchable is not None and launchable.why_not(workload, config) is not None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from autotune.space.completion import default_precision
 from autotune.space.constraint import why_not
 from autotune.spec import KNOBS, ConfigTable, ParallelConfig, SpaceSpec, Study, Workload
-from autotune.trainers import Limit, Trainer, trainer
+from autotune.trainers import Trainer, trainer
 
 
 @final
@@ -58,7 +58,7 @@ class Launchable:
         counts: dict[str, int] = {}
         for limits, size in zip(found, np.bincount(kind, minlength=len(found)), strict=True):
             if limits:
-                name = self._name(limits[0])
+                name = f"{self.trainer.name}_{limits[0].knob.partition('.')[0]}"
                 counts[name] = counts.get(name, 0) + int(size)
         return np.array([not limits for limits in found], dtype=np.bool_)[kind], counts
 
@@ -78,9 +78,6 @@ class Launchable:
         """The knobs that its limits depend on. All rows have the same own knobs, most of which are carried or refused by name: their values multiply the rows,
         not the questions."""
         return [name for name in table.knobs if name in self.trainer.limited_by or name in self.trainer.limited_by_own]
-
-    def _name(self, limit: Limit) -> str:
-        return f"{self.trainer.name}_{limit.knob.partition('.')[0]}"
 
 
 def why_not_in(study: Study, config: ParallelConfig) -> str | None:

@@ -14,9 +14,12 @@ import numpy as np
 
 from autotune.space.law import Law, Mask, divides, divisors, listed, product
 from autotune.spec import ConfigTable, ParallelConfig, Workload
-from autotune.trainers.base.sharded_pipelines import shards_in_pipelines
 from autotune.trainers.base.whole_experts import keeps_experts_whole
 
+SHARDED_PIPELINES = frozenset({"torchtitan"})
+"""trainers whose pipelines shard gradients and optimizer states beside whole 16-bit weights (ZeRO 2), and reduce once in a step. torchtitan keeps weights gathered in a
+pipeline by default (`get_fsdp_reshard_after_forward_policy`), and torch's pipeline schedules let FSDP reduce gradients after the last micro-batch alone
+(`backward_maybe_with_nosync` of `torch.distributed.pipelining`). Elsewhere every micro-batch would reduce them again, which DeepSpeed and Megatron-LM refuse"""
 _WRONG_WORLD_SIZE = "tp * pp * dp * cp is not an allowed number of ranks"
 
 
@@ -151,11 +154,11 @@ MESH_LAWS: tuple[Law, ...] = (
         name="zero_pipeline",
         broken="ZeRO-2/3 with pipeline parallelism (would communicate for every micro-batch)",
         fields=("pp", "zero_stage"),
-        check=lambda w, t: (t.zero_stage <= 1 + shards_in_pipelines(w.trainer)) | (t.pp == 1),
+        check=lambda w, t: (t.zero_stage <= 1 + (w.trainer in SHARDED_PIPELINES)) | (t.pp == 1),
         reason=lambda w, c: (
             f"under a pipeline every micro-batch would gather its weights again (ZeRO 3), so zero_stage must be at most 2 with pp > 1 under {w.trainer}, "
             f"but zero_stage={c.zero_stage} and pp={c.pp}; use zero_stage=2, or pp=1"
-            if shards_in_pipelines(w.trainer)
+            if w.trainer in SHARDED_PIPELINES
             else "under a pipeline every micro-batch would reduce-scatter its gradients (ZeRO 2) and gather its weights (ZeRO 3) again, "
             f"so zero_stage must be 0 or 1 with pp > 1, but zero_stage={c.zero_stage} and pp={c.pp}; use zero_stage=1, or pp=1"
         ),

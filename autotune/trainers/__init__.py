@@ -1,7 +1,7 @@
 """Trainers: a config as a launch of somebody's training program (argv, environment, files), and its log lines as step metrics.
 
     catalog/          the trainers that ship, one per module; the module's name is the trainer's name
-    megatron/ torchtitan/ lightning/ command/   what belongs to one of them, or to its releases: models, knobs, files, options
+    megatron/ torchtitan/ command/   what belongs to one of them, or to its releases: models, knobs, files, options
     post_training/    what the trainers of post-training share
     base/             trainer.py Trainer, the base class; trainer_option.py Option; limit.py Limit, a value that a trainer cannot express
                       effective.py    a config without knobs that have no effect

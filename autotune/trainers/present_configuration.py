@@ -409,6 +409,9 @@ class Reading:
             object.__setattr__(self, name, told)
 
 
+_NUMBER = re.compile(r"-[0-9.]+([eE]-?[0-9]+)?")
+
+
 def options_of(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(name, value) of each option of a command; the value of a flag is empty."""
     for at, word in enumerate(argv):
@@ -416,7 +419,7 @@ def options_of(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
             continue
         name, sign, value = word[2:].partition("=")
         following = argv[at + 1] if at + 1 < len(argv) else ""
-        is_value = bool(following) and (not following.startswith("-") or _is_number(following))
+        is_value = bool(following) and (not following.startswith("-") or _NUMBER.fullmatch(following))
         yield name, value if sign else following if is_value else ""
 
 
@@ -439,10 +442,6 @@ def flags_of(words: Iterable[str], meaning: Callable[[str], Any] = typed) -> dic
         else:
             values.append(meaning(word))
     return {name: told if len(told) > 1 else told[0] if told else True for name, told in found.items()}
-
-
-def _is_number(word: str) -> bool:
-    return re.fullmatch(r"-[0-9.]+([eE]-?[0-9]+)?", word) is not None
 
 
 def completed(knobs: Mapping[str, Any], *, ranks: int | None = None, batch: int | None = None) -> dict[str, Any]:

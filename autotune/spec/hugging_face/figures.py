@@ -119,7 +119,7 @@ def figures_of(model: ModelSpec) -> ModelFigures | None:
         or _first(rope, "partial_rotary_factor")
         or ROTARY_SHARES.get(family, 1.0),
         router=_router(family, document),
-        window=_window(family, document),
+        window=int(document.get("sliding_window") or 0) if family in WINDOWED else 0,
     )
 
 
@@ -133,10 +133,6 @@ def _router(family: str, document: Mapping[str, Any]) -> Router | None:
         chosen_groups=int(said["topk_group"]),
         scale=float(said.get("routed_scaling_factor", 1.0)),
     )
-
-
-def _window(family: str, document: Mapping[str, Any]) -> int:
-    return int(document.get("sliding_window") or 0) if family in WINDOWED else 0
 
 
 def yarn_scaling(model: ModelSpec) -> dict[str, float] | None:

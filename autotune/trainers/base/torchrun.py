@@ -9,7 +9,7 @@ torch.distributed.run, in which node 0 has rank 0. One node finds a free port by
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import ExportError
@@ -25,6 +25,13 @@ class Placement:
     """nodes, >= 1"""
     nproc_per_node: int
     """ranks on each node, >= 1"""
+    has_gpus: bool = field(default=True, compare=False)
+    """one per rank; otherwise ranks are on CPUs"""
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs in use on each node."""
+        return self.nproc_per_node if self.has_gpus else 0
 
     @property
     def world_size(self) -> int:
@@ -42,7 +49,7 @@ def place(cluster: ClusterSpec, config: ParallelConfig) -> Placement:
             remedy="choose a larger cluster, or a config with fewer ranks",
             field="cluster",
         )
-    return Placement(nnodes=world // per_node, nproc_per_node=per_node)
+    return Placement(nnodes=world // per_node, nproc_per_node=per_node, has_gpus=not cluster.gpu.is_cpu)
 
 
 def meeting(options: Mapping[str, Any]) -> tuple[str, str]:

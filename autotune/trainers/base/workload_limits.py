@@ -38,7 +38,13 @@ def own_model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         return [_counted(workload.model, "native")]
     if code is None:
         return []
-    return broken(workload, c, *_plans(workload, code, c), *_decoder_alone(c), *_loss(code, c), _packed(workload))
+    packed = Rule(
+        workload.document_len,
+        "workload.document_len",
+        "packed documents need attention that respects document boundaries, and a model built by its own code may ignore them",
+        0,
+    )
+    return broken(workload, c, *_plans(workload, code, c), *_decoder_alone(c), *_loss(code, c), packed)
 
 
 def unequal_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
@@ -166,15 +172,6 @@ def _loss(code: ModelCode, c: ParallelConfig) -> tuple[Rule, ...]:
             "the tensor plan gathers the logits, but a chunked loss never has all of them at once",
             "own",
         ),
-    )
-
-
-def _packed(workload: Workload) -> Rule:
-    return Rule(
-        workload.document_len,
-        "workload.document_len",
-        "packed documents need attention that respects document boundaries, and a model built by its own code may ignore them",
-        0,
     )
 
 

@@ -9,10 +9,19 @@ Read back: `strategy` is a word, or FSDPStrategy by its sharding strategy, Model
 
 The option `script` names a program of your own that is a LightningCLI: it is started as `script fit --config lightning.yaml`, and gets the micro-batch
 under the key `batch_key`. Its progress bar counts batches; the launch refreshes it once per optimizer step, which is how its steps are timed.
+
+Lightning's progress bar as optimizer steps.
+
+    Epoch 0:  67%|██████▋   | 4/6 [00:00<00:00, 44.31it/s]                              drawn when batch 4 is done,
+    Epoch 0:  67%|██████▋   | 4/6 [00:00<00:00, 44.14it/s, v_num=0, train_loss=0.482]   and again with its metrics
+
+The bar counts batches. A launch has it drawn once per optimizer step, so the first count that is not 0 is the batches of a step. With `max_steps` the
+total is a number of optimizer steps, which the count passes: the bar is drawn at that count too, and has no total from then on.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -26,7 +35,8 @@ from autotune.trainers.base.trainer import SHARED_OPTIONS, LineReader, LineTest,
 from autotune.trainers.base.trainer_option import Reach
 from autotune.trainers.documents.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import FOLDER, Launch
-from autotune.trainers.lightning.bars import bar_reader, is_bar_line
+from autotune.trainers.logs.patterns import MAX_SEARCHED
+from autotune.trainers.logs.step_metrics import clean, number_in
 from autotune.trainers.logs.steplines import parse_step_line
 from autotune.trainers.present_configuration import (
     SETTINGS,
@@ -72,6 +82,8 @@ WRITTEN_ANEW = (
     "use_distributed_sampler",
 )  # fmt: skip
 """keys of an export's trainer section that are the same in each, or follow from the cluster"""
+_DRAWN = re.compile(r"^Epoch (\d{1,9}):[^|]{0,20}\|[^|]{0,300}\| *(\d{1,12})/(\d{1,12}|\?) \[")
+_BAR_LOSS = re.compile(r"[ ,](?:train[_/])?loss(?:_step)?=([-+0-9.eEnaif]+)")
 
 
 class LightningTrainer(Trainer):
@@ -376,6 +388,35 @@ def _own(present: PresentConfiguration) -> dict[str, Any]:
         del kept[ours - 1 : ours + 1]
     arguments = kept[1:] if kept[:1] == ["fit"] else kept
     return {"script": script, **({"script_args": arguments} if arguments else {})}
+
+
+def is_bar_line(line: str) -> bool:
+    """Whether `bar_reader` reads the line as a bar."""
+    return _DRAWN.match(clean(line)[:MAX_SEARCHED]) is not None
+
+
+def bar_reader() -> LineReader:
+    """Reads one program's log: bars, and JSON objects of a program that prints them."""
+    per_step, before, last = 0, 0, (0, 0)
+
+    def read(line: str) -> StepMetrics | None:
+        nonlocal per_step, before, last
+        text = clean(line)[:MAX_SEARCHED]
+        found = _DRAWN.match(text)
+        if found is None:
+            return parse_step_line(line)
+        epoch, batches = here = (int(found[1]), int(found[2]))
+        if epoch != last[0] and per_step:
+            before += -(-last[1] // per_step)  # the last step of an epoch may have fewer batches
+        is_drawn_again, last = here == last, here
+        if not batches or (not per_step and found[2] == found[3]):
+            return None
+        per_step = per_step or batches
+        if not is_drawn_again or batches % per_step:
+            return None
+        return StepMetrics(step=before + batches // per_step, loss=number_in(text, _BAR_LOSS), ends_step=True)
+
+    return read
 
 
 TRAINER = LightningTrainer()

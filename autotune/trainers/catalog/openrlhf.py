@@ -287,7 +287,8 @@ class OpenRlhf(PostTrainer):
         if estimator not in ESTIMATORS.values():  # rloo and reinforce cost what grpo costs, and stay what they are
             keys.keep_unless("algo.advantage.estimator", None)
         gpus = {
-            role: _product(keys.count(f"{role}.num_{what}") for what in ("nodes", "gpus_per_node")) for role in ROLES
+            role: math.prod(keys.count(f"{role}.num_{what}") or 1 for what in ("nodes", "gpus_per_node"))
+            for role in ROLES
         }
         beside = {"ref": bool(penalty) and not with_reference, "critic": estimator == "gae"}
         apart = {} if whole else {role: gpus[role] for role, has_own in beside.items() if has_own}
@@ -364,10 +365,6 @@ def _release(flags: Iterable[str]) -> str:
     """Whose names the flags have, by those that another release has not."""
     given = set(flags)
     return "0.9" if given & OF_OLDER else "0.10" if given & set(OLD.values()) else FLAGS.default
-
-
-def _product(counts: Iterable[int | None]) -> int:
-    return math.prod(count or 1 for count in counts)
 
 
 def _flags(document: Mapping[str, Any]) -> tuple[str, ...]:

@@ -137,7 +137,10 @@ def reading_of(
         "dp_replicas": replicas,
         "recompute": keys.word("activation_checkpoint.mode", MODES),
         "activation_budget": _budget(keys),
-        "async_tp": _is_async(keys),
+        # release 0.2 has the flag in [parallelism], 0.3 among those of the compiler
+        "async_tp": any(
+            (keys.flag("parallelism.enable_async_tensor_parallel"), keys.flag("compile.enable_async_tensor_parallel"))
+        ),
         "cp_style": _cp_style(keys, degrees["cp"], version),
         "loss": loss,
         "compile": keys.flag("compile.enable") or False,
@@ -216,12 +219,6 @@ def _budget(keys: KeyReader) -> int:
     if abs(percent - 100 * share) > 1e-6:
         keys.remarks.append(f"{keys.name}: memory_budget={share:g} is read as activation_budget={percent}")
     return int(percent)
-
-
-def _is_async(keys: KeyReader) -> bool:
-    """Release 0.2 has the flag in [parallelism], 0.3 among those of the compiler."""
-    flags = [keys.flag(f"{section}.enable_async_tensor_parallel") for section in ("parallelism", "compile")]
-    return any(flags)
 
 
 def _cp_style(keys: KeyReader, cp: int, version: str) -> str:

@@ -1,8 +1,7 @@
 """Schedulers: a launch as a job of the cluster's scheduler. Each starts the same `launch.sh` once on every node and tells it NODE_RANK, MASTER_ADDR
 and MASTER_PORT.
 
-    scheduler.py     Scheduler, the base class; JobShape: how many nodes, with how many ranks and GPUs each
-    shell.py         by hand, or by a tool of one's own: launch.sh alone
+    scheduler.py     Scheduler, the base class; Shell: by hand, or by a tool of one's own, launch.sh alone
     slurm.py         job.sbatch, for sbatch
     ray_job.py       ray_job.py, a driver for `ray job submit`
     kubernetes.py    job.yaml: a JobSet, with the files in a ConfigMap
@@ -20,8 +19,7 @@ from autotune.trainers.base.torchrun import place
 from autotune.trainers.launch_files import Launch, check_file_name
 from autotune.trainers.schedulers.kubernetes import Kubernetes
 from autotune.trainers.schedulers.ray_job import RayJob
-from autotune.trainers.schedulers.scheduler import JobShape, Scheduler
-from autotune.trainers.schedulers.shell import Shell
+from autotune.trainers.schedulers.scheduler import Scheduler, Shell
 from autotune.trainers.schedulers.slurm import Slurm
 
 SCHEDULERS: Mapping[str, Scheduler] = {one.name: one for one in (Shell(), Slurm(), RayJob(), Kubernetes())}
@@ -55,21 +53,19 @@ def job_of(
     `options`: of `split_options`. Raises `ExportError` when a file of the launch has the name of a file of the job.
     """
     placement = place(workload.cluster, config)
-    gpus = 0 if workload.cluster.gpu.is_cpu else placement.nproc_per_node
-    shape = JobShape(nodes=placement.nnodes, ranks_per_node=placement.nproc_per_node, gpus_per_node=gpus)
-    files = {check_file_name(name): text for name, text in on.files(launch, shape, options).items()}
+    files = {check_file_name(name): text for name, text in on.files(launch, placement, options).items()}
     taken = sorted(files.keys() & launch.files.keys())
     if taken:
         raise ExportError(f"{taken[0]} is a file of both the trainer and the {on.name} job", field="files")
     return {
         "scheduler": on.name,
-        "nodes": shape.nodes,
-        "ranks_per_node": shape.ranks_per_node,
-        "gpus_per_node": shape.gpus_per_node,
-        "start": on.start(launch, shape),
+        "nodes": placement.nnodes,
+        "ranks_per_node": placement.nproc_per_node,
+        "gpus_per_node": placement.gpus_per_node,
+        "start": on.start(launch, placement),
         "files": files,
-        "notes": list(on.notes(launch, shape, options)),
+        "notes": list(on.notes(launch, placement, options)),
     }
 
 
-__all__ = ["DEFAULT", "SCHEDULERS", "JobShape", "Scheduler", "job_of", "scheduler", "split_options"]
+__all__ = ["DEFAULT", "SCHEDULERS", "Scheduler", "job_of", "scheduler", "split_options"]

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import ExportError
-from autotune.trainers.base.trainer import Option
+from autotune.trainers.base.torchrun import Placement
+from autotune.trainers.base.trainer_option import Option
 from autotune.trainers.documents.file_formats import to_yaml_documents
 from autotune.trainers.launch_files import DEFAULT_PORT, SCRIPT, Launch
-from autotune.trainers.schedulers.scheduler import JobShape, Scheduler, heading, job_name
+from autotune.trainers.schedulers.scheduler import Scheduler, heading, job_name
 
 MANIFEST = "job.yaml"
 GROUP = "node"
@@ -36,7 +37,7 @@ class Kubernetes(Scheduler):
         Option(name="namespace", meaning="namespace of the job; default: kubectl's context", default=""),
     )
 
-    def files(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> Mapping[str, str]:
+    def files(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> Mapping[str, str]:
         """The manifest. Raises `ExportError` when the files are too large for a ConfigMap."""
         name, image = job_name(launch), options["image"] or NO_IMAGE
         texts = {**launch.files, SCRIPT: launch.script}
@@ -61,21 +62,21 @@ class Kubernetes(Scheduler):
             "metadata": meta,
             "spec": {
                 "failurePolicy": {"maxRestarts": 0},
-                "replicatedJobs": [{"name": GROUP, "replicas": 1, "template": _job(name, shape, image, keys)}],
+                "replicatedJobs": [{"name": GROUP, "replicas": 1, "template": _job(name, placement, image, keys)}],
             },
         }
         lines = heading(
             launch,
-            "Needs the JobSet controller (jobset.sigs.k8s.io). Start it: " + self.start(launch, shape),
+            "Needs the JobSet controller (jobset.sigs.k8s.io). Start it: " + self.start(launch, placement),
             *([] if options["image"] else [f"Replace {NO_IMAGE}, or export again with the option image=NAME."]),
         )
         return {MANIFEST: "\n".join([*lines, to_yaml_documents(config_map, job_set)])}
 
-    def start(self, launch: Launch, shape: JobShape) -> str:
+    def start(self, launch: Launch, placement: Placement) -> str:
         """kubectl."""
         return f"kubectl apply -f {MANIFEST}"
 
-    def notes(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def notes(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> tuple[str, ...]:
         """What must be set or be in the image."""
         missing = () if options["image"] else (f"replace {NO_IMAGE} in {MANIFEST}, or give the option image=NAME",)
         where = f" in {launch.cwd}" if launch.cwd not in ("", ".") else ""
@@ -85,9 +86,9 @@ class Kubernetes(Scheduler):
         )
 
 
-def _job(name: str, shape: JobShape, image: str, keys: Mapping[str, str]) -> dict[str, Any]:
+def _job(name: str, placement: Placement, image: str, keys: Mapping[str, str]) -> dict[str, Any]:
     """The template of the only Job (batch/v1)."""
-    gpus = {"nvidia.com/gpu": shape.gpus_per_node} if shape.gpus_per_node else {}
+    gpus = {"nvidia.com/gpu": placement.gpus_per_node} if placement.gpus_per_node else {}
     container = {
         "name": "train",
         "image": image,
@@ -107,7 +108,7 @@ def _job(name: str, shape: JobShape, image: str, keys: Mapping[str, str]) -> dic
     }
     pod = {
         "restartPolicy": "Never",
-        **({"affinity": _apart(name)} if shape.nodes > 1 else {}),
+        **({"affinity": _apart(name)} if placement.nnodes > 1 else {}),
         "containers": [container],
         "volumes": [
             {
@@ -121,8 +122,8 @@ def _job(name: str, shape: JobShape, image: str, keys: Mapping[str, str]) -> dic
     return {
         "spec": {
             "completionMode": "Indexed",
-            "parallelism": shape.nodes,
-            "completions": shape.nodes,
+            "parallelism": placement.nnodes,
+            "completions": placement.nnodes,
             "backoffLimit": 0,
             "template": {"spec": pod},
         }

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.trainers.base.torchrun import Placement
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.programs import program
-from autotune.trainers.schedulers.scheduler import JobShape, Scheduler, heading
+from autotune.trainers.schedulers.scheduler import Scheduler, heading
 
 DRIVER = "ray_job.py"
 
@@ -18,23 +19,23 @@ class RayJob(Scheduler):
     name = "ray"
     summary = "ray_job.py, the driver of a Ray job, which reserves the nodes and starts launch.sh on each"
 
-    def files(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> Mapping[str, str]:
+    def files(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> Mapping[str, str]:
         """The driver."""
         sizes = {
-            "NODES = 1": f"NODES = {shape.nodes}",
-            "CPUS_PER_NODE = 1": f"CPUS_PER_NODE = {shape.ranks_per_node}",
-            "GPUS_PER_NODE = 0": f"GPUS_PER_NODE = {shape.gpus_per_node}",
+            "NODES = 1": f"NODES = {placement.nnodes}",
+            "CPUS_PER_NODE = 1": f"CPUS_PER_NODE = {placement.nproc_per_node}",
+            "GPUS_PER_NODE = 0": f"GPUS_PER_NODE = {placement.gpus_per_node}",
         }
         text = program(DRIVER)
         for line, ours in sizes.items():
             text = text.replace(line, ours)
         return {DRIVER: "\n".join([*heading(launch), text])}
 
-    def start(self, launch: Launch, shape: JobShape) -> str:
+    def start(self, launch: Launch, placement: Placement) -> str:
         """ray job submit."""
         return f"ray job submit --working-dir . -- python {DRIVER}"
 
-    def notes(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def notes(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> tuple[str, ...]:
         """What Ray sends along, and what not."""
         if launch.cwd not in ("", "."):
             return (

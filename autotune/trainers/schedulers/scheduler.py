@@ -5,27 +5,15 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from autotune.trainers.base.trainer import Option
-from autotune.trainers.launch_files import Launch
+from autotune.trainers.base.torchrun import Placement
+from autotune.trainers.base.trainer_option import Option
+from autotune.trainers.launch_files import SCRIPT, Launch
 from autotune.trainers.provenance_comments import comments
 
 LONGEST_NAME = 40
 """characters of a job's name: Kubernetes appends indices to it and allows 63 in all"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobShape:
-    """The nodes of a job."""
-
-    nodes: int
-    """>= 1"""
-    ranks_per_node: int
-    """>= 1, the same on all nodes"""
-    gpus_per_node: int
-    """one per rank; 0 if ranks run on CPUs"""
 
 
 class Scheduler(ABC):
@@ -39,14 +27,14 @@ class Scheduler(ABC):
     """its options; no trainer has an option of the same name"""
 
     @abstractmethod
-    def files(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> Mapping[str, str]:
+    def files(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> Mapping[str, str]:
         """The job's own files, by name; they lie beside `launch.sh`."""
 
     @abstractmethod
-    def start(self, launch: Launch, shape: JobShape) -> str:
+    def start(self, launch: Launch, placement: Placement) -> str:
         """The command that starts the job, for a shell in the folder of `launch.sh`."""
 
-    def notes(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def notes(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> tuple[str, ...]:
         """What a person should know before the start."""
         return ()
 
@@ -61,3 +49,26 @@ def job_name(launch: Launch) -> str:
     study = str(launch.tuned["study"]["name"]) if launch.tuned else ""
     words = re.sub(r"[^a-z0-9]+", "-", study.lower()).strip("-")
     return f"autotune-{words}"[:LONGEST_NAME].strip("-")
+
+
+class Shell(Scheduler):
+    """No scheduler: `launch.sh`, started by hand, or by a tool of one's own, on each node."""
+
+    name = "shell"
+    summary = "launch.sh, started on each node"
+
+    def files(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> Mapping[str, str]:
+        """None: `launch.sh` is part of every launch."""
+        return {}
+
+    def start(self, launch: Launch, placement: Placement) -> str:
+        """The script, with the variables of the first node where there are several."""
+        return f"NODE_RANK=0 MASTER_ADDR=HOST sh {SCRIPT}" if launch.is_spread else f"sh {SCRIPT}"
+
+    def notes(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """How the nodes differ."""
+        if not launch.is_spread:
+            return ()
+        return (
+            f"start it on {placement.nnodes} nodes: NODE_RANK is 0 to {placement.nnodes - 1}, MASTER_ADDR the address of node 0",
+        )

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import SpecError
-from autotune.trainers.base.trainer import Option
+from autotune.trainers.base.torchrun import Placement
+from autotune.trainers.base.trainer_option import Option
 from autotune.trainers.launch_files import SCRIPT, Launch
-from autotune.trainers.schedulers.scheduler import JobShape, Scheduler, heading, job_name
+from autotune.trainers.schedulers.scheduler import Scheduler, heading, job_name
 
 JOB = "job.sbatch"
 _ASKED = {"time": "HH:MM:SS", "partition": "NAME", "account": "NAME", "qos": "NAME"}
@@ -31,7 +32,7 @@ class Slurm(Scheduler):
         Option(name="qos", meaning="quality of service for the job", default=""),
     )
 
-    def files(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> Mapping[str, str]:
+    def files(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> Mapping[str, str]:
         """The batch script."""
         for name in _ASKED:
             if any(character.isspace() for character in options[name]):
@@ -40,8 +41,8 @@ class Slurm(Scheduler):
                 )  # sbatch reads options up to the next space
         directives = directive_lines(
             job_name(launch),
-            nodes=shape.nodes,
-            gpus_per_node=shape.gpus_per_node,
+            nodes=placement.nnodes,
+            gpus_per_node=placement.gpus_per_node,
             asked={k: options[k] for k in _ASKED},
         )
         return {
@@ -56,11 +57,11 @@ class Slurm(Scheduler):
             )
         }
 
-    def start(self, launch: Launch, shape: JobShape) -> str:
+    def start(self, launch: Launch, placement: Placement) -> str:
         """sbatch."""
         return f"sbatch {JOB}"
 
-    def notes(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def notes(self, launch: Launch, placement: Placement, options: Mapping[str, Any]) -> tuple[str, ...]:
         """What the nodes must have."""
         return ("all nodes must see the job folder, and have its program in their PATH",)
 
