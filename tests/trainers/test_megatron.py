@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from autotune.errors import ExportError
-from autotune.spec import ModelSpec, ParallelConfig, catalog
+from autotune.spec import ModelSpec, ParallelConfig, Workload, catalog
 from autotune.spec.catalog import published_config
 from autotune.spec.hugging_face.reading import fields_of
 from autotune.testing.knobs import varied_configs
@@ -48,25 +48,20 @@ def flag(launch: Launch, name: str) -> str | bool:
     return after[0] if after and not after[0].startswith("--") else True
 
 
-class TestMegatron(TrainerContract):
-    trainer = "megatron"
-    settings_of_a_knob: ClassVar[dict[str, Any]] = {
-        "tensor-model-parallel-size": 2,
-        "no-check-for-nan-in-loss-and-grad": True,
-    }
-    log_lines: ClassVar[dict[str, StepMetrics | None]] = {
-        ITERATION: StepMetrics(step=122, step_time_s=26.813, loss=2.50422, grad_norm=0.231),
-        SKIPPED: StepMetrics(step=10, step_time_s=0.3562, skipped=True),
-        MEMORY: StepMetrics(peak_memory_bytes=10240 * 2**20),
-        "time (ms) | forward-compute: 193.77 | backward-compute: 72.23": None,
-        "using world size: 8, data-parallel size: 4": None,
-    }
-
-    def test_degrees_and_batch(self) -> None:
-        launch = self.launched(tp=2, pp=2, dp=4, micro_batch_size=2, zero_stage=1, sequence_parallel=True)
-        assert launch.argv[:3] == ("torchrun", "--nnodes=2", "--nproc-per-node=8")
-        assert {"--node-rank=@node-rank@", "--master-addr=node0", "--master-port=@master-port@"} <= set(launch.argv)
-        wanted = {
+ONE_CONNECTION = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+LAUNCHED: list[tuple[Workload, dict[str, Any], dict[str, str | bool], dict[str, str]]] = [
+    (
+        WORKLOAD,
+        {
+            "tp": 2,
+            "pp": 2,
+            "dp": 4,
+            "micro_batch_size": 2,
+            "accumulation_steps": 8,
+            "zero_stage": 1,
+            "sequence_parallel": True,
+        },
+        {
             "--tensor-model-parallel-size": "2",
             "--pipeline-model-parallel-size": "2",
             "--context-parallel-size": "1",
@@ -78,20 +73,18 @@ class TestMegatron(TrainerContract):
             "--fp16": False,
             "--recompute-granularity": False,
             "--num-virtual-stages-per-pipeline-rank": False,
-        }
-        assert {name: flag(launch, name) for name in wanted} == wanted
-        assert launch.env["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
-
-    def test_attention_that_stores_its_scores(self) -> None:
-        config = ParallelConfig(dp=8, accumulation_steps=8)
-        launches = [
-            trainer("megatron").launch(replace(WORKLOAD, unfused_attention=kind), config) for kind in (True, False)
-        ]
-        assert [flag(launch, "--attention-backend") for launch in launches] == ["unfused", False]
-
-    def test_the_llama_model_is_complete(self) -> None:
-        launch = self.launched(dp=8)
-        wanted = {
+            "--nnodes=2": True,
+            "--nproc-per-node=8": True,
+            "--node-rank=@node-rank@": True,
+        },
+        ONE_CONNECTION,
+    ),
+    (replace(WORKLOAD, unfused_attention=True), {}, {"--attention-backend": "unfused"}, {}),
+    (
+        WORKLOAD,
+        {},
+        {
+            "--attention-backend": False,
             "--num-layers": "16",
             "--hidden-size": "1024",
             "--ffn-hidden-size": "2816",
@@ -106,63 +99,95 @@ class TestMegatron(TrainerContract):
             "--untie-embeddings-and-output-weights": True,
             "--vocab-size": "31999",  # NullTokenizer adds one
             "--mock-data": True,
-        }
-        assert {name: flag(launch, name) for name in wanted} == wanted
-
-    def test_the_gpt_model_is_complete(self) -> None:
-        launch = trainer("megatron").launch(
-            replace(WORKLOAD, model=GPT), ParallelConfig(dp=8, micro_batch_size=8, accumulation_steps=1)
-        )
-        wanted = {
+        },
+        {},
+    ),
+    (
+        replace(WORKLOAD, model=GPT),
+        {},
+        {
             "--normalization": "LayerNorm",
             "--position-embedding-type": "learned_absolute",
             "--swiglu": False,
             "--group-query-attention": False,
             "--disable-bias-linear": False,
             "--untie-embeddings-and-output-weights": False,
-        }
-        assert {name: flag(launch, name) for name in wanted} == wanted
-
-    @pytest.mark.parametrize(("stage", "strategy"), [(2, "optim_grads"), (3, "optim_grads_params")])
-    def test_high_zero_stages_are_megatron_fsdp(self, stage: int, strategy: str) -> None:
-        launch = self.launched(dp=8, zero_stage=stage)
-        assert flag(launch, "--use-megatron-fsdp") is True
-        assert flag(launch, "--data-parallel-sharding-strategy") == strategy
-        assert flag(launch, "--ckpt-format") == "fsdp_dtensor"
-        assert "CUDA_DEVICE_MAX_CONNECTIONS" not in launch.env
-
-    def test_recompute_fp8_and_interleaving(self) -> None:
-        launch = self.launched(
-            pp=2,
-            dp=4,
-            micro_batch_size=2,
-            precision="fp8",
-            recompute="full",
-            pp_schedule="interleaved_1f1b",
-            virtual_stages=4,
+        },
+        {},
+    ),
+    *(
+        (
+            WORKLOAD,
+            {"zero_stage": stage},
+            {
+                "--use-megatron-fsdp": True,
+                "--data-parallel-sharding-strategy": strategy,
+                "--ckpt-format": "fsdp_dtensor",
+            },
+            {},
         )
-        wanted = {
+        for stage, strategy in ((2, "optim_grads"), (3, "optim_grads_params"))
+    ),
+    (
+        WORKLOAD,
+        {
+            "pp": 2,
+            "dp": 4,
+            "micro_batch_size": 2,
+            "accumulation_steps": 8,
+            "precision": "fp8",
+            "recompute": "full",
+            "pp_schedule": "interleaved_1f1b",
+            "virtual_stages": 4,
+        },
+        {
             "--fp8-format": "hybrid",
             "--bf16": True,
             "--recompute-granularity": "full",
             "--recompute-method": "uniform",
             "--recompute-num-layers": "1",
             "--num-virtual-stages-per-pipeline-rank": "4",
-        }
+        },
+        {},
+    ),
+    (WORKLOAD, {"precision": "tf32"}, {"--bf16": False}, {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}),
+    (
+        replace(WORKLOAD, model=replace(MODEL, num_experts=8, experts_per_token=2)),
+        {"ep": 4},
+        {
+            "--num-experts": "8",
+            "--moe-router-topk": "2",
+            "--expert-model-parallel-size": "4",
+            "--moe-grouped-gemm": True,
+        },
+        {},
+    ),
+]
+"""a workload and knobs, with flags and environment of their launch"""
+
+
+class TestMegatron(TrainerContract):
+    trainer = "megatron"
+    settings_of_a_knob: ClassVar[dict[str, Any]] = {
+        "tensor-model-parallel-size": 2,
+        "no-check-for-nan-in-loss-and-grad": True,
+    }
+    log_lines: ClassVar[dict[str, StepMetrics | None]] = {
+        ITERATION: StepMetrics(step=122, step_time_s=26.813, loss=2.50422, grad_norm=0.231),
+        SKIPPED: StepMetrics(step=10, step_time_s=0.3562, skipped=True),
+        MEMORY: StepMetrics(peak_memory_bytes=10240 * 2**20),
+        "time (ms) | forward-compute: 193.77 | backward-compute: 72.23": None,
+        "using world size: 8, data-parallel size: 4": None,
+    }
+
+    @pytest.mark.parametrize(("workload", "knobs", "wanted", "env"), LAUNCHED)
+    def test_a_launch_has_the_flags_of_its_model_and_config(
+        self, workload: Workload, knobs: dict[str, Any], wanted: dict[str, str | bool], env: dict[str, str]
+    ) -> None:
+        config = ParallelConfig(**{"dp": 8, "micro_batch_size": 8, **knobs})
+        launch = trainer("megatron").launch(workload, config)
         assert {name: flag(launch, name) for name in wanted} == wanted
-
-    def test_tf32_is_switched_by_the_environment(self) -> None:
-        assert self.launched(dp=8, precision="tf32").env == {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
-
-    def test_experts(self) -> None:
-        model = replace(MODEL, num_experts=8, experts_per_token=2)
-        launch = trainer("megatron").launch(
-            replace(WORKLOAD, model=model), ParallelConfig(dp=8, ep=4, micro_batch_size=8, accumulation_steps=1)
-        )
-        assert flag(launch, "--num-experts") == "8"
-        assert flag(launch, "--moe-router-topk") == "2"
-        assert flag(launch, "--expert-model-parallel-size") == "4"
-        assert flag(launch, "--moe-grouped-gemm") is True
+        assert launch.env == env
 
     @pytest.mark.parametrize(("stage", "name"), [(0, "muon"), (1, "dist_muon")])
     def test_muon_shards_by_whole_matrices_or_not_at_all(self, stage: int, name: str) -> None:

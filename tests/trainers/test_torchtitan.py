@@ -22,7 +22,7 @@ from autotune.spec.catalog import published_config
 from autotune.spec.hugging_face.figures import figures_of
 from autotune.testing.trainers import GPT, MODEL, WORKLOAD, TrainerContract, configs
 from autotune.trainers import Launch, StepMetrics, trainer, write_launch
-from autotune.trainers.present_configuration import PresentConfiguration
+from autotune.trainers.present_configuration import PresentConfiguration, dotted
 from tests.trainers.released_names import calls_of, released_names
 
 OPTIONS = {"hf_assets_path": "/tok"}
@@ -83,6 +83,60 @@ def values_of(launch: Launch, call: str) -> dict[str, Any]:
     return {str(word.arg): ast.literal_eval(word.value) for word in found.keywords}
 
 
+MIXTRAL = catalog.model("mixtral-8x7b")
+OF_A_FILE = replace(MIXTRAL, name="mine", source=json.dumps(published_config(MIXTRAL)))
+QWEN_EXPERTS = catalog.model("qwen3-30b-a3b")
+OLD = {"version": "0.2"}
+REFUSED: list[tuple[ModelSpec, dict[str, Any], dict[str, Any], str]] = [
+    (MODEL, {"dp": 8}, {"version": 0.4}, r"version must be one of 0\.2, 0\.3, but is 0\.4"),
+    (TIED, {"pp": 2, "dp": 4, "zero_stage": 2}, {}, r"torchtitan 0\.3 cannot share the embedding"),
+    (QWEN_EXPERTS, {"dp": 4, "tp": 2, "ep": 2, "zero_stage": 2}, {}, r"ep=2: .*; nearest: ep=1; or use tp=1"),
+    (
+        QWEN_EXPERTS,
+        {"dp": 8, "ep": 8},
+        {},
+        r"ep=8: .* here 1: ep must divide them; nearest: ep=1; or use zero_stage=2",
+    ),
+    (QWEN_EXPERTS, {"dp": 8, "ep": 8, "zero_stage": 2, "dp_replicas": 2}, {}, r"ep=8: .* here 4: ep must divide"),
+    (
+        QWEN_EXPERTS,
+        {"dp": 8, "zero_stage": 2, "precision": "fp8"},
+        {},
+        r"precision=fp8: .*not experts; nearest: precision=bf16",
+    ),
+    (OF_A_FILE, {"dp": 8, "zero_stage": 2}, {}, r"model\.family=mixtral: .*it supports .*qwen3_moe"),
+    (
+        catalog.model("kimi-k2"),
+        {"dp": 8, "zero_stage": 2},
+        {},
+        r"model\.num_experts=384: .*set `model` in the spec to the model's config.json",
+    ),
+    (
+        catalog.model("glm-4.5-air"),
+        {"dp": 8, "zero_stage": 2},
+        {},
+        r"model\.num_experts=128: its Llama has no experts; use megatron",
+    ),
+    (TIED, {"dp": 8}, OLD, r"torchtitan 0\.2"),
+    (WIDE_HEADS, {"dp": 8}, OLD, r"torchtitan 0\.2"),
+    (
+        catalog.model("qwen3-8b"),
+        {"dp": 8},
+        OLD,
+        r"model\.family=qwen3: launches of torchtitan 0\.2 .*; version=0\.3 trains",
+    ),
+    (
+        MODEL,
+        {"tp": 8, "sequence_parallel": True},
+        OLD,
+        r"precision=bf16: torchtitan 0\.2.s mixed precision with tp or pp needs FSDP",
+    ),
+    (GPT, {"dp": 8}, OLD, "gated_mlp=false"),
+    (MODEL, {"dp": 8}, {**OLD, "hf_assets_path": ""}, "hf_assets_path is not set"),
+]
+"""a model, knobs and options, with what their refusal says"""
+
+
 class TestTorchtitan(TrainerContract):
     trainer = "torchtitan"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"parallelism": {"tensor_parallel_degree": 2}}
@@ -116,15 +170,9 @@ class TestTorchtitan(TrainerContract):
         assert seen == known.keys() - {"RoPE.Config", "MXFP8LinearConverter.Config"}
 
     @pytest.mark.parametrize("model", [TIED, WIDE_HEADS], ids=["tied", "wide heads"])
-    def test_what_only_the_newer_release_knows_is_refused_for_the_older_one(self, model: ModelSpec) -> None:
+    def test_weights_of_both_ends_are_tied_as_the_model_says(self, model: ModelSpec) -> None:
         config = ParallelConfig(dp=8, micro_batch_size=8)
         assert values_of(launched(config, model=model), "llama")["tied"] is model.tied_embeddings
-        with pytest.raises(ExportError, match=r"torchtitan 0\.2"):
-            launched(config, model=model, version="0.2")
-
-    def test_one_weight_for_both_ends_has_no_pipeline(self) -> None:
-        with pytest.raises(ExportError, match=r"torchtitan 0\.3 cannot share the embedding"):
-            launched(ParallelConfig(pp=2, dp=4, accumulation_steps=16, zero_stage=2), model=TIED)
 
     def test_mixed_precision_and_copies_beside_every_axis_are_known_to_the_newer_release_alone(self) -> None:
         for config in (
@@ -134,10 +182,6 @@ class TestTorchtitan(TrainerContract):
         ):
             assert values_of(launched(config), "ParallelismConfig")["tensor_parallel_degree"] == config.tp
             assert trainer("torchtitan").limits(WORKLOAD, config, JOB)
-
-    def test_an_unknown_release_is_refused_with_the_known_ones(self) -> None:
-        with pytest.raises(SpecError, match=r"version must be one of 0\.2, 0\.3, but is 0\.4"):
-            launched(ParallelConfig(dp=8, micro_batch_size=8), version=0.4)
 
     def test_a_function_of_your_own_is_read_with_the_options_of_its_command(self) -> None:
         text = """
@@ -180,53 +224,13 @@ class TestTorchtitan(TrainerContract):
         assert told["experts"].items() >= {**router, "router_route_scale": 2.5, "router_route_norm": True}.items()
         assert told["rope"].items() >= {"scaling": "yarn", "rope_factor": 40.0, "original_seq_len": 4096}.items()
 
-    @pytest.mark.parametrize(
-        ("name", "knobs", "said"),
-        [
-            ("qwen3-30b-a3b", {"dp": 4, "tp": 2, "ep": 2, "zero_stage": 2}, r"ep=2: .*; nearest: ep=1; or use tp=1"),
-            (
-                "qwen3-30b-a3b",
-                {"dp": 8, "ep": 8},
-                r"ep=8: .* here 1: ep must divide them; nearest: ep=1; or use zero_stage=2",
-            ),
-            (
-                "qwen3-30b-a3b",
-                {"dp": 8, "ep": 8, "zero_stage": 2, "dp_replicas": 2},
-                r"ep=8: .* here 4: ep must divide",
-            ),
-            (
-                "qwen3-30b-a3b",
-                {"dp": 8, "zero_stage": 2, "precision": "fp8"},
-                r"precision=fp8: .*not experts; nearest: precision=bf16",
-            ),
-            ("mixtral-8x7b", {"dp": 8, "zero_stage": 2}, r"model\.family=mixtral: .*it supports .*qwen3_moe"),
-            (
-                "kimi-k2",
-                {"dp": 8, "zero_stage": 2},
-                r"model\.num_experts=384: .*set `model` in the spec to the model's config.json",
-            ),
-            (
-                "glm-4.5-air",
-                {"dp": 8, "zero_stage": 2},
-                r"model\.num_experts=128: its Llama has no experts; use megatron",
-            ),
-        ],
-    )
-    def test_what_its_experts_cannot_be_combined_with_is_refused_with_a_remedy(
-        self, name: str, knobs: dict[str, Any], said: str
+    @pytest.mark.parametrize(("model", "knobs", "options", "said"), REFUSED)
+    def test_what_it_does_not_train_is_refused_with_a_remedy(
+        self, model: ModelSpec, knobs: dict[str, Any], options: dict[str, Any], said: str
     ) -> None:
-        config = ParallelConfig(micro_batch_size=1, accumulation_steps=64 // knobs["dp"], **knobs)
-        model = catalog.model(name)
-        if name == "mixtral-8x7b":
-            model = replace(model, name="mine", source=json.dumps(published_config(model)))
-        with pytest.raises(ExportError, match=said):
-            launched(config, model=model)
-
-    def test_release_0_2_builds_its_llama_alone(self) -> None:
-        with pytest.raises(
-            ExportError, match=r"model\.family=qwen3: launches of torchtitan 0\.2 .*; version=0\.3 trains"
-        ):
-            launched(ParallelConfig(dp=8, micro_batch_size=8), model=catalog.model("qwen3-8b"), version="0.2")
+        config = ParallelConfig(**{"accumulation_steps": 64 // knobs.get("dp", 1), **knobs})
+        with pytest.raises((ExportError, SpecError), match=said):
+            launched(config, model=model, **options)
 
     @pytest.mark.slow
     @pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan 0.3 is not installed")
@@ -285,6 +289,47 @@ print(json.dumps({
 """What reads the configuration as `torchtitan.train` does, and builds the model without memory."""
 
 
+INTERLEAVED = {"pp": 2, "dp": 4, "micro_batch_size": 2, "zero_stage": 2, "pp_schedule": "interleaved_1f1b"}
+WRITTEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {"tp": 2, "pp": 2, "dp": 2, "micro_batch_size": 2, "zero_stage": 3, "sequence_parallel": True},
+        {
+            "training.local_batch_size": 32,  # a pipeline takes the whole batch
+            "training.global_batch_size": 64,
+            "parallelism.pipeline_parallel_microbatch_size": 2,
+            "parallelism.pipeline_parallel_schedule": "1F1B",
+            "parallelism.fsdp_reshard_after_forward": "always",
+            "parallelism.data_parallel_shard_degree": 2,
+        },
+    ),
+    (
+        {"dp": 8, "micro_batch_size": 2, "zero_stage": 2, "recompute": "full", "compile": True},
+        {
+            "training.local_batch_size": 2,
+            "training.global_batch_size": 64,
+            "parallelism.fsdp_reshard_after_forward": "never",
+            "activation_checkpoint.mode": "full",
+            "compile.enable": True,
+            "training.mixed_precision_param": "bfloat16",
+        },
+    ),
+    ({"dp": 8}, {"parallelism.data_parallel_replicate_degree": 8, "parallelism.data_parallel_shard_degree": 1}),
+    (
+        {"dp": 8, "zero_stage": 2, "precision": "fp8"},
+        {"model.converters": ["quantize.linear.float8"], "quantize.linear.float8.recipe_name": "tensorwise"},
+    ),
+    (
+        {"dp": 8, "zero_stage": 2, "precision": "mxfp8"},
+        {"model.converters": ["quantize.linear.mx"], "quantize.linear.mx.recipe_name": "mxfp8_cublas"},
+    ),
+    *(
+        ({**INTERLEAVED, "virtual_stages": stages}, {"parallelism.pipeline_parallel_layers_per_stage": layers})
+        for stages, layers in ((2, None), (4, 2), (8, 1))
+    ),
+]
+"""knobs, with what the job file of release 0.2 says of them"""
+
+
 @pytest.mark.thorough
 class TestTorchtitan02(TrainerContract):
     trainer = "torchtitan"
@@ -315,48 +360,15 @@ class TestTorchtitan02(TrainerContract):
             for name, keywords in calls_of(launch.files["autotune_model.py"]):
                 assert keywords <= known.get(name, {"model_args"})
 
-    def test_a_pipeline_takes_the_whole_batch_as_local(self) -> None:
-        launch = self.launched(tp=2, pp=2, dp=2, micro_batch_size=2, zero_stage=3, sequence_parallel=True)
-        document = job(launch)
-        assert document["training"]["local_batch_size"] == 32
-        assert document["training"]["global_batch_size"] == 64
-        assert document["parallelism"]["pipeline_parallel_microbatch_size"] == 2
-        assert document["parallelism"]["pipeline_parallel_schedule"] == "1F1B"
-        assert document["parallelism"]["fsdp_reshard_after_forward"] == "always"
-        assert document["parallelism"]["data_parallel_shard_degree"] == 2
-
-    def test_without_a_pipeline_accumulation_follows(self) -> None:
-        document = job(self.launched(dp=8, micro_batch_size=2, zero_stage=2, recompute="full", compile=True))
-        assert document["training"]["local_batch_size"] == 2
-        assert document["training"]["global_batch_size"] == 64
-        assert document["parallelism"]["fsdp_reshard_after_forward"] == "never"
-        assert document["activation_checkpoint"]["mode"] == "full"
-        assert document["compile"]["enable"] is True
-        assert document["training"]["mixed_precision_param"] == "bfloat16"
-
-    def test_plain_data_parallelism_is_ddp(self) -> None:
-        parallelism = job(self.launched(dp=8))["parallelism"]
-        assert (parallelism["data_parallel_replicate_degree"], parallelism["data_parallel_shard_degree"]) == (8, 1)
-
-    def test_fp8_converts_the_linear_layers(self) -> None:
-        document = job(self.launched(dp=8, zero_stage=2, precision="fp8"))
-        assert document["model"]["converters"] == ["quantize.linear.float8"]
-        assert document["quantize"]["linear"]["float8"]["recipe_name"] == "tensorwise"
-
-    def test_mxfp8_converts_them_by_another_section_and_not_under_compiled_tensor_parallelism(self) -> None:
-        document = job(self.launched(dp=8, zero_stage=2, precision="mxfp8"))
-        assert document["model"]["converters"] == ["quantize.linear.mx"]
-        assert document["quantize"]["linear"]["mx"]["recipe_name"] == "mxfp8_cublas"
+    def test_mxfp8_is_not_compiled_under_tensor_parallelism(self) -> None:
         cut = ParallelConfig(tp=2, dp=4, zero_stage=2, precision="mxfp8", sequence_parallel=True, compile=True)
         refused = [limit.knob for limit in trainer("torchtitan").limits(WORKLOAD, cut, JOB)]
         assert refused == ["compile"]
 
-    @pytest.mark.parametrize(("stages", "layers"), [(2, None), (4, 2), (8, 1)])
-    def test_virtual_stages_cut_the_layers(self, stages: int, layers: int | None) -> None:
-        launch = self.launched(
-            pp=2, dp=4, micro_batch_size=2, zero_stage=2, pp_schedule="interleaved_1f1b", virtual_stages=stages
-        )
-        assert job(launch)["parallelism"].get("pipeline_parallel_layers_per_stage") == layers
+    @pytest.mark.parametrize(("knobs", "expected"), WRITTEN)
+    def test_the_job_file_says_the_knobs(self, knobs: dict[str, Any], expected: dict[str, Any]) -> None:
+        document = dotted(job(self.launched(**knobs)))
+        assert {name: document.get(name) for name in expected} == expected
 
     @pytest.mark.parametrize("ffn", [2816, 14336, 64, 4097, 11008, 5461, 53248])
     @pytest.mark.parametrize("hidden", [1024, 4096, 5120, 96])
@@ -370,20 +382,6 @@ class TestTorchtitan02(TrainerContract):
         given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
         width = int(given["ffn_dim_multiplier"] * int(2 * (4 * hidden) / 3))
         assert given["multiple_of"] * ((width + given["multiple_of"] - 1) // given["multiple_of"]) == ffn
-
-    def test_mixed_precision_needs_something_to_shard(self) -> None:
-        with pytest.raises(
-            ExportError, match=r"precision=bf16: torchtitan 0\.2.s mixed precision with tp or pp needs FSDP"
-        ):
-            self.launched(tp=8, sequence_parallel=True)
-
-    def test_gpt_is_refused(self) -> None:
-        with pytest.raises(ExportError, match="gated_mlp=false"):
-            trainer("torchtitan").launch(replace(WORKLOAD, model=GPT), ParallelConfig(dp=8, micro_batch_size=8), JOB)
-
-    def test_a_missing_tokenizer_is_refused(self) -> None:
-        with pytest.raises(ExportError, match="hf_assets_path is not set"):
-            trainer("torchtitan").launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8), {"version": "0.2"})
 
     def test_a_model_name_cannot_inject_code(self) -> None:
         model = replace(MODEL, name='x"""\nimport os\n')

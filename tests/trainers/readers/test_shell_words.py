@@ -81,6 +81,22 @@ def test_a_number_of_nodes_that_only_the_job_knows_is_not_taken_for_one() -> Non
         ("if [[ a == b* ]]; then\n python x.py --a --b\nelse\n python train.py --lr 1\nfi", "python train.py --lr 1"),
         ("python train.py --data <path to data> --lr 1", "python train.py --data <path to data> --lr 1"),
         ("python train.py --lr `cat lr` --steps 1", "python train.py --lr `cat lr` --steps 1"),
+        (
+            "GBS=64 MBS=2 NODES=2\nGAS=$((GBS / (MBS * (NODES * 8))))\nrun --gas $GAS --left $(( (GBS - 4) % 7 ))",
+            "run --gas 2 --left 4",
+        ),
+        (
+            "P=${P:-2048}\nR=${R:-8192}\nLIMIT=${LIMIT:-$((P + R))}\nrun --limit $LIMIT --twice $((LIMIT * 2))",
+            "run --limit 10240 --twice 20480",
+        ),
+        (
+            'RUN="torchrun train.py --lr 1e-4"\nRUN="$RUN 2>&1 | tee train.log"\neval ${RUN}',
+            "eval torchrun train.py --lr 1e-4",
+        ),
+        (
+            'KINDS=\'{"mode": "packed"}\'\nARGS=(--kinds "$KINDS" --seed 1)\nrun "${ARGS[@]}" --again "$KINDS"',
+            'run --kinds {"mode": "packed"} --seed 1 --again {"mode": "packed"}',
+        ),
     ],
 )
 def test_the_command_of(text: str, words: str) -> None:
@@ -104,33 +120,3 @@ def test_the_longest_file_is_split_in_linear_time(piece: str) -> None:
         return time.process_time() - began
 
     assert seconds(1 << 18) < 16 * 5 * max(seconds(1 << 14), 0.002)
-
-
-def test_arithmetic_has_parentheses() -> None:
-    script = "GBS=64 MBS=2 NODES=2\nGAS=$((GBS / (MBS * (NODES * 8))))\nrun --gas $GAS --left $(( (GBS - 4) % 7 ))"
-    assert command_of(script).words == ("run", "--gas", "2", "--left", "4")
-
-
-def test_arithmetic_takes_variables_with_a_default() -> None:
-    script = (
-        "P=${PROMPT:-2048}\nR=${RESPONSE:-8192}\nLIMIT=${LIMIT:-$((P + R))}\nrun --limit $LIMIT --twice $((LIMIT * 2))"
-    )
-    assert command_of(script).words == ("run", "--limit", "10240", "--twice", "20480")
-
-
-def test_the_pipe_of_a_command_in_a_variable_ends_it() -> None:
-    script = 'RUN="torchrun train.py --lr 1e-4"\nRUN="$RUN 2>&1 | tee train.log"\neval ${RUN}'
-    assert command_of(script).words == ("eval", "torchrun", "train.py", "--lr", "1e-4")
-
-
-def test_json_in_a_variable_keeps_its_quotes() -> None:
-    script = 'KINDS=\'{"mode": "packed"}\'\nARGS=(--kinds "$KINDS" --seed 1)\nrun "${ARGS[@]}" --again "$KINDS"'
-    assert command_of(script).words == (
-        "run",
-        "--kinds",
-        '{"mode": "packed"}',
-        "--seed",
-        "1",
-        "--again",
-        '{"mode": "packed"}',
-    )
