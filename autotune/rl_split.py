@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from autotune.cost import Calibration, estimate
+from autotune.cost import Calibration
 from autotune.cost.rl.step import generation_s
 from autotune.errors import InfeasibleError
+from autotune.planning import RankedConfig, plan
 from autotune.space import Launchable, SearchSpace
-from autotune.space.rl_laws import knob_values
-from autotune.spec import Estimate, SpaceSpec, Workload, config_label
+from autotune.space.rl_laws import knob_value
+from autotune.spec import SpaceSpec, Workload, config_label
 from autotune.spec.post_training import PostTraining
 
-FITS = 0.5
 MOST = 24
 """splits that are looked at"""
 MOST_NODES = 8
@@ -96,13 +96,8 @@ def _best(
         space = SearchSpace.build(workload, _with_generating(spec, generating), launchable=launchable)
     except InfeasibleError as error:
         return None, error.brief or error.message
-    predicted = estimate(workload, space.table, calibration=calibration)
-    risk = np.asarray(predicted.oom_probability)
-    value = np.where(risk <= FITS, np.asarray(predicted.tokens_per_s) * (1.0 - risk), 0.0)
-    row = int(np.argmax(value))
-    if value[row] <= 0:
-        return None, "no valid config fits"
-    return _sides(workload, space, predicted, row, generating), ""
+    best = plan(space, calibration=calibration, top=1)
+    return (_sides(workload, best.rows[0], generating), "") if best.rows else (None, "no valid config fits")
 
 
 def _with_generating(spec: SpaceSpec, generating: int) -> SpaceSpec:
@@ -117,24 +112,24 @@ def _with_generating(spec: SpaceSpec, generating: int) -> SpaceSpec:
     return replace(spec, extra=extra, world_sizes=())
 
 
-def _sides(workload: Workload, space: SearchSpace, predicted: Estimate, row: int, generating: int) -> dict[str, Any]:
-    one, part = predicted.row(row), space.table.take([row])
+def _sides(workload: Workload, best: RankedConfig, generating: int) -> dict[str, Any]:
+    one, config = best.estimate, best.config
     assert one.phases_s is not None
     training = sum(float(getattr(one.phases_s, name)) for name in ("log_prob", "reference", "values", "update"))
-    gpus = np.array([float(generating or part.world_size[0])])
-    bulk, tail = generation_s(workload, knob_values(workload, part, "rollout_tp"), gpus)
+    gpus = np.array([float(generating or config.world_size)])
+    bulk, tail = generation_s(workload, np.array([knob_value(workload, config, "rollout_tp")]), gpus)
     step, generation = float(one.step_time_s), float(bulk[0] + tail[0])
     return {
         "rollout_gpus": generating,
-        "training_gpus": int(part.world_size[0]),
+        "training_gpus": config.world_size,
         "step_time_s": step,
         "training_s": training,
         "generation_s": generation,
         "trainer_waits_s": max(step - training, 0.0) if generating else 0.0,
         "rollout_waits_s": max(step - generation, 0.0) if generating else 0.0,
         "oom_probability": float(one.oom_probability),
-        "config": space[row].to_dict(),
-        "label": config_label(space[row]),
+        "config": config.to_dict(),
+        "label": config_label(config),
     }
 
 

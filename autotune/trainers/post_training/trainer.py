@@ -1,7 +1,7 @@
 """What trainers of post-training share: knobs of a step that generates, one configuration file, logs by phase.
 
-A subclass says in `paths` where its file holds what the tuner calls by other names, and writes and reads the rest itself. Keys that nobody reads are its `settings`, which every launch
-writes again; data, rewards and prompts are among them, for a config says nothing about these.
+A subclass writes and reads its file. Keys that nobody reads are its `settings`, which every launch writes again; data, rewards and prompts are among them, for a config says nothing
+about these.
 """
 
 from __future__ import annotations
