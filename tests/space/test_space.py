@@ -216,22 +216,26 @@ def test_world_sizes_beyond_the_cluster_are_left_out() -> None:
     assert set(space.table.world_size) == {4, 8}
 
 
-def test_default_config_is_data_parallel_only() -> None:
-    knobs = {"tp": (1, 2), "precision": ("fp32", "bf16"), "micro_batch_size": (2, 4)}
-    space = SearchSpace.build(workload(), SpaceSpec(knobs=knobs))
-    assert default_config(space) == ParallelConfig(dp=8, accumulation_steps=2, precision="fp32")
-
-
-def test_default_config_uses_fewer_ranks_when_the_batch_cannot_be_dealt() -> None:
-    spec = SpaceSpec(knobs={"tp": (1, 2), "precision": ("fp32",)}, world_sizes=(2, 4, 8))
-    space = SearchSpace.build(workload(batch=12), spec)
-    assert default_config(space) == ParallelConfig(dp=4, accumulation_steps=3, precision="fp32")
-
-
-def test_default_config_falls_back_on_the_plainest_of_the_space() -> None:
-    space = SearchSpace.build(workload(batch=4), SpaceSpec(knobs={"tp": (1, 2), "pp": (1, 2)}))
-    config = default_config(space)
-    assert config == ParallelConfig(tp=2, dp=4)
+@pytest.mark.parametrize(
+    ("batch", "space", "expected"),
+    [
+        (
+            16,
+            SpaceSpec(knobs={"tp": (1, 2), "precision": ("fp32", "bf16"), "micro_batch_size": (2, 4)}),
+            ParallelConfig(dp=8, accumulation_steps=2, precision="fp32"),
+        ),
+        (
+            12,  # cannot be dealt to eight ranks
+            SpaceSpec(knobs={"tp": (1, 2), "precision": ("fp32",)}, world_sizes=(2, 4, 8)),
+            ParallelConfig(dp=4, accumulation_steps=3, precision="fp32"),
+        ),
+        (4, SpaceSpec(knobs={"tp": (1, 2), "pp": (1, 2)}), ParallelConfig(tp=2, dp=4)),  # the plainest of the space
+    ],
+)
+def test_default_config_is_data_parallel_where_that_is_legal(
+    batch: int, space: SpaceSpec, expected: ParallelConfig
+) -> None:
+    assert default_config(SearchSpace.build(workload(batch=batch), space)) == expected
 
 
 def test_a_space_of_one_combination_that_breaks_a_rule_says_so() -> None:

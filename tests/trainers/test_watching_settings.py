@@ -101,15 +101,22 @@ def test_what_an_export_cannot_have_is_named(name: str, file: str, text: str, le
     assert left_out in remark
 
 
-def test_inner_values_are_left_out_and_their_neighbours_stay() -> None:
-    document = {"profiling": {"on": True}, "metrics": {"enable_wandb": True, "log_freq": 1}, "empty": {}}
-    left = {"metrics": {"log_freq": 1}, "empty": {}}
-    assert split_by_path(document, ("profiling.*", "metrics.enable_*")) == (
-        left,
-        ("metrics.enable_wandb", "profiling.on"),
-    )
+OFF = {"trainer": {"logger": False, "profiler": None}, "wall_clock_breakdown": False}
 
 
-def test_what_is_off_already_stays_off() -> None:
-    document = {"trainer": {"logger": False, "profiler": None}, "wall_clock_breakdown": False}
-    assert split_by_path(document, ("trainer.*", "wall_clock_breakdown")) == (document, ())
+@pytest.mark.parametrize(
+    ("document", "paths", "kept", "left_out"),
+    [
+        (
+            {"profiling": {"on": True}, "metrics": {"enable_wandb": True, "log_freq": 1}, "empty": {}},
+            ("profiling.*", "metrics.enable_*"),
+            {"metrics": {"log_freq": 1}, "empty": {}},
+            ("metrics.enable_wandb", "profiling.on"),
+        ),
+        (OFF, ("trainer.*", "wall_clock_breakdown"), OFF, ()),
+    ],
+)
+def test_inner_values_that_are_on_are_left_out_and_their_neighbours_stay(
+    document: dict[str, Any], paths: tuple[str, ...], kept: dict[str, Any], left_out: tuple[str, ...]
+) -> None:
+    assert split_by_path(document, paths) == (kept, left_out)

@@ -15,6 +15,9 @@ from autotune.trainers import Option, StepMetrics, trainer, trainer_names
 from autotune.trainers.base.effective import effective
 from autotune.trainers.base.trainer import MAX_LINE, clean, number
 
+OWN_PROGRAMS = {"command", "ray_train"}
+CHOOSE_THE_KERNEL = {"megatron", "megatron_bridge", "nanotron", "native", "torchtitan"}
+
 
 @pytest.mark.parametrize(
     ("metrics", "seconds"),
@@ -92,28 +95,23 @@ def test_a_trainer_without_adapters_says_why(name: str) -> None:
     assert "native for lora" in said
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "launched_by", "remedy"),
+    [
+        ("pure_bf16", True, OWN_PROGRAMS | {"torchtitan", "lightning"}, "command with your own program"),
+        ("unfused_attention", True, OWN_PROGRAMS | {"megatron"}, "remove unfused_attention"),
+        ("attention_kernel", "flash3", {*trainer_names()} - CHOOSE_THE_KERNEL, ""),
+    ],
+)
 @pytest.mark.parametrize("name", trainer_names())
-def test_programs_torchtitan_and_lightning_may_keep_everything_in_bf16(name: str) -> None:
-    limits = trainer(name).limits(replace(WORKLOAD, pure_bf16=True), ParallelConfig(dp=8, accumulation_steps=8))
-    said = [str(limit) for limit in limits if limit.knob == "workload.pure_bf16"]
-    assert (not said) == (name in ("command", "ray_train", "torchtitan", "lightning"))
-    assert all("command with your own program" in message for message in said)
-
-
-@pytest.mark.parametrize("name", trainer_names())
-def test_programs_and_megatron_may_store_the_scores_of_attention(name: str) -> None:
-    limits = trainer(name).limits(replace(WORKLOAD, unfused_attention=True), ParallelConfig(dp=8, accumulation_steps=8))
-    said = [str(limit) for limit in limits if limit.knob == "workload.unfused_attention"]
-    assert (not said) == (name in ("command", "ray_train", "megatron"))
-    assert all("remove unfused_attention" in message for message in said)
-
-
-@pytest.mark.parametrize("name", trainer_names())
-def test_users_choose_the_attention_kernel_where_the_trainer_does_not(name: str) -> None:
-    workload = replace(WORKLOAD, attention_kernel="flash3")
+def test_what_a_workload_says_of_the_program_is_refused_by_trainers_that_do_otherwise(
+    name: str, field: str, value: Any, launched_by: set[str], remedy: str
+) -> None:
+    workload = replace(WORKLOAD, **{field: value})
     limits = trainer(name).limits(workload, ParallelConfig(dp=8, accumulation_steps=8))
-    said = [limit for limit in limits if limit.knob == "workload.attention_kernel"]
-    assert bool(said) == (name in ("megatron", "megatron_bridge", "nanotron", "native", "torchtitan"))
+    said = [str(limit) for limit in limits if limit.knob == f"workload.{field}"]
+    assert (not said) == (name in launched_by)
+    assert all(remedy in message for message in said)
 
 
 def test_lines_are_cut_and_without_colours() -> None:

@@ -115,14 +115,6 @@ def trainer_launch(name: str, **options: str):  # type: ignore[no-untyped-def]
     return trainer(name).launch(WORKLOAD, config, given)
 
 
-def test_a_contradictory_batch_is_an_error_that_shows_it() -> None:
-    text = '{"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}'
-    with pytest.raises(
-        SpecError, match=r"micro_batch_size=4 \* accumulation_steps=2 must divide the global batch of 10"
-    ):
-        trainer("deepspeed").read_config(PresentConfiguration(files={"ds.json": text}))
-
-
 @pytest.mark.parametrize("version", ["0.2", "0.3"])
 @pytest.mark.parametrize("precision", ["fp8", "mxfp8"])
 def test_what_torchtitan_quantizes_to_is_read(version: str, precision: str) -> None:
@@ -154,17 +146,25 @@ def test_programs_that_keep_everything_in_bf16_are_launched_and_read_as_such(
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "text"),
-    [("deepspeed", "a.json", "["), ("nanotron", "a.yaml", "- 1"), ("torchtitan", "a.toml", "=")],
+    ("name", "file", "text", "said"),
+    [
+        ("deepspeed", "a.json", "[", "a.json"),
+        ("nanotron", "a.yaml", "- 1", "a.yaml"),
+        ("torchtitan", "a.toml", "=", "a.toml"),
+        ("deepspeed", "notes.txt", "", r"none of the files notes.txt ends in .json"),
+        (
+            "deepspeed",
+            "ds.json",
+            '{"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}',
+            r"micro_batch_size=4 \* accumulation_steps=2 must divide the global batch of 10",
+        ),
+    ],
 )
-def test_a_file_that_is_not_the_trainers_is_an_error_that_names_it(name: str, file: str, text: str) -> None:
-    with pytest.raises(SpecError, match=file):
+def test_a_file_that_is_not_the_trainers_or_contradicts_itself_is_an_error_that_shows_it(
+    name: str, file: str, text: str, said: str
+) -> None:
+    with pytest.raises(SpecError, match=said):
         trainer(name).read_config(PresentConfiguration(files={file: text}))
-
-
-def test_a_file_with_another_ending_is_named() -> None:
-    with pytest.raises(SpecError, match=r"none of the files notes.txt ends in .json"):
-        trainer("deepspeed").read_config(PresentConfiguration(files={"notes.txt": ""}))
 
 
 REGISTRY = """
