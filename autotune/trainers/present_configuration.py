@@ -112,20 +112,6 @@ def merged(document: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, An
     return result
 
 
-def without_equal(document: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """`document` without what `other` holds with the same value, also inside mappings."""
-    left: dict[str, Any] = {}
-    for key, value in document.items():
-        if key in other and other[key] == value:
-            continue
-        if isinstance(value, Mapping) and isinstance(other.get(key), Mapping):
-            if inner := without_equal(value, other[key]):
-                left[key] = inner
-        else:
-            left[key] = value
-    return left
-
-
 def nested(document: Mapping[str, Any]) -> dict[str, Any]:
     """Values by dotted paths as mappings of mappings; a None is left out."""
     found: dict[str, Any] = {}
@@ -164,6 +150,12 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def without_equal(document: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """`document` without what `other` holds with the same value, also inside mappings."""
+    told = dict(flat(other))
+    return without(document, lambda path, value: path in told and told[path] == value)
 
 
 def dotted(document: Mapping[str, Any]) -> Iterator[str]:
