@@ -20,6 +20,7 @@ from autotune.trainers.present_configuration import (
     Reading,
     batch_of,
     completed,
+    flat,
     merged,
     nested,
     options_of,
@@ -50,6 +51,10 @@ RENAMED = {
     "checkpoint.model_weights_only": "checkpoint.last_save_model_only",
 }
 """keys of releases before 0.2, each with its name in 0.2"""
+TOKENIZER, BY_ITSELF = "model.tokenizer_path", "training.enable_loss_parallel"
+"""keys of these without one: a file in place of the folder, and what 0.2 does by itself"""
+QUANTIZED = ("float8", "mx")
+"""converters and sections that lie in quantize.linear since 0.2"""
 FLAVORS = {
     ("llama3", "8B"): "llama-8b",
     ("llama3", "70B"): "llama-70b",
@@ -75,43 +80,26 @@ def read(present: PresentConfiguration) -> Reading:
 
 def _of_today(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """(the document by the names of release 0.2, the older names that it had)"""
-    found: dict[str, Any] = {
-        section: dict(keys) if isinstance(keys, Mapping) else keys for section, keys in document.items()
-    }
-    renamed: list[str] = []
-
-    def taken(path: str) -> Any:
-        section, _, key = path.partition(".")
-        inner = found.get(section)
-        if not isinstance(inner, dict) or key not in inner:
-            return None
-        renamed.append(path)
-        value = inner.pop(key)
-        if not inner:
-            del found[section]
-        return value
-
-    for old, new in RENAMED.items():
-        if (value := taken(old)) is not None:
-            section, _, key = new.partition(".")
-            found.setdefault(section, {}).setdefault(key, value)
-    if isinstance(path := taken("model.tokenizer_path"), str):  # a file, where 0.2 takes the folder
-        folder = os.path.dirname(path) if path.endswith(".model") else path
-        found.setdefault("model", {}).setdefault("hf_assets_path", folder)
-    taken("training.enable_loss_parallel")  # what 0.2 does by itself
-    converters = found.get("model", {}).get("converters")
+    values = dict(flat(document))
+    renamed = [path for path in (*RENAMED, TOKENIZER, BY_ITSELF) if path in values]
+    before = {path: values.pop(path) for path in renamed}
+    for path, value in before.items():
+        if path in RENAMED:
+            values.setdefault(RENAMED[path], value)
+    if isinstance(file := before.get(TOKENIZER), str):  # where 0.2 takes the folder
+        values.setdefault("model.hf_assets_path", os.path.dirname(file) if file.endswith(".model") else file)
+    converters = values.get("model.converters")
     if isinstance(converters, str):
         converters = [word for word in converters.split(",") if word]
-    if isinstance(converters, list) and any(word in ("float8", "mx") for word in converters):
+    if isinstance(converters, list) and any(word in QUANTIZED for word in converters):
         renamed.append("model.converters")
-        found["model"]["converters"] = [f"quantize.linear.{w}" if w in ("float8", "mx") else w for w in converters]
-    for old in ("float8", "mx"):
-        if isinstance(inner := found.pop(old, None), dict):
-            renamed.append(f"[{old}]")
-            filters = inner.get("filter_fqns")
-            split = {"filter_fqns": filters.split(",")} if isinstance(filters, str) else {}
-            found.setdefault("quantize", {}).setdefault("linear", {})[old] = {**inner, **split}
-    return found, renamed
+        values["model.converters"] = [f"quantize.linear.{word}" if word in QUANTIZED else word for word in converters]
+    sections = [section for section in QUANTIZED if isinstance(document.get(section), Mapping)]
+    for path in [path for path in values if path.partition(".")[0] in sections]:
+        value = values.pop(path)
+        is_list = path.endswith(".filter_fqns") and isinstance(value, str)
+        values[f"quantize.linear.{path}"] = value.split(",") if is_list else value
+    return nested(values), [*renamed, *(f"[{section}]" for section in sections)]
 
 
 def reading_of(
