@@ -86,7 +86,7 @@ def test_a_store_gives_back_what_was_asked(algorithm: str) -> None:
         ("workload.lengths", {"mean": 900}, "workload.lengths", "under `rl`"),
         ("knobs", {"phase_offload": ["none", "half"]}, "knobs.phase_offload", "one of none, optimizer, all"),
         ("knobs", {"rollout_tp": [0, 1]}, "knobs.rollout_tp", "1 or more"),
-        ("rl.response_lengths", {"file": "/nowhere"}, "rl.response_lengths.file", "path is read only"),
+        ("rl.response_lengths", {"file": "/nowhere"}, "rl.response_lengths.file", "paths are allowed only in a spec that is read from a file"),
     ],
 )  # fmt: skip
 def test_mistakes_are_refused_at_their_field(path: str, value: Any, field: str, words: str) -> None:
