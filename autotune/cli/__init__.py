@@ -23,6 +23,7 @@ Results go to stdout (one JSON document with --json), everything else to stderr.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -76,6 +77,9 @@ Start with `autotune init train.py -o SPEC` (a spec of your script), then `autot
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: runs one command and exits with its code. Mistakes of the user are reported without a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # logs of programs hold half characters
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 

@@ -185,9 +185,10 @@ def key_values(options: Iterable[str], example: str) -> Iterator[tuple[str, str]
 
 
 def write_text(path: Path, text: str, *, field: str, remedy: str = "") -> None:
-    """Writes a file that was asked for. Raises `SpecError`."""
+    """Writes a file that was asked for, and its folder. `?` replaces half characters from logs of programs. Raises `SpecError`."""
     try:
-        path.write_text(text, encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise SpecError(f"{path} cannot be written: {error.strerror or error}", remedy=remedy, field=field) from None
 

@@ -19,8 +19,8 @@ from autotune.cli.output import (
     key_values,
     note,
     or_print,
+    write_text,
 )
-from autotune.errors import SpecError
 
 
 def export(
@@ -153,13 +153,7 @@ def report(
         else:
             print(text, end="")
         return
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(
-            f"{output} cannot be written: {error.strerror}", remedy="choose another file with -o", field="--output"
-        ) from None
+    write_text(output, text, field="--output", remedy="choose another file with -o")
     if json:
         emit({"wrote": str(output)})
     note(f"wrote {output}")

@@ -27,8 +27,12 @@ if TYPE_CHECKING:
 def render(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """The page of that template."""
     defaults: dict[str, Any] = {"caller": None, "refresh": 0, "scripted": False, "events_url": "", "said": ""}
-    text = environment().get_template(template).render(defaults | values)
-    return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)  # logs of programs hold half characters
+    return as_html(environment().get_template(template).render(defaults | values), status=status)
+
+
+def as_html(text: str, *, status: int = 200, headers: Mapping[str, str] | None = None) -> HTMLResponse:
+    """The response of that text, in which `?` replaces half characters from logs of programs."""
+    return HTMLResponse(text.encode("utf-8", "replace"), status_code=status, headers=headers)
 
 
 @lru_cache(maxsize=1)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from markupsafe import Markup
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from autotune import api
 from autotune.errors import SpecError
@@ -23,7 +23,7 @@ from autotune.results.hidden import hidden_events
 from autotune.results.result import Result
 from autotune.service.http.access import Caller
 from autotune.service.http.service_state import ServiceState, TheService
-from autotune.service.pages.rendering import render
+from autotune.service.pages.rendering import as_html, render
 from autotune.service.pages.trial_table import TrialQuery, trial_table
 from autotune.service.pages.visits import REFRESH_S, Changer, OwnForm, Visitor, done, said
 from autotune.service.routes.studies import Action, acted
@@ -95,7 +95,7 @@ def results(study_id: str, request: Request, service: TheService, caller: Visito
 @router.get("/studies/{study_id}/figures")
 def figures(study_id: str, service: TheService, caller: Visitor) -> Response:
     """The part of a study's page that shows its figures, which those of a large study fetch after the rest."""
-    return HTMLResponse(_figures(service, service.views.result(study_id)))
+    return as_html(_figures(service, service.views.result(study_id)))
 
 
 @router.get("/studies/{study_id}/running")
@@ -112,7 +112,7 @@ def report(study_id: str, service: TheService, caller: Visitor) -> Response:
 
     result = service.views.result(study_id)
     text = report_page(result, service.views.figures(result.record.id))
-    return HTMLResponse(text, headers={"Content-Security-Policy": REPORT_POLICY})
+    return as_html(text, headers={"Content-Security-Policy": REPORT_POLICY})
 
 
 @router.post("/studies/{study_id}/act")

@@ -227,3 +227,12 @@ def test_a_study_is_tagged_noted_and_deleted_from_its_pages(guarded: Service, an
     assert "Only a backup of the store" in guarded.http.get(f"{url}/delete", headers=ann).text
     assert "The study is deleted" in pressed("delete")
     assert guarded.http.get(url, headers=ann).status_code == 404
+
+
+def test_the_report_of_a_study_whose_logs_hold_half_characters(
+    guarded: Service, study: str, rae: dict[str, str]
+) -> None:
+    for part in ("report", "figures", "trials/1"):
+        page = guarded.http.get(f"/studies/{study}/{part}", headers=rae)
+        assert page.status_code == 200, part
+    assert "Error: ?" in page.text
