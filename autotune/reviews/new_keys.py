@@ -19,9 +19,9 @@ def with_key(lines: Mapping[str, list[str]], path: str, value: str) -> list[tupl
     """Gives a file of settings a key that it lacks, and says behind which line, which then holds both; nowhere where no file can take it."""
     files = [name for name in lines if name.endswith(DOCUMENTS)]
     for name in files:
-        text = "\n".join(lines[name])
+        before = list(lines[name])
         try:
-            document = parse_document(name, text)
+            document = parse_document(name, "\n".join(before))
         except AutotuneError:
             continue
         sections, inside = [], document
@@ -36,7 +36,7 @@ def with_key(lines: Mapping[str, list[str]], path: str, value: str) -> list[tupl
         place = _ADDS[PurePosixPath(name).suffix.lower()](lines[name], sections, rest, value)
         if place is not None and _has_key(name, lines[name], path):
             return [(name, place)]
-        lines[name][:] = text.split("\n")
+        lines[name][:] = before
     return []
 
 
@@ -63,19 +63,25 @@ def _add_to_toml(lines: list[str], sections: list[str], rest: list[str], value: 
 
 def _add_to_yaml(lines: list[str], sections: list[str], rest: list[str], value: str) -> int | None:
     *inner, key = rest
-    at, indent = -1, ""
+    at, end, indent = -1, 0, ""
     for section in sections:
-        opens = re.compile(rf"{indent}(\s*)[\"']?{re.escape(section)}[\"']?\s*:\s*(#.*)?$")
-        at = next((n for n in range(at + 1, len(lines)) if opens.match(lines[n])), -1)
-        if at < 0 or at + 1 >= len(lines):
+        opens = re.compile(rf"^{indent}(\s*)[\"']?{re.escape(section)}[\"']?\s*:[ \t]*(#.*)?$", re.MULTILINE)
+        places = ((n, opens.search(line, end if n == at else 0)) for n, line in enumerate(lines) if n >= at)
+        found = next(((n, match.end()) for n, match in places if match), None)
+        if found is None:
             return None
-        following = next((line for line in lines[at + 1 :] if line.strip() and line.lstrip()[0] != "#"), "")
+        at, end = found  # a line that holds new keys has several of the text
+        behind = [*lines[at][end:].split("\n"), *lines[at + 1 :]]
+        following = next((line for line in behind if line.strip() and line.lstrip()[0] != "#"), "")
+        if not following:
+            return None
         indent = following[: len(following) - len(following.lstrip())]
     if at < 0:  # behind the last line of the file
         at = max((n for n, line in enumerate(lines) if line.strip()), default=0)
-    for depth, section in enumerate(inner):
-        lines[at] += f"\n{indent}{'  ' * depth}{section}:"
-    lines[at] += f"\n{indent}{'  ' * len(inner)}{key}: {value}"
+        end = len(lines[at])
+    rows = [f"{indent}{'  ' * depth}{section}:" for depth, section in enumerate(inner)]
+    rows.append(f"{indent}{'  ' * len(inner)}{key}: {value}")
+    lines[at] = "\n".join([lines[at][:end], *rows]) + lines[at][end:]
     return at
 
 

@@ -109,6 +109,8 @@ def _run(words: list[str] | None, folder: Path) -> tuple[float, int]:
         [sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, check=False
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if b"Traceback" in done.stderr:
+        raise SystemExit(f"{words}: {done.stderr.decode()}")
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.returncode
 
 

@@ -110,6 +110,21 @@ def test_a_flat_file_without_lines_of_its_own_is_left_alone() -> None:
     assert lines == kept
 
 
+def test_several_new_keys_of_a_section_that_a_file_lacks_are_written_together() -> None:
+    lines = {"grpo.yaml": ["steps: 4", "batch: 8"]}
+    for path in ("fsdp", "fsdp_config.version", "fsdp_config.offload", "fsdp_config.wrap.policy"):
+        assert with_key(lines, path, "true") == [("grpo.yaml", 1)]
+    text = "\n".join(lines["grpo.yaml"])
+    section = {"version": True, "offload": True, "wrap": {"policy": True}}
+    assert yaml.safe_load(text) == {"steps": 4, "batch": 8, "fsdp": True, "fsdp_config": section}
+
+
+def test_a_key_that_no_place_can_take_leaves_the_lines_as_they_are() -> None:
+    lines = {"a.yaml": ["steps: 4\nbatch: 8", "inline: {a: 1}"]}
+    assert with_key(lines, "inline.b", "true") == []
+    assert lines["a.yaml"] == ["steps: 4\nbatch: 8", "inline: {a: 1}"]
+
+
 def test_a_patch_with_new_keys_applies(tmp_path: Path) -> None:
     path = tmp_path / "sft.yaml"
     path.write_text(
