@@ -42,7 +42,7 @@ def dangers_of(
     """What there is to warn of, the worst first. `is_upper_bound`: whether the launch saves memory in a way that is not in the prediction;
     `is_lower_bound`: whether it needs memory that is not there."""
     if workload is not None and config is not None and predicted is not None:
-        if not is_upper_bound and (words := _without_sharding(workload, config, predicted)) is not None:
+        if not is_upper_bound and (words := _without_sharding(workload, config, predicted, is_lower_bound)) is not None:
             yield Danger(text=words)
         yield from _of_the_config(texts, workload, config, predicted, is_lower_bound)
     for name, text in texts.items():
@@ -94,7 +94,9 @@ def _of_the_config(
             )
 
 
-def _without_sharding(workload: Workload, config: ParallelConfig, predicted: Estimate) -> str | None:
+def _without_sharding(
+    workload: Workload, config: ParallelConfig, predicted: Estimate, is_lower_bound: bool
+) -> str | None:
     """That sharding would make a launch fit whose ranks hold everything, in words."""
     if config.zero_stage == 3 or config.dp == 1 or float(predicted.oom_probability) <= AT_THE_LIMIT[1]:
         return None
@@ -115,7 +117,7 @@ def _without_sharding(workload: Workload, config: ParallelConfig, predicted: Est
             states = float(parts.weights) + float(parts.gradients) + float(parts.optimizer)
             return (
                 f"zero_stage={config.zero_stage}: each rank holds {format_bytes(states)} of weights, gradients and optimizer states; sharded over {config.dp} ranks (FSDP or ZeRO 3)"
-                f"{beside} it takes {format_bytes(float(found.peak_memory_bytes))} in all, which fits"
+                f"{beside} it takes {format_bytes(float(found.peak_memory_bytes))} in all, {'without what is not predicted' if is_lower_bound else 'which fits'}"
             )
     return None
 
