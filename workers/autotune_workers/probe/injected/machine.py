@@ -22,7 +22,8 @@ class NodeLoad:
         self._last: dict[int, float] = {}
         self._ours_s = 0.0
         self._others: dict[str, float] = {}
-        self._told: dict[str, Any] = {}
+        self.told: dict[str, Any] = {}
+        """as of the last look; empty before the first one"""
 
     def look(self) -> None:
         """Looks once."""
@@ -45,16 +46,12 @@ class NodeLoad:
                     self._others[name] = self._others.get(name, 0.0) + more_s
         self._last = {pid: used_s for pid, (_, _, used_s) in processes.items()}
         self._first = self._first or now
-        self._told = {
+        self.told = {
             **{name: round(now[name] - self._first[name], 3) for name in now},
             "ours_s": round(self._ours_s, 3),
             "cores": os.cpu_count() or 1,
             "others": {name: round(s, 2) for name, s in sorted(self._others.items(), key=lambda o: -o[1])[:5]},
         }
-
-    def told(self) -> dict[str, Any]:
-        """As of the last look; empty before the first one."""
-        return self._told
 
 
 def _processes() -> dict[int, tuple[int, str, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .versions import versions
@@ -109,11 +109,14 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
         "world": int(torch.distributed.get_world_size()) if running else _variable(_WORLDS, 1),
         "is_distributed": running,
         "backend": str(torch.distributed.get_backend()) if running else "",
-        "groups": _groups(torch) if running else [],
+        # of the whole world alone: torch has no public list of the others
+        "groups": [int(torch.distributed.get_world_size())] if running else [],
         "torch": str(torch.__version__),
         "versions": versions(torch),
-        "libraries": {name: _version(name) for name in _LIBRARIES if name in sys.modules},
-        "device": _device(stepping),
+        "libraries": {
+            name: str(getattr(sys.modules[name], "__version__", "")) for name in _LIBRARIES if name in sys.modules
+        },
+        "device": next((str(parameter.device.type) for parameter in parameters_of(stepping)), ""),
         "optimizers": sorted({_name(optimizer) for optimizer in stepping}),
         "autocast": seen.autocast,
         "matmul": str(torch.get_float32_matmul_precision()),
@@ -123,16 +126,14 @@ def facts(torch: Any, seen: Any, optimizers: dict[int, Any]) -> dict[str, Any]:
         ],
         "workers": seen.workers,
         "compiled": _is_compiled(roots, seen.graph),
-        **(_model(torch, model, parameter_count(*modules)) if model is not None else {}),
+        **(_model(model, parameter_count(*modules)) if model is not None else {}),
         **_optimizer_types(stepping),
     }
 
 
 def of_model(model: Any) -> dict[str, Any]:
     """Those of a model alone, of a program that is in this process."""
-    import torch
-
-    return _model(torch, model, parameter_count(model))
+    return _model(model, parameter_count(model))
 
 
 def _name(value: Any) -> str:
@@ -140,36 +141,21 @@ def _name(value: Any) -> str:
     return kind.__module__ + "." + kind.__qualname__
 
 
-def _version(name: str) -> str:
-    module = sys.modules.get(name)
-    return str(getattr(module, "__version__", ""))
-
-
-def _device(optimizers: list[Any]) -> str:
+def parameters_of(optimizers: Iterable[Any]) -> Iterator[Any]:
+    """What these optimizers step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                return str(parameter.device.type)
-    return ""
+            yield from group["params"]
 
 
 def _optimizer_types(optimizers: list[Any]) -> dict[str, Any]:
     """Number of weights by type of what the optimizers step."""
     types: dict[str, int] = {}
-    known = set()
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) not in known:
-                    known.add(id(parameter))
-                    name = str(parameter.dtype).replace("torch.", "")
-                    types[name] = types.get(name, 0) + int(parameter.numel())
+    stepped = {id(parameter): parameter for parameter in parameters_of(optimizers)}
+    for parameter in stepped.values():
+        name = str(parameter.dtype).replace("torch.", "")
+        types[name] = types.get(name, 0) + int(parameter.numel())
     return {"stepped_types": types}
-
-
-def _groups(torch: Any) -> list[int]:
-    """Size of the whole world's process group: torch has no public list of the others."""
-    return [int(torch.distributed.get_world_size())]
 
 
 def _is_compiled(roots: list[Any], graph: list[str]) -> bool:
@@ -186,7 +172,7 @@ def _is_compiled(roots: list[Any], graph: list[str]) -> bool:
     return False
 
 
-def _model(torch: Any, model: Any, parameters: int) -> dict[str, Any]:
+def _model(model: Any, parameters: int) -> dict[str, Any]:
     types: dict[str, int] = {}
     trainable = 0
     for parameter in model.parameters():

@@ -87,18 +87,12 @@ class Phases:
             sums[at] += self._at[at] - before[at]
 
     def _now(self) -> tuple[float, float, float]:
-        delay_s = 0.0
+        delay_s = self._at[2]
         if self._file >= 0:
             try:
                 delay_s = int(os.pread(self._file, 96, 0).split()[1]) * 1e-9
-            except (
-                OSError,
-                ValueError,
-                IndexError,
-            ):  # the program closed it, and may have opened another file in its place
-                self._file, delay_s = -1, self._at[2]
-        else:
-            delay_s = self._at[2]
+            except (OSError, ValueError, IndexError):  # the program closed it, and may have opened another file there
+                self._file = -1
         return (time.monotonic(), time.thread_time(), delay_s)
 
 
@@ -123,10 +117,7 @@ def wrapped(phases: Phases, phase: int, run: Any) -> Any:
 
     @functools.wraps(run)
     def timed(*args: Any, **kwargs: Any) -> Any:
-        phases.enter(phase)
-        try:
+        with Phase(phases, phase):
             return run(*args, **kwargs)
-        finally:
-            phases.leave(phase)
 
     return timed

@@ -21,6 +21,8 @@ import os
 import threading
 from dataclasses import dataclass, replace
 
+from .versions import uses_cuda
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` takes milliseconds that a program may not spend
     from collections.abc import Iterable, Mapping
@@ -144,7 +146,7 @@ class AskedProfile:
             return None
         if self._profile is None:
             self._thread = threading.get_ident()
-            self._profile = Profile(self._torch, on_gpu=_is_on_gpu(self._torch))
+            self._profile = Profile(self._torch, on_gpu=uses_cuda(self._torch))
             try:
                 self._profile.begin()
             except Exception as error:  # the program profiles itself
@@ -176,10 +178,6 @@ class AskedProfile:
         settles = self._settling > 0
         self._settling -= settles
         return settles
-
-
-def _is_on_gpu(torch: Any) -> bool:
-    return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
 
 
 def partition(

@@ -29,6 +29,7 @@ from typing import Any
 from . import model_facts, profile
 from .channel import Channel
 from .phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, FORWARD, OPTIMIZER, Phases, wrapped
+from .versions import uses_cuda
 from .watch import Watch
 
 FLUSH_S = 0.05
@@ -59,7 +60,7 @@ class Root:
 class Seen:
     """What this process has seen, of the step that it is in and in all."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, reports: Channel) -> None:
         self.pid = os.getpid()
         self.thread = 0
         """the one that trains"""
@@ -87,7 +88,7 @@ class Seen:
         """processor time of this process at the end of the last step"""
         self.compiled = 0
         """frames that torch has compiled"""
-        self.watch: Watch | None = None
+        self.watch = Watch(self.phases, reports, torch)
         self.profile = profile.AskedProfile(torch)
         self.pipelined = False
         self.sample: tuple[Any, Any] | None = None
@@ -247,9 +248,8 @@ def watch(torch: Any, reports: Channel) -> None:
 
     # ours are such hooks; that they fire once more is known here, and the program's output stays its own
     warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
-    seen, steps = Seen(torch), Steps(torch, reports)
+    seen, steps = Seen(torch, reports), Steps(torch, reports)
     compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None) or (lambda: False)
-    seen.watch = Watch(seen.phases, reports, torch)
 
     def look_at_weights() -> None:
         if steps.count or seen.looks >= LOOKS_AT_WEIGHTS:
@@ -303,8 +303,7 @@ def watch(torch: Any, reports: Channel) -> None:
             if steps.count in FACTS_AT:
                 tell_facts()
             seen.exploring = steps.count < max(FACTS_AT)
-            if seen.watch is not None:
-                seen.watch.paused = profiler.is_busy(steps.count)
+            seen.watch.paused = profiler.is_busy(steps.count)
             seen_of_step = profiler.step(steps.count, pipelined=seen.pipelined)
             if seen_of_step is not None:
                 reports.send("profile", rank=model_facts.rank_of(torch), **seen_of_step)
@@ -319,7 +318,7 @@ def watch(torch: Any, reports: Channel) -> None:
         if os.getpid() == seen.pid:
             if not seen.off:
                 steps.finish()
-            if seen.watch is not None and seen.phases.thread:
+            if seen.phases.thread:
                 seen.watch.end()
 
     atexit.register(finish)
@@ -389,15 +388,8 @@ def _outermost(torch: Any, seen: Seen, module: Any, args: Any) -> None:
         seen.began_s = time.monotonic()
         seen.cpu_s = time.process_time()
         seen.phases.begin()
-        if seen.watch is not None:
-            seen.watch.start()
-    size = size_of(torch, args)
-    if size is not None:
-        root.sequences += size[0]
-        root.tokens += size[1]
-    seen.looking = None if size is not None and size[1] else root
-    if size is not None:
-        seen.looking = None
+        seen.watch.start()
+    seen.looking = None if _has_size(torch, root, args) else root
     if seen.exploring:
         seen.calls += 1
         seen.autocast = seen.autocast or model_facts.autocast(torch)
@@ -408,12 +400,18 @@ def _inside(torch: Any, seen: Seen, args: Any) -> None:
         seen.calls += 1
         if not seen.autocast and seen.calls < 64:
             seen.autocast = model_facts.autocast(torch)
-    if seen.looking is not None:
-        size = size_of(torch, args)
-        if size is not None:
-            seen.looking.sequences += size[0]
-            seen.looking.tokens += size[1]
-            seen.looking = None
+    if seen.looking is not None and _has_size(torch, seen.looking, args):
+        seen.looking = None
+
+
+def _has_size(torch: Any, root: Root, args: Any) -> bool:
+    """Whether the input tells its size, which is counted for the outermost module."""
+    size = size_of(torch, args)
+    if size is None:
+        return False
+    root.sequences += size[0]
+    root.tokens += size[1]
+    return True
 
 
 def _changes_itself(torch: Any, seen: Seen) -> bool:
@@ -531,23 +529,22 @@ def _wrap_scaler(torch: Any, steps: Steps, stepped: Callable[..., None]) -> None
 
 def _event(torch: Any, optimizer: Any) -> Any:
     """An event of the device that holds the optimizer's parameters, at the end of what was asked of it so far; None for a CPU."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            kind = parameter.device.type
-            device = getattr(torch, kind, None)
-            if kind in ("cpu", "meta") or device is None or not hasattr(device, "Event"):
-                return None
-            if kind == "cuda" and torch.cuda.is_current_stream_capturing():
-                return None
-            event = device.Event(enable_timing=True)
-            event.record(device.current_stream(parameter.device))
-            return event
-    return None
+    parameter = next(model_facts.parameters_of([optimizer]), None)
+    if parameter is None:
+        return None
+    kind = parameter.device.type
+    device = getattr(torch, kind, None)
+    if kind in ("cpu", "meta") or device is None or not hasattr(device, "Event"):
+        return None
+    if kind == "cuda" and torch.cuda.is_current_stream_capturing():
+        return None
+    event = device.Event(enable_timing=True)
+    event.record(device.current_stream(parameter.device))
+    return event
 
 
 def _memory(torch: Any) -> dict[str, Any]:
     """The most that torch's allocator gave out and held on this process's device so far."""
-    cuda = torch.cuda
-    if not (cuda.is_available() and cuda.is_initialized()):
+    if not uses_cuda(torch):
         return {}
-    return {"peak": int(cuda.max_memory_allocated()), "reserved": int(cuda.max_memory_reserved())}
+    return {"peak": int(torch.cuda.max_memory_allocated()), "reserved": int(torch.cuda.max_memory_reserved())}

@@ -22,13 +22,9 @@ def versions(torch: Any = None) -> dict[str, str]:
     if torch is not None:
         found["torch"] = str(torch.__version__)
         found.update(_of_gpu(torch))
-    try:
-        with open("/proc/driver/nvidia/version") as file:
-            driver = _DRIVER.search(file.read())
-            if driver:
-                found["driver"] = driver[1]
-    except OSError:
-        pass
+    driver = _DRIVER.search(text_of("/proc/driver/nvidia/version"))
+    if driver:
+        found["driver"] = driver[1]
     commit = commit_of(os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd())
     if commit:
         found["commit"] = commit
@@ -41,7 +37,7 @@ def _of_gpu(torch: Any) -> dict[str, str]:
         found["cuda"] = str(torch.version.cuda)
     if getattr(torch.version, "hip", None):
         found["rocm"] = str(torch.version.hip)
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+    if not uses_cuda(torch):
         return found
     try:
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
@@ -59,11 +55,11 @@ def _of_gpu(torch: Any) -> dict[str, str]:
 def commit_of(folder: str) -> str:
     """The commit that is checked out where the program lies, by git's own files; empty where there is none."""
     while True:
-        head = _read(os.path.join(folder, ".git", "HEAD"))
+        head = text_of(os.path.join(folder, ".git", "HEAD"))
         root = os.path.join(folder, ".git")
         if not head and os.path.isfile(root):  # a work tree
-            root = os.path.join(folder, _read(root).replace("gitdir:", "").strip())
-            head = _read(os.path.join(root, "HEAD"))
+            root = os.path.join(folder, text_of(root).replace("gitdir:", "").strip())
+            head = text_of(os.path.join(root, "HEAD"))
         if head:
             break
         above = os.path.dirname(folder)
@@ -73,18 +69,24 @@ def commit_of(folder: str) -> str:
     if not head.startswith("ref:"):
         return head.strip()[:12]
     name = head[4:].strip()
-    common = _read(os.path.join(root, "commondir")).strip()
+    common = text_of(os.path.join(root, "commondir")).strip()
     for place in (root, os.path.join(root, common)) if common else (root,):
-        found = _read(os.path.join(place, *name.split("/"))).strip()
+        found = text_of(os.path.join(place, *name.split("/"))).strip()
         if found:
             return found[:12]
-        for line in _read(os.path.join(place, "packed-refs")).splitlines():
+        for line in text_of(os.path.join(place, "packed-refs")).splitlines():
             if line.endswith(" " + name):
                 return line[:12]
     return ""
 
 
-def _read(path: str) -> str:
+def uses_cuda(torch: Any) -> bool:
+    """Whether this process has begun to use CUDA."""
+    return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
+
+
+def text_of(path: str) -> str:
+    """The text of a small file; empty where it cannot be read."""
     try:
         with open(path) as file:
             return file.read(1 << 20)

@@ -24,7 +24,9 @@ from typing import Any
 
 from .machine import NodeLoad, links
 from .mirror import Mirror
+from .model_facts import rank_of
 from .phases import BACKWARD, NAMES, OPTIMIZER, Phases
+from .versions import text_of, uses_cuda
 
 LOOKS = 20.0
 LATE_S = 0.015
@@ -161,7 +163,7 @@ class Watch:
         used = resource.getrusage(resource.RUSAGE_SELF)
         self._reports.send(
             "watch",
-            rank=_rank(self._torch),
+            rank=rank_of(self._torch),
             at=time.monotonic(),
             elapsed_s=round(time.monotonic() - self._began_s, 3),
             looks=self.looks,
@@ -175,11 +177,11 @@ class Watch:
             threads=_threads(self._torch),
             host=socket.gethostname(),
             memory_pressure_s=_pressure("/proc/pressure/memory"),
-            machine=_text("/proc/sys/kernel/random/boot_id").strip(),
+            machine=text_of("/proc/sys/kernel/random/boot_id").strip(),
             **_io(),
             **_group(),
             **_allocator(self._torch),
-            node=self._node.told(),
+            node=self._node.told,
             links=self._linked(),
             gpu=self._gpu_state(),
         )
@@ -195,23 +197,17 @@ class Watch:
         return sorted(self._links.values(), key=lambda link: -int(link["sent_bytes"]))[:32]
 
     def _gpu_state(self) -> dict[str, Any]:
-        cuda = self._torch.cuda
-        if not (cuda.is_available() and cuda.is_initialized()):
+        if not uses_cuda(self._torch):
             return {}
         try:
             if self._gpu is None:
                 from .nvml import Gpu
 
+                cuda = self._torch.cuda
                 self._gpu = Gpu(str(cuda.get_device_properties(cuda.current_device()).uuid))
             return dict(self._gpu.read())
         except Exception:  # no NVML, or a device that it does not know
             return {}
-
-
-def _rank(torch: Any) -> int:
-    from . import model_facts
-
-    return model_facts.rank_of(torch)
 
 
 def _threads(torch: Any) -> int:
@@ -267,55 +263,46 @@ def _delay_s() -> float:
         return 0.0
 
 
-def _text(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
 def _pressure(path: str) -> float:
     """Seconds in which some task of the machine waited for this resource (the kernel's pressure stall information)."""
-    for word in _text(path).split("\n", 1)[0].split():
+    for word in text_of(path).split("\n", 1)[0].split():
         if word.startswith("total="):
             return int(word[6:]) * 1e-6
     return 0.0
 
 
 def _io() -> dict[str, int]:
-    found = dict(line.split(": ") for line in _text("/proc/self/io").splitlines() if ": " in line)
+    found = dict(line.split(": ") for line in text_of("/proc/self/io").splitlines() if ": " in line)
     return {"writes": int(found.get("syscw", 0)), "written_bytes": int(found.get("wchar", 0)), "read_bytes": int(found.get("read_bytes", 0))}  # fmt: skip
 
 
 def _group() -> dict[str, float]:
     """Of the control group (version 1 or 2) that this process is in: time that a quota took, and how often memory was at its limit."""
     found: dict[str, float] = {}
-    for line in _text("/proc/self/cgroup").splitlines():
+    for line in text_of("/proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         path = path.rstrip("/")
         if names == "" or "cpu" in names.split(","):
             where = "/sys/fs/cgroup" + ("/cpu" if names else "") + path + "/cpu.stat"
-            values = dict(entry.split() for entry in _text(where).splitlines() if len(entry.split()) == 2)
+            values = dict(entry.split() for entry in text_of(where).splitlines() if len(entry.split()) == 2)
             if int(values.get("nr_throttled", 0)):
                 found["throttled_s"] = (
                     int(values.get("throttled_time", 0)) * 1e-9 or int(values.get("throttled_usec", 0)) * 1e-6
                 )
         if names == "memory":
             where = "/sys/fs/cgroup/memory" + path
-            count = _text(where + "/memory.failcnt").strip()
+            count = text_of(where + "/memory.failcnt").strip()
             if count.isdigit() and path:
                 found["memory_at_limit"] = int(count)
         if names == "" and path:
-            values = dict(entry.split() for entry in _text("/sys/fs/cgroup" + path + "/memory.events").splitlines())
+            values = dict(entry.split() for entry in text_of("/sys/fs/cgroup" + path + "/memory.events").splitlines())
             if values:
                 found["memory_at_limit"] = int(values.get("max", 0)) + int(values.get("high", 0))
     return found
 
 
 def _allocator(torch: Any) -> dict[str, int]:
-    cuda = torch.cuda
-    if not (cuda.is_available() and cuda.is_initialized()):
+    if not uses_cuda(torch):
         return {}
     try:
         found = torch.cuda.memory_stats()
