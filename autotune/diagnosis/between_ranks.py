@@ -319,10 +319,7 @@ def _slow_link(steps: Steps) -> str | None:
                 speeds[rank.node, to] = min(speed, speeds.get((rank.node, to), speed))
     nodes = sorted({node for pair in speeds for node in pair})
     if len(nodes) == 2:
-        (slow, _), (fast, _) = (
-            sorted(speeds, key=lambda pair: speeds[pair])[:1][0],
-            sorted(speeds, key=lambda pair: -speeds[pair])[0],
-        )
+        (slow, _), (fast, _) = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
         return slow if slow != fast and STANDS_OUT * speeds[slow, fast] < speeds[fast, slow] else None
     for node in nodes:
         touching = [speed for pair, speed in speeds.items() if node in pair]

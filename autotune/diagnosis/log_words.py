@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import final
 
 WARNED_OF = frozenset({"input", "communication_inside_node", "communication_between_nodes"})
@@ -35,20 +34,9 @@ _DATA_TIME = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hint:
-    """A line of a log that speaks of a cause."""
-
-    cause: str
-    line: str
-
-
-def hint_of(line: str) -> Hint | None:
-    """What the line speaks of; None for most."""
-    for cause, pattern in _PATTERNS:
-        if pattern.search(line):
-            return Hint(cause=cause, line=line.strip()[:200])
-    return None
+def cause_in(line: str) -> str | None:
+    """The cause that the line speaks of; None for most."""
+    return next((cause for cause, pattern in _PATTERNS if pattern.search(line)), None)
 
 
 @final
@@ -56,24 +44,24 @@ class Hints:
     """Lines as they come."""
 
     def __init__(self) -> None:
-        self._first: dict[str, Hint] = {}
+        self._first: dict[str, str] = {}
         self._recompiled = 0
 
     def hear(self, line: str) -> None:
         """Of each cause the first line that speaks of it is kept."""
-        hint = hint_of(line)
-        if hint is None:
+        cause = cause_in(line)
+        if cause is None:
             return
         if "Recompiling function" in line:
             self._recompiled += 1
             if self._recompiled < RECOMPILED:
                 return
-        self._first.setdefault(hint.cause, hint)
+        self._first.setdefault(cause, line.strip()[:200])
 
     @property
     def found(self) -> tuple[tuple[str, str], ...]:
         """The class and the line of each."""
-        return tuple((hint.cause, hint.line) for hint in self._first.values())
+        return tuple(self._first.items())
 
 
 def hints_of(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:

@@ -51,11 +51,8 @@ def out_of_line(
     found: list[OutOfLine] = []
     for what, of_rank in rates.items():
         slow = _slow(of_rank)
-        whole = {
-            node
-            for node in set(nodes.values())
-            if len(set(nodes.values())) > 1 and all(r in slow for r in of_rank if nodes[r] == node)
-        }
+        several = set(nodes.values()) if len(set(nodes.values())) > 1 else set()
+        whole = {node for node in several if all(r in slow for r in of_rank if nodes[r] == node)}
         for node in sorted(whole):
             times = median(slow[r] for r in of_rank if nodes[r] == node)
             found.append(OutOfLine(kind="node", name=f"node {node}", node=node, what=what, times=times))
@@ -87,12 +84,9 @@ def _links(exchanges_s: Mapping[tuple[str, str], float]) -> list[OutOfLine]:
     if len(nodes) < 2:
         return []
     if len(nodes) == 2:
-        slow, fast = (
-            sorted(pairs, key=lambda pair: -exchanges_s[pair])[:1],
-            sorted(pairs, key=lambda pair: exchanges_s[pair])[:1],
-        )
-        times = exchanges_s[slow[0]] / exchanges_s[fast[0]]
-        return [_link(slow[0], times)] if times >= LINK_TIMES else []
+        slow = max(pairs, key=exchanges_s.__getitem__)
+        times = exchanges_s[slow] / min(exchanges_s.values())
+        return [_link(slow, times)] if times >= LINK_TIMES else []
     usual = median(exchanges_s.values())
     found = {}
     for node in nodes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -24,11 +23,6 @@ def only_rank(steps: Steps, part: Series) -> int | None:
         if means[at] > 2 * others and means[at] - others > 0.02 * float(steps.slowest.mean())
         else None
     )
-
-
-def lone_rank(ranks: Sequence[Rank], delays: Any, here: Sequence[int], at: int) -> int | None:
-    """The rank whose delay is far above all others here."""
-    return None if len(here) < 2 or delays[at] < 2 * max(delays[i] for i in here if i != at) else ranks[at].rank
 
 
 def node_of(steps: Steps, rank: int | None) -> str:

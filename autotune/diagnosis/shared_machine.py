@@ -9,7 +9,7 @@ import numpy as np
 from autotune.diagnosis.critical import Steps
 from autotune.diagnosis.evidence import Evidence, Node
 from autotune.diagnosis.finding import Finding
-from autotune.diagnosis.seen_at import lone_rank, who
+from autotune.diagnosis.seen_at import who
 
 FOREIGN_CORES = 0.08
 """processors whose use by others counts, at the least"""
@@ -54,7 +54,8 @@ def foreign_processes(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             ),
             reverse=True,
         )
-        rank = lone_rank(steps.ranks, delays, here, at)
+        is_alone = len(here) > 1 and delays[at] >= 2 * max(delays[i] for i in here if i != at)
+        rank = steps.ranks[at].rank if is_alone else None
         told = [
             f"{who(rank, 'ranks')} waited for a processor {float(delays[at]):.0%} of the time; having more ranks than cores explains {due:.0%}"
         ]

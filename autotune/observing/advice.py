@@ -9,14 +9,13 @@ import json
 import os
 import sys
 import warnings
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from autotune.errors import SpecError
-from autotune.observing.launch import cluster_of_ranks
+from autotune.observing.launch import cluster_of_ranks, results_database
 from autotune.observing.objects import Training, training_of
 from autotune.observing.rank import is_first
 from autotune.observing.words import PREFIX, after
@@ -24,7 +23,6 @@ from autotune.ports.program_facts import ProgramFacts
 from autotune.registry import RUNNERS, load
 from autotune.reviews import Review, review
 from autotune.reviews.words import short_lines
-from autotune.settings import settings
 from autotune.spec import ObservedRun
 from autotune.trainers.base.own_program import COMMAND
 
@@ -120,14 +118,7 @@ def warn(error: Exception) -> None:
 
 def _opened(store: str | Path | None) -> Any:
     """The results database, where it was named or is there already."""
-    from contextlib import nullcontext
-
-    address = str(store or settings().store)
-    if store is None and "AUTOTUNE_STORE" not in os.environ and "://" not in address and not Path(address).exists():
-        return nullcontext()
-    from autotune.store import open_store
-
-    return closing(open_store(address))
+    return results_database(store, is_needed=store is not None or "AUTOTUNE_STORE" in os.environ)
 
 
 def kept(run: ObservedRun, store: str | Path | None) -> None:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import import_module
@@ -24,7 +24,7 @@ from typing import Any, final
 
 from autotune.diagnosis import Diagnosis, Evidence, diagnose, lines_of
 from autotune.errors import AutotuneError
-from autotune.observing.launch import cluster_here, target_of
+from autotune.observing.launch import cluster_here, results_database, target_of
 from autotune.observing.versions import versions_of
 from autotune.observing.watched import remove
 from autotune.observing.words import PREFIX, after
@@ -34,7 +34,6 @@ from autotune.results.knobs_seen import UNASKED
 from autotune.reviews import Review, review
 from autotune.reviews.lines import line_of_knob
 from autotune.reviews.words import short_lines
-from autotune.settings import settings
 from autotune.spec import Failure, Measurement, ObservedRun, Outcome, ParallelConfig
 from autotune.spec.texts.secrets import masked, secrets_of, without
 from autotune.trainers.base.own_program import COMMAND, name_in, program_name
@@ -131,8 +130,7 @@ class _Adviser:
             with self._known() as store:
                 found = review(target, store=store, here=cluster_here, **self._asked.said)
         except Exception as error:  # the run is worth keeping all the same
-            why = error.message if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
-            self._say(f"not reviewed: {why}")
+            self._say(f"not reviewed: {_why(error)}")
             return self._unreviewed(target)
         for line in short_lines(found):
             self._say(line)
@@ -143,10 +141,9 @@ class _Adviser:
         """The results database; None where it is not there or does not answer, as a review does without."""
         with ExitStack() as stack:
             try:
-                store = stack.enter_context(_store(self._asked.store, is_needed=False))
+                store = stack.enter_context(results_database(self._asked.store, is_needed=False))
             except Exception as error:
-                why = error.message if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
-                self._say(f"reviewed without the results database: {why}")
+                self._say(f"reviewed without the results database: {_why(error)}")
                 store = None
             yield store
 
@@ -186,7 +183,7 @@ class _Adviser:
             ended_at=datetime.fromtimestamp(end["ended_s"], UTC),
         )
         try:
-            with _store(self._asked.store, is_needed=True) as store:
+            with results_database(self._asked.store, is_needed=True) as store:
                 assert store is not None
                 run = store.keep_observed(run)
             kept = f"stored as observed run {run.id}"
@@ -291,16 +288,8 @@ _ENDING = (1, 2, 3, 15)
 """signals by which people end programs: SIGHUP, SIGINT, SIGQUIT, SIGTERM"""
 
 
-def _store(url: str | None, *, is_needed: bool) -> Any:
-    """The results database, which is made where something is to be kept in it."""
-    from contextlib import nullcontext
-
-    address = url or settings().store
-    if not is_needed and "://" not in address and not Path(address).exists():
-        return nullcontext()
-    from autotune.store import open_store
-
-    return closing(open_store(address))
+def _why(error: Exception) -> str:
+    return error.message if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
 
 
 def _asked_at(found: Review, evidence: Evidence) -> dict[str, str]:

@@ -54,7 +54,7 @@ class AutotuneCallback:
         self._options: dict[str, Any] = {"seq_len": seq_len, "batch": batch, "cluster": cluster, "store": store}
         self._review: Any = None
         self._began: datetime | None = None
-        self._began_s = self._ended_s = 0.0
+        self._ended_s = 0.0
         self._times: list[float] = []
         self._count, self._every, self._steps = 0, 1, 0
         self._awaits_batch = False
@@ -114,7 +114,7 @@ class AutotuneCallback:
         from autotune.observing.advice import advise
 
         self._review = advise(trainer, **self._options)
-        self._began, self._began_s, self._ended_s = datetime.now(UTC), time.perf_counter(), 0.0
+        self._began, self._ended_s = datetime.now(UTC), 0.0
         self._times, self._count, self._every = [], 0, 1
         atexit.register(self._end_with_the_process)
 
@@ -147,8 +147,10 @@ class AutotuneCallback:
         study, config = (self._review.study, self._review.config) if self._review else (None, None)
         interrupted = isinstance(error, KeyboardInterrupt) or (is_late and error is None)
         outcome = Outcome.INTERRUPTED if interrupted else Outcome.FAILED if error is not None else Outcome.COMPLETED
-        seen = _measurement(self._times, self._began_s)
+        seen = _measurement(self._times)
         if study is not None and config is not None:
+            from autotune.cost import training_flops_per_token
+
             gpu = study.workload.cluster.gpu
             seen = replace(
                 seen,
@@ -156,7 +158,7 @@ class AutotuneCallback:
                 num_ranks=config.world_size,
                 memory_capacity_bytes=gpu.memory_bytes,
                 peak_flops_per_s=gpu.peak_flops_per_s.get(config.precision),
-                flops_per_token=_flops(study.workload),
+                flops_per_token=training_flops_per_token(study.workload),
             )
         return ObservedRun(
             program=advice.program(),
@@ -188,7 +190,7 @@ class _Seen:
 _Seen.__module__, _Seen.__name__ = "transformers", "Trainer"
 
 
-def _measurement(times: Sequence[float], began_s: float) -> Measurement:
+def _measurement(times: Sequence[float]) -> Measurement:
     counted = tuple(times[SKIPPED - 1 :] if len(times) > SKIPPED else times[-1:])
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -196,12 +198,6 @@ def _measurement(times: Sequence[float], began_s: float) -> Measurement:
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
     return Measurement(step_times_s=counted, peak_memory_bytes=peak, time_from="callback")
-
-
-def _flops(workload: Any) -> float:
-    from autotune.cost import training_flops_per_token
-
-    return training_flops_per_token(workload)
 
 
 def _failure(error: BaseException, steps: int) -> Failure:

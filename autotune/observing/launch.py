@@ -1,18 +1,22 @@
 """A command as a launch on this machine: what is reviewed of it, and the cluster that it runs on.
 
 A shell that is given a script stands for the script. Tasks that a scheduler starts (`srun`, `mpirun`) look like single processes from inside: their number is
-told by variables, as is that of the nodes.
+told by variables, as is that of the nodes. Its results database is opened here, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from autotune.detect import cuda_devices, gpu_of, memory_bytes
 from autotune.onboarding.first_spec import SHELL_SCRIPTS
 from autotune.onboarding.launch.launch_script import Started
+from autotune.settings import settings
+from autotune.slurm.allocation import number
 from autotune.spec import ClusterSpec
 from autotune.spec.catalog import cluster_of, gpu
 
@@ -30,7 +34,7 @@ def target_of(command: Sequence[str], environment: Mapping[str, str]) -> Path | 
     if Path(script).suffix in SHELL_SCRIPTS and Path(script).is_file():
         return Path(script)
     for tasks, nodes in _TASKS:
-        count, on = _number(environment, tasks), max(1, _number(environment, nodes))
+        count, on = number(environment, tasks), max(1, number(environment, nodes))
         if count > on and Path(words[0]).name.startswith("python"):  # one on each node is a launcher of its own
             program = next(
                 (at for at, word in enumerate(words) if at and (word == "-m" or not word.startswith("-"))), 1
@@ -47,14 +51,19 @@ def cluster_here(started: Started | None, asked: tuple[int, int] | None) -> Clus
     return cluster_of_ranks(*asked)
 
 
+def results_database(address: str | Path | None, *, is_needed: bool) -> Any:
+    """The results database, None where there is none; it is made where it `is_needed`. `address`: None for the usual one."""
+    found = str(address or settings().store)
+    if not is_needed and "://" not in found and not Path(found).exists():
+        return nullcontext()
+    from autotune.store import open_store
+
+    return closing(open_store(found))
+
+
 def cluster_of_ranks(nodes: int, ranks: int) -> ClusterSpec:
     """So many nodes like this machine, with so many ranks each."""
     if devices := cuda_devices():
         return cluster_of(gpu_of(devices[0]), num_nodes=nodes, gpus_per_node=ranks)
     share = replace(gpu("cpu"), memory_bytes=float(memory_bytes() // ranks))
     return cluster_of(share, num_nodes=nodes, gpus_per_node=ranks)
-
-
-def _number(environment: Mapping[str, str], name: str) -> int:
-    text = environment.get(name, "")
-    return int(text) if text.isdigit() else 0

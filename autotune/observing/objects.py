@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import SpecError
+from autotune.slurm.allocation import number
 
 _PRECISIONS = (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("16", "fp16"), ("32", "fp32"), ("no", "fp32"))
 _ZERO = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "no_shard": 0}
@@ -59,7 +60,12 @@ def training_of(thing: Any, *, model: Any = None, batch: int | None = None, seq_
     elif "torch.DeviceMesh" in names:
         read = _of_mesh(thing, model)
     elif "torch.Module" in names:
-        read = {"trainer": "native", "model": thing, "ranks": _ranks(), "knobs": _precision_of(thing)}
+        read = {
+            "trainer": "native",
+            "model": thing,
+            "ranks": number(os.environ, "WORLD_SIZE") or 1,
+            "knobs": _precision_of(thing),
+        }
     else:
         raise SpecError(
             f"autotune cannot read a training setup from a {type(thing).__name__}",
@@ -75,7 +81,7 @@ def training_of(thing: Any, *, model: Any = None, batch: int | None = None, seq_
         trainer=read["trainer"],
         model=read["model"],
         ranks=read["ranks"],
-        nodes=max(1, read["ranks"] // max(1, _local_ranks(read["ranks"]))),
+        nodes=max(1, read["ranks"] // (number(os.environ, "LOCAL_WORLD_SIZE") or read["ranks"])),
         micro_batch=int(micro) if micro else None,
         accumulation=int(read.get("accumulation") or 1),
         seq_len=int(most) if most else None,
@@ -112,7 +118,6 @@ def _of_transformers(trainer: Any) -> dict[str, Any]:
 
 
 def _of_lightning(trainer: Any, model: Any) -> dict[str, Any]:
-    precision = str(trainer.precision)
     loaders = trainer.train_dataloader
     return {
         "trainer": "lightning",
@@ -121,7 +126,7 @@ def _of_lightning(trainer: Any, model: Any) -> dict[str, Any]:
         "micro_batch": _batch_of(loaders),
         "accumulation": int(trainer.accumulate_grad_batches),
         "seq_len": length_of(getattr(loaders, "dataset", None)),
-        "knobs": {"precision": next((told for sign, told in _PRECISIONS if sign in precision), "fp32")},
+        "knobs": {"precision": _told(str(trainer.precision))},
     }
 
 
@@ -200,12 +205,3 @@ def _first(owner: Any, names: Iterable[str]) -> int | None:
 
 def _most_positions(model: Any) -> int | None:
     return _first(getattr(model, "config", None), ("max_position_embeddings", "n_positions"))
-
-
-def _ranks() -> int:
-    return int(os.environ.get("WORLD_SIZE") or 1)
-
-
-def _local_ranks(ranks: int) -> int:
-    text = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(text) if text.isdigit() and int(text) else ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autotune.reviews.words import against_prediction
 from autotune.spec import ObservedRun, Outcome
 from autotune.spec.texts.as_text import format_bytes, format_count, format_duration
 
@@ -25,12 +26,7 @@ def _measured(run: ObservedRun) -> str:
         text += f", {format_count(seen.median_tokens_per_s)} tokens/s"
     if predicted is None:
         return text
-    slower = seen.step_time_s / float(predicted.step_time_s)
-    much = (
-        f"{slower:.2f} times the predicted time" if slower >= 1.005 else f"{1 / slower:.2f} times as fast as predicted"
-    )
-    if 0.995 < slower < 1.005:
-        much = "as predicted"
+    much = against_prediction(seen.step_time_s / float(predicted.step_time_s))
     inside = float(predicted.step_time_low_s) <= seen.step_time_s <= float(predicted.step_time_high_s)
     ends = (
         f"{format_duration(float(predicted.step_time_low_s))} to {format_duration(float(predicted.step_time_high_s))}"

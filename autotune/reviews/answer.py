@@ -17,7 +17,7 @@ from autotune.planning import FITS
 from autotune.reviews.earlier import Earlier
 from autotune.spec import Estimate, ParallelConfig, Study, config_label
 from autotune.spec.failures import CheckpointPolicy, policy_for
-from autotune.spec.plain import Plain
+from autotune.spec.plain import Plain, to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
+class Edit(Plain):
     """One change, alone."""
 
     changes: Mapping[str, tuple[Any, Any]]
@@ -109,9 +109,9 @@ class Edit:
             "knob": self.knob,
             "from": old,
             "to": new,
-            "changes": {name: list(values) for name, values in self.changes.items()},
+            "changes": to_plain(self.changes),
             "line": self.lines[0].line if self.lines else None,
-            "lines": [line.to_dict() for line in self.lines],
+            "lines": to_plain(self.lines),
             "unplaced": list(self.unplaced),
             "gain": self.alone.gain if self.alone else None,
             "gain_low": self.alone.low if self.alone else None,
@@ -125,7 +125,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
+class Together(Plain):
     """All edits at once."""
 
     config: ParallelConfig
@@ -145,7 +145,7 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Danger:
+class Danger(Plain):
     """Something that is wrong or dangerous."""
 
     text: str
@@ -253,19 +253,19 @@ class Review:
             "target": self.target,
             "understood": self.understood,
             "assumed": list(self.assumed),
-            "missing": [each.to_dict() for each in self.missing],
-            "config": self.config.to_dict() if self.config else None,
+            "missing": to_plain(self.missing),
+            "config": to_plain(self.config),
             "label": config_label(self.config) if self.config else None,
             "fits": self.fits,
-            "estimate": self.estimate.to_dict() if self.estimate else None,
-            "checkpoints": self.checkpoints.to_dict() if self.checkpoints else None,
-            "observed": self.observed.to_dict() if self.observed else None,
-            "earlier": self.earlier.to_dict() if self.earlier else None,
-            "edits": [edit.to_dict() for edit in self.edits],
-            "together": self.together.to_dict() if self.together else None,
+            "estimate": to_plain(self.estimate),
+            "checkpoints": to_plain(self.checkpoints),
+            "observed": to_plain(self.observed),
+            "earlier": to_plain(self.earlier),
+            "edits": to_plain(self.edits),
+            "together": to_plain(self.together),
             "best_gain": self.best_gain,
-            "worth_a_trial": self.trials[0].to_dict() if self.trials else None,
-            "trials": [edit.to_dict() for edit in self.trials],
-            "if_out_of_memory": self.if_out_of_memory.to_dict() if self.if_out_of_memory else None,
-            "warnings": [each.to_dict() for each in self.warnings],
+            "worth_a_trial": to_plain(self.trials[0]) if self.trials else None,
+            "trials": to_plain(self.trials),
+            "if_out_of_memory": to_plain(self.if_out_of_memory),
+            "warnings": to_plain(self.warnings),
         }

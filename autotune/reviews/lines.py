@@ -132,13 +132,10 @@ def patch(texts: Mapping[str, str], lines: tuple[LineEdit, ...]) -> str:
 
 
 def _changes(study: Study, before: ParallelConfig, after: ParallelConfig) -> Iterator[Change]:
-    launches = []
-    for config in (before, after):
-        launch = _launched(study, config)
-        if launch is None:
-            return
-        launches.append(launch)
-    old, new = (dict(_told(launch)) for launch in launches)
+    launches = _launched(study, before), _launched(study, after)
+    if launches[0] is None or launches[1] is None:
+        return
+    old, new = dict(_told(launches[0])), dict(_told(launches[1]))
     for name in dict.fromkeys([*old, *new]):
         if old.get(name) != new.get(name):
             yield Change(name, old.get(name), new.get(name))

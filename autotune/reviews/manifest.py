@@ -35,36 +35,35 @@ class _Pod(NamedTuple):
 
 def is_manifest(text: str) -> bool:
     """Whether a YAML text is a manifest of one of these kinds."""
-    return "apiVersion:" in text and any(
-        isinstance(document, Mapping) and document.get("kind") in KINDS for document in _documents(text)
-    )
+    return "apiVersion:" in text and bool(_documents(text))
 
 
 def launch_of(text: str) -> str:
     """The shell script; empty where no pod starts a training."""
-    for document in _documents(text):
-        if isinstance(document, Mapping) and document.get("kind") in KINDS:
-            for pod in _pods(document):
-                if started_by(script := _script(pod)) is not None:
-                    return script
-    return ""
+    return next((script for _, script in _training(text)), "")
 
 
 def gpus_of(text: str) -> tuple[int, int] | None:
     """(nodes, GPUs of a node) that the pods which train ask for; None where they do not say."""
+    return next(((pod.nodes, pod.gpus) for pod, _ in _training(text) if pod.gpus), None)
+
+
+def _training(text: str) -> Iterator[tuple[_Pod, str]]:
+    """(pod, its shell script) of each that starts a training."""
     for document in _documents(text):
-        if isinstance(document, Mapping) and document.get("kind") in KINDS:
-            for pod in _pods(document):
-                if started_by(_script(pod)) is not None and pod.gpus:
-                    return pod.nodes, pod.gpus
-    return None
+        for pod in _pods(document):
+            script = _script(pod)
+            if started_by(script) is not None:
+                yield pod, script
 
 
-def _documents(text: str) -> list[Any]:
+def _documents(text: str) -> list[Mapping[str, Any]]:
+    """Those of these kinds."""
     try:
-        return list(yaml.safe_load_all(text))
+        found = list(yaml.safe_load_all(text))
     except (yaml.YAMLError, ValueError, RecursionError):
         return []
+    return [each for each in found if isinstance(each, Mapping) and each.get("kind") in KINDS]
 
 
 def _pods(document: Mapping[str, Any]) -> Iterator[_Pod]:

@@ -86,6 +86,8 @@ _LOOPS = {
 }
 """training loops as people call them"""
 _NEEDS_ROOM = "try it first: the launch needs more memory than is predicted"
+_OF_WORKLOAD = {"seq_len": "seq_len", "batch": "global_batch_size"}
+"""what is said of the workload: its keys there"""
 _ASSUMED = ("taken as", "assumed", "if it does not")
 
 
@@ -288,8 +290,8 @@ def _spec(found: Target, said: Mapping[str, Any]) -> str:
     """The text of a spec with what was said in its place."""
     if found.draft is None:
         return found.texts.get(found.name, "")
-    keys = {"seq_len": "workload.seq_len", "batch": "workload.global_batch_size"}
-    return found.draft.with_values({keys[name]: said[name] for name in keys if said.get(name) is not None}).text
+    given = {f"workload.{key}": said[name] for name, key in _OF_WORKLOAD.items() if said.get(name) is not None}
+    return found.draft.with_values(given).text
 
 
 def _completed(
@@ -306,10 +308,10 @@ def _completed(
     open_keys = dict.fromkeys(key for key in found.fill_in if key not in ("trainer.argv", "trainer.cwd"))
     if any(VOCABULARY in comment for comment in found.comments):  # the shape is known but for that
         open_keys.pop("model", None)
-    for name, key in (("seq_len", "workload.seq_len"), ("batch", "workload.global_batch_size")):
+    for name, key in _OF_WORKLOAD.items():
         if said.get(name) is not None:
-            workload["seq_len" if name == "seq_len" else "global_batch_size"] = said[name]
-            open_keys.pop(key, None)
+            workload[key] = said[name]
+            open_keys.pop(f"workload.{key}", None)
     document["workload"] = workload
     if log is not None and "rl" in document and not found.is_spec:
         changed, answered = answered_by_log(document, log)

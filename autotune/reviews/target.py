@@ -126,7 +126,7 @@ def read_target(target: str | Path | Sequence[str], *, model: str | None = None,
         found = _of_command(
             script, path.name, path.absolute().parent, model=model, cluster=cluster, asked=gpus_of(text)
         )
-        return _renamed(found, path.name, text)
+        return replace(found, texts={**found.texts, path.name: text})
     is_script = path.suffix in SHELL_SCRIPTS or (text.startswith("#!") and path.suffix != ".py")
     started = started_by(text) if is_script else None
     return _drafted(path, path.name, {path.name: text}, started, model=model, cluster=cluster)
@@ -309,11 +309,6 @@ def _comments(draft: Draft, held: frozenset[str]) -> Iterator[str]:
                     option = re.split(r"[={ ]", item.value, maxsplit=1)[0]
                     name = option.lstrip("-")
                     yield f"{name if name in held else option}: {item.comment}"
-
-
-def _renamed(target: Target, name: str, text: str) -> Target:
-    rest = dict(list(target.texts.items())[1:])
-    return replace(target, name=name, texts={name: text, **rest})
 
 
 def _text(path: Path) -> str:

@@ -152,15 +152,15 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
     if review.earlier is not None:
         yield _earlier(review.earlier)
     if review.observed is not None:
-        slower = review.observed.slower
-        much = (
-            f"{slower:.2f} times the predicted time"
-            if slower >= 1.005
-            else f"{1 / slower:.2f} times as fast as predicted"
-            if slower < 0.995
-            else "as predicted"
-        )
+        much = against_prediction(review.observed.slower)
         yield f"measured: {format_duration(review.observed.step_time_s)} a step ({review.observed.source}), {much}; the rest is scaled accordingly"
+
+
+def against_prediction(slower: float) -> str:
+    """A measured step time over the predicted one, in words."""
+    if slower >= 1.005:
+        return f"{slower:.2f} times the predicted time"
+    return f"{1 / slower:.2f} times as fast as predicted" if slower <= 0.995 else "as predicted"
 
 
 def _earlier(found: Earlier) -> str:

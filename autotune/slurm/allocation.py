@@ -95,17 +95,21 @@ def allocation(environment: Mapping[str, str] | None = None) -> Allocation | Non
         and shutil.which("scontrol", path=told.get("PATH"))
     ):
         return None
-    count = told.get("SLURM_JOB_NUM_NODES") or told.get("SLURM_NNODES") or "1"
-    restarts = told.get("SLURM_RESTART_COUNT", "")
     return Allocation(
         job=job,
-        num_nodes=int(count) if count.isdigit() else 1,
+        num_nodes=number(told, "SLURM_JOB_NUM_NODES") or number(told, "SLURM_NNODES") or 1,
         node_list=nodes,
-        restarts=int(restarts) if restarts.isdigit() else 0,
+        restarts=number(told, "SLURM_RESTART_COUNT"),
         cpus_per_node=min(
             (int(n) for n in re.findall(r"(?:^|,)(\d+)", told.get("SLURM_JOB_CPUS_PER_NODE", ""))), default=0
         ),
     )
+
+
+def number(told: Mapping[str, str], name: str) -> int:
+    """The whole number in a variable; 0 where it holds none."""
+    text = told.get(name, "")
+    return int(text) if text.isdigit() else 0
 
 
 def unused_nodes() -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.detect import CudaDevice, cpu_cluster, cuda_devices, gpu_of, memory_bytes
 from autotune.errors import RunnerError, SpecError
-from autotune.slurm.allocation import Allocation, allocation, step_environment
+from autotune.slurm.allocation import Allocation, allocation, number, step_environment
 from autotune.spec import ClusterSpec
 from autotune.spec.catalog import cluster_of
 
@@ -102,16 +102,13 @@ def _in_words(node: Mapping[str, Any]) -> str:
 
 def _own_node() -> dict[str, Any]:
     """What this node has of the job."""
-    limit = os.environ.get("SLURM_MEM_PER_NODE", "")
-    memory = memory_bytes()
-    gpus = os.environ.get("SLURM_GPUS_ON_NODE", "")
-    cpus = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    limit_mib, memory = number(os.environ, "SLURM_MEM_PER_NODE"), memory_bytes()
     return {
         "host": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
         "devices": [asdict(device) for device in cuda_devices()],
-        "given_gpus": int(gpus) if gpus.isdigit() else 0,
-        "memory_bytes": min(memory, int(limit) << 20) if limit.isdigit() and int(limit) else memory,
-        "cpus": int(cpus) if cpus.isdigit() else len(os.sched_getaffinity(0)),
+        "given_gpus": number(os.environ, "SLURM_GPUS_ON_NODE"),
+        "memory_bytes": min(memory, limit_mib << 20) if limit_mib else memory,
+        "cpus": number(os.environ, "SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0)),
     }
 
 

@@ -255,16 +255,12 @@ class SlurmPlaces:
             self._waiting.remove(step)
             step.close()
             return
-        self._forget(step.nodes)
         for node in step.nodes:
+            if node.keeper is not None and node.keeper.fileno() >= 0:
+                self._selector.unregister(node.keeper.fileno())
             if node.is_lost:
                 self._lost[node.name] = 0.0
         step.end()
-
-    def _forget(self, nodes: Sequence[SlurmNode]) -> None:
-        for node in nodes:
-            if node.keeper is not None and node.keeper.fileno() >= 0:
-                self._selector.unregister(node.keeper.fileno())
 
     def is_placed(self, place: ProgramPlace) -> bool:
         """Whether its nodes have connected."""
