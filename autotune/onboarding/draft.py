@@ -11,7 +11,7 @@ from typing import Any, final
 
 from autotune.errors import SpecError
 from autotune.schema.files import name_of
-from autotune.spec import ClusterSpec, catalog
+from autotune.spec import KNOBS, ClusterSpec, catalog
 
 RANKS = 8
 """GPUs of a node, where nothing tells"""
@@ -181,6 +181,17 @@ def _keys(value: Any) -> tuple[str, ...]:
 
 def _asks_for(words: str, keys: Iterable[str]) -> bool:
     return any(words.startswith(f"fill in: {key}") for key in keys)
+
+
+def baseline_text(knobs: Mapping[str, Any]) -> str:
+    """Knobs as a baseline has them: those that are always shown, and those that are not at their defaults."""
+    shown = {name: value for name, value in knobs.items() if KNOBS[name].always_shown or value != KNOBS[name].default}
+    return ",".join(f"{name}={KNOBS[name].text(value)}" for name, value in shown.items())
+
+
+def around(size: int) -> list[int]:
+    """Sizes of micro-batches to try around that of today."""
+    return sorted({max(1, size // 4), max(1, size // 2), size, 2 * size, 4 * size})
 
 
 def file_name(path: str) -> str:

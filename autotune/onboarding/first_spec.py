@@ -98,16 +98,15 @@ def launch_of_python(path: Path, draft: Draft, ranks: int) -> PresentLaunch:
             field="FILE",
         )
     end = words.index(path.name) + 1
-    argv = [_on(ranks, word) for word in words[: end + (words[end : end + 1] == ["fit"])]]
+    argv = [
+        re.sub(r"\{(nproc_per_node|world_size)\}", str(ranks), word)
+        for word in words[: end + (words[end : end + 1] == ["fit"])]
+    ]
     return PresentLaunch(
         argv=tuple(word for word in argv if not re.search(r"(?<!\{)\{\w", word)),
         cwd=path.parent,
         env=dict(trainer.get("env", {})),
     )
-
-
-def _on(ranks: int, word: str) -> str:
-    return re.sub(r"\{(nproc_per_node|world_size)\}", str(ranks), word)
 
 
 def _refuse_elsewhere(started: Started, what: str) -> None:
@@ -193,7 +192,7 @@ def _first_draft(path: Path, *, model: str | None, cluster: str | None, folder: 
             assert started is not None
             return started_draft(started, path, place, model=model, folder=folder)
         return script_draft(script, Place(cluster), cwd=path.parent, source=path, model=model, folder=folder)
-    if path.suffix in SHELL_SCRIPTS or _has_shebang(present.files.get(path.name, "")):
+    if path.suffix in SHELL_SCRIPTS or _SHELL.match(present.files.get(path.name, "")):
         found = _launch_draft(present, path, model=model, cluster=cluster, folder=folder)
         if found is not None:
             return found
@@ -266,24 +265,13 @@ def _told_by_file(started: Started, path: Path) -> tuple[str, Path] | None:
     return (name, file) if name in ("torchtitan", "nanotron") else None
 
 
-def _has_shebang(text: str) -> bool:
-    """Whether a file without an ending is a script of a shell."""
-    return re.match(r"#!\S*(/|env )(ba|z|da|k)?sh\b", text) is not None
-
-
 def _is_of_megatron(started: Started) -> bool:
-    """Whether the program is Megatron-LM's own, by its name and its flags. Megatron-DeepSpeed has these flags, too, but is no Megatron-LM."""
+    """Whether the program is Megatron-LM's own, by its name and its flags. Megatron-DeepSpeed, which is told by DeepSpeed, has these flags, too, but is no Megatron-LM."""
     names = {argument.name for argument in started.arguments}
+    is_of_deepspeed = started.launcher == "deepspeed" or any(name.startswith("deepspeed") for name in names)
     is_shaped = {"num_layers", "hidden_size"} <= names or {"use_checkpoint_args", "yaml_cfg"} & names
     is_named = re.match(r"pretrain_(gpt|mamba|moe|hybrid)", started.program.rpartition("/")[2]) is not None
-    return bool(is_named and is_shaped) and not _is_of_deepspeed(started)
-
-
-def _is_of_deepspeed(started: Started) -> bool:
-    """Whether the program is told by DeepSpeed: Megatron-DeepSpeed has flags of Megatron-LM, too, but is no Megatron-LM."""
-    return started.launcher == "deepspeed" or any(
-        argument.name.startswith("deepspeed") for argument in started.arguments
-    )
+    return bool(is_named and is_shaped) and not is_of_deepspeed
 
 
 def _imported(

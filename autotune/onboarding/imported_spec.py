@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError, CatalogError, SpecError
-from autotune.onboarding.draft import Draft, Entry, file_name, named_cluster
+from autotune.onboarding.draft import Draft, Entry, baseline_text, file_name, named_cluster
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.present_post_training import (
     asked_of_post_training,
@@ -52,6 +52,7 @@ OF_SHELL = re.compile(r"\$\(|`|\$[@*\d]")
 OF_THE_RUN = ("steps", "master_addr", "master_port", "seed")
 """options that belong to one run: a study sets them itself"""
 
+WHAT_MODEL_IS = "a catalog name (`autotune models`), the path of a config.json, or the shape"
 NOT_VALID = "the current configuration is not the baseline, because it is not valid: "
 """how the note begins that says which rule it breaks"""
 
@@ -121,7 +122,8 @@ def import_draft(
         notes.append(f"this configuration cannot be exported yet: {error}")
     settings, told = _beyond_a_launch(subject, reading, values, job)
     notes += told
-    if broken := _broken_law(job):
+    broken = why_not(*job) if job else None  # whatever its cluster
+    if broken:
         notes.append(f"{NOT_VALID}{broken}")
     if cluster is None:
         fill_in.append("cluster")
@@ -144,7 +146,7 @@ def import_draft(
             if guessed
             else shape[2]
             if shape
-            else f"fill in: {_what_model_is()}",
+            else f"fill in: {WHAT_MODEL_IS}",
         ),
         Entry(
             key="cluster", value=cluster or "local", comment="" if cluster else _what_cluster_is(ranks, reading.nodes)
@@ -189,7 +191,7 @@ def import_draft(
         )
     if settings:
         notes.append(f"kept unchanged and written to every export: {', '.join(dotted(settings))}")
-    if away := [path for path in dotted(settings) if _is_offload(path, settings)]:
+    if away := [path for path, value in flat(settings) if _is_offload(path, value)]:
         notes.append(f"plans ignore {', '.join(away)} and assume that weights and states in host memory are on the GPU")
     if watching := split_by_path(settings, subject.watching)[1]:
         notes.append(f"monitoring is only in exports, not in trials: {', '.join(watching)}")
@@ -204,17 +206,10 @@ def import_draft(
     )
 
 
-def _is_offload(path: str, settings: Mapping[str, Any]) -> bool:
+def _is_offload(path: str, value: Any) -> bool:
     """Whether a setting moves weights or states to host memory."""
-    node: Any = settings
-    for key in path.split("."):
-        node = node.get(key) if isinstance(node, Mapping) else None
-    is_off = node in (None, False, "none", "null", "false", 0, "0", {})
+    is_off = value in (None, False, "none", "null", "false", 0, "0", {})
     return bool(re.search(r"offload(?!.*(pin_memory|buffer|fast_init|ratio|nvme_path|pipeline))", path)) and not is_off
-
-
-def _what_model_is() -> str:
-    return "a catalog name (`autotune models`), the path of a config.json, or the shape"
 
 
 def _what_cluster_is(ranks: int | None, nodes: tuple[int, int] | None) -> str:
@@ -250,9 +245,7 @@ def _baseline(found: Mapping[str, Any]) -> str:
     """The knobs, those without an effect at their neutral values: programs take `--sequence-parallel` beside tp=1, the laws of a space do not."""
     several = {"dp": 2}  # where only the cluster tells
     whole = effective(ParallelConfig(**{**several, **{name: value for name, value in found.items() if name in KNOBS}}))
-    knobs = {name: getattr(whole, name) for name in found if name in KNOBS}
-    shown = [k for k in KNOBS.values() if k.name in knobs and (k.always_shown or knobs[k.name] != k.default)]
-    return ",".join(f"{k.name}={k.text(knobs[k.name])}" for k in shown)
+    return baseline_text({name: getattr(whole, name) for name in KNOBS if name in found})
 
 
 def _model(reading: Reading, path: Path, asked: str | None, folder: Path) -> tuple[Any, ModelSpec, str] | None:
@@ -349,11 +342,6 @@ def _present_job(
         rl=present_post_training(reading, batch) if reading.rl else None,
     )
     return workload, effective(complete(workload, {k: v for k, v in reading.knobs.items() if k in KNOBS}))
-
-
-def _broken_law(job: tuple[Workload, ParallelConfig] | None) -> str:
-    """Why no study can measure the current configuration, whatever its cluster; empty where one can, or where that is not known."""
-    return (why_not(*job) or "") if job else ""
 
 
 def _in_folder(reading: Reading, folder: str) -> tuple[Reading, list[str]]:

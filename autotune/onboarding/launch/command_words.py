@@ -304,10 +304,7 @@ def _parts_of(words: Sequence[str]) -> CommandParts | None:
             begin = at + (2 if name == "accelerate" and words[at + 1 : at + 2] == ["launch"] else 1)
             if base == "accelerate" and begin == at + 1:
                 return None  # accelerate config, accelerate env
-            at, told = _options(words, begin, launched=False)
-            launchers.append(Launcher(name, told))
-            carried = []
-            return _launched(launchers, words, at)
+            return _launched(launchers, name, words, begin)
         elif _is_python(base):
             carried.append(word)
             at += 1
@@ -318,9 +315,7 @@ def _parts_of(words: Sequence[str]) -> CommandParts | None:
                 module = words[at + 1]
                 if name := MODULES.get(module, ""):
                     begin = at + (3 if module == "accelerate.commands.accelerate_cli" else 2)
-                    at, told = _options(words, begin, launched=False)
-                    launchers.append(Launcher(name, told))
-                    return _launched(launchers, words, at)
+                    return _launched(launchers, name, words, begin)
                 if module in ("pip", "venv", "http.server", "pytest", "json.tool"):
                     return None
                 return _parts(launchers, carried, module, words[at + 2 :], is_module=True)
@@ -372,21 +367,16 @@ def _leads_on(words: Sequence[str]) -> bool:
     return False
 
 
-def _launched(launchers: list[Launcher], words: Sequence[str], at: int) -> CommandParts | None:
-    """The program behind a launcher of ranks."""
-    launcher = launchers[-1]
-    flags = {word.lstrip("-").replace("-", "_") for word in launcher.words}
-    is_module = bool({"m", "module"} & flags)
+def _launched(launchers: list[Launcher], name: str, words: Sequence[str], begin: int) -> CommandParts | None:
+    """The program behind a launcher of ranks, whose options begin there."""
+    at, told = _options(words, begin, launched=False)
     if at >= len(words):
         return None
-    told = tuple(word for word in launcher.words if word not in ("-m", "--module"))
-    launchers[-1] = Launcher(launcher.name, told)
-    program = words[at]
-    is_known = is_module or program.endswith(".py")
-    if is_module and _OPEN.match(program):
-        is_known = False
-    if "no_python" in flags:
-        is_known = False
+    flags = {word.lstrip("-").replace("-", "_") for word in told}
+    launchers.append(Launcher(name, tuple(word for word in told if word not in ("-m", "--module"))))
+    program, is_module = words[at], bool({"m", "module"} & flags)
+    is_python = not _OPEN.match(program) if is_module else program.endswith(".py")
+    is_known = is_python and "no_python" not in flags
     return _parts(launchers, [], program, words[at + 1 :], is_module=is_module, is_known=is_known)
 
 

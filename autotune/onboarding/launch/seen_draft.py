@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, final
 
 from autotune.errors import AutotuneError, SpecError
-from autotune.onboarding.draft import Draft, Entry
+from autotune.onboarding.draft import Draft, Entry, around, baseline_text
 from autotune.onboarding.script.argv import FILL_IN
 from autotune.ports import ProgramSeen
 from autotune.ports.program_facts import NARROW, ProgramFacts
@@ -286,11 +286,7 @@ def _workload(read: Mapping[str, Any], run: SeenLaunch) -> Iterator[tuple[str, A
 def _scaled(batch: int, run: SeenLaunch) -> list[int]:
     """Batches around the one that was seen, of a program that cannot accumulate: each micro-batch is a batch."""
     each = run.replicas * (run.seen.micro_batches or 1)
-    return sorted({each * size for size in _around(max(1, batch // each))})
-
-
-def _around(size: int) -> list[int]:
-    return sorted({max(1, size // 4), max(1, size // 2), size, 2 * size, 4 * size})
+    return sorted({each * size for size in around(max(1, batch // each))})
 
 
 def _is_same_length(read: Any, found: int) -> bool:
@@ -323,7 +319,7 @@ def _space(entry: Entry, run: SeenLaunch, misread: Mapping[str, Any], *, batch: 
             if knob == "micro_batch_size" or (value != KNOBS[knob].default and knob != "accumulation_steps"):
                 space[knob] = [value]
         elif value not in listed:
-            several = _around(value) if knob == "micro_batch_size" else [value, *listed]
+            several = around(value) if knob == "micro_batch_size" else [value, *listed]
             space[knob] = [value] if len(listed) == 1 else several
         else:
             space[knob] = listed if knob == "micro_batch_size" else [value, *(v for v in listed if v != value)]
@@ -341,8 +337,7 @@ def _space(entry: Entry, run: SeenLaunch, misread: Mapping[str, Any], *, batch: 
 def _config(run: SeenLaunch, read: Mapping[str, Any]) -> str:
     """The config that it trains with: what was seen, and of the rest what was read."""
     values = {**{k: v for k, v in read.items() if k in FIELDS and k not in _DEGREES}, **run.knobs}
-    shown = {k: values[k] for k in KNOBS if k in values and (KNOBS[k].always_shown or values[k] != KNOBS[k].default)}
-    return ",".join(f"{name}={KNOBS[name].text(value)}" for name, value in shown.items())
+    return baseline_text({name: values[name] for name in KNOBS if name in values})
 
 
 def _trainer(entry: Entry, run: SeenLaunch, misread: Mapping[str, Any]) -> Entry:

@@ -90,9 +90,9 @@ def watch_launch(
     request: TrialRequest,
     runner: TrialRunner,
     *,
-    on_line: Callable[[str], None] = lambda _: None,
-    on_wait: Callable[[str], None] = lambda _: None,
-    interrupted: Callable[[], bool] = lambda: False,
+    on_line: Callable[[str], None],
+    on_wait: Callable[[str], None],
+    interrupted: Callable[[], bool],
 ) -> WatchedLaunch:
     """Runs it, and ends it after `STEPS` optimizer steps. Raises `RunnerError` when nothing can be run."""
     seen: ProgramSeen | None = None

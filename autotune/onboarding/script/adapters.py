@@ -179,14 +179,13 @@ def _named(given: Mapping[str, str], names: list[str]) -> str:
 
 def _given(script: Script) -> dict[str, str]:
     """The options of the command by name, each as it is written."""
-    arguments = script.started.arguments if script.started else ()
-    return {each.name: each.words[0].lstrip("-").partition("=")[0] for each in arguments if each.name}
+    return {each.name: each.words[0].lstrip("-").partition("=")[0] for each in script.arguments if each.name}
 
 
 def _said(script: Script) -> dict[str, Any]:
     """The values of the declared options, and of those that are given, by the last part of their names."""
     values = {option.name.rpartition(".")[2]: option.present for option in script.options}
-    for argument in script.started.arguments if script.started else ():
+    for argument in script.arguments:
         if argument.name and argument.name not in values:
             value = argument.values[0] if argument.values else True
             values[argument.name] = int(value) if str(value).isdecimal() else value
@@ -200,8 +199,7 @@ def _modules(script: Script) -> list[str]:
 
 def _words_of(script: Script, names: tuple[str, ...]) -> list[str]:
     """The names in the values of the first of these options that has any, as the command or else its declaration has it."""
-    arguments = script.started.arguments if script.started else ()
-    values = [word for each in arguments if each.name in names for word in each.values]
+    values = [word for each in script.arguments if each.name in names for word in each.values]
     values = values or [str(option.present) for option in script.options if option.name in names and option.present]
     paths = re.findall(r"[A-Za-z][\w.]*", " ".join(values).replace("-", "_"))
     return [path.rstrip(".").rpartition(".")[2] for path in paths]

@@ -120,8 +120,7 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
 def trial_words(found: OptionMatches) -> list[str]:
     """The words that only trials have: a line for every step, and what switches saving, evaluation and trackers off."""
     if found.script.parser == "HfArgumentParser":
-        started = found.script.started
-        given = {argument.name for argument in started.arguments} if started else set()
+        given = {argument.name for argument in found.script.arguments}
         given.add("save_strategy")  # by itself it saves at the end of each trial
         return [EACH_STEP, *(f"--{name}={off}" for name, off in OF_A_RUN.items() if name in given)]
     if found.log_interval is not None and not found.log_interval.is_in_file:
@@ -154,7 +153,7 @@ def _kept(found: OptionMatches) -> Iterator[str]:
     if found.script.parser == "HfArgumentParser":
         told |= {"logging_steps", *OF_A_RUN}
     files = {file.given: file.name for file in (found.template, found.settings) if file}
-    for argument in found.script.started.arguments if found.script.started else ():
+    for argument in found.script.arguments:
         if argument.name in in_place:
             yield in_place[argument.name]
         if argument.name in told | {"local_rank"}:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.onboarding.configuration_files import unread_files
-from autotune.onboarding.draft import Draft, Entry, Place, file_name, named_cluster
+from autotune.onboarding.draft import Draft, Entry, Place, around, baseline_text, file_name, named_cluster
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.script.adapters import (
     NOT_PREDICTED,
@@ -44,17 +44,16 @@ from autotune.onboarding.script.option_matches import DEGREES, OptionMatches, Ra
 from autotune.onboarding.script.option_names import SHAPE, meaning_of
 from autotune.onboarding.script.print_statements import EVERY_STEP, is_known, patterns_of
 from autotune.onboarding.script.reading import Script, starts_one
-from autotune.spec import KNOBS
 from autotune.spec.texts.usual_names import optimizer_named
 from autotune.trainers.command.training import APPEND
 from autotune.trainers.documents.placeholders import braced
+from autotune.trainers.present_configuration import nested
 
 
 def training_of(found: OptionMatches) -> dict[str, Any]:
     """The option `training` of the trainer: by word of `argv`, `steps` and `seed`, what the script is started with today; null where it is told nothing."""
-    started = found.script.started
     given: dict[str, list[str]] = {}
-    for argument in started.arguments if started else ():
+    for argument in found.script.arguments:
         given.setdefault(argument.name, []).extend(written(argument, found.script.is_read))
 
     def own(name: str) -> Any:
@@ -73,16 +72,10 @@ def training_of(found: OptionMatches) -> dict[str, Any]:
         if mine != word:
             training[word] = mine
     if (interval := found.log_interval) is not None and interval.is_in_file and found.settings is not None:
-        training[found.settings.name] = _nested(interval.name, interval.present)
+        training[found.settings.name] = nested({interval.name: interval.present})
     if watched := [word for option in found.trackers for word in given.get(option.name, ())]:
         training[APPEND] = watched
     return training
-
-
-def _nested(path: str, value: Any) -> dict[str, Any]:
-    """A value by the path of its key."""
-    outer, _, rest = path.partition(".")
-    return {outer: _nested(rest, value) if rest else value}
 
 
 _HOLDS_OPTIONS = re.compile(
@@ -230,9 +223,7 @@ def _formats_unsaid(found: OptionMatches) -> tuple[str, ...]:
 def _is_format_unknown(found: OptionMatches) -> bool:
     """Whether nothing says the number format, of a program whose code was not found or not understood, or whose options are declared where nobody looked."""
     script = found.script
-    is_elsewhere = (
-        not script.parser and any(argument.name for argument in script.started.arguments) if script.started else False
-    )
+    is_elsewhere = not script.parser and any(argument.name for argument in script.arguments)
     return (not script.is_read or is_elsewhere or bool(script.unread)) and not _is_format_said(found)
 
 
@@ -297,9 +288,7 @@ def _space(found: OptionMatches, ranks: RanksToday, place: Place) -> dict[str, A
         space["world_sizes"] = [ranks.of_trials]
     micro = _micro(found, ranks)
     if "micro_batch_size" in found.used:
-        around = micro or BATCH
-        around_it = sorted({max(1, around // 4), max(1, around // 2), around, 2 * around, 4 * around})
-        offered = _choices(found, "micro_batch_size") or around_it
+        offered = _choices(found, "micro_batch_size") or around(micro or BATCH)
         batch, _, is_open = _batches(found, ranks)
         if isinstance(batch, int) and not is_open:  # the others are in no step of that batch
             offered = [each for each in offered if batch % each == 0] or offered
@@ -372,9 +361,8 @@ def _batches(found: OptionMatches, ranks: RanksToday) -> tuple[Any, str, bool]:
         return whole, f"sequences per optimizer step, {parts} if it does not accumulate", True
     if "micro_batch_size" not in found.used or ranks.is_elsewhere:
         return whole, "sequences per optimizer step", False
-    scales = {max(1, micro // 4), max(1, micro // 2), micro, 2 * micro, 4 * micro}
     return (
-        sorted(scale * ranks.replicas for scale in scales),
+        [scale * ranks.replicas for scale in around(micro)],
         "no accumulation option was found, so each micro-batch counts as a batch",
         False,
     )
@@ -403,7 +391,7 @@ def _workload(found: OptionMatches, ranks: RanksToday) -> tuple[Entry, tuple[str
 
 def _held_elsewhere(script: Script) -> str:
     """Variables of the launch, set by nobody here, that may hold further options."""
-    words = script.started.words if script.started else ()
+    words = (word for argument in script.arguments for word in argument.words)
     return ", ".join(dict.fromkeys(word for word in words if _HOLDS_OPTIONS.fullmatch(word)))
 
 
@@ -455,12 +443,10 @@ def _baseline(found: OptionMatches, ranks: RanksToday) -> Iterator[Entry]:
             values[target] = found.used[target][1].values[0]
     values |= {"zero_stage": found.template.stages[0]} if found.template else {}
     values |= {knob: value for knob, value in found.fixed.items() if knob not in values}
-    shown = {k: v for k, v in values.items() if KNOBS[k].always_shown or v != KNOBS[k].default}
-    text = ",".join(f"{name}={KNOBS[name].text(value)}" for name, value in shown.items())
     comment = "as launched" if found.script.started else "the script's defaults"
     if ranks.is_elsewhere:
         comment += f", on {ranks.of_trials} ranks for {ranks.today}"
-    yield Entry(key="baseline", value=text, comment=comment)
+    yield Entry(key="baseline", value=baseline_text(values), comment=comment)
 
 
 def _tunes_nothing(found: OptionMatches) -> bool:
@@ -501,9 +487,7 @@ def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> 
 
 def _loop(script: Script) -> str:
     """The training loop that the program runs, by its options, imports and launcher; empty where none of them says. transformers' Trainer leaves the step to DeepSpeed where it is told to."""
-    if script.started is not None and any(
-        a.name.rpartition(".")[2] in ("deepspeed", "deepspeed_config") for a in script.started.arguments
-    ):
+    if any(a.name.rpartition(".")[2] in ("deepspeed", "deepspeed_config") for a in script.arguments):
         return "deepspeed"
     if script.parser == "HfArgumentParser":
         return "hf_trainer"

@@ -18,7 +18,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.onboarding.script.library_options import LIGHTNING_TRAINER, TRAINER_ARGUMENTS
-from autotune.onboarding.script.syntax import called_name, condition_of, keywords_of, last_name, literal_or_none
+from autotune.onboarding.script.syntax import (
+    called_name,
+    calls_of,
+    condition_of,
+    keywords_of,
+    last_name,
+    literal_or_none,
+)
 from autotune.spec.texts.usual_names import target_of
 
 CONFIGURATOR = "configurator.py"
@@ -47,8 +54,6 @@ class ScriptOption:
     """the values that it may have; empty for any"""
     is_required: bool = False
     """whether the script refuses to start without it"""
-    help: str = ""
-    """its description"""
     line: int = 0
     """line of the script that declares it"""
     file: str = ""
@@ -99,7 +104,7 @@ class ScriptOption:
 
 def options_of(tree: ast.Module) -> tuple[str, tuple[ScriptOption, ...]]:
     """(the parser, its options); an empty name where nothing reads options."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = calls_of(tree)
     readers = (
         ("configurator", _configurator),
         ("HfArgumentParser", _hugging_face),
@@ -157,7 +162,6 @@ def _argparse(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]
             choices=tuple(literal_or_none(given.get("choices")) or ()),
             is_required=bool(literal_or_none(given.get("required")))
             or (not long.startswith("-") and (isinstance(nargs, int) or nargs == "+")),
-            help=str(literal_or_none(given.get("help")) or ""),
             line=call.lineno,
             names=tuple(names),
             takes=nargs if isinstance(nargs, int) else None,
@@ -225,14 +229,11 @@ def _dataclasses(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOpti
     classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     for call in calls:
         text = ast.unparse(call.func)
-        if text in ("tyro.cli", "jsonargparse.CLI", "CLI", "simple_parsing.parse", "parse") and call.args:
+        is_reader = text in ("tyro.cli", "jsonargparse.CLI", "CLI", "simple_parsing.parse", "parse")
+        if call.args and (is_reader or called_name(call) == "add_arguments"):  # the last one is simple_parsing's
             root = classes.get(last_name(call.args[0]))
             if root is not None:
-                yield from _fields(root, classes, style="tyro" if "tyro" in text else "plain")
-        elif called_name(call) == "add_arguments" and call.args:  # simple_parsing
-            root = classes.get(last_name(call.args[0]))
-            if root is not None:
-                yield from _fields(root, classes, style="plain")
+                yield from _fields(root, classes, style="tyro" if text == "tyro.cli" else "plain")
 
 
 def _bases(declared: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[str]:
@@ -262,14 +263,14 @@ def _fields(
         if inner is not None:
             yield from _fields(inner, classes, style=style, prefix=f"{prefix}{node.target.id}.")
             continue
-        value, help_text, has_default = node.value, "", node.value is not None
+        value, has_default = node.value, node.value is not None
         offered: tuple[Any, ...] = ()
         if isinstance(value, ast.Call) and called_name(value) == "field":
             given = keywords_of(value)
             has_default = "default" in given or "default_factory" in given
             metadata = literal_or_none(given.get("metadata"))
             if isinstance(metadata, dict):
-                help_text, offered = str(metadata.get("help", "")), tuple(metadata.get("choices") or ())
+                offered = tuple(metadata.get("choices") or ())
             value = given.get("default", _made_by(given.get("default_factory")))
         default = literal_or_none(value)
         kind = next((k for word, k in _KINDS.items() if word in ast.unparse(node.annotation)), kind_of(default))
@@ -278,7 +279,6 @@ def _fields(
         yield replace(
             option,
             is_required=not has_default,
-            help=help_text,
             line=node.lineno,
             choices=_choices(node.annotation) or offered,
             computed=condition_of(value),
@@ -389,7 +389,6 @@ def _click(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
             default=default,
             choices=tuple(choices or ()),
             is_required=bool(literal_or_none(given.get("required"))),
-            help=str(literal_or_none(given.get("help")) or ""),
             line=call.lineno,
         )
         if slash or literal_or_none(given.get("is_flag")):
@@ -411,9 +410,10 @@ def _typer(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
 
 def _fire(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
     main = next((call.args[0] for call in calls if ast.unparse(call.func) in ("fire.Fire", "Fire") and call.args), None)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    for node in functions:
-        if main is not None and node.name == last_name(main):
+    if main is None:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == last_name(main):
             yield from _parameters(node)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.onboarding.script.syntax import called_name, literal, literal_or_none
+from autotune.onboarding.script.syntax import called_name, calls_of, literal, literal_or_none
 from autotune.trainers.logs.pattern_proposals import is_known_log, propose_patterns
 
 CLOCK = "clock "
@@ -83,7 +83,7 @@ def counted_loops(tree: ast.AST, around: int = 0) -> Iterator[CountedLoop]:
 def print_statements(tree: ast.Module) -> Iterator[Printed]:
     """The print and logger calls whose text holds numbers, in their order."""
     loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.AsyncFor)]
-    in_loops = {called_name(call) for loop in loops for call in ast.walk(loop) if isinstance(call, ast.Call)}
+    in_loops = {called_name(call) for loop in loops for call in calls_of(loop)}
     assigned: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -117,8 +117,8 @@ def _statements(
             for part in (node.body, node.orelse, node.finalbody):
                 yield from _statements(part, in_loops, texts, loop=loop, every=every)
         else:
-            for call in ast.walk(node):
-                if isinstance(call, ast.Call) and call.args and _PRINTS.fullmatch(called_name(call)):
+            for call in calls_of(node):
+                if call.args and _PRINTS.fullmatch(called_name(call)):
                     is_level = called_name(call) == "log" and "INFO" in ast.unparse(call.args[0])
                     text, *more = call.args[1:] if is_level and call.args[1:] else call.args
                     if isinstance(text, ast.Name) and not more:  # line = f"step {step}"; print(line)
@@ -238,16 +238,8 @@ def sample_log(printed: Sequence[Printed]) -> Iterator[str]:
 
 def sample_line(parts: tuple[Any, ...], step: int) -> str | None:
     """The line that the print statement would write in this step; None where its format cannot be filled."""
-    words = []
-    for part in parts:
-        if isinstance(part, str):
-            words.append(part)
-        else:
-            word = _sample(*part, step=step)
-            if word is None:
-                return None
-            words.append(word)
-    return "".join(words).strip()
+    words: list[Any] = [part if isinstance(part, str) else _sample(*part, step=step) for part in parts]
+    return None if None in words else "".join(words).strip()
 
 
 def _sample(expression: str, spec: str, *, step: int) -> str | None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.errors import SpecError
-from autotune.onboarding.launch.launch_script import Started
+from autotune.onboarding.launch.launch_script import Argument, Started
 from autotune.onboarding.script.library_options import BEYOND
 from autotune.onboarding.script.options import ScriptOption, constants_of, options_of
 from autotune.onboarding.script.print_statements import (
@@ -31,7 +31,7 @@ from autotune.onboarding.script.print_statements import (
     patterns_of,
     print_statements,
 )
-from autotune.onboarding.script.syntax import called_name, keywords_of, literal_or_none
+from autotune.onboarding.script.syntax import called_name, calls_of, keywords_of, literal_or_none
 from autotune.onboarding.script.unconditional import unconditional
 from autotune.onboarding.script.written_arguments import (
     Written,
@@ -157,6 +157,11 @@ class Script:
     """arguments of a trainer in its text that are not understood beside its options, and their line"""
 
     @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """What it is started with, as far as that is known."""
+        return self.started.arguments if self.started else ()
+
+    @property
     def launcher(self) -> str:
         """What a launch script starts it by, and nothing else; where none is known, torchrun, accelerate, deepspeed or python by what it imports.
         DeepSpeed's own tells each rank its number by an option, which torchrun does not."""
@@ -271,7 +276,7 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 
 def _overridden(tree: ast.Module) -> str:
     """The file of `@hydra.main(config_path=..., config_name=...)`, or the one that a script loads which calls `OmegaConf.from_cli()`."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = calls_of(tree)
     for call in calls:
         if ast.unparse(call.func) == "hydra.main":
             given = {name: literal_or_none(node) for name, node in keywords_of(call).items()}
@@ -292,7 +297,7 @@ _TRAINERS = ("Trainer", "Fabric", "Accelerator")
 def _autocast(tree: ast.Module) -> str:
     """The number format that its calls of autocast, or of a trainer's class, name; of autocast without one CUDA's own, fp16. Empty where a variable decides."""
     named: set[str] = set()
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    for call in calls_of(tree):
         given = keywords_of(call)
         if called_name(call) == "autocast":
             switch = given.get("enabled")

@@ -11,6 +11,11 @@ def called_name(call: ast.Call) -> str:
     return last_name(call.func)
 
 
+def calls_of(tree: ast.AST) -> list[ast.Call]:
+    """All calls in a tree."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
 def last_name(node: ast.expr) -> str:
     """The last part of a dotted name; empty for other expressions."""
     if isinstance(node, ast.Call):

@@ -13,7 +13,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from autotune.onboarding.script.syntax import called_name, literal_or_none
+from autotune.onboarding.script.syntax import called_name, calls_of, literal_or_none
 
 _RECOMPUTES = frozenset({"gradient_checkpointing_enable", "enable_gradient_checkpointing"})
 _ALLOWS_TF32 = re.compile(r"(torch\.)?backends\.cuda\.matmul\.allow_tf32")
@@ -28,7 +28,7 @@ def unconditional(tree: ast.Module) -> dict[str, int]:
     """The line of each: `recompute`, `compile`, `tf32`."""
     plain = list(_plain(tree.body))
     calls = {called_name(node) for node in plain if isinstance(node, ast.Call)}
-    every = {called_name(node) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    every = {called_name(call) for call in calls_of(tree)}
     found: dict[str, int] = {}
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and (function.name in calls or function.name not in every):

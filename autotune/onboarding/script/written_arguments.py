@@ -20,7 +20,7 @@ from typing import Any
 from autotune.onboarding.launch.launch_script import Argument
 from autotune.onboarding.script.library_options import LIGHTNING_TRAINER, MICRO_BATCH, TRAINER_ARGUMENTS
 from autotune.onboarding.script.options import ScriptOption, option_of
-from autotune.onboarding.script.syntax import called_name, condition_of, keywords_of, literal_or_none
+from autotune.onboarding.script.syntax import called_name, calls_of, condition_of, keywords_of, literal_or_none
 from autotune.spec.texts.usual_names import optimizer_named, target_of
 
 MODEL = "model_name_or_path"
@@ -104,7 +104,7 @@ def written_arguments(tree: ast.Module) -> Written | None:
     names = set(_names(tree))
     if names & _OTHER_TRAININGS:
         return None
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = calls_of(tree)
     if names & _LIGHTNING:
         return None if names & _ADAPTERS else _of_lightning(tree, calls)
     found = [(call, known) for call in calls if (known := _known(call)) is not None]
@@ -156,7 +156,7 @@ def unread_arguments(tree: ast.Module) -> str:
     """A call that gives a trainer of transformers, trl or Lightning what no option says, and its line; empty where there is none."""
     is_lightning = not _LIGHTNING.isdisjoint(_names(tree))
     endings = tuple(ending for ending, _ in TRAINER_ARGUMENTS)
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    for call in calls_of(tree):
         name, given = called_name(call), keywords_of(call)
         told = (literal_or_none(given[each]) for each in ("accumulate_grad_batches", "strategy") if each in given)
         says = (
@@ -317,7 +317,7 @@ def _loads_a_model(call: ast.Call) -> bool:
 
 def loaded_model(tree: ast.Module) -> tuple[str, int] | None:
     """(name, line) of the model that a program loads; None if it loads others too, computes the name, or trains adapters."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _loads_a_model(node)]
+    calls = [call for call in calls_of(tree) if _loads_a_model(call)]
     if not calls or set(_names(tree)) & (_ADAPTERS | _OTHER_TRAININGS):
         return None
     constants = dict(_constants(tree))
@@ -335,8 +335,8 @@ def loaded_without_dtype(tree: ast.Module) -> int:
     """The line that loads a model without saying the type of its weights, and nothing else does; 0: there is none."""
     if _TYPES & set(_names(tree)):
         return 0
-    for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and _loads_a_model(call) and not any(k.arg is None for k in call.keywords):
+    for call in calls_of(tree):
+        if _loads_a_model(call) and not any(k.arg is None for k in call.keywords):
             given = keywords_of(call)
             if not given.keys() & {"dtype", "torch_dtype", "quantization_config"}:
                 return call.lineno

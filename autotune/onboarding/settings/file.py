@@ -23,7 +23,7 @@ from autotune.onboarding.script.options import ScriptOption, kind_of
 from autotune.onboarding.script.reading import Script
 from autotune.spec.texts.usual_names import target_of
 from autotune.trainers.documents.placeholders import braced
-from autotune.trainers.present_configuration import DOCUMENTS, parse_document
+from autotune.trainers.present_configuration import DOCUMENTS, flat, merged, parse_document
 
 MAX_SETTINGS = 2000
 """values of a file; one with more holds data"""
@@ -69,7 +69,7 @@ def settings_file(script: Script, cwd: Path) -> SettingsFile | None:
     """The file that the script is started with, else the one that an option has as its default; None where there is none."""
     if script.overridden:
         return None
-    named = [(word, a.name) for a in (script.started.arguments if script.started else ()) for word in a.values]
+    named = [(word, a.name) for a in script.arguments for word in a.values]
     named += [(o.default, o.name) for o in script.options if isinstance(o.default, str) and o.given is None]
     for given, option in named:
         if option in OPTIONS or (script.parser == "HfArgumentParser" and not option):
@@ -86,7 +86,7 @@ def settings_file(script: Script, cwd: Path) -> SettingsFile | None:
 def holds_settings(document: Mapping[str, Any], *, least: int) -> bool:
     """Whether a file holds settings of a training, not data: at least so many values that a training has, of not too many in all. A vocabulary counts its
     words from 0."""
-    values = list(_values(document, ""))
+    values = list(_values(document))
     if len(values) > MAX_SETTINGS:
         return False
     numbers = [value for _, value in values if type(value) is int]
@@ -99,7 +99,7 @@ def holds_settings(document: Mapping[str, Any], *, least: int) -> bool:
 
 def told_by_file(file: SettingsFile) -> Iterator[ScriptOption]:
     """The values of the file as options that no argument carries."""
-    for path, value in _values(file.document, ""):
+    for path, value in _values(file.document):
         yield ScriptOption(name=path, kind=kind_of(value), on=True, off=False, given=value, file=file.given)
 
 
@@ -107,10 +107,10 @@ def overridden(script: Script, cwd: Path) -> Iterator[ScriptOption]:
     """The values of the file that the command may override, as options with what the command gives them today."""
     if not script.overridden:
         return
-    started = script.started
-    given = dict(word.lstrip("+").split("=", 1) for word in (started.words if started else ()) if "=" in word)
-    beside = cwd / Path(started.file).parent if started else cwd
-    for name, value in _values(_composed(beside / script.overridden) or _read(cwd / script.overridden), ""):
+    words = [word for argument in script.arguments for word in argument.words]
+    given = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
+    beside = cwd / Path(script.started.file).parent if script.started else cwd
+    for name, value in _values(_composed(beside / script.overridden) or _read(cwd / script.overridden)):
         present = typed(given[name]) if name in given else None
         option = ScriptOption(name=name, prefix=f"{name}=", kind=kind_of(value), default=value, file=script.overridden)
         yield replace(option, on="true", off="false", given=present)
@@ -143,25 +143,12 @@ def _composed(path: Path) -> dict[str, Any]:
             if isinstance(name, str) and name != "_self_" and not str(group).startswith(("override ", "/")):
                 part = _composed(path.parent / group / f"{name.removesuffix('.yaml')}.yaml")
                 composed |= {group: part} if group else part
-    return _merged(composed, document)
+    return merged(composed, document)
 
 
-def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    nested = {
-        key: _merged(under[key], value)
-        for key, value in over.items()
-        if isinstance(value, dict) and isinstance(under.get(key), dict)
-    }
-    return {**under, **over, **nested}
-
-
-def _values(node: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+def _values(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """(path, value) of all that is neither a mapping nor a list."""
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from _values(value, f"{before}{key}.")
-        elif not isinstance(value, list):
-            yield f"{before}{key}", value
+    return ((path, value) for path, value in flat(document) if not isinstance(value, dict | list))
 
 
 def _replaced(node: Any, written: Mapping[str, Any], path: str) -> Any:
@@ -205,7 +192,7 @@ def deepspeed_template(started: Started, base: Path) -> Template | None:
     path = base / given
     if not given or path.suffix != ".json" or not path.is_file():
         return None
-    document = _escaped(parse_document(path.name, read_present(path).files[path.name]))
+    document = _replaced(parse_document(path.name, read_present(path).files[path.name]), {}, "")
     sharding = document.get("zero_optimization")
     stage = sharding.get("stage") if isinstance(sharding, dict) else None
     if stage not in (1, 2, 3):
@@ -224,12 +211,3 @@ def _fixed_format(document: Mapping[str, Any]) -> str:
         if isinstance(section, Mapping) and section.get("enabled") is True:
             return value
     return ""
-
-
-def _escaped(node: Any) -> Any:
-    """The document with the braces of its texts doubled: they are no placeholders."""
-    if isinstance(node, dict):
-        return {key: _escaped(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_escaped(value) for value in node]
-    return braced(node) if isinstance(node, str) else node
