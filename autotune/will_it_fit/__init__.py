@@ -1,9 +1,7 @@
 """Will it fit? One rank of each kind is dry-run, and its peak is compared with the memory of a GPU.
 
-    reserved.py    GPU memory that the allocator reserves for the tensors of a rank
-    answer.py      the answer for one config: verdict, memory, risk, and the dry runs behind it
-    choice.py      which configs are checked
-    dry_runs.py    which ranks are dry-run, and the cost model's answer if none can be
+    answer.py      the answer for one config: verdict, memory, risk, and the dry runs behind it; what the allocator reserves
+    dry_runs.py    which configs are checked, which ranks are dry-run, and the cost model's answer if none can be
     findings.py    summaries of the dry runs: categories, modules, matmuls, traffic, FLOPs per token
     document.py    the answer as a JSON document
 
@@ -12,9 +10,8 @@ two are always shown separately.
 """
 
 from autotune.will_it_fit.answer import AT_THE_LIMIT, DOES_NOT_FIT, FITS, PLAYED, Fit, Verdict
-from autotune.will_it_fit.choice import configs_of
 from autotune.will_it_fit.document import fit_document, fits_document
-from autotune.will_it_fit.dry_runs import OnRank, RankProgress, answers, pipeline_ranks
+from autotune.will_it_fit.dry_runs import OnRank, RankProgress, answers, configs_of, pipeline_ranks
 
 __all__ = [
     "AT_THE_LIMIT",

@@ -1,4 +1,5 @@
-"""Which ranks of a job are dry-run, and what answers if none can be.
+"""Which configs are asked about (those that are named, else the best of the plan, else the one that comes nearest to fitting), which of their ranks are
+dry-run, and what answers if none can be.
 
 All ranks of a pipeline stage hold the same shapes, so one of each stage is enough; inner stages differ from each other by at most a layer. The first
 holds the embedding and the most micro-batches in flight, the last one the output projection and the loss: first, middle and last are run.
@@ -12,12 +13,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from autotune.cost import Calibration, calibration_for, estimate
-from autotune.errors import DryRunError
+from autotune.errors import ConfigError, DryRunError, SpecError
+from autotune.planning import plan
 from autotune.ports import DryRunLimits, DryRunner
 from autotune.registry import dry_runner
-from autotune.spec import DryRun, Estimate, ParallelConfig, Workload
-from autotune.will_it_fit.answer import PLAYED, Fit
-from autotune.will_it_fit.reserved import Reserved
+from autotune.space import SearchSpace, why_not, why_not_in
+from autotune.spec import DryRun, Estimate, ParallelConfig, Study, Workload
+from autotune.will_it_fit.answer import PLAYED, Fit, Reserved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,34 @@ class RankProgress:
 
 
 OnRank = Callable[[RankProgress], None]
+
+
+def configs_of(
+    asked: Study | Workload,
+    configs: ParallelConfig | Iterable[ParallelConfig] | None,
+    *,
+    top: int,
+    calibration: Calibration | None,
+    space: SearchSpace | None = None,
+) -> tuple[ParallelConfig, ...]:
+    """The configs to answer for. `space`: the study's space, if it is already enumerated. Raises `ConfigError` for an invalid config, `SpecError` for a workload without configs."""
+    if configs is None:
+        if isinstance(asked, Workload):
+            raise SpecError(
+                "a workload has no search space, so the configs to check must be given",
+                remedy="specify configs, or pass a study",
+                field="configs",
+            )
+        found = plan(space or SearchSpace.of_study(asked), calibration=calibration, top=top)
+        if found.nearest_miss is not None:
+            return (found.nearest_miss.config,)
+        return tuple(row.config for row in found.rows)
+    chosen = (configs,) if isinstance(configs, ParallelConfig) else tuple(configs)
+    for config in chosen:
+        reason = why_not_in(asked, config) if isinstance(asked, Study) else why_not(asked, config)
+        if reason is not None:
+            raise ConfigError(reason)
+    return chosen
 
 
 def pipeline_ranks(pp: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from autotune.space import why_not
 from autotune.spec import MemorySample, Moment, ParallelConfig, Workload, catalog
 from autotune.trainers import trainer_names
 from autotune.will_it_fit import AT_THE_LIMIT, DOES_NOT_FIT, FITS, PLAYED, pipeline_ranks
+from autotune.will_it_fit.answer import Reserved
 from autotune.will_it_fit.findings import (
     flops_per_token,
     fullest_modules,
@@ -24,7 +25,6 @@ from autotune.will_it_fit.findings import (
     product_flops,
     traffic,
 )
-from autotune.will_it_fit.reserved import Reserved
 from tests.cli.conftest import SPEC
 from tests.dry_run_fake import FakeDryRunner
 
