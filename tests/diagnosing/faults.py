@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.shortcuts import write
+
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 900.0
 CGROUP = Path("/sys/fs/cgroup/cpu")
@@ -147,8 +149,7 @@ def held(rank: int, *, cores: float) -> Injector:
     def inject(run: Started) -> Iterator[None]:
         group = CGROUP / f"autotune-test-{os.getpid()}"
         group.mkdir()
-        (group / "cpu.cfs_period_us").write_text("50000")
-        (group / "cpu.cfs_quota_us").write_text(str(int(50_000 * cores)))
+        write(group, {"cpu.cfs_period_us": "50000", "cpu.cfs_quota_us": str(int(50_000 * cores))})
 
         def go() -> None:
             if (pid := run.wait_for(rank)) is not None:

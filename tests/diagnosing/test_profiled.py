@@ -73,7 +73,6 @@ def test_profiled_steps_count_for_nothing_and_ranks_are_averaged() -> None:
         }
         heard.hear([_steps(rank, 8), _steps(rank, 2, profiled=True, s=3.0), {"kind": "profile", "rank": rank, **profile}, _steps(rank, 4)])  # fmt: skip
     seen = heard.evidence()
-    assert seen is not None
     assert seen.step_times_s == (0.1,) * 9
     assert seen.parts_s == {"compute": pytest.approx(0.15), "host": 0.0}
     assert dict(seen.longest_s) == {"kernel 0": 0.1}

@@ -40,12 +40,9 @@ def no_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_module_is_reviewed_by_its_own_parameters(capfd: pytest.CaptureFixture[str]) -> None:
     model = Decoder()
     found = autotune.advise(model, batch=4, seq_len=32)
-    assert found is not None
-    assert found.study is not None
     weights = sum(parameter.numel() for parameter in model.parameters())
     assert found.study.workload.model.num_parameters == pytest.approx(weights, rel=0.05)
     assert found.study.workload.seq_len == 32
-    assert found.config is not None
     assert (found.config.micro_batch_size, found.config.global_batch_size, found.config.precision) == (4, 4, "fp32")
     said = capfd.readouterr()
     assert said.out == ""
@@ -59,13 +56,9 @@ def test_an_accelerator_and_a_mesh_are_reviewed_with_their_model() -> None:
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
     found = autotune.advise(accelerator, Decoder(), batch=2, seq_len=32)
-    assert found is not None
-    assert found.config is not None
     assert (found.config.micro_batch_size, found.config.accumulation_steps) == (2, 4)
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"), _init_backend=False, _rank=0)
     found = autotune.advise(mesh, Decoder(), batch=2, seq_len=32)
-    assert found is not None
-    assert found.config is not None
     assert (found.config.dp, found.config.tp) == (2, 2)
 
 
@@ -140,10 +133,8 @@ def test_one_line_in_a_stock_script_prints_the_review_and_keeps_the_run(
     assert code == 0
     (run,) = runs
     assert (run.program, run.outcome) == ("train.py", Outcome.COMPLETED)
-    assert run.config is not None
     assert run.config.micro_batch_size == 4
     assert run.step_time_s is not None
-    assert run.measurement is not None
     assert run.measurement.tokens_per_step == 4 * 32
     assert run.versions["torch"] == torch.__version__
     said = ours(err)
@@ -165,7 +156,6 @@ def test_a_training_that_runs_out_of_memory_is_kept_as_such(tmp_path: Path) -> N
     assert code == 1
     (run,) = runs
     assert run.outcome is Outcome.FAILED
-    assert run.failure is not None
     assert run.failure.kind is FailureKind.OUT_OF_MEMORY
     assert "Tried to allocate" in run.failure.evidence
     assert json.dumps(run.to_dict())

@@ -149,7 +149,6 @@ def test_output_into_a_file_is_the_programs_own_and_still_heard(tmp_path: Path) 
 def test_a_program_hears_when_nobody_reads_any_more() -> None:
     endless = python("import sys\nwhile True: print('y' * 1000)")
     with subprocess.Popen(in_place(endless), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.read(10)
         process.stdout.close()
         assert process.wait(LONG_S) in (1, 120)  # Python's BrokenPipeError
@@ -160,7 +159,6 @@ def test_what_a_command_leaves_behind_prints_on(tmp_path: Path) -> None:
         in_place(["sh", "-c", "(sleep 1; echo later) & echo now"]), stdout=subprocess.PIPE
     ) as process:
         assert process.wait(LONG_S) == 0
-        assert process.stdout is not None
         assert process.stdout.read() == b"now\nlater\n"
 
 
@@ -194,7 +192,6 @@ print(*heard, flush=True)
 @pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["to the process", "to its group"])
 def test_a_program_hears_each_signal_once(send: Callable[[int, int], None]) -> None:
     with subprocess.Popen(in_place(python(COUNTS)), stdout=subprocess.PIPE, process_group=0) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2):
             send(process.pid, number)
@@ -206,7 +203,6 @@ def test_a_program_hears_each_signal_once(send: Callable[[int, int], None]) -> N
 def test_the_command_dies_with_what_stands_for_it(tmp_path: Path) -> None:
     command = ["sh", "-c", f"echo $$ > {tmp_path}/pid; echo ready; exec sleep 600"]
     with subprocess.Popen(in_place(command), stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         pid = int((tmp_path / "pid").read_text())
         process.kill()

@@ -10,6 +10,7 @@ import pytest
 from autotune.observing.launch import cluster_here, target_of
 from autotune.observing.versions import versions_of
 from autotune.trainers.base.own_program import name_in, program_name
+from tests.shortcuts import file_with
 
 TASKS = {"SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_NUM_NODES": "2"}
 
@@ -28,8 +29,7 @@ def test_tasks_of_a_scheduler_are_ranks(command: str, environment: dict[str, str
 
 
 def test_a_shell_stands_for_its_script(tmp_path: Path) -> None:
-    script = tmp_path / "train.sh"
-    script.write_text("torchrun train.py\n")
+    script = file_with(tmp_path / "train.sh", "torchrun train.py\n")
     for command in (["bash", str(script)], [str(script)], ["bash", str(script), "--more"]):
         assert target_of(command, {}) == script
     assert target_of(["bash", "-c", "torchrun train.py"], {}) == ("bash", "-c", "torchrun train.py")

@@ -35,8 +35,6 @@ def test_of_two_nodes_the_first_one_speaks(tmp_path: Path) -> None:
     assert b"autotune: " not in other_err
     (run,) = kept(tmp_path)
     assert run.outcome is Outcome.COMPLETED
-    assert run.workload is not None
-    assert run.config is not None
     assert (run.workload.cluster.num_nodes, run.config.dp, run.config.global_batch_size) == (2, 2, 8)
     assert run.step_time_s is not None
     assert run.host == network.nodes[0].name

@@ -67,14 +67,10 @@ def test_a_plain_program_is_reviewed_before_measured_and_kept(tmp_path: Path) ->
     assert any("predicted: " in line for line in said)
     run = found.run
     assert (run.outcome, run.program) == (Outcome.FAILED, "train.py")
-    assert run.failure is not None
     assert run.failure.kind is FailureKind.ERROR
-    assert run.workload is not None
-    assert run.config is not None
     assert (run.workload.model.name, run.workload.seq_len, run.config.global_batch_size) == ("nano-gpt", 32, 4)
     assert run.workload.cluster.num_gpus == run.config.world_size == 1
     assert run.estimate is not None
-    assert run.measurement is not None
     assert run.step_time_s is not None
     assert run.step_time_s > 0.1
     assert run.measurement.tokens_per_step == 4 * 32
@@ -143,7 +139,6 @@ def test_programs_of_launchers_and_libraries_are_measured(
     assert found.run.step_time_s is not None
     assert 0.001 < found.run.step_time_s < 60
     if ranks:
-        assert found.run.config is not None
         assert found.run.config.dp == ranks
         assert found.run.config.global_batch_size == 4 * ranks
 
@@ -154,7 +149,6 @@ def test_memory_that_a_limit_denies_is_kept_as_such_with_its_evidence(tmp_path: 
     found = observed(tmp_path, programs.PLAIN, command, *MODEL, before="ulimit -v 8000000")
     assert found.code == 1
     assert found.run.outcome is Outcome.FAILED
-    assert found.run.failure is not None
     assert found.run.failure.kind is FailureKind.OUT_OF_MEMORY
     assert "memory" in found.run.failure.evidence
     assert found.run.step_time_s is not None
@@ -187,7 +181,6 @@ def test_a_run_that_is_ended_ends_as_it_would(number: signal.Signals, tmp_path: 
     assert run.step_time_s is not None
     if number is signal.SIGKILL:
         assert run.outcome is Outcome.FAILED
-        assert run.failure is not None
         assert "SIGKILL" in run.failure.message
     else:
         assert (run.outcome, run.failure) == (Outcome.INTERRUPTED, None)

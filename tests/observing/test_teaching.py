@@ -107,12 +107,10 @@ def test_a_review_names_the_nearest_measurement_of_before(store: MemoryStore) ->
         .replace("None", "null")
     )
     found = api.review(text + "\n", store=store).earlier
-    assert found is not None
     assert found.kind == "published"
     store.keep_observed(seen(study, far, 1.2))
     kept = store.keep_observed(seen(study, near, 1.3))
     earlier = api.review(text + "\n", store=store).earlier
-    assert earlier is not None
     assert (earlier.kind, earlier.where) == ("observed", kept.id)
     assert dict(earlier.differs) == {"micro_batch_size": (2, 1), "accumulation_steps": (4, 8)}
     assert earlier.step_time_s == pytest.approx(kept.step_time_s)
@@ -121,5 +119,4 @@ def test_a_review_names_the_nearest_measurement_of_before(store: MemoryStore) ->
     trial = Trial(config=CONFIG, number=0, study=lease.study, status=TrialStatus.COMPLETED, measurement=measured)
     run_trial(store, lease, replace(pending(0, CONFIG), status=trial.status, measurement=measured))
     earlier = api.review(text + "\n", store=store).earlier
-    assert earlier is not None
     assert (earlier.kind, earlier.where, dict(earlier.differs)) == ("trial", f"{lease.study}/0", {})

@@ -9,6 +9,7 @@ import pytest
 
 from autotune.onboarding.first_spec import first_draft
 from autotune.reviews import lines_of, review
+from tests.shortcuts import file_with
 
 HF = (
     "--model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 1 --gradient_checkpointing True "
@@ -49,8 +50,11 @@ def test_adapters_are_those_that_the_options_ask_for(
 ) -> None:
     if program:
         (tmp_path / "train.py").write_text(program)
-    (tmp_path / "run.sh").write_text(f"torchrun --nproc_per_node 8 train.py {HF} {options}\n")
-    draft = first_draft(tmp_path / "run.sh", cluster="h100-sxm-1x8", folder=tmp_path)
+    draft = first_draft(
+        file_with(tmp_path / "run.sh", f"torchrun --nproc_per_node 8 train.py {HF} {options}\n"),
+        cluster="h100-sxm-1x8",
+        folder=tmp_path,
+    )
     assert draft.document["workload"].get("peft") == peft
 
 
@@ -61,8 +65,7 @@ MEGATRON = (
 
 
 def test_frozen_weights_are_named_and_leave_the_memory_an_upper_bound(tmp_path: Path) -> None:
-    path = tmp_path / "run.sh"
-    path.write_text(f"{MEGATRON} --freeze-ViT --freeze-LM\n")
+    path = file_with(tmp_path / "run.sh", f"{MEGATRON} --freeze-ViT --freeze-LM\n")
     found = review(path, cluster="h100-sxm")
     assert found.is_upper_bound
     assert any("--freeze-ViT, --freeze-LM, planned as if every weight were trained" in each for each in found.assumed)
@@ -71,8 +74,7 @@ def test_frozen_weights_are_named_and_leave_the_memory_an_upper_bound(tmp_path: 
 
 
 def test_the_sizes_of_one_part_are_not_those_of_the_model(tmp_path: Path) -> None:
-    path = tmp_path / "run.sh"
-    path.write_text(f"{MEGATRON} --language-model-type mistral_7b\n")
+    path = file_with(tmp_path / "run.sh", f"{MEGATRON} --language-model-type mistral_7b\n")
     found = review(path, cluster="h100-sxm")
     assert [each.what for each in found.missing] == ["the model's shape"]
     assert any("a model of several parts (--language-model-type)" in each for each in found.assumed)
@@ -80,10 +82,10 @@ def test_the_sizes_of_one_part_are_not_those_of_the_model(tmp_path: Path) -> Non
 
 
 def test_a_method_that_trains_less_is_no_verdict_that_it_does_not_fit(tmp_path: Path) -> None:
-    path = tmp_path / "oft.yaml"
-    path.write_text(
+    path = file_with(
+        tmp_path / "oft.yaml",
         "model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nstage: sft\ndo_train: true\nfinetuning_type: oft\n"
-        "dataset: d\ntemplate: llama3\ncutoff_len: 2048\nper_device_train_batch_size: 1\nbf16: true\n"
+        "dataset: d\ntemplate: llama3\ncutoff_len: 2048\nper_device_train_batch_size: 1\nbf16: true\n",
     )
     found = review(path, cluster="h100-sxm-1x1")
     assert found.fits is None
@@ -92,10 +94,10 @@ def test_a_method_that_trains_less_is_no_verdict_that_it_does_not_fit(tmp_path: 
 
 @pytest.mark.parametrize("setting", ["lisa_n_layers: 4", "unfrozen_parameters: [lm_head.*]"])
 def test_a_setting_that_trains_some_weights_is_named(setting: str, tmp_path: Path) -> None:
-    path = tmp_path / "part.yml"
-    path.write_text(
+    path = file_with(
+        tmp_path / "part.yml",
         "base_model: NousResearch/Llama-2-7b-hf\ndatasets: [{path: d, type: alpaca}]\nsequence_len: 2048\n"
-        f"micro_batch_size: 1\ngradient_accumulation_steps: 1\nbf16: true\noptimizer: adamw_torch\n{setting}\n"
+        f"micro_batch_size: 1\ngradient_accumulation_steps: 1\nbf16: true\noptimizer: adamw_torch\n{setting}\n",
     )
     found = review(path, cluster="h100-sxm-1x1")
     assert found.is_upper_bound

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.onboarding.first_spec import first_draft
+from tests.shortcuts import file_with
 
 PRINTS = '\nfor step in range(9):\n    print(f"step {step} loss {loss:.3f}")\n'
 ARGPARSE = """
@@ -59,8 +60,7 @@ args = tyro.cli(Args)
 
 def _drafted(tmp_path: Path, program: str, arguments: str) -> dict[str, Any]:
     (tmp_path / "train.py").write_text(program + PRINTS)
-    script = tmp_path / "run.sh"
-    script.write_text(f"python train.py {arguments}\n")
+    script = file_with(tmp_path / "run.sh", f"python train.py {arguments}\n")
     draft = first_draft(script, model="gpt2-small", cluster="h100-sxm-1x1", folder=tmp_path)
     return {**draft.document, "fill_in": draft.fill_in}
 

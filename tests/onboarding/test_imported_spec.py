@@ -18,6 +18,7 @@ from autotune.onboarding.imported_spec import import_draft
 from autotune.spec import ClusterSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import trainer, write_launch
 from autotune.trainers.base.effective import effective
+from tests.shortcuts import file_with
 
 CLUSTER = "h100-sxm-2x8"
 WORKLOAD = Workload(
@@ -117,8 +118,9 @@ def test_a_setting_that_somebody_changed_is_kept_and_written_again(tmp_path: Pat
 
 
 def test_what_a_single_file_cannot_tell_is_to_be_filled_in(tmp_path: Path) -> None:
-    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}}')
-    draft = drafted(tmp_path / "ds.json", "deepspeed")
+    draft = drafted(
+        file_with(tmp_path / "ds.json", '{"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}}'), "deepspeed"
+    )
     assert draft.fill_in == ("model", "cluster", "workload.seq_len", "workload.global_batch_size")
     assert draft.text.count("fill in:") == 3
     assert "dp" not in draft.document["baseline"].split("=")
@@ -126,8 +128,7 @@ def test_what_a_single_file_cannot_tell_is_to_be_filled_in(tmp_path: Path) -> No
 
 def test_options_fill_in_what_the_file_does_not_tell(tmp_path: Path) -> None:
     text = '{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3}}'
-    (tmp_path / "ds.json").write_text(text)
-    draft = drafted(tmp_path / "ds.json", "deepspeed", model="llama-8b", cluster="h100-sxm-1x8")
+    draft = drafted(file_with(tmp_path / "ds.json", text), "deepspeed", model="llama-8b", cluster="h100-sxm-1x8")
     assert draft.fill_in == ("workload.seq_len",)
     study = api.load_study(draft.document, base=tmp_path)
     assert (study.workload.global_batch_size, study.baseline and study.baseline.dp) == (64, 8)
@@ -140,28 +141,29 @@ def test_a_shape_of_the_catalog_is_named(tmp_path: Path) -> None:
 
 def test_what_a_deepspeed_file_leaves_to_the_program_is_not_guessed_and_the_spec_loads(tmp_path: Path) -> None:
     open_values = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}
-    file = tmp_path / "ds.json"
-    file.write_text(json.dumps({**open_values, "zero_optimization": {"stage": 3}}), encoding="utf-8")
+    file = file_with(tmp_path / "ds.json", json.dumps({**open_values, "zero_optimization": {"stage": 3}}))
     draft = import_draft(
         read_present(file), "deepspeed", file, model="gpt2-medium", cluster="h100-sxm-1x8", folder=tmp_path
     )
     assert "precision" not in draft.document["baseline"]
     study = api.load_study(draft.document)
-    assert study.baseline is not None
     assert (study.baseline.dp, study.baseline.zero_stage) == (8, 3)
 
 
 def test_a_script_without_a_vocabulary_has_its_sizes_and_knobs_without_effect_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text(
-        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 256 --num-attention-heads 2 --swiglu --normalization RMSNorm "
-        "--seq-length 256 --micro-batch-size 1 --global-batch-size 16 --num-experts 2 --tensor-model-parallel-size 1 --sequence-parallel --bf16\n"
+    draft = drafted(
+        file_with(
+            tmp_path / "run.sh",
+            "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 256 --num-attention-heads 2 --swiglu --normalization RMSNorm "
+            "--seq-length 256 --micro-batch-size 1 --global-batch-size 16 --num-experts 2 --tensor-model-parallel-size 1 --sequence-parallel --bf16\n",
+        ),
+        "megatron",
+        cluster=CLUSTER,
     )
-    draft = drafted(tmp_path / "run.sh", "megatron", cluster=CLUSTER)
     assert draft.fill_in == ("model",)
     assert (draft.document["model"]["num_layers"], draft.document["model"]["num_experts"]) == (2, 2)
     assert "vocab_size of the tokenizer" in draft.text
     study = api.load_study(draft.document, base=tmp_path)
-    assert study.baseline is not None
     assert (study.baseline.sequence_parallel, study.baseline.dp) == (False, 8)
     assert not [note for note in draft.notes if "an export changes" in note]
 
@@ -175,11 +177,16 @@ def test_a_folder_of_torchtitan_0_2_with_a_models_own_rotary_scaling_is_read(tmp
 
 
 def test_a_batch_that_nothing_tells_is_one_that_the_cluster_can_share(tmp_path: Path) -> None:
-    (tmp_path / "zero.yaml").write_text(
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_machines: 2\nnum_processes: 16\n"
-        "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 4}\n"
+    draft = drafted(
+        file_with(
+            tmp_path / "zero.yaml",
+            "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_machines: 2\nnum_processes: 16\n"
+            "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 4}\n",
+        ),
+        "accelerate",
+        model="llama-1b",
+        cluster="h100-sxm-4x8",
     )
-    draft = drafted(tmp_path / "zero.yaml", "accelerate", model="llama-1b", cluster="h100-sxm-4x8")
     assert draft.document["workload"]["global_batch_size"] == 64  # 16 ranks, 4 times each, which 32 can share
     assert api.plan_of(api.load_study(draft.document, base=tmp_path)).rows
 
@@ -188,8 +195,7 @@ def test_a_configuration_that_breaks_a_law_is_named_and_the_spec_loads_without_i
     config = ParallelConfig(pp=2, dp=8, micro_batch_size=2, accumulation_steps=4)
     launch = trainer("nanotron").launch(WORKLOAD, config, NEEDS["nanotron"])
     text = launch.files["config.yaml"].replace("batch_accumulation_per_replica: 4", "batch_accumulation_per_replica: 1")
-    (tmp_path / "config.yaml").write_text(text)
-    draft = drafted(tmp_path / "config.yaml", "nanotron", cluster=CLUSTER)
+    draft = drafted(file_with(tmp_path / "config.yaml", text), "nanotron", cluster=CLUSTER)
     assert "baseline" not in draft.document
     (said,) = (note for note in draft.notes if "is not the baseline" in note)
     assert "a pipeline needs at least one micro-batch per rank" in said
@@ -218,10 +224,13 @@ def test_a_file_whose_aliases_grow_without_end_is_no_configuration(text: str, tm
 
 
 def test_what_is_kept_in_host_memory_is_named(tmp_path: Path) -> None:
-    (tmp_path / "fsdp.yaml").write_text(
-        "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true, fsdp_version: 2}\nmixed_precision: bf16\nnum_processes: 8\n"
+    draft = first_draft(
+        file_with(
+            tmp_path / "fsdp.yaml",
+            "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true, fsdp_version: 2}\nmixed_precision: bf16\nnum_processes: 8\n",
+        ),
+        folder=tmp_path,
     )
-    draft = first_draft(tmp_path / "fsdp.yaml", folder=tmp_path)
     assert any("plans ignore fsdp_config.fsdp_offload_params" in note for note in draft.notes)
     (tmp_path / "fsdp.yaml").write_text((tmp_path / "fsdp.yaml").read_text().replace("params: true", "params: false"))
     assert not any("not counted" in note for note in first_draft(tmp_path / "fsdp.yaml", folder=tmp_path).notes)

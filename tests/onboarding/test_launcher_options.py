@@ -8,13 +8,13 @@ import pytest
 
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft
+from tests.shortcuts import write
 
 PROGRAM = 'import argparse\np = argparse.ArgumentParser()\np.add_argument("--batch-size", type=int, default=4)\n'
 
 
 def drafted(tmp_path: Path, run: str, cluster: str | None = None) -> Draft:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    (tmp_path / "run.sh").write_text(f"{run}\n")
+    write(tmp_path, {"train.py": PROGRAM, "run.sh": f"{run}\n"})
     return first_draft(tmp_path / "run.sh", model="gpt2-small", cluster=cluster, folder=tmp_path)
 
 

@@ -10,14 +10,14 @@ import pytest
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft
 from autotune.onboarding.launch.launch_script import started_by
+from tests.shortcuts import file_with
 
 MODEL = "--model_name_or_path Qwen/Qwen2.5-7B"
 SWIFT = "swift sft --model Qwen/Qwen2.5-7B --torch_dtype bfloat16 --per_device_train_batch_size 1 --gradient_accumulation_steps 16 --max_length 2048"
 
 
 def drafted(folder: Path, text: str) -> Draft:
-    (folder / "run.sh").write_text(text + "\n")
-    return first_draft(folder / "run.sh", cluster="a100-80gb-1x8", folder=folder)
+    return first_draft(file_with(folder / "run.sh", text + "\n"), cluster="a100-80gb-1x8", folder=folder)
 
 
 def workload(folder: Path, text: str) -> dict[str, Any]:
@@ -39,7 +39,6 @@ def workload(folder: Path, text: str) -> dict[str, Any]:
 )
 def test_a_console_command_is_the_launch_of_its_module(text: str, launcher: str, program: str, ranks: int) -> None:
     found = started_by(text)
-    assert found is not None
     assert (found.launcher, found.program, found.is_module, found.gpus_per_node) == (launcher, program, True, ranks)
     assert not {"num_processes", "accelerate_config"} & {argument.name for argument in found.arguments}
 

@@ -13,6 +13,7 @@ from autotune.spec import ParallelConfig
 from autotune.trainers import trainer
 from autotune.trainers.documents.output_options import TRIAL_DIR, with_own_outputs
 from tests.onboarding.test_started_program import loaded
+from tests.shortcuts import file_with
 
 PROGRAM = """
 import argparse
@@ -27,8 +28,7 @@ p.add_argument("-o", "--work-dir", default="out")
 def drafted(tmp_path: Path, program: str, run: str = "python train.py -b 12", cluster: str = "h100-sxm-1x1") -> Draft:
     if program:
         (tmp_path / "train.py").write_text(program)
-    (tmp_path / "run.sh").write_text(f"{run}\n")
-    return first_draft(tmp_path / "run.sh", model="gpt2-small", cluster=cluster, folder=tmp_path)
+    return first_draft(file_with(tmp_path / "run.sh", f"{run}\n"), model="gpt2-small", cluster=cluster, folder=tmp_path)
 
 
 def test_micro_batches_divide_the_batch(tmp_path: Path) -> None:

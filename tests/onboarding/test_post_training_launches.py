@@ -19,6 +19,7 @@ from autotune.onboarding.first_spec import command_draft, first_draft
 from autotune.space import why_not
 from autotune.trainers import trainer
 from autotune.trainers.post_training.trainer import PostTrainer
+from tests.shortcuts import file_with, write
 
 NODE = "h100-sxm-1x8"
 MODEL = "--actor.model_name_or_path meta-llama/Meta-Llama-3-8B"
@@ -64,8 +65,7 @@ def exported(draft: Draft, folder: Path, **knobs: Any) -> tuple[str, dict[str, A
 
 
 def of_text(text: str, folder: Path, name: str = "run.sh", cluster: str | None = NODE) -> Draft:
-    (folder / name).write_text(text)
-    return first_draft(folder / name, cluster=cluster, folder=folder)
+    return first_draft(file_with(folder / name, text), cluster=cluster, folder=folder)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,7 @@ ZERO3 = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nmixed_p
     ],
 )
 def test_trl_by_accelerate_is_trl_grpo(command: str, tmp_path: Path) -> None:
-    (tmp_path / "grpo.yaml").write_text(TRL)
-    (tmp_path / "zero3.yaml").write_text(ZERO3)
+    write(tmp_path, {"grpo.yaml": TRL, "zero3.yaml": ZERO3})
     draft = of_text(command, tmp_path)
     assert "dp=8" in draft.document["baseline"]
     assert "zero_stage=3" in draft.document["baseline"]
@@ -190,9 +189,10 @@ def test_trl_by_accelerate_is_trl_grpo(command: str, tmp_path: Path) -> None:
 def test_how_trl_shards_is_read_from_the_files_that_its_configuration_names(
     line: str, engine: str | None, stages: list[int], tmp_path: Path
 ) -> None:
-    (tmp_path / "zero3.yaml").write_text(ZERO3)
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1}}')
-    (tmp_path / "grpo.yaml").write_text(f"{TRL}\n{line}\n")
+    write(
+        tmp_path,
+        {"zero3.yaml": ZERO3, "ds.json": '{"zero_optimization": {"stage": 1}}', "grpo.yaml": f"{TRL}\n{line}\n"},
+    )
     draft = of_text("trl grpo --config grpo.yaml --num_processes 8", tmp_path)
     assert draft.document["rl"].get("engine") == engine
     assert draft.document["space"]["zero_stage"] == stages
@@ -210,9 +210,14 @@ def test_how_trl_shards_is_read_from_the_files_that_its_configuration_names(
 )
 def test_what_the_files_of_trl_keep_in_host_memory_is_named(line: str, path: str, tmp_path: Path) -> None:
     offload = "deepspeed_config: {zero_stage: 3, offload_optimizer_device: cpu, offload_param_device: none}"
-    (tmp_path / "zero3.yaml").write_text(ZERO3.replace("deepspeed_config: {zero_stage: 3}", offload))
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}')
-    (tmp_path / "grpo.yaml").write_text(f"{TRL}\n{line}\n")
+    write(
+        tmp_path,
+        {
+            "zero3.yaml": ZERO3.replace("deepspeed_config: {zero_stage: 3}", offload),
+            "ds.json": '{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}',
+            "grpo.yaml": f"{TRL}\n{line}\n",
+        },
+    )
     draft = of_text("trl grpo --config grpo.yaml --num_processes 8", tmp_path)
     assert [each for each in draft.remarks if "offload" in each] == [
         f"{path}: plans assume these are on the GPU, so the launch may need less memory"
@@ -245,8 +250,10 @@ def test_ranks_of_trl_are_its_files_or_the_clusters_or_asked_for(tmp_path: Path)
 
 def test_what_a_base_of_nemo_rl_decides_is_read_and_stays_with_it(tmp_path: Path) -> None:
     (tmp_path / "bases").mkdir()
-    (tmp_path / "bases" / "base.yaml").write_text(BASE)
-    (tmp_path / "bases" / "inner.yaml").write_text("defaults: base.yaml\npolicy: {train_micro_batch_size: 4}\n")
+    write(
+        tmp_path / "bases",
+        {"base.yaml": BASE, "inner.yaml": "defaults: base.yaml\npolicy: {train_micro_batch_size: 4}\n"},
+    )
     draft = of_text("defaults: [bases/inner.yaml]\npolicy: {tokenizer: {name: x}}\n", tmp_path, "own.yaml")
     rl = draft.document["rl"]
     assert (rl["engine"], rl["responses"], rl["reference"], rl["micro_batch_tokens"]) == ("megatron", 8, True, 16384)
@@ -316,8 +323,7 @@ def test_a_configuration_of_nemo_rl_whose_gpus_are_counted_otherwise_is_refused(
     ],
 )  # fmt: skip
 def test_what_plans_leave_out_of_nemo_rl_is_said_also_of_its_bases(said: str, named: str, tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text(BASE)
-    (tmp_path / "inner.yaml").write_text(f"defaults: base.yaml\npolicy: {{{said}}}\n")
+    write(tmp_path, {"base.yaml": BASE, "inner.yaml": f"defaults: base.yaml\npolicy: {{{said}}}\n"})
     draft = of_text(
         "defaults: inner.yaml\npolicy: {generation: {vllm_cfg: {gpu_memory_utilization: 0.7}}}\n", tmp_path, "own.yaml"
     )
@@ -361,7 +367,6 @@ def test_experts_of_verl_are_whole_or_cut_as_its_launch_says(said: str, whole: b
     ).replace("Qwen2.5-7B", "Qwen3-30B-A3B")
     draft = of_text(text, tmp_path)
     study = api.load_study(draft.document, base=tmp_path)
-    assert study.workload.rl is not None
     assert study.workload.rl.whole_experts is whole
     assert study.baseline is not None
     eight = why_not(study.workload, replace(study.baseline, ep=8))

@@ -9,6 +9,7 @@ import pytest
 
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft
+from tests.shortcuts import write
 
 ARGPARSE = """
 import argparse, torch
@@ -40,8 +41,7 @@ NULL = 'ctx = nullcontext() if "cuda" not in device else torch.autocast("cuda", 
 
 
 def drafted(tmp_path: Path, program: str, run: str = "python train.py", cluster: str | None = None) -> Draft:
-    (tmp_path / "train.py").write_text(program)
-    (tmp_path / "run.sh").write_text(f"{run}\n")
+    write(tmp_path, {"train.py": program, "run.sh": f"{run}\n"})
     return first_draft(tmp_path / "run.sh", model="gpt2-small", cluster=cluster, folder=tmp_path)
 
 

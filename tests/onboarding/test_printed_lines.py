@@ -9,6 +9,7 @@ import pytest
 
 from autotune.onboarding.first_spec import first_draft
 from autotune.onboarding.script.print_statements import is_known, patterns_of, print_statements
+from tests.shortcuts import write
 
 LOOP = "import time\nbegin = time.perf_counter()\nfor step in range(9):\n"
 
@@ -85,9 +86,12 @@ def test_what_the_lines_do_not_say_is_said(tmp_path: Path, line: str, said: str)
 
 
 def test_the_lines_of_a_module_count_where_the_script_has_none_of_steps(tmp_path: Path) -> None:
-    (tmp_path / "loop.py").write_text(f"{LOOP}    print(f'step {{step}} loss {{loss:.3f}}')\n")
-    (tmp_path / "train.py").write_text(
-        "import argparse, loop\np = argparse.ArgumentParser()\np.add_argument('--batch-size', type=int)\nprint(f'on {n} ranks')\n"
+    write(
+        tmp_path,
+        {
+            "loop.py": f"{LOOP}    print(f'step {{step}} loss {{loss:.3f}}')\n",
+            "train.py": "import argparse, loop\np = argparse.ArgumentParser()\np.add_argument('--batch-size', type=int)\nprint(f'on {n} ranks')\n",
+        },
     )
     draft = first_draft(tmp_path / "train.py", folder=tmp_path)
     assert set(draft.document["trainer"]["metrics"]) == {"step", "loss"}

@@ -15,6 +15,7 @@ from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft
 from autotune.onboarding.launch.launch_script import started_by
 from autotune.spec import Study
+from tests.shortcuts import file_with
 
 A100 = "a100-80gb-1x8"
 ARGPARSE = "import argparse\np = argparse.ArgumentParser()\n"
@@ -30,8 +31,7 @@ def drafted(folder: Path, files: Mapping[str, str], first: str = "run.sh", clust
 
 
 def loaded(draft: Draft, folder: Path) -> Study:
-    (folder / "spec.yaml").write_text(draft.text.replace("FILL-IN", "data"))
-    return api.load_study(folder / "spec.yaml")
+    return api.load_study(file_with(folder / "spec.yaml", draft.text.replace("FILL-IN", "data")))
 
 
 def argv(draft: Draft) -> list[str]:
@@ -49,7 +49,6 @@ def test_deepspeed_stays_the_launcher_of_a_program_that_imports_it_elsewhere(tmp
     study = loaded(draft := drafted(tmp_path, files), tmp_path)
     assert argv(draft)[:2] == ["deepspeed", "--num_gpus={nproc_per_node}"]
     assert study.workload.global_batch_sizes == (4 * 2 * 8,)
-    assert study.baseline is not None
     assert (study.baseline.dp, study.baseline.zero_stage, study.baseline.precision) == (8, 3, "bf16")
 
 
@@ -125,7 +124,6 @@ def test_degrees_of_a_file_of_settings_are_in_the_baseline(tmp_path: Path) -> No
         "c.json": json.dumps(settings),
     }
     study = loaded(draft := drafted(tmp_path, files), tmp_path)
-    assert study.baseline is not None
     assert (study.baseline.tp, study.baseline.pp, study.baseline.dp) == (2, 2, 2)
     assert draft.document["workload"]["global_batch_size"] == 4 * 8 * 2
 
@@ -134,11 +132,9 @@ def test_ranks_are_those_of_the_launch_and_not_those_of_the_cluster(tmp_path: Pa
     run = "torchrun --nproc_per_node={n} t.py --per_device_batch 2 --grad_accum 8 --seq_len 64\n"
     study = loaded(drafted(tmp_path, {"run.sh": run.format(n=4)}), tmp_path)
     assert study.workload.global_batch_sizes == (2 * 8 * 4,)
-    assert study.baseline is not None
     assert study.baseline.world_size == 4
     study = loaded(draft := drafted(tmp_path, {"run.sh": run.format(n=8)}, cluster="a100-80gb-1x2"), tmp_path)
     assert study.workload.global_batch_sizes == (2 * 8 * 8,)
-    assert study.baseline is not None
     assert (study.baseline.dp, study.baseline.accumulation_steps) == (2, 32)
     assert any("8 ranks, and trials have 2" in note for note in draft.notes)
 
@@ -188,7 +184,6 @@ LAUNCHES = [
 @pytest.mark.parametrize(("text", "launcher", "program", "ranks"), LAUNCHES, ids=[text for text, *_ in LAUNCHES])
 def test_launchers(text: str, launcher: str, program: str, ranks: int | None) -> None:
     found = started_by(text)
-    assert found is not None
     asked = found.nodes * found.gpus_per_node if found.gpus_per_node else None
     assert (found.launcher, found.program, asked) == (launcher, program, ranks)
 
@@ -209,7 +204,6 @@ def test_a_launcher_of_tasks_stays_with_the_number_of_ranks_of_a_trial(
     study = loaded(draft := drafted(tmp_path, {"run.sh": run}, cluster="a100-80gb-1x4"), tmp_path)
     assert argv(draft)[: len(words) + 1] == [*words, "train.py"]
     assert study.workload.global_batch_sizes == (2 * 2 * 4,)
-    assert study.baseline is not None
     assert study.baseline.world_size == 4
 
 
@@ -254,7 +248,6 @@ def test_one_task_for_each_rank_over_several_nodes_is_started_by_torchrun(launch
     assert any("with torchrun on each node" in note and "RANK" in note for note in draft.notes)
     study = loaded(draft, tmp_path)
     assert study.workload.global_batch_sizes == (2 * 2 * 16,)
-    assert study.baseline is not None
     assert study.baseline.world_size == 16
 
 
@@ -448,17 +441,14 @@ def test_on_one_rank_nothing_is_sharded(tmp_path: Path) -> None:
         "ds.json": json.dumps({"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}),
     }
     study = loaded(drafted(tmp_path, files), tmp_path)
-    assert study.baseline is not None
     assert (study.baseline.world_size, study.baseline.zero_stage) == (1, 0)
 
 
 def test_a_command_that_is_shown_is_not_the_one_that_is_run(tmp_path: Path) -> None:
     text = 'CMD="deepspeed --num_gpus 4 train.py --batch-size 4 --max-steps 9 --seq-len 64"\necho ${CMD}\neval ${CMD}\n'
     found = started_by(text)
-    assert found is not None
     assert (found.launcher, found.program, found.gpus_per_node) == ("deepspeed", "train.py", 4)
     found = started_by("mpirun -n 4 -mca btl ^openib -mca btl_tcp_if_include eth0 python train.py --lr 1\n")
-    assert found is not None
     assert (found.launcher, found.program, found.gpus_per_node) == ("mpirun", "train.py", 4)
 
 
@@ -478,8 +468,7 @@ def test_a_baseline_that_no_study_has_is_left_out(tmp_path: Path, folder: str) -
     )
     (tmp_path / "t.py").write_text("import torch\n")
     (tmp_path / folder).mkdir(exist_ok=True)
-    (tmp_path / folder / "run.sh").write_text(run)
-    draft = first_draft(tmp_path / folder / "run.sh", cluster=A100, folder=tmp_path / folder)
+    draft = first_draft(file_with(tmp_path / folder / "run.sh", run), cluster=A100, folder=tmp_path / folder)
     assert "baseline" not in draft.document
     assert any("not valid for a study" in note and "tp" in note for note in draft.notes)
     loaded(draft, tmp_path / folder)
@@ -779,7 +768,6 @@ def test_options_of_accelerate_shard(options: str, files: dict[str, str], stage:
     run = f"accelerate launch --num_processes 8 --mixed_precision bf16 {options} train.py {HF_FLAGS}\n"
     draft = drafted(tmp_path, {"run.sh": run, **files})
     study = loaded(draft, tmp_path)
-    assert study.baseline is not None
     assert study.baseline.zero_stage == stage
     unread = [note for note in draft.notes if note.startswith("not read")]
     assert bool(unread) == ("conf/stage3" in options)

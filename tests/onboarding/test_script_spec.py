@@ -16,6 +16,7 @@ from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
+from tests.shortcuts import file_with
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NAMES = ("nanogpt", "torchrun_ddp", "run_clm", "lightning_args", "accelerate_nlp", "mingpt")
@@ -39,8 +40,7 @@ def drafted(tmp_path: Path) -> Drafted:
 
 
 def loaded(draft: Draft, folder: Path) -> Study:
-    (folder / "spec.yaml").write_text(draft.text.replace("FILL-IN", "data"))
-    return api.load_study(folder / "spec.yaml")
+    return api.load_study(file_with(folder / "spec.yaml", draft.text.replace("FILL-IN", "data")))
 
 
 def arguments(study: Study, config: ParallelConfig) -> list[str]:
@@ -156,8 +156,11 @@ def test_a_file_that_a_configurator_is_started_with_says_what_its_options_are(
     code = tmp_path / "code"
     if file is not None:
         (code / "small.py").write_text(file)
-    (code / "launch.sh").write_text("python nanogpt.py small.py --batch_size=12 --block_size=64\n")
-    draft = first_draft(code / "launch.sh", cluster=CLUSTER, folder=tmp_path)
+    draft = first_draft(
+        file_with(code / "launch.sh", "python nanogpt.py small.py --batch_size=12 --block_size=64\n"),
+        cluster=CLUSTER,
+        folder=tmp_path,
+    )
     assert draft.document["workload"]["global_batch_size"] == batch
     assert set(fill_in) == {one for one in draft.fill_in if one.startswith("workload")}
 
@@ -166,7 +169,6 @@ def test_print_statements_become_patterns_that_read_their_lines(drafted: Drafted
     study = loaded(drafted("torchrun_ddp"), tmp_path)
     read = trainer("command").reader(study.trainer_options)
     found = read("step 12/1000 | loss 3.1250 | grad norm 0.812 | step time 0.250 s | 131072 tok/s")
-    assert found is not None
     assert (found.step, found.loss, found.grad_norm, found.step_time_s) == (12, 3.125, 0.812, 0.25)
 
 
@@ -197,8 +199,9 @@ def test_a_script_without_options_is_set_otherwise_by_each_trial(drafted: Drafte
 
 
 def test_a_script_without_options_and_batch_is_told_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import torch\nseed = 7\nsizes = [4, 8]\n")
-    draft = first_draft(tmp_path / "train.py", cluster="cpu-1x1", folder=tmp_path)
+    draft = first_draft(
+        file_with(tmp_path / "train.py", "import torch\nseed = 7\nsizes = [4, 8]\n"), cluster="cpu-1x1", folder=tmp_path
+    )
     assert "trainer.argv" in draft.fill_in
     assert any(note.startswith("nothing can be tuned yet: it sets seed=7 (line 2)") for note in draft.notes)
     lines = draft.text.splitlines()
@@ -253,8 +256,10 @@ def test_what_is_no_python_is_named_with_its_line(tmp_path: Path) -> None:
 
 
 def test_a_configuration_of_a_trainer_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}')
-    draft = first_draft(tmp_path / "ds.json", folder=tmp_path)
+    draft = first_draft(
+        file_with(tmp_path / "ds.json", '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'),
+        folder=tmp_path,
+    )
     assert draft.notes[0] == "ds.json is a deepspeed configuration, so it is imported"
     assert draft.document["trainer"] == "deepspeed"
 
@@ -266,8 +271,10 @@ def test_a_file_that_is_neither_is_refused_with_the_ways_on(tmp_path: Path) -> N
 
 
 def test_nothing_of_the_script_is_run(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import pathlib\npathlib.Path('ran').touch()\nraise SystemExit(1)\n")
-    first_draft(tmp_path / "train.py", folder=tmp_path)
+    first_draft(
+        file_with(tmp_path / "train.py", "import pathlib\npathlib.Path('ran').touch()\nraise SystemExit(1)\n"),
+        folder=tmp_path,
+    )
     assert not (tmp_path / "ran").exists()
     assert not Path("ran").exists()
 
@@ -290,8 +297,11 @@ def test_nothing_of_the_script_is_run(tmp_path: Path) -> None:
     ],
 )
 def test_on_several_nodes_each_is_told_where_all_meet(name: str, words: list[str], tmp_path: Path) -> None:
-    (tmp_path / f"{name}.py").write_text((SCRIPTS / f"{name}.py.txt").read_text())
-    draft = first_draft(tmp_path / f"{name}.py", cluster="a100-80gb-2x8", folder=tmp_path)
+    draft = first_draft(
+        file_with(tmp_path / f"{name}.py", (SCRIPTS / f"{name}.py.txt").read_text()),
+        cluster="a100-80gb-2x8",
+        folder=tmp_path,
+    )
     study = loaded(draft, tmp_path)
     assert study.runner == "ray"
     config = ParallelConfig(dp=16, micro_batch_size=4, accumulation_steps=study.workload.global_batch_sizes[0] // 64)
@@ -304,8 +314,14 @@ def test_on_several_nodes_each_is_told_where_all_meet(name: str, words: list[str
 def test_on_cpus_ranks_of_accelerate_are_started_by_torchrun_and_told_to_meet(
     name: str, told: bool, tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text((SCRIPTS / f"{name}.py.txt").read_text())
-    study = loaded(first_draft(tmp_path / "train.py", cluster="cpu-1x2", folder=tmp_path), tmp_path)
+    study = loaded(
+        first_draft(
+            file_with(tmp_path / "train.py", (SCRIPTS / f"{name}.py.txt").read_text()),
+            cluster="cpu-1x2",
+            folder=tmp_path,
+        ),
+        tmp_path,
+    )
     assert study.trainer_options["argv"][:3] == ["torchrun", "--standalone", "--nproc-per-node={nproc_per_node}"]
     assert study.trainer_options.get("env") == ({"ACCELERATE_USE_CPU": "true"} if told else None)
     on_gpus = loaded(first_draft(tmp_path / "train.py", cluster="a100-80gb-1x8", folder=tmp_path), tmp_path)
@@ -321,11 +337,18 @@ def test_on_cpus_ranks_of_accelerate_are_started_by_torchrun_and_told_to_meet(
     ],
 )
 def test_a_script_of_deepspeed_trains_on_all_ranks(option: str, cluster: str, words: list[str], tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import argparse\nimport deepspeed\nparser = argparse.ArgumentParser()\n"
-        f"parser.add_argument('--batch_size', type=int, default=8)\nparser.add_argument({option})\n"
+    study = loaded(
+        first_draft(
+            file_with(
+                tmp_path / "train.py",
+                "import argparse\nimport deepspeed\nparser = argparse.ArgumentParser()\n"
+                f"parser.add_argument('--batch_size', type=int, default=8)\nparser.add_argument({option})\n",
+            ),
+            cluster=cluster,
+            folder=tmp_path,
+        ),
+        tmp_path,
     )
-    study = loaded(first_draft(tmp_path / "train.py", cluster=cluster, folder=tmp_path), tmp_path)
     assert study.trainer_options["argv"][: len(words)] == words
     ranks = study.workload.cluster.num_gpus
     assert {row.config.dp for row in api.plan_of(study, top=100).rows} == {ranks}
@@ -339,20 +362,33 @@ def test_a_shell_script_that_starts_no_program_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_script_that_cannot_accumulate_has_its_batch_as_a_knob(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--batch_size', type=int, default=8)\n"
+    study = loaded(
+        first_draft(
+            file_with(
+                tmp_path / "train.py",
+                "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--batch_size', type=int, default=8)\n",
+            ),
+            cluster=CLUSTER,
+            folder=tmp_path,
+        ),
+        tmp_path,
     )
-    study = loaded(first_draft(tmp_path / "train.py", cluster=CLUSTER, folder=tmp_path), tmp_path)
     assert study.workload.global_batch_sizes == (2, 4, 8, 16, 32)
     assert {row.config.accumulation_steps for row in api.plan_of(study, top=100).rows} == {1}
     assert study.baseline == ParallelConfig(micro_batch_size=8, precision="fp32")
 
 
 def test_a_script_that_names_a_trainers_keys_is_still_a_script(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "config = {'train_micro_batch_size_per_gpu': 4, 'zero_optimization': {'stage': 2}}\n"
+    assert (
+        first_draft(
+            file_with(
+                tmp_path / "train.py",
+                "config = {'train_micro_batch_size_per_gpu': 4, 'zero_optimization': {'stage': 2}}\n",
+            ),
+            folder=tmp_path,
+        ).document["trainer"]["kind"]
+        == "command"
     )
-    assert first_draft(tmp_path / "train.py", folder=tmp_path).document["trainer"]["kind"] == "command"
 
 
 @pytest.mark.parametrize(
@@ -366,10 +402,14 @@ def test_a_script_that_names_a_trainers_keys_is_still_a_script(tmp_path: Path) -
 def test_precision_is_told_in_the_scripts_own_words(
     option: str, word: str, precisions: list[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text(
-        f"import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({option})\n"
+    draft = first_draft(
+        file_with(
+            tmp_path / "train.py",
+            f"import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({option})\n",
+        ),
+        cluster=CLUSTER,
+        folder=tmp_path,
     )
-    draft = first_draft(tmp_path / "train.py", cluster=CLUSTER, folder=tmp_path)
     assert draft.document["space"]["precision"] == precisions
     assert word in draft.document["trainer"]["argv"]
     loaded(draft, tmp_path)
@@ -391,8 +431,7 @@ if __name__ == "__main__":
 
 
 def test_the_parsers_dataclasses_may_be_named_by_a_variable(tmp_path: Path) -> None:
-    (tmp_path / "sft.py").write_text(FINE_TUNING)
-    draft = first_draft(tmp_path / "sft.py", cluster=CLUSTER, folder=tmp_path)
+    draft = first_draft(file_with(tmp_path / "sft.py", FINE_TUNING), cluster=CLUSTER, folder=tmp_path)
     argv = draft.document["trainer"]["argv"]
     assert "--per_device_train_batch_size={micro_batch_size}" in argv
     assert "--max_length={seq_len}" in argv
@@ -424,8 +463,7 @@ for epoch in range(args.epochs):
 
 
 def test_a_script_that_counts_batches_of_an_epoch_prints_a_line_for_each_of_them(tmp_path: Path) -> None:
-    (tmp_path / "lstm.py").write_text(EPOCHS)
-    draft = first_draft(tmp_path / "lstm.py", cluster="cpu-1x1", folder=tmp_path)
+    draft = first_draft(file_with(tmp_path / "lstm.py", EPOCHS), cluster="cpu-1x1", folder=tmp_path)
     argv = draft.document["trainer"]["argv"]
     assert argv[-2:] == ["--bptt={seq_len}", "--log-interval=1"]
     assert draft.document["workload"]["seq_len"] == 35
@@ -433,7 +471,6 @@ def test_a_script_that_counts_batches_of_an_epoch_prints_a_line_for_each_of_them
     found = trainer("command").reader(loaded(draft, tmp_path).trainer_options)(
         "| epoch   1 |    40/  171 batches | ms/batch 38.20 | loss  6.77"
     )
-    assert found is not None
     assert (found.step, found.step_time_s, found.loss) == (40, pytest.approx(0.0382), 6.77)
 
 
@@ -452,21 +489,19 @@ with torch.autocast("cuda", torch.bfloat16, enabled=args.amp):
 
 
 def test_a_batch_over_all_ranks_is_divided_by_them(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TOTAL)
-    draft = first_draft(tmp_path / "train.py", cluster=CLUSTER, folder=tmp_path)
+    draft = first_draft(file_with(tmp_path / "train.py", TOTAL), cluster=CLUSTER, folder=tmp_path)
     study = loaded(draft, tmp_path)
     assert study.workload.global_batch_sizes == (64,)
-    assert study.baseline is not None
     assert (study.baseline.micro_batch_size, study.baseline.accumulation_steps, study.baseline.dp) == (4, 2, 8)
     assert "--batch-size=32" in arguments(study, study.baseline)
 
 
 def test_mixed_precision_is_that_of_the_scripts_autocast(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TOTAL)
-    draft = first_draft(tmp_path / "train.py", cluster=CLUSTER, folder=tmp_path)
+    draft = first_draft(file_with(tmp_path / "train.py", TOTAL), cluster=CLUSTER, folder=tmp_path)
     assert draft.document["trainer"]["values"]["precision"] == {"bf16": "--amp", "fp32": None}
-    (tmp_path / "train.py").write_text(TOTAL.replace("torch.bfloat16", "dtype"))
-    draft = first_draft(tmp_path / "train.py", cluster=CLUSTER, folder=tmp_path)
+    draft = first_draft(
+        file_with(tmp_path / "train.py", TOTAL.replace("torch.bfloat16", "dtype")), cluster=CLUSTER, folder=tmp_path
+    )
     assert draft.document["trainer"]["values"]["precision"] == {"fp16": "--amp", "fp32": None}
 
 
@@ -491,8 +526,7 @@ for step in range(args.max_steps):
         {line if where == "micro_batch" else "pass"}
     {line if where != "micro_batch" else "pass"}
 """
-    script = tmp_path / "train.py"
-    script.write_text(text)
+    script = file_with(tmp_path / "train.py", text)
     draft = first_draft(script, cluster=CLUSTER, folder=tmp_path)
     assert loaded(draft, tmp_path).trainer_options.get("counts", "unknown") == counts
     if counts != "unknown":

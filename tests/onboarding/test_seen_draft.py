@@ -17,6 +17,7 @@ from autotune.ports import ProgramSeen
 from autotune.ports.program_facts import ProgramFacts
 from autotune.spec import ModelSpec
 from autotune_workers.probe.injected.model_facts import of_model
+from tests.shortcuts import file_with
 
 SCRIPT = """\
 import argparse, os
@@ -40,8 +41,7 @@ READ = ModelSpec(name="read", num_layers=2, hidden_size=64, num_attention_heads=
 
 @pytest.fixture
 def read(tmp_path: Path) -> Draft:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    return first_draft(tmp_path / "train.py", cluster="cpu-1x2", folder=tmp_path)
+    return first_draft(file_with(tmp_path / "train.py", SCRIPT), cluster="cpu-1x2", folder=tmp_path)
 
 
 def seen(*, micro: int = 4, sequences: int | None = 16, length: int | None = 64, **facts: Any) -> ProgramSeen:
@@ -134,8 +134,7 @@ def test_degrees_of_the_programs_own_meshes_share_the_data(read: Draft, tmp_path
 
 
 def test_what_is_neither_read_nor_seen_is_asked_for_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import torch\n")
-    read = first_draft(tmp_path / "train.py", cluster="cpu-1x1", folder=tmp_path)
+    read = first_draft(file_with(tmp_path / "train.py", "import torch\n"), cluster="cpu-1x1", folder=tmp_path)
     assert {"model", "workload.seq_len"} <= set(read.fill_in)
     found = seen_draft(
         read,
@@ -150,8 +149,19 @@ def test_what_is_neither_read_nor_seen_is_asked_for_by_its_name(tmp_path: Path) 
 
 
 def test_fp8_and_compiled_recomputation_stand_as_they_were_read(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT.replace('choices=["float32", "bfloat16"]', 'choices=["bfloat16", "fp8"]'))
-    words = ["torchrun", "--nproc-per-node=2", str(tmp_path / "train.py"), "--dtype", "fp8", "--recompute", "full"]
+    words = [
+        "torchrun",
+        "--nproc-per-node=2",
+        str(
+            file_with(
+                tmp_path / "train.py", SCRIPT.replace('choices=["float32", "bfloat16"]', 'choices=["bfloat16", "fp8"]')
+            )
+        ),
+        "--dtype",
+        "fp8",
+        "--recompute",
+        "full",
+    ]
     read = command_draft(words, cluster="h100-sxm-1x2", folder=tmp_path)
     found = seen_draft(read, seen(autocast="bfloat16", compiled=True), launched="it", steps=3, folder=tmp_path)
     assert knobs(found)["precision"] == "fp8"
@@ -180,7 +190,6 @@ def test_a_shape_is_put_together_from_modules_where_its_weights_are_those_that_w
     model = replace(READ, **changes)
     told = {**MODULES, "ffn_hidden_size": model.ffn_hidden_size}
     found = seen_model(facts(model, shape=told), None, seq_len=64)
-    assert found is not None
     assert ModelSpec(name="x", **found[0]).num_parameters == model.num_parameters
 
 
@@ -188,7 +197,6 @@ def test_a_shape_that_is_not_the_models_gives_way_to_the_number_of_its_weights()
     other = ModelSpec.of_parameters(25_557_032, name="x")
     for told in ({}, MODULES, {**MODULES, "num_attention_heads": None}):
         found = seen_model(facts(other, shape=told), READ, seq_len=64)
-        assert found is not None
         assert found[0] == {"parameters": 25_557_032}
 
 
@@ -215,8 +223,7 @@ def test_layers_beside_the_decoders_are_no_decoder_of_these_sizes() -> None:
 
 def test_the_space_is_that_of_the_launch(tmp_path: Path) -> None:
     """On this machine, of which a launch may use a part, and with micro-batches that its batch can be dealt in."""
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+    script = file_with(tmp_path / "train.py", SCRIPT)
     draft = first_draft(script, folder=tmp_path)
     found = seen_draft(draft, seen(micro=1, sequences=12, world=1), launched="x", steps=3, folder=tmp_path)
     space = found.document["space"]
@@ -226,8 +233,9 @@ def test_the_space_is_that_of_the_launch(tmp_path: Path) -> None:
 
 def test_formats_for_which_a_cpu_has_no_units_are_not_offered_on_one(tmp_path: Path) -> None:
     choices = 'choices=["float32", "bfloat16", "float16"]'
-    (tmp_path / "train.py").write_text(SCRIPT.replace('choices=["float32", "bfloat16"]', choices))
-    draft = first_draft(tmp_path / "train.py", folder=tmp_path)
+    draft = first_draft(
+        file_with(tmp_path / "train.py", SCRIPT.replace('choices=["float32", "bfloat16"]', choices)), folder=tmp_path
+    )
     for device, offered in (("cpu", ["fp32", "bf16"]), ("cuda", ["fp32", "bf16"])):
         found = seen_draft(draft, seen(device=device), launched="x", steps=3, folder=tmp_path)
         assert found.document["space"]["precision"] == offered
@@ -237,10 +245,14 @@ def test_what_was_read_as_tf32_is_fp32_on_a_cpu(tmp_path: Path) -> None:
     """The launch has no word for either: the word of the misread value is that of the seen one."""
     flag = 'p.add_argument("--amp", action="store_true")\na = p.parse_args()\ntorch.backends.cuda.matmul.allow_tf32 = True\ntorch.autocast("cuda", torch.float16, enabled=a.amp)'
     script = SCRIPT.replace('p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])\n', "")
-    (tmp_path / "train.py").write_text(
-        script.replace("import argparse, os", "import argparse, os, torch").replace("a = p.parse_args()", flag)
+    read = first_draft(
+        file_with(
+            tmp_path / "train.py",
+            script.replace("import argparse, os", "import argparse, os, torch").replace("a = p.parse_args()", flag),
+        ),
+        cluster="h100-sxm-1x2",
+        folder=tmp_path,
     )
-    read = first_draft(tmp_path / "train.py", cluster="h100-sxm-1x2", folder=tmp_path)
     assert "tf32" in read.document["trainer"]["values"]["precision"], read.text
     found = overlaid(read, seen(), tmp_path).document
     assert "tf32" not in found["space"]["precision"]

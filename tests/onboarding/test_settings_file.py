@@ -14,6 +14,7 @@ from autotune.onboarding.first_spec import first_draft
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
 from autotune.trainers.launch_files import Launch
+from tests.shortcuts import file_with, write
 
 HYDRA = """
 import hydra, torch.distributed as dist
@@ -63,14 +64,12 @@ CONFIG = ParallelConfig(dp=2, micro_batch_size=8, accumulation_steps=1, precisio
 
 
 def drafted(folder: Path, text: str, start: str = "") -> Draft:
-    (folder / "train.py").write_text(text)
-    (folder / "run.sh").write_text(start)
+    write(folder, {"train.py": text, "run.sh": start})
     return first_draft(folder / ("run.sh" if start else "train.py"), cluster="cpu-1x2", folder=folder)
 
 
 def launched(draft: Draft, folder: Path, config: ParallelConfig = CONFIG) -> tuple[Study, Launch]:
-    (folder / "spec.yaml").write_text(draft.text)
-    study = api.load_study(folder / "spec.yaml")
+    study = api.load_study(file_with(folder / "spec.yaml", draft.text))
     assert api.plan_of(study, top=1).rows
     options = {**study.trainer_options, "steps": 7, "seed": 3}
     return study, trainer("command").launch(study.workload, config, options)
@@ -79,8 +78,7 @@ def launched(draft: Draft, folder: Path, config: ParallelConfig = CONFIG) -> tup
 @pytest.fixture
 def hydra(tmp_path: Path) -> Path:
     (tmp_path / "conf/model").mkdir(parents=True)
-    (tmp_path / "conf/train.yaml").write_text(CONF)
-    (tmp_path / "conf/model/tiny.yaml").write_text(SHAPE)
+    write(tmp_path, {"conf/train.yaml": CONF, "conf/model/tiny.yaml": SHAPE})
     return tmp_path
 
 
@@ -92,7 +90,6 @@ def test_the_command_overrides_values_of_hydras_file(hydra: Path) -> None:
     )
     assert study.workload.model.num_layers == 2, "of the group that `defaults` names"
     assert study.workload.global_batch_sizes == (4 * 2 * 2,)
-    assert study.baseline is not None
     assert (study.baseline.micro_batch_size, study.baseline.accumulation_steps) == (4, 2)
     assert (
         'could be tuned (conf/train.yaml): knobs: {num_workers: [0, 2, 4]}, here "data.num_workers={num_workers}"'
@@ -103,7 +100,6 @@ def test_the_command_overrides_values_of_hydras_file(hydra: Path) -> None:
 def test_what_a_script_overrides_today_is_the_baseline(hydra: Path) -> None:
     draft = drafted(hydra, HYDRA, "torchrun --nproc_per_node=2 train.py trainer.batch=16 +seed=3 trainer.lr=1e-3\n")
     study, launch = launched(draft, hydra)
-    assert study.baseline is not None
     assert study.baseline.micro_batch_size == 16
     assert launch.argv[3:6] == ("train.py", "+seed=3", "trainer.lr=1e-3")
     assert [word for word in launch.argv if word.startswith("trainer.batch=")] == ["trainer.batch=8"]
@@ -148,7 +144,6 @@ def test_a_file_that_stands_alone_in_the_command(tmp_path: Path) -> None:
         "bf16": False,
         "reshard_after_forward": False,
     }
-    assert study.baseline is not None
     assert (study.baseline.precision, study.baseline.zero_stage, study.baseline.recompute) == ("bf16", 3, "none")
 
 

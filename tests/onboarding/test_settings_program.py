@@ -14,6 +14,7 @@ from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
+from tests.shortcuts import file_with
 
 FACTORY: dict[str, Any] = {
     "model_name_or_path": "meta-llama/Llama-3.1-8B-Instruct",
@@ -39,13 +40,11 @@ AXOLOTL: dict[str, Any] = {
 
 
 def drafted(document: dict[str, Any], folder: Path, cluster: str | None = "h100-sxm-2x8") -> Draft:
-    (folder / "sft.yml").write_text(yaml.safe_dump(document))
-    return first_draft(folder / "sft.yml", cluster=cluster, folder=folder)
+    return first_draft(file_with(folder / "sft.yml", yaml.safe_dump(document)), cluster=cluster, folder=folder)
 
 
 def loaded(draft: Draft, folder: Path) -> Study:
-    (folder / "spec.yaml").write_text(draft.text)
-    return api.load_study(str(folder / "spec.yaml"))
+    return api.load_study(str(file_with(folder / "spec.yaml", draft.text)))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,6 @@ def test_the_file_is_started_on_several_nodes_with_the_knobs_in_its_place(
     assert draft.fill_in == ()
     assert study.workload.model.name == "llama-8b"
     assert (study.workload.global_batch_sizes, study.workload.seq_len) == ((batch,), seq_len)
-    assert study.baseline is not None
     assert (study.baseline.zero_stage, study.baseline.precision, study.baseline.recompute) == (stage, "bf16", "full")
     config = ParallelConfig(dp=16, micro_batch_size=2, accumulation_steps=batch // 32, zero_stage=stage)
     launch = trainer("command").launch(study.workload, config, study.trainer_options)
@@ -92,7 +90,6 @@ def test_the_file_is_started_on_several_nodes_with_the_knobs_in_its_place(
 
 def test_what_the_file_alone_decides_is_fixed(tmp_path: Path) -> None:
     study = loaded(drafted(AXOLOTL, tmp_path), tmp_path)
-    assert study.workload.peft is not None
     assert (study.workload.peft.method, study.workload.peft.rank, study.workload.peft.library) == ("qlora", 32, "peft")
     (refused,) = trainer("command").limits(
         study.workload,
@@ -113,7 +110,6 @@ def test_what_the_file_alone_decides_is_fixed(tmp_path: Path) -> None:
 )
 def test_the_sharding_is_read_by_name(changes: dict[str, Any], stage: int, tmp_path: Path) -> None:
     study = loaded(drafted({**AXOLOTL, "adapter": None, **changes}, tmp_path), tmp_path)
-    assert study.baseline is not None
     assert study.baseline.zero_stage == stage
     assert study.workload.peft is None
 
@@ -221,8 +217,7 @@ def test_a_program_that_is_given_its_settings_by_a_launcher_has_the_sharding_of_
         "fsdp_config": {"fsdp_sharding_strategy": "FULL_SHARD"},
     }
     (tmp_path / "fsdp.yaml").write_text(yaml.safe_dump(fsdp))
-    run = tmp_path / "run.sh"
-    run.write_text("accelerate launch --config_file fsdp.yaml src/train.py sft.yaml\n")
+    run = file_with(tmp_path / "run.sh", "accelerate launch --config_file fsdp.yaml src/train.py sft.yaml\n")
     document = first_draft(run, folder=tmp_path).document
     assert document["trainer"]["argv"][:2] == ["accelerate", "launch"]
     words = document["trainer"]["argv"]
@@ -233,8 +228,7 @@ def test_a_program_that_is_given_its_settings_by_a_launcher_has_the_sharding_of_
 
 
 def test_settings_that_are_not_there_are_asked_for(tmp_path: Path) -> None:
-    run = tmp_path / "run.sh"
-    run.write_text("torchrun --nproc_per_node=8 -m axolotl.cli.train train.yaml\n")
+    run = file_with(tmp_path / "run.sh", "torchrun --nproc_per_node=8 -m axolotl.cli.train train.yaml\n")
     with pytest.raises(SpecError, match=r"train\.yaml, which sets model, batch and precision but was not found"):
         first_draft(run, cluster="h100-sxm-1x8", folder=tmp_path)
 
@@ -263,9 +257,7 @@ def test_settings_of_the_next_version_are_read_by_its_names(tmp_path: Path) -> N
     }
     study = loaded(drafted(settings, tmp_path), tmp_path)
     assert study.workload.model.name == "qwen3-0.6b"
-    assert study.workload.peft is not None
     assert (study.workload.peft.rank, study.workload.global_batch_sizes) == (32, (8,))
-    assert study.baseline is not None
     told = (study.baseline.zero_stage, study.baseline.cp, study.baseline.precision, study.baseline.recompute)
     assert told == (3, 2, "bf16", "none")
     launch = trainer("command").launch(study.workload, study.baseline, study.trainer_options)

@@ -13,6 +13,7 @@ from autotune.onboarding.first_spec import first_draft
 from autotune.onboarding.launch.launch_script import Started, started_by
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
+from tests.shortcuts import file_with, write
 
 TRAIN = """
 import argparse
@@ -66,19 +67,16 @@ FORCE_TORCHRUN=1 NNODES=2 NODE_RANK=0 llamafactory-cli train --model_name_or_pat
 def folder(tmp_path: Path) -> Path:
     for name in ("code/src", "code/scripts", "code/configs"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "code/src/train.py").write_text(TRAIN)
-    (tmp_path / "code/configs/fsdp.yaml").write_text(FSDP)
+    write(tmp_path, {"code/src/train.py": TRAIN, "code/configs/fsdp.yaml": FSDP})
     return tmp_path
 
 
 def drafted(folder: Path, text: str, cluster: str | None = None, name: str = "scripts/run.sh") -> Draft:
-    (folder / "code" / name).write_text(text)
-    return first_draft(folder / "code" / name, cluster=cluster, folder=folder)
+    return first_draft(file_with(folder / "code" / name, text), cluster=cluster, folder=folder)
 
 
 def loaded(draft: Draft, folder: Path) -> Study:
-    (folder / "spec.yaml").write_text(draft.text)
-    return api.load_study(folder / "spec.yaml")
+    return api.load_study(file_with(folder / "spec.yaml", draft.text))
 
 
 def argv(study: Study, config: ParallelConfig) -> tuple[str, ...]:
@@ -119,10 +117,8 @@ def test_a_cluster_of_several_nodes_is_to_be_filled_in(folder: Path) -> None:
 
 
 def test_zero_stages_of_a_script_of_deepspeed_are_tuned_by_its_own_file(folder: Path) -> None:
-    (folder / "code/train.py").write_text(TRAINER)
-    (folder / "code/ds.json").write_text(json.dumps(ZERO))
+    write(folder, {"code/train.py": TRAINER, "code/ds.json": json.dumps(ZERO)})
     study = loaded(drafted(folder, DEEPSPEED, "a100-80gb-1x4", "run.sh"), folder)
-    assert study.baseline is not None
     assert (study.baseline.zero_stage, study.baseline.precision, study.baseline.recompute) == (2, "bf16", "full")
     assert {row.config.zero_stage for row in api.plan_of(study, top=1000).rows} == {1, 2, 3}
     config = ParallelConfig(
@@ -146,7 +142,6 @@ def test_a_script_of_llamafactory_has_its_settings_in_its_command(folder: Path) 
     study = loaded(draft, folder)
     assert (study.workload.model.name, study.workload.seq_len) == ("qwen2.5-7b", 1024)
     assert study.workload.global_batch_sizes == (2 * 4 * 16,)
-    assert study.workload.peft is not None
     assert study.workload.peft.rank == 16
     words = argv(study, ParallelConfig(dp=16, micro_batch_size=4, accumulation_steps=2, precision="fp16"))
     assert words[2:4] == ("-m", "llamafactory.launcher")
@@ -230,12 +225,15 @@ def test_trials_of_transformers_save_nothing_and_the_exported_launch_says_so(fol
 
 
 def test_megatron_under_deepspeed_stays_the_program_that_it_is(tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text(
-        'ds="--deepspeed --zero-stage=3 --deepspeed_config=ds.json"\n'
-        "deepspeed --num_gpus 8 pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 4 --hidden-size 64 --num-attention-heads 4 "
-        "--micro-batch-size 2 --global-batch-size 16 --seq-length 128 --train-iters 10 --fp16 --checkpoint-activations $ds\n"
+    draft = first_draft(
+        file_with(
+            tmp_path / "run.sh",
+            'ds="--deepspeed --zero-stage=3 --deepspeed_config=ds.json"\n'
+            "deepspeed --num_gpus 8 pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 4 --hidden-size 64 --num-attention-heads 4 "
+            "--micro-batch-size 2 --global-batch-size 16 --seq-length 128 --train-iters 10 --fp16 --checkpoint-activations $ds\n",
+        ),
+        folder=tmp_path,
     )
-    draft = first_draft(tmp_path / "run.sh", folder=tmp_path)
     assert draft.document["trainer"]["kind"] == "command"
     assert "precision=fp16,recompute=full,zero_stage=3" in draft.document["baseline"]
     assert "--deepspeed_config=ds.json" in draft.document["trainer"]["argv"]

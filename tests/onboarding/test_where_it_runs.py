@@ -10,6 +10,7 @@ import pytest
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft, launch_of_script
 from autotune.onboarding.launch.launch_script import started_by
+from tests.shortcuts import file_with, write
 
 PROGRAM = """
 import argparse, deepspeed
@@ -26,14 +27,12 @@ START = "deepspeed --num_gpus 2 train.py --batch-size 6 --deepspeed ds.json"
 def repository(tmp_path: Path) -> Path:
     for name in ("repo/scripts", "repo/src", "repo/other"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "repo/src/train.py").write_text(PROGRAM)
-    (tmp_path / "repo/src/ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    write(tmp_path, {"repo/src/train.py": PROGRAM, "repo/src/ds.json": json.dumps({"zero_optimization": {"stage": 2}})})
     return tmp_path / "repo"
 
 
 def drafted(repository: Path, text: str) -> Draft:
-    script = repository / "scripts/run.sh"
-    script.write_text(text.replace("REPO", str(repository)))
+    script = file_with(repository / "scripts/run.sh", text.replace("REPO", str(repository)))
     return first_draft(script, model="gpt2-small", folder=repository)
 
 
@@ -81,7 +80,6 @@ def test_a_program_of_another_folder_is_not_taken(repository: Path) -> None:
 
 def test_a_subshell_leaves_its_folder(repository: Path) -> None:
     started = started_by(f"(cd other && make)\n{START}\n")
-    assert started is not None
     assert started.folder == ""
 
 
@@ -111,6 +109,5 @@ def test_paths_from_the_script_are_read_from_the_folder(repository: Path) -> Non
 
 
 def test_the_script_itself_is_started_where_its_folder_begins(repository: Path) -> None:
-    script = repository / "scripts/run.sh"
-    script.write_text("cd src\npython train.py --batch-size 6\n")
+    script = file_with(repository / "scripts/run.sh", "cd src\npython train.py --batch-size 6\n")
     assert launch_of_script(script).cwd == repository.resolve()

@@ -15,6 +15,7 @@ from autotune.reviews import lines_of, review
 from autotune.reviews.lines import edited
 from autotune.spec import config_label
 from tests.onboarding.test_public_launches import drafted
+from tests.shortcuts import file_with, write
 
 PROGRAM = """
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
@@ -35,15 +36,13 @@ LAUNCH = "torchrun --nproc-per-node 8 sft.py\n"
 
 
 def written(tmp_path: Path, program: str = PROGRAM) -> Path:
-    (tmp_path / "sft.py").write_text(program)
-    (tmp_path / "run.sh").write_text(LAUNCH)
+    write(tmp_path, {"sft.py": program, "run.sh": LAUNCH})
     return tmp_path / "run.sh"
 
 
 def test_a_review_predicts_what_the_text_says_and_edits_its_lines(tmp_path: Path) -> None:
     found = review(written(tmp_path), cluster="h200-sxm", seq_len=2048)
     assert found.config is not None
-    assert found.study is not None
     assert found.study.workload.global_batch_size == 2 * 8 * 8
     assert found.study.workload.model.name == "llama-8b"
     assert found.study.workload.loop == "hf_trainer"
@@ -64,7 +63,6 @@ def test_a_program_alone_is_asked_for_the_ranks_that_nothing_says(tmp_path: Path
     path = written(tmp_path).with_name("sft.py")
     assert any("--batch" in each.remedy for each in review(path, seq_len=2048).missing)
     known = review(path, cluster="h100-sxm-1x4", seq_len=2048)
-    assert known.study is not None
     assert known.study.workload.global_batch_size == 2 * 8 * 4
 
 
@@ -116,11 +114,9 @@ Trainer(model=model, args=training_args).train()
 
 
 def test_options_and_text_together_are_the_launch(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PARTLY)
-    (tmp_path / "run.sh").write_text("torchrun --nproc-per-node 8 train.py --batch_size 2\n")
+    write(tmp_path, {"train.py": PARTLY, "run.sh": "torchrun --nproc-per-node 8 train.py --batch_size 2\n"})
     found = review(tmp_path / "run.sh", cluster="h200-sxm")
     assert found.config is not None
-    assert found.study is not None
     config = found.config
     assert (config.micro_batch_size, config.accumulation_steps, config.precision) == (2, 4, "bf16")
     assert (config.recompute, config.zero_stage, found.study.workload.seq_len) == ("full", 3, 2048)
@@ -170,11 +166,11 @@ OF_OPTIONS = "per_device_train_batch_size=args.batch_size"
 def test_what_the_text_adds_to_options_by_any_word_counts(
     tmp_path: Path, trained: str, label: str, understood: str
 ) -> None:
-    (tmp_path / "train.py").write_text(f"{WHOLE}{trained}\n")
-    (tmp_path / "run.sh").write_text("torchrun --nproc-per-node 8 train.py --batch_size 2\n")
+    write(
+        tmp_path, {"train.py": f"{WHOLE}{trained}\n", "run.sh": "torchrun --nproc-per-node 8 train.py --batch_size 2\n"}
+    )
     found = review(tmp_path / "run.sh", cluster="h200-sxm")
     assert found.config is not None
-    assert found.study is not None
     assert config_label(found.config).endswith(label)
     assert understood in found.understood
     assert found.study.workload.loop == "hf_trainer"
@@ -197,8 +193,15 @@ def test_a_trainer_that_is_not_read_beside_options_leaves_no_baseline(tmp_path: 
 
 
 def test_a_program_whose_options_say_all_keeps_its_own_draft(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(f"{WHOLE}TrainingArguments('out', {OF_OPTIONS})\n")
-    draft = drafted(tmp_path, {"train.py": (tmp_path / "train.py").read_text()}, first="train.py")
+    draft = drafted(
+        tmp_path,
+        {
+            "train.py": (
+                file_with(tmp_path / "train.py", f"{WHOLE}TrainingArguments('out', {OF_OPTIONS})\n")
+            ).read_text()
+        },
+        first="train.py",
+    )
     assert "baseline" in draft.document
     assert draft.as_options is None
 
@@ -225,11 +228,9 @@ trainer.fit(model, loader, held_out)
 
 
 def test_lightnings_trainer_and_loader_say_ranks_batch_precision_and_sharding(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LIGHTNING)
-    (tmp_path / "run.sh").write_text("python train.py\n")
+    write(tmp_path, {"train.py": LIGHTNING, "run.sh": "python train.py\n"})
     found = review(tmp_path / "run.sh", cluster="h100-sxm-1x8", seq_len=2048)
     assert found.config is not None
-    assert found.study is not None
     assert found.study.workload.loop == "lightning"
     assert found.study.workload.global_batch_size == 4 * 2 * 8
     config = found.config
@@ -293,7 +294,6 @@ def test_adapters_that_the_text_says_plainly_are_those_of_the_plan(
     path = written(tmp_path, program)
     assert drafted(tmp_path, {"sft.py": program, "run.sh": LAUNCH}).document["workload"]["peft"] == expected
     found = review(path, cluster="h100-sxm", seq_len=2048)
-    assert found.estimate is not None
     assert f"with {expected['method']} r{expected['rank']} ({expected['targets']})" in found.understood
     assert float(found.estimate.peak_memory_bytes) < 60e9, "not the optimizer states of all weights"
 
@@ -357,7 +357,6 @@ def test_a_value_that_the_text_computes_is_not_known(tmp_path: Path) -> None:
     assert any("--bf16 (line 11)" in each.what for each in missing)
     asked = PROGRAM.replace("bf16=True", "bf16=torch.cuda.is_bf16_supported()")
     known = review(written(tmp_path, asked), cluster="h100-sxm", seq_len=2048).config
-    assert known is not None
     assert known.precision == "bf16"
 
 
@@ -375,8 +374,12 @@ Trainer(model=model, args=arguments).train()
 )  # fmt: skip
 def test_weights_whose_type_nothing_says_are_an_assumption(tmp_path: Path, dtype: str, is_said: bool) -> None:
     """transformers 5 loads the checkpoint's own type, transformers 4 loaded fp32."""
-    (tmp_path / "train.py").write_text(LOADED.format(dtype=dtype), encoding="utf-8")
-    notes = first_draft(tmp_path / "train.py", model=None, cluster="h100-sxm-1x8", folder=tmp_path).notes
+    notes = first_draft(
+        file_with(tmp_path / "train.py", LOADED.format(dtype=dtype)),
+        model=None,
+        cluster="h100-sxm-1x8",
+        folder=tmp_path,
+    ).notes
     said = [note for note in notes if note.startswith("weights are planned as fp32 (line 3 of train.py")]
     assert bool(said) is is_said
 
@@ -402,8 +405,7 @@ model = AutoModelForCausalLM.from_pretrained({name})
 def test_the_model_that_a_loop_of_its_own_loads_is_the_specs(
     tmp_path: Path, name: str, model: str, comment: str
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(LOOP.format(name=name), encoding="utf-8")
+    script = file_with(tmp_path / "train.py", LOOP.format(name=name))
     draft = first_draft(script, model=None, cluster="h100-sxm-1x8", folder=tmp_path)
     (entry,) = (entry for entry in draft.entries if entry.key == "model")
     assert (entry.value, entry.comment) == (model, comment)
@@ -424,5 +426,9 @@ def test_the_model_that_a_loop_of_its_own_loads_is_the_specs(
     ids=["computed", "unknown", "two", "one of two computed", "adapters"],
 )
 def test_a_loaded_model_that_is_not_certain_is_asked_for(tmp_path: Path, text: str) -> None:
-    (tmp_path / "train.py").write_text(text, encoding="utf-8")
-    assert "model" in first_draft(tmp_path / "train.py", model=None, cluster="h100-sxm-1x8", folder=tmp_path).fill_in
+    assert (
+        "model"
+        in first_draft(
+            file_with(tmp_path / "train.py", text), model=None, cluster="h100-sxm-1x8", folder=tmp_path
+        ).fill_in
+    )

@@ -18,6 +18,7 @@ from autotune.cli import run
 from autotune.errors import SpecError
 from autotune.reviews.kubeflow import PLUGIN, recommended
 from autotune.reviews.reviewing import review_texts
+from tests.shortcuts import file_with
 
 ARGS = [
     "--model_name_or_path=meta-llama/Llama-3.1-8B",
@@ -119,7 +120,6 @@ def test_a_job_that_asks_for_it_is_created_with_the_better_arguments(server: Api
     assert rest == before, "nothing but its arguments changes"
     assert "recompute full -> none" in warning
     found = review_texts({"job.yaml": yaml.safe_dump(after)}, cluster="h200-sxm")
-    assert found.config is not None
     assert (found.config.recompute, found.config.global_batch_size) == ("none", 64)
 
 
@@ -146,8 +146,7 @@ def test_any_other_job_is_created_as_it_is(
 
 
 def test_a_job_of_a_file_is_answered_with_its_patch_alone(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(job(plugin=None)))
+    path = file_with(tmp_path / "job.yaml", yaml.safe_dump(job(plugin=None)))
     assert run(["review", "--kubeflow", str(path), "--cluster", "h200-sxm"]) == 0
     out, err = capsys.readouterr()
     patch = json.loads(out)
@@ -169,7 +168,6 @@ def test_an_option_that_the_job_lacks_is_appended_and_behind_a_shell_it_is_left_
         answer, _ = recommended(json.dumps(job(args)), cluster="h200-sxm")
         assert answer, args
         found = review_texts({"job.yaml": yaml.safe_dump(applied(job(args), answer))}, cluster="h200-sxm")
-        assert found.config is not None
         assert found.config.recompute == "none"
     shell = job([" ".join(["torchrun --nproc-per-node=8 run_clm.py", *ARGS])], command=["bash", "-c"])
     answer, _ = recommended(json.dumps(shell), cluster="h200-sxm")

@@ -13,6 +13,7 @@ from autotune.planning import plan
 from autotune.reviews.reviewing import review
 from autotune.reviews.target import read_target
 from autotune.space import SearchSpace
+from tests.shortcuts import file_with
 
 LAUNCH = """\
 python3 -m verl.trainer.main_ppo \\
@@ -40,8 +41,7 @@ LOG = "\n".join(STEP.format(number, seconds) for number, seconds in enumerate((6
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Path:
-    (tmp_path / "run.sh").write_text(LAUNCH)
-    return tmp_path / "run.sh"
+    return file_with(tmp_path / "run.sh", LAUNCH)
 
 
 def test_a_draft_has_the_shape_of_the_named_weights_and_what_its_engine_can_run(launch: Path) -> None:
@@ -73,12 +73,8 @@ def test_lengths_that_nobody_told_are_at_their_limits_and_generation_is_left_out
     assert "upper bound" in lengths
     assert all("--log" in each for each in (lengths, generation))
     assert found.is_upper_bound
-    assert found.estimate is not None
-    assert found.estimate.phases_s is not None
     assert float(found.estimate.phases_s.generation) == pytest.approx(0, abs=1e-6)
     told = review(launch, cluster="h100-sxm-1x8", log=LOG).estimate
-    assert told is not None
-    assert told.phases_s is not None
     assert float(found.estimate.phases_s.update) > float(told.phases_s.update)
 
 
@@ -106,15 +102,11 @@ def test_what_is_not_counted_is_said(said: str, named: str, launch: Path) -> Non
 
 def test_a_log_answers_what_no_configuration_says(launch: Path) -> None:
     found = review(launch, cluster="h100-sxm-1x8", log=LOG)
-    assert found.study is not None
     assert found.study.workload.rl is not None
     rl = found.study.workload.rl
     assert (rl.prompt_lengths.mean, rl.response_lengths.longest) == (pytest.approx(104, rel=0.02), 1024)
     assert rl.reward_s == 2.0
-    assert found.estimate is not None
-    assert found.estimate.phases_s is not None
     assert float(found.estimate.phases_s.generation) == pytest.approx(51, rel=0.05)
-    assert found.observed is not None
     assert found.observed.step_time_s == 104
 
 
@@ -122,10 +114,7 @@ def test_phases_of_a_log_are_compared_phase_by_phase(launch: Path) -> None:
     """Evaluation and saving are part of a printed step, and generation has no error: what is measured is what the trainer runs."""
     phases = "timing_s/old_log_prob:8 - timing_s/ref:7 - timing_s/update_actor:33 - timing_s/testing:40 - timing_s/save_checkpoint:30"
     found = review(launch, cluster="h100-sxm-1x8", log=LOG.replace("timing_s/update_actor:33", phases))
-    assert found.estimate is not None
-    assert found.observed is not None
     parts = found.estimate.phases_s
-    assert parts is not None
     told = float(parts.generation + parts.reward + parts.refit)
     assert found.observed.step_time_s == pytest.approx(told + 8 + 7 + 33)
     assert "excluding evaluation and saving" in found.observed.source
@@ -166,7 +155,6 @@ def test_the_longest_that_may_come_is_said_beside_a_log(launch: Path) -> None:
     draft["rl"]["response_lengths"] = {"log": "run.log", "max": 4096}
     draft |= {"rollout": {"log": "run.log", "tp": 2}, "workload": {"seq_len": 8192}}
     study = api.load_study(draft, base=launch.parent)
-    assert study.workload.rl is not None
     assert study.workload.rl.response_lengths.longest == 4096
     assert study.workload.rl.reward_s == 2.0
     rate = dict(study.workload.rl.rollout.tokens_per_s_per_gpu)[2] if study.workload.rl.rollout else 0
@@ -178,11 +166,15 @@ def test_the_longest_that_may_come_is_said_beside_a_log(launch: Path) -> None:
 )
 def test_the_edit_of_how_trl_shards_is_the_line_that_says_so(line: str, edited: str, tmp_path: Path) -> None:
     """What TRL's fsdp2 does is not in the file: no edit of it is proposed, which would not hold."""
-    (tmp_path / "grpo.yaml").write_text(
-        f"model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct\n{line}\nper_device_train_batch_size: 8\ngradient_accumulation_steps: 4\n"
-        "num_generations: 8\nmax_completion_length: 512\nbf16: true\nuse_vllm: true\n"
+    found = review(
+        file_with(
+            tmp_path / "grpo.yaml",
+            f"model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct\n{line}\nper_device_train_batch_size: 8\ngradient_accumulation_steps: 4\n"
+            "num_generations: 8\nmax_completion_length: 512\nbf16: true\nuse_vllm: true\n",
+        ),
+        cluster="h100-sxm-1x8",
+        seq_len=1024,
     )
-    found = review(tmp_path / "grpo.yaml", cluster="h100-sxm-1x8", seq_len=1024)
     edits = [edit for edit in (*found.edits, *found.trials) if "zero_stage" in edit.changes]
     assert [each.after for edit in edits for each in edit.lines] == ([edited] if edited else [])
     assert not any("fsdp_config" in each for edit in (*found.edits, *found.trials) for each in edit.unplaced)
@@ -204,15 +196,18 @@ SPLITS = {
 
 @pytest.mark.parametrize("name", SPLITS)
 def test_a_type_of_gpu_stands_for_all_nodes_of_the_launch_also_those_that_generate(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(SPLITS[name])
-    target = read_target(tmp_path / name, cluster="h100-sxm")
+    target = read_target(file_with(tmp_path / name, SPLITS[name]), cluster="h100-sxm")
     assert target.document["cluster"] == "h100-sxm-3x4"
     (way,) = (each for each in target.document["rl"]["placement"].values() if isinstance(each, list))
     assert way == [8, 4]
-    (tmp_path / name).write_text(SPLITS[name].replace("nodes: 3", "nodes: 2").replace("nnodes=2", "nnodes=1"))
-    assert "runner" not in first_draft(tmp_path / name, folder=tmp_path).document
-    (tmp_path / name).write_text(SPLITS[name])
-    assert "currently 12 GPUs, 3 x 4" in first_draft(tmp_path / name, folder=tmp_path).text
+    assert (
+        "runner"
+        not in first_draft(
+            file_with(tmp_path / name, SPLITS[name].replace("nodes: 3", "nodes: 2").replace("nnodes=2", "nnodes=1")),
+            folder=tmp_path,
+        ).document
+    )
+    assert "currently 12 GPUs, 3 x 4" in first_draft(file_with(tmp_path / name, SPLITS[name]), folder=tmp_path).text
 
 
 def test_a_number_that_only_the_shell_knows_is_asked_for_and_not_taken_from_the_programs_defaults(launch: Path) -> None:
@@ -224,5 +219,4 @@ def test_a_number_that_only_the_shell_knows_is_asked_for_and_not_taken_from_the_
     launch.write_text(LAUNCH.replace("trainer.n_gpus_per_node", f"{path}=${{SP:-2}} trainer.n_gpus_per_node"))
     answered = review(launch, cluster="h100-sxm-1x8")
     assert not answered.missing
-    assert answered.config is not None
     assert answered.config.cp == 2

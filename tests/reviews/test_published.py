@@ -29,7 +29,6 @@ def test_the_table_is_what_the_data_sets_say() -> None:
 
 def test_a_review_names_the_nearest_published_measurement() -> None:
     found = api.review(SPEC).earlier
-    assert found is not None
     assert found.kind == "published"
     assert found.config.world_size == 8
     assert "H100" in found.where
@@ -89,7 +88,6 @@ def test_a_launch_at_the_limit_of_memory_is_told_what_helps_and_proposed_nothing
     assert not pair.slower
     assert not pair.found.edits
     spare = pair.found.if_out_of_memory
-    assert spare is not None
     assert spare.alone is not None
     assert spare.memory_bytes < 0
     assert spare.oom_probability <= SURE

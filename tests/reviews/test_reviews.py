@@ -24,6 +24,7 @@ from autotune.reviews.target import reading_only
 from autotune.schema.parsing import parse_study
 from autotune.space import why_not
 from autotune.spec import ParallelConfig
+from tests.shortcuts import file_with, write
 
 TRAINER = """#!/bin/bash
 #SBATCH --nodes=1
@@ -93,15 +94,11 @@ spec:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    path = tmp_path / "train.sh"
-    path.write_text(TRAINER)
-    return path
+    return file_with(tmp_path / "train.sh", TRAINER)
 
 
 def test_a_launch_is_understood_and_predicted_and_its_edits_are_lines_of_its_file(script: Path) -> None:
     found = review(script, cluster="h200-sxm")
-    assert found.config is not None
-    assert found.study is not None
     assert (found.config.dp, found.config.micro_batch_size, found.config.accumulation_steps) == (8, 1, 16)
     assert (found.config.recompute, found.config.zero_stage, found.config.precision) == ("full", 3, "bf16")
     assert found.study.workload.model.name == "llama-8b"
@@ -115,7 +112,6 @@ def test_a_launch_is_understood_and_predicted_and_its_edits_are_lines_of_its_fil
             after="    --gradient_checkpointing False \\",
         ),
     )
-    assert edit.alone is not None
     assert 1.0 < edit.alone.low < edit.alone.gain < edit.alone.high
     assert found.to_dict()["edits"][0]["line"] == 9
     assert script.read_text() == TRAINER  # nothing of theirs is written
@@ -128,13 +124,11 @@ def test_a_launch_is_understood_and_predicted_and_its_edits_are_lines_of_its_fil
 def test_what_is_proposed_is_legal_surely_fits_and_surely_gains(
     name: str, text: str, cluster: str, tmp_path: Path
 ) -> None:
-    (tmp_path / name).write_text(text)
-    found = review(tmp_path / name, cluster=cluster)
+    found = review(file_with(tmp_path / name, text), cluster=cluster)
     assert found.config is not None
     if found.together is None:
         assert not found.edits
         return
-    assert found.study is not None
     target = found.together.config
     assert why_not(found.study.workload, target) is None
     assert float(found.together.estimate.oom_probability) <= SURE
@@ -153,7 +147,6 @@ def test_where_no_edit_is_sure_up_to_three_are_worth_a_trial(script: Path) -> No
     assert 1 <= len(found.trials) <= TRIALS
     gains = []
     for tried in found.trials:
-        assert tried.alone is not None
         assert tried.alone.low < 1.0 or tried.oom_probability > SURE
         assert "precision" not in tried.changes
         assert tried.alone.chance >= LEAST_CHANCE
@@ -193,13 +186,12 @@ def test_a_gain_without_a_spread_is_sure() -> None:
 
 
 def test_changes_that_surely_gain_together_are_proposed_though_none_is_sure_alone(tmp_path: Path) -> None:
-    launch = tmp_path / "one_line.sh"
-    launch.write_text(
+    launch = file_with(
+        tmp_path / "one_line.sh",
         "torchrun --nproc-per-node 8 run_clm.py --model_name_or_path Qwen/Qwen3-14B --per_device_train_batch_size 1 --gradient_accumulation_steps 8 "
-        '--bf16 --gradient_checkpointing --fsdp "full_shard auto_wrap" --block_size 4096 --output_dir out\n'
+        '--bf16 --gradient_checkpointing --fsdp "full_shard auto_wrap" --block_size 4096 --output_dir out\n',
     )
     found = review(launch, cluster="h200-sxm")
-    assert found.together is not None
     assert found.together.gain.low > 1.0
     assert {edit.knob for edit in found.edits} == {"micro_batch_size", "compile"}
     assert all(edit.alone is None for edit in found.edits)
@@ -241,8 +233,7 @@ def test_a_command_is_reviewed_as_a_script_is(script: Path, tmp_path: Path, monk
 
 @pytest.mark.parametrize("text", [TRAINER, TITAN])
 def test_a_text_is_reviewed_as_its_file_is(text: str, tmp_path: Path) -> None:
-    path = tmp_path / ("launch.sh" if text is TRAINER else "launch.toml")
-    path.write_text(text)
+    path = file_with(tmp_path / ("launch.sh" if text is TRAINER else "launch.toml"), text)
     found = autotune.review(text, cluster="h100-sxm-1x8")
     of_file = autotune.review(path, cluster="h100-sxm-1x8")
     assert (found.config, found.estimate, found.lines) == (of_file.config, of_file.estimate, of_file.lines)
@@ -250,16 +241,13 @@ def test_a_text_is_reviewed_as_its_file_is(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "ranks"), [(TRAIN_JOB, 16), (PYTORCH_JOB, 8)])
 def test_a_manifest_is_the_launch_that_it_starts(text: str, ranks: int, tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(text)
-    found = review(tmp_path / "job.yaml", cluster="h200-sxm")
-    assert found.config is not None
+    found = review(file_with(tmp_path / "job.yaml", text), cluster="h200-sxm")
     assert found.config.world_size == ranks
     assert (found.config.micro_batch_size, found.config.accumulation_steps) == (2, 4)
 
 
 def test_edits_of_a_trainers_file_are_its_keys_and_a_patch_applies(tmp_path: Path) -> None:
-    path = tmp_path / "llama.toml"
-    path.write_text(TITAN)
+    path = file_with(tmp_path / "llama.toml", TITAN)
     found = review(path, cluster="h100-sxm-1x8")
     changed = {(line.line, line.after) for line in found.lines}
     assert (16, "enable = true") in changed
@@ -267,7 +255,6 @@ def test_edits_of_a_trainers_file_are_its_keys_and_a_patch_applies(tmp_path: Pat
     subprocess.run(["patch", "-p1", "-i", "edits.patch"], cwd=tmp_path, check=True, capture_output=True)
     assert path.read_text() == edited(found.texts, found.lines)["llama.toml"]
     again = review(path, cluster="h100-sxm-1x8")
-    assert again.config is not None
     assert again.config.compile
 
 
@@ -282,10 +269,8 @@ def test_a_flag_on_a_line_of_its_own_goes_with_the_line() -> None:
 def test_what_lowers_the_memory_and_is_not_counted_is_named_and_no_refusal_follows_from_the_rest(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "train.sh"
-    path.write_text(TRAINER.replace('--fsdp "full_shard auto_wrap"', "--optim paged_adamw"))
+    path = file_with(tmp_path / "train.sh", TRAINER.replace('--fsdp "full_shard auto_wrap"', "--optim paged_adamw"))
     found = review(path, cluster="h100-sxm")
-    assert found.estimate is not None
     assert float(found.estimate.oom_probability) > 0.5
     assert found.fits is None
     assert any("memory saved by paged_adamw" in each for each in found.assumed)
@@ -302,7 +287,6 @@ def test_a_loop_that_scales_losses_itself_is_not_warned_of_fp16(tmp_path: Path) 
     )
     (tmp_path / "pretrain_gpt.py").write_text("from megatron.training import pretrain\npretrain()\n")
     found = review(launch, cluster="a100-80gb")
-    assert found.config is not None
     assert found.config.precision == "fp16"
     assert not [each for each in found.warnings if "loss scaling" in each.text]
 
@@ -321,10 +305,14 @@ def test_edits_of_a_script_are_lines_of_the_settings_that_it_names(tmp_path: Pat
     told = (
         "model_name_or_path: Qwen/Qwen3-4B\nfinetuning_type: full\ncutoff_len: 2048\nper_device_train_batch_size: 1\n"
     )
-    (tmp_path / "sft.yaml").write_text(f"{told}gradient_accumulation_steps: 2\nbf16: true\nfsdp: full_shard\n")
-    (tmp_path / "data.json").write_text('[{"per_device_train_batch_size": 1}]')
-    launch = tmp_path / "run.sh"
-    launch.write_text("CUDA_VISIBLE_DEVICES=0,1,2,3 llamafactory-cli train sft.yaml\n")
+    write(
+        tmp_path,
+        {
+            "sft.yaml": f"{told}gradient_accumulation_steps: 2\nbf16: true\nfsdp: full_shard\n",
+            "data.json": '[{"per_device_train_batch_size": 1}]',
+        },
+    )
+    launch = file_with(tmp_path / "run.sh", "CUDA_VISIBLE_DEVICES=0,1,2,3 llamafactory-cli train sft.yaml\n")
     found = review(launch, cluster="h100-sxm")
     assert list(found.texts) == ["run.sh", "sft.yaml"]
     assert {line.file for line in found.lines} == {"sft.yaml"}
@@ -332,8 +320,7 @@ def test_edits_of_a_script_are_lines_of_the_settings_that_it_names(tmp_path: Pat
 
 
 def test_a_batch_that_follows_from_ranks_is_written_where_these_change(tmp_path: Path) -> None:
-    path = tmp_path / "llama.toml"
-    path.write_text(TITAN)
+    path = file_with(tmp_path / "llama.toml", TITAN)
     found = review(path, cluster="h100-sxm-1x8")
     changed = [edit for edit in found.edits if "accumulation_steps" in edit.changes]
     assert changed
@@ -346,11 +333,8 @@ def test_a_batch_that_follows_from_ranks_is_written_where_these_change(tmp_path:
 
 def test_a_measured_step_takes_the_level_of_this_run(script: Path) -> None:
     before = review(script, cluster="h100-sxm")
-    assert before.estimate is not None
     slow = 1.5 * float(before.estimate.step_time_s)
     after = review(script, cluster="h100-sxm", measured_s=slow)
-    assert after.observed is not None
-    assert after.estimate is not None
     assert after.observed.slower == pytest.approx(1.5)
     assert float(after.estimate.step_time_s) == pytest.approx(slow, rel=0.1)
     width = [float(e.step_time_high_s) / float(e.step_time_low_s) for e in (before.estimate, after.estimate)]
@@ -360,9 +344,9 @@ def test_a_measured_step_takes_the_level_of_this_run(script: Path) -> None:
 
 
 def test_texts_from_elsewhere_read_no_file_of_this_machine(tmp_path: Path) -> None:
-    secret = tmp_path / "secret.py"
-    secret.write_text(
-        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--known-only-here', default=3)\n"
+    secret = file_with(
+        tmp_path / "secret.py",
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--known-only-here', default=3)\n",
     )
     started = f"torchrun --nproc_per_node 8 {secret} --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --block_size 2048 --bf16 True\n"
     for text in (started, started.replace(str(tmp_path), "../" * 12 + str(tmp_path)[1:])):
@@ -452,15 +436,14 @@ def test_the_number_format_of_a_launcher_counts_where_no_flag_says_another(
 ) -> None:
     (tmp_path / "accelerate.yaml").write_text(ACCELERATE)
     launch = "accelerate launch --config_file accelerate.yaml sft.py --model_name_or_path google/gemma-2-9b --per_device_train_batch_size 1 --max_length 2048"
-    (tmp_path / "run.sh").write_text(f"{launch}{flags}\n")
-    found = review(tmp_path / "run.sh", cluster="h100-sxm-1x8")
-    assert found.config is not None
+    found = review(file_with(tmp_path / "run.sh", f"{launch}{flags}\n"), cluster="h100-sxm-1x8")
     assert (found.config.precision, found.config.zero_stage) == (precision, 3)
 
 
 def test_the_number_format_of_a_program_that_is_not_at_hand_is_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "run.sh"
-    path.write_text("torchrun --nproc_per_node 8 -m scripts.base_train --batch-size 4 --seq-len 2048\n")
+    path = file_with(
+        tmp_path / "run.sh", "torchrun --nproc_per_node 8 -m scripts.base_train --batch-size 4 --seq-len 2048\n"
+    )
     found = review(path, cluster="h100-sxm", model="llama-1b", batch=256)
     assert any("--precision" in each.remedy for each in found.missing)
     assert found.estimate is None
@@ -535,8 +518,7 @@ def test_json_has_all_of_it_and_a_copy_has_the_edits(
 
 
 def test_a_launch_that_does_not_fit_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "job.yaml").write_text(TRAIN_JOB)
-    code, out, _ = printed(capsys, str(tmp_path / "job.yaml"), "--cluster", "a100-40gb")
+    code, out, _ = printed(capsys, str(file_with(tmp_path / "job.yaml", TRAIN_JOB)), "--cluster", "a100-40gb")
     assert code == 1
     assert "does not fit: " in out
 
@@ -559,14 +541,10 @@ baseline: micro_batch_size=1,zero_stage=1,recompute=full   # today
 
 
 def test_what_is_said_beside_a_spec_counts_and_its_edits_are_its_baseline(tmp_path: Path) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text(SPEC)
+    path = file_with(tmp_path / "study.yaml", SPEC)
     found, other = review(path), review(path, cluster="a100-80gb-1x8", model="llama-3b")
-    assert found.study is not None
-    assert other.study is not None
     assert (found.study.workload.model.name, found.study.workload.cluster.gpu.name) == ("llama-8b", "h100-sxm")
     assert (other.study.workload.model.name, other.study.workload.cluster.gpu.name) == ("llama-3b", "a100-80gb")
-    assert found.together is not None
     (line,) = found.lines
     assert (line.line, line.after) == (6, f"baseline: {found.together.config}   # today")
     path.write_text(edited(found.texts, found.lines)["study.yaml"])
@@ -583,14 +561,21 @@ def test_a_step_that_no_gpu_takes_is_refused_and_one_time_is_given(script: Path)
 def test_the_memory_of_a_change_is_its_own_and_what_lowers_memory_is_looked_for_in_the_launch_alone(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text(SPEC.replace("micro_batch_size=1,zero_stage=1,recompute=full", "micro_batch_size=8,zero_stage=0"))
+    path = file_with(
+        tmp_path / "study.yaml",
+        SPEC.replace("micro_batch_size=1,zero_stage=1,recompute=full", "micro_batch_size=8,zero_stage=0"),
+    )
     found = review(path)
     assert found.fits is False
     recompute = [edit for edit in found.edits if edit.knob == "recompute"]
     assert all(edit.memory_bytes < 0 for edit in recompute)
-    (tmp_path / "run_clm.py").write_text("import argparse\nOPTIMIZERS = ['adafactor']\n")
-    (tmp_path / "train.sh").write_text(TRAINER + "# --optim paged_adamw\n")
+    write(
+        tmp_path,
+        {
+            "run_clm.py": "import argparse\nOPTIMIZERS = ['adafactor']\n",
+            "train.sh": TRAINER + "# --optim paged_adamw\n",
+        },
+    )
     assert not review(tmp_path / "train.sh", cluster="h100-sxm").is_upper_bound
 
 
@@ -602,10 +587,10 @@ def test_a_patch_names_what_the_file_has_no_line_for(tmp_path: Path, capsys: pyt
     assert out.startswith("--- a/llama.toml")
     assert "also set (no line for these in the files): training.global_batch_size=8" in err
     found = review(path, cluster="h100-sxm-1x8")
-    assert found.together is not None
     spec = SPEC.replace("trainer: megatron", "trainer: torchtitan").partition("baseline")[0]
-    best = tmp_path / "best.yaml"
-    best.write_text(f"{spec.replace('4096', '8192').replace('128', '8')}baseline: {found.together.config}\n")
+    best = file_with(
+        tmp_path / "best.yaml", f"{spec.replace('4096', '8192').replace('128', '8')}baseline: {found.together.config}\n"
+    )
     again = review(best)
     assert again.together is None
     _, out, err = printed(capsys, str(best), "--diff")
@@ -626,8 +611,9 @@ def test_texts_that_cannot_lie_in_one_folder_are_refused() -> None:
 
 
 def test_a_gpu_alone_as_the_cluster_of_unknown_ranks_is_one_of_the_things_that_are_missing(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    path.write_text('import lightning as L\n\ntrainer = L.Trainer(devices=8, precision="bf16-mixed")\n')
+    path = file_with(
+        tmp_path / "train.py", 'import lightning as L\n\ntrainer = L.Trainer(devices=8, precision="bf16-mixed")\n'
+    )
     found = review(path, cluster="h100-sxm")
     assert found.study is None
     said = {missing.what: missing.remedy for missing in found.missing}
@@ -645,7 +631,6 @@ def test_a_launch_that_was_measured_fits_whatever_was_predicted(tmp_path: Path) 
     assert review(launch, cluster="h100-sxm").fits is False
     found = review(launch, cluster="h100-sxm", measured_s=5.0)
     assert found.fits
-    assert found.estimate is not None
     assert found.estimate.oom_probability == 0.0
     assert any(
         line.startswith("fits, because it ran; predicted, too high for this program: ") for line in lines_of(found)
@@ -684,25 +669,24 @@ def test_what_a_launch_that_ran_says_of_the_memory_of_others() -> None:
     [("conf.json", "ZeRO stage 0 is assumed"), ("ds_zero3.json", "ZeRO stage 3 is assumed, as its name says")],
 )
 def test_a_file_of_the_launch_that_is_not_there_is_named(file: str, says: str, tmp_path: Path) -> None:
-    launch = tmp_path / "train.sh"
-    launch.write_text(
+    launch = file_with(
+        tmp_path / "train.sh",
         "deepspeed --num_gpus 8 run_clm.py --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 2 --gradient_accumulation_steps 8 "
-        f"--bf16 --block_size 4096 --output_dir out --deepspeed {file}\n"
+        f"--bf16 --block_size 4096 --output_dir out --deepspeed {file}\n",
     )
     found = review(launch, cluster="a100-80gb")
     assert any(file in each and says in each for each in found.assumed)
     (tmp_path / file).write_text('{"zero_optimization": {"stage": 2}}')
     found = review(launch, cluster="a100-80gb")
     assert not any(file in each for each in found.assumed)
-    assert found.config is not None
     assert found.config.zero_stage == 2
 
 
 def test_a_launch_whose_ranks_hold_everything_is_told_that_sharding_fits(tmp_path: Path) -> None:
-    launch = tmp_path / "train.sh"
-    launch.write_text(
+    launch = file_with(
+        tmp_path / "train.sh",
         "torchrun --nproc-per-node 8 run_clm.py --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 2 --gradient_accumulation_steps 8 "
-        "--bf16 --block_size 4096 --output_dir out\n"
+        "--bf16 --block_size 4096 --output_dir out\n",
     )
     found = review(launch, cluster="a100-80gb")
     assert found.fits is False
@@ -723,43 +707,41 @@ def test_a_pytorchjob_starts_the_ranks_that_its_operator_sets(tmp_path: Path) ->
         ("runPolicy: {}", "torchrun, "),
         ("runPolicy: {}", "torchrun, --nproc_per_node=8, --nnodes=4, "),
     ):
-        launch = tmp_path / "job.yaml"
-        launch.write_text(text.format(spec=spec, pod=pod.format(words=words)))
+        launch = file_with(tmp_path / "job.yaml", text.format(spec=spec, pod=pod.format(words=words)))
         found = review(launch, cluster="h100-sxm")
         assert found.config is not None, found.missing
         assert found.config.dp == 32
 
 
 def test_a_number_format_that_only_the_program_knows_can_be_said(tmp_path: Path) -> None:
-    launch = tmp_path / "train.sh"
-    launch.write_text(
+    launch = file_with(
+        tmp_path / "train.sh",
         "deepspeed --num_gpus 8 main.py --data_path Dahoas/rm-static --data_split 2,4,4 --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 4 "
-        "--max_seq_len 512 --num_train_epochs 4 --gradient_accumulation_steps 1 --lr_scheduler_type cosine --gradient_checkpointing --zero_stage 3 --deepspeed\n"
+        "--max_seq_len 512 --num_train_epochs 4 --gradient_accumulation_steps 1 --lr_scheduler_type cosine --gradient_checkpointing --zero_stage 3 --deepspeed\n",
     )
     asked = review(launch, cluster="a100-80gb")
     assert [each.what for each in asked.missing] == ["the precision"]
     assert "precision" not in asked.understood
     said = review(launch, cluster="a100-80gb", precision="bf16")
-    assert said.config is not None
     assert said.config.precision == "bf16"
     assert said.estimate is not None
 
 
 def test_a_refusal_names_the_manifest_and_not_the_script_that_stands_for_it(tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text(
+    path = file_with(
+        tmp_path / "job.yaml",
         "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nspec:\n  trainer:\n    numNodes: 2\n"
-        "    command: [torchrun, --no-python, python3, -c, 'import torch']\n"
+        "    command: [torchrun, --no-python, python3, -c, 'import torch']\n",
     )
     with pytest.raises(SpecError, match=r"job\.yaml starts `python3`"):
         review(path, cluster="h100-sxm")
 
 
 def test_the_ranks_of_a_launcher_that_does_not_say_them_are_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "run.sh"
-    path.write_text(
+    path = file_with(
+        tmp_path / "run.sh",
         "deepspeed finetune.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 512 --bf16 "
-        "--tensor-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 256\n"
+        "--tensor-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 256\n",
     )
     found = review(path, cluster="h100-sxm")
     assert [each.what for each in found.missing] == ["the number of GPUs: h100-sxm gives only the GPU type"]
@@ -782,7 +764,6 @@ def test_a_slurm_script_of_one_task_for_each_rank_is_reviewed_over_several_nodes
     text = TRAINER.replace("#SBATCH --nodes=1", "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8")
     path.write_text(text.replace("torchrun --nproc_per_node=8", "srun --cpu_bind=v python -u"))
     found = review(path, cluster="h200-sxm")
-    assert found.config is not None
     assert found.config.world_size == 32
     assert found.lines
     assert "torchrun" not in "".join(line.after for line in found.lines)
@@ -794,6 +775,5 @@ def test_a_config_is_that_of_a_program_that_has_no_options_for_it(batch: int, co
     said = {"cluster": "h200-sxm", "model": "llama-8b", "seq_len": 2048, "batch": batch, "precision": "bf16"}
     found = review(command, config=config, **said)  # type: ignore[arg-type]
     assert not found.missing
-    assert found.config is not None
     assert (found.config.micro_batch_size, found.config.accumulation_steps, found.config.zero_stage) == (2, 4, 3)
     assert not found.edits

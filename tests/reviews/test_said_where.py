@@ -9,6 +9,7 @@ import pytest
 from autotune.errors import SpecError
 from autotune.reviews import review
 from autotune.reviews.said_where import lines_of_values
+from tests.shortcuts import file_with
 
 SIZES = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024"
 MEGATRON = f"""#!/bin/bash
@@ -36,8 +37,7 @@ OWN = """torchrun --nproc_per_node 6 train.py --model meta-llama/Llama-2-7b-hf -
     ],
 )
 def test_an_error_names_the_lines(old: str, new: str, words: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "train.sh"
-    path.write_text(MEGATRON.replace(old, new))
+    path = file_with(tmp_path / "train.sh", MEGATRON.replace(old, new))
     with pytest.raises(SpecError) as refused:
         review(path, cluster="a100-80gb")
     for each in words:
@@ -46,8 +46,7 @@ def test_an_error_names_the_lines(old: str, new: str, words: list[str], tmp_path
 
 
 def test_a_config_that_is_not_valid_is_said_of_its_line_with_what_is(tmp_path: Path) -> None:
-    path = tmp_path / "train.sh"
-    path.write_text(OWN)
+    path = file_with(tmp_path / "train.sh", OWN)
     (missing,) = review(path, cluster="h100-sxm").missing
     assert missing.what == (
         "a valid configuration: tp must divide num_attention_heads, but tp=6 and num_attention_heads=32 (train.sh:3: tp=6)"
@@ -56,10 +55,10 @@ def test_a_config_that_is_not_valid_is_said_of_its_line_with_what_is(tmp_path: P
 
 
 def test_a_job_file_that_is_not_valid_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(
+    path = file_with(
+        tmp_path / "job.toml",
         '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nglobal_batch_size = 24\nseq_len = 8192\n'
-        "[parallelism]\ntensor_parallel_degree = 3\ndata_parallel_shard_degree = 8\n"
+        "[parallelism]\ntensor_parallel_degree = 3\ndata_parallel_shard_degree = 8\n",
     )
     (missing,) = review(path, cluster="h100-sxm-3x8").missing
     assert "tp must divide num_attention_heads, but tp=3" in missing.what

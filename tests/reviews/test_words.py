@@ -14,6 +14,7 @@ from autotune.reviews import MOST, Review, lines_of, review
 from autotune.reviews.answer import Danger, Edit, Gain, LineEdit, Missing
 from autotune.reviews.words import WIDTH, gain_words
 from tests.reviews.test_reviews import PYTORCH_JOB, SPEC, TITAN, TRAIN_JOB, TRAINER
+from tests.shortcuts import file_with
 
 LOOP = """import argparse, torch
 p = argparse.ArgumentParser()
@@ -75,8 +76,7 @@ def test_a_gain_from_twice_the_speed_on_is_a_factor(gain: Gain, said: str) -> No
 
 def stuffed(tmp_path: Path) -> Review:
     """With far more to say than there is room for."""
-    (tmp_path / "train.sh").write_text(TRAINER)
-    found = review(tmp_path / "train.sh", cluster="h200-sxm")
+    found = review(file_with(tmp_path / "train.sh", TRAINER), cluster="h200-sxm")
     assert found.together is not None
     return replace(
         found,
@@ -123,8 +123,7 @@ def test_what_is_missing_is_printed_before_everything_else(tmp_path: Path) -> No
 
 
 def test_of_a_long_line_what_changes_is_shown(tmp_path: Path) -> None:
-    (tmp_path / "one_line.sh").write_text(LAUNCHES["one_line.sh"])
-    found = review(tmp_path / "one_line.sh", cluster="h200-sxm")
+    found = review(file_with(tmp_path / "one_line.sh", LAUNCHES["one_line.sh"]), cluster="h200-sxm")
     line = next(line for line in lines_of(found) if "one_line.sh:1: " in line and not line.startswith("!"))
     assert "--gradient_checkpointing False" in line
     assert len(line) <= WIDTH

@@ -10,6 +10,7 @@ import pytest
 from autotune.errors import SpecError
 from autotune.slurm.allocation import allocation, is_on_a_node, notice_s, seconds_of, step_environment
 from autotune.slurm.hardware import cluster_from, slurm_cluster
+from tests.shortcuts import file_with
 
 
 @pytest.mark.parametrize(
@@ -34,8 +35,7 @@ def test_times_are_read_as_slurm_writes_them(text: str, seconds: float | None) -
 def commands(folder: Path) -> str:
     """A folder with commands of Slurm's names."""
     for name in ("srun", "scontrol"):
-        (folder / name).write_text("#!/bin/sh\n")
-        (folder / name).chmod(0o755)
+        file_with(folder / name, "#!/bin/sh\n").chmod(0o755)
     return str(folder)
 
 
@@ -49,7 +49,6 @@ def test_an_allocation_is_read_from_the_environment(tmp_path: Path) -> None:
         "SLURM_JOB_CPUS_PER_NODE": "8(x2),4",
     }
     job = allocation(told)
-    assert job is not None
     assert (job.job, job.num_nodes, job.restarts, job.cpus_per_node) == ("7", 3, 2, 4)
     assert allocation({**told, "PATH": "/nowhere"}) is None, "a container without Slurm's commands"
     assert allocation({"PATH": told["PATH"]}) is None

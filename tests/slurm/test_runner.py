@@ -30,6 +30,7 @@ from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune.trainers.base.torchrun import Placement
 from autotune_workers.runners.slurm import SlurmRunner
 from autotune_workers.slurm import keeper_step, node_start, places
+from tests.shortcuts import file_with
 from tests.slurm.commands import job
 from tests.workers.process import test_several_nodes as several
 from tests.workers.process.test_program_runner import request as on_one_node
@@ -108,7 +109,6 @@ def test_each_node_is_told_its_number_and_no_word_of_slurm(runner: SlurmRunner) 
     events = events_until_ended(runner, [asked.id])
     end = ended(events)
     assert end.failure is None, end.failure
-    assert end.measurement is not None
     assert end.measurement.peak_memory_bytes, "seen by the keepers"
     told = {e.node: line for e in events if isinstance(e, LogRead) for line in e.lines if line.startswith("told")}
     for node in (0, 1):
@@ -124,12 +124,12 @@ def test_nothing_but_python_is_needed_in_a_container(
     runner: SlurmRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(SRUN, "--container-image=bare.sqsh --container-mounts=/data")
-    script = tmp_path / "train.py"
-    script.write_text(
+    script = file_with(
+        tmp_path / "train.py",
         "import os, sys, time\n"
         "print('sees', sys.executable, os.environ['SRUN_IMAGE'], [k for k in os.environ if k.startswith('SLURM_')], flush=True)\n"
         f"sys.path.insert(0, {str(Path(several.__file__).parent)!r}); from node_program import meet; meet(int(os.environ['NODE_RANK']))\n"
-        "for step in range(9): print(f'iteration {step}: loss = 2.0\\niteration {step}: 10.0 ms', flush=True); time.sleep(0.05)\n"
+        "for step in range(9): print(f'iteration {step}: loss = 2.0\\niteration {step}: 10.0 ms', flush=True); time.sleep(0.05)\n",
     )
     asked = replace(
         several.on_two_nodes(0, ["python3", str(script), "{micro_batch_size}"], measure=several.BRIEF), with_log=True
@@ -140,7 +140,6 @@ def test_nothing_but_python_is_needed_in_a_container(
     sees = [line for e in events if isinstance(e, LogRead) for line in e.lines if line.startswith("sees")]
     assert sees == ["sees /usr/bin/python3 bare.sqsh []"] * 2, "the image's Python, not ours"
     absent = one(runner, several.on_two_nodes(1, ["no-such-program", "{micro_batch_size}"])).failure
-    assert absent is not None
     assert "there is no program 'no-such-program'" in absent.message
 
 
@@ -172,7 +171,6 @@ def test_a_lost_node_stays_out_until_slurm_starts_something_on_it(
     (slurm / "down-n2").touch()
     os.kill(keepers()["n2"], signal.SIGKILL)
     failure = ended(events_until_ended(runner, [asked.id])).failure
-    assert failure is not None
     assert failure.kind is FailureKind.WORKER_LOST
     assert "n2" in failure.message
     on_others = several.program(0, attempt=2)
@@ -195,7 +193,6 @@ def test_a_node_that_never_starts_is_lost(runner: SlurmRunner, slurm: Path, monk
         monkeypatch.setattr(keeper_step, name, value)
     (slurm / "down-n4").touch()
     failure = one(runner, on_all_nodes(0)).failure
-    assert failure is not None
     assert failure.kind is FailureKind.WORKER_LOST
     assert "n4 is lost" in failure.message
     assert one(runner, several.program(1)).failure is None
@@ -229,12 +226,12 @@ def test_a_step_that_cannot_start_is_an_error_with_the_words_of_srun(
     runner: SlurmRunner, monkeypatch: pytest.MonkeyPatch, slurm: Path
 ) -> None:
     monkeypatch.setenv(SRUN, "--container-image=empty.sqsh")
-    (slurm / "python3").write_text("#!/bin/sh\necho 'slurmstepd: error: no python3 in this image' >&2\nexit 2\n")
-    (slurm / "python3").chmod(0o755)
+    file_with(slurm / "python3", "#!/bin/sh\necho 'slurmstepd: error: no python3 in this image' >&2\nexit 2\n").chmod(
+        0o755
+    )
     text = (slurm / "srun").read_text().replace('"PATH": "/usr/bin:/bin"', f'"PATH": "{slurm}:/usr/bin:/bin"')
     (slurm / "srun").write_text(text)
     failure = one(runner, several.program(0)).failure
-    assert failure is not None
     assert failure.kind is FailureKind.ERROR
     assert "no python3 in this image" in failure.message
 

@@ -11,6 +11,7 @@ import pytest
 
 from autotune_workers.probe.probe_folder import ProbeFolder, is_off
 from tests.matrix import sampled
+from tests.shortcuts import file_with
 from tests.workers.probe.watching import LIMIT_S, PROGRAMS, Watched, python, torchrun, watched
 
 PARAMETERS = 64 * 32 + 2 * (32 * 96 + 96 + 32 * 32 + 32 + 32 * 128 + 128 + 128 * 32 + 32)
@@ -283,15 +284,15 @@ def test_torch_is_heard_of_after_it_was_only_looked_up(tmp_path: Path, first: st
 def test_a_program_that_updates_its_weights_without_an_optimizer_of_torch_is_told(
     tmp_path: Path, update: str, said: int
 ) -> None:
-    program = tmp_path / "own_updates.py"
-    program.write_text(
+    program = file_with(
+        tmp_path / "own_updates.py",
         "import torch\n"
         "model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 4))\n"
         "for _ in range(5):\n"
         "    model.zero_grad()\n"
         "    model(torch.tensor([[3, 4]])).square().sum().backward()\n"
         "    for p in model.parameters():\n"
-        f"        {update}\n"
+        f"        {update}\n",
     )
     seen = watched([sys.executable, str(program)], cwd=tmp_path)
     assert seen.code == 0, seen.text
@@ -301,13 +302,13 @@ def test_a_program_that_updates_its_weights_without_an_optimizer_of_torch_is_tol
 
 @pytest.mark.thorough
 def test_weights_that_cannot_be_compared_raise_nothing_into_the_program(tmp_path: Path) -> None:
-    program = tmp_path / "incomparable.py"
-    program.write_text(
+    program = file_with(
+        tmp_path / "incomparable.py",
         "import torch\n"
         "torch.equal = lambda *tensors: 1 / 0\n"
         "model = torch.nn.Linear(4, 4)\n"
         "for _ in range(3):\n"
-        "    model(torch.ones(1, 4)).sum().backward()\n"
+        "    model(torch.ones(1, 4)).sum().backward()\n",
     )
     seen = watched([sys.executable, str(program)], cwd=tmp_path)
     assert seen.code == 0, seen.text

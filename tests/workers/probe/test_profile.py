@@ -23,6 +23,7 @@ from autotune_workers.probe.injected.profile import (
     launch_delay,
     partition,
 )
+from tests.shortcuts import file_with
 from tests.workers.probe.watching import Watched, python, watched
 
 LOOPS = Path(__file__).parents[2] / "diagnosing" / "programs"
@@ -165,8 +166,7 @@ def test_regions_of_other_loops(tmp_path: Path, name: str, sleep: str) -> None:
 
 @pytest.mark.thorough
 def test_the_programs_own_profiler_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    argv = [*python("decoder.py")[:1], str(tmp_path / "own.py")]
+    argv = [*python("decoder.py")[:1], str(file_with(tmp_path / "own.py", OWN))]
     seen = watched(argv, cwd=tmp_path, env={ASKED: "2"})
     assert [report["failed"] for report in seen.of("profile")] == ["the program's own profiler was running"]
     assert "20 of 20 steps in its profile" in seen.text
@@ -188,8 +188,7 @@ print(sum(event.name == "aten::addmm" for event in own.events()), "of 20 steps i
 @pytest.mark.thorough
 def test_another_thread_that_loads_disturbs_no_mark(tmp_path: Path) -> None:
     """Its draws begin and end in any order beside the training's own regions."""
-    (tmp_path / "threads.py").write_text(THREADS)
-    seen = watched([sys.executable, str(tmp_path / "threads.py")], cwd=tmp_path, env={ASKED: "2"})
+    seen = watched([sys.executable, str(file_with(tmp_path / "threads.py", THREADS))], cwd=tmp_path, env={ASKED: "2"})
     assert seen.code == 0, seen.text
     assert not seen.of("trouble")
     (report,) = seen.of("profile")
