@@ -3,81 +3,449 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune import api
 from autotune.errors import SpecError
-from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft
 from autotune.onboarding.launch.launch_script import started_by
-from autotune.spec import Study
+from tests.onboarding.drafting import A100, Launch, Read, argv, drafted, loaded
 from tests.shortcuts import file_with
 
-A100 = "a100-80gb-1x8"
 ARGPARSE = "import argparse\np = argparse.ArgumentParser()\n"
 HF = "from transformers import HfArgumentParser, TrainingArguments\nHfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
 HF_FLAGS = "--bf16 True --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --gradient_checkpointing True --model_max_length 1024"
 
 
-def drafted(folder: Path, files: Mapping[str, str], first: str = "run.sh", cluster: str | None = A100) -> Draft:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return first_draft(folder / first, cluster=cluster, folder=folder)
+ZERO3 = '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}'
+FORK = (
+    "deepspeed --num_gpus 8 pretrain_llm.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-layers 32 --hidden-size 4096 "
+    "--num-attention-heads 32 --seq-length 2048 --micro-batch-size 2 {batch} --train-iters 100 --bf16 --deepspeed --zero-stage 1\n"
+)
+SETTINGS = {
+    "distributed": {"tp_size": 2, "cp_size": 1, "pp_size": 2, "dp_size": 2},
+    "training": {"micro_batch_size": 4, "gradient_accumulation_steps": 8, "seq_length": 1024, "seed": 1},
+}
+BY_TORCHRUN = "torchrun --nproc_per_node={n} t.py --per_device_batch 2 --grad_accum 8 --seq_len 64\n"
+BY_ACCELERATE = "accelerate launch t.py --per_device_batch 2 --grad_accum 8 --seq_len 64\n"
+BF16_CODE = f'import torch\n{ARGPARSE}p.add_argument("--batch-size", type=int, default=8)\nmodel.to(torch.bfloat16)\n'
+DECLARED = {
+    "--batch-size": 8,
+    "--eval.steps": 50,
+    "--eval.batch_size": 64,
+    "--num_iterations": -1,
+    "--total_batch_size": -1,
+    "--max-seq-len": 64,
+}
+TOTAL = f'import torch.distributed as dist\ndist.init_process_group()\n{ARGPARSE}p.add_argument("--batch_size", type=int, default=64, help="{{}}")\n'
+SUBCLASS = (
+    "from dataclasses import dataclass, field\nimport transformers\n"
+    "@dataclass\nclass Base(transformers.Seq2SeqTrainingArguments):\n"
+    "    gradient_checkpointing: bool = field(default=True)\n    gradient_accumulation_steps: int = field(default=16)\n"
+    "@dataclass\nclass Own(Base):\n    gradient_accumulation_steps: int = field(default=4)\n"
+    "transformers.HfArgumentParser((Own,)).parse_args_into_dataclasses()\n"
+)
+SHAPED = ARGPARSE + (
+    'p.add_argument("--batch-size", type=int, default=1)\np.add_argument("--bf16", action="store_true")\n'
+    'p.add_argument("--num-layers", type=int, default=24)\np.add_argument("--hidden-size", type=int, default=1024)\n'
+    'p.add_argument("--num-attention-heads", type=int, default=16)\n'
+)
+LOOP = (
+    ARGPARSE + 'p.add_argument("--batch-size", type=int, default=4)\np.add_argument("--accum", type=int, default=1)\n'
+)
+TF32 = (
+    LOOP
+    + 'p.add_argument("--precision", default="no", choices=["no", "bf16"])\ntorch.backends.cuda.matmul.allow_tf32 = True\n'
+)
+AMP = (
+    LOOP
+    + 'p.add_argument("--amp", action="store_true")\nif torch.cuda.is_available():\n    torch.backends.cuda.matmul.allow_tf32 = True\n'
+)
+TRAIN8 = "torchrun --nproc_per_node 8 train.py\n"
+TOKENS = "total_batch_size = 524288\nwith torch.autocast('cuda'):\n    step()\n"
+JOB_FILE = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+steps = 1000
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 1
+[activation_checkpoint]
+mode = "full"
+"""
+TITAN_RUN = (
+    "torchrun --nproc_per_node=${NGPU:-8} -m torchtitan.train --job.config_file ${CONFIG_FILE:-./llama3_8b.toml}"
+)
+NANOTRON = {
+    "general": {"run": "tiny", "seed": 1},
+    "model": {
+        "dtype": "bfloat16",
+        "model_config": {
+            "hidden_size": 2048,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "vocab_size": 128256,
+            "is_llama_config": True,
+            "tie_word_embeddings": True,
+        },
+    },
+    "optimizer": {"zero_stage": 0, "accumulate_grad_in_fp32": True},
+    "parallelism": {"dp": 4, "pp": 1, "tp": 2, "pp_engine": "1f1b"},
+    "tokens": {
+        "batch_accumulation_per_replica": 1,
+        "micro_batch_size": 3,
+        "sequence_length": 4096,
+        "train_steps": 15,
+    },
+}
+BATCH = "workload/global_batch_size"
+READ = {
+    "DeepSpeed stays the launcher of a program that imports it elsewhere": Launch(
+        {
+            "run.sh": f"deepspeed train.py --deepspeed z3.json {HF_FLAGS}\n",
+            "train.py": "import helpers\nhelpers.main()\n",
+            "z3.json": '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}',
+        },
+        Read(
+            start=("deepspeed", "--num_gpus={nproc_per_node}"),
+            study={
+                "workload.global_batch_sizes": (4 * 2 * 8,),
+                "baseline.dp": 8,
+                "baseline.zero_stage": 3,
+                "baseline.precision": "bf16",
+            },
+        ),
+    ),
+    "a parser of an imported module; TF32 beside bf16 stays as it is": Launch(
+        {
+            "run.sh": f'torchrun --nproc_per_node=4 pkg/fast.py --fsdp "full_shard auto_wrap" --tf32 True {HF_FLAGS}\n',
+            "pkg/fast.py": "from pkg.patch import patch\npatch()\nfrom pkg.train import run\nrun()\n",
+            "pkg/train.py": "from dataclasses import dataclass\n" + HF,
+        },
+        Read(
+            document={
+                "baseline": "micro_batch_size=4,precision=bf16,recompute=full,zero_stage=3",
+                BATCH: 4 * 2 * 4,
+            },
+            words=("--tf32=True",),
+        ),
+        "a100-80gb-1x4",
+    ),
+    "a parser behind a relative import says its own lines": Launch(
+        {
+            "src/run.sh": "torchrun --nproc_per_node 8 -m clipper.main --precision amp_bfloat16 --batch-size 32\n",
+            "src/clipper/main.py": "from .params import parse\n",
+            "src/clipper/params.py": f'{ARGPARSE}p.add_argument("--batch-size", type=int, default=64)\np.add_argument("--precision", default="fp32")\n',
+        },
+        Read(
+            baseline="micro_batch_size=32,precision=bf16",
+            text=("params.py line 3",),
+            words=("--precision={precision}",),
+        ),
+    ),
+    "a word that nobody knows leaves no baseline": Launch(
+        {"run.sh": "torchrun --nproc_per_node 8 t.py --precision mxfp4 --batch-size 8 --seq-len 64\n"},
+        Read(document={"baseline": None}, asked=("baseline",), notes=("--precision=mxfp4",)),
+    ),
+    "degrees of a fork are in the baseline": Launch(
+        {"run.sh": FORK.format(batch="--global-batch-size 64")},
+        Read(baseline="tp=2,pp=2,dp=2,micro_batch_size=2,precision=bf16"),
+    ),
+    "degrees of a fork are in the batch": Launch(
+        {"run.sh": FORK.format(batch="--grad-accum 4")}, Read(document={BATCH: 2 * 4 * 2})
+    ),
+    "a degree of a fork that is not known": Launch(
+        {"run.sh": FORK.format(batch="--ds-sequence-parallel-size 2")},
+        Read(document={"baseline": None}, notes=("--ds-sequence-parallel-size=2",)),
+    ),
+    "degrees of a file of settings are in the baseline": Launch(
+        {
+            "run.sh": "torchrun --nproc_per_node 8 train.py --config c.json\n",
+            "train.py": ARGPARSE + 'p.add_argument("--config")\n',
+            "c.json": json.dumps(SETTINGS),
+        },
+        Read(
+            document={BATCH: 4 * 8 * 2},
+            study={"baseline.tp": 2, "baseline.pp": 2, "baseline.dp": 2},
+        ),
+    ),
+    "ranks are those of the launch, fewer than the cluster has": Launch(
+        {"run.sh": BY_TORCHRUN.format(n=4)},
+        Read(study={"workload.global_batch_sizes": (2 * 8 * 4,), "baseline.world_size": 4}),
+    ),
+    "ranks are those of the launch, more than the cluster has": Launch(
+        {"run.sh": BY_TORCHRUN.format(n=8)},
+        Read(
+            study={
+                "workload.global_batch_sizes": (2 * 8 * 8,),
+                "baseline.dp": 2,
+                "baseline.accumulation_steps": 32,
+            },
+            notes=("8 ranks, and trials have 2",),
+        ),
+        "a100-80gb-1x2",
+    ),
+    "ranks that nothing says": Launch({"run.sh": BY_ACCELERATE}, Read(asked=("workload.global_batch_size",)), None),
+    "ranks that the cluster says": Launch({"run.sh": BY_ACCELERATE}, Read(settled=("workload.global_batch_size",))),
+    "ranks that the visible GPUs say": Launch(
+        {"run.sh": f"CUDA_VISIBLE_DEVICES=0,1 {BY_ACCELERATE}"}, Read(document={BATCH: 32}), None
+    ),
+    "no launcher is added where there was none": Launch(
+        {
+            "run.sh": "python train.py --batch_size 4 --seq_len 64\n",
+            "train.py": "from accelerate import Accelerator\n"
+            + ARGPARSE
+            + 'p.add_argument("--batch_size", type=int)\n',
+        },
+        Read(start=("python", "train.py"), notes=("starts one process",)),
+    ),
+    "words behind two dashes stay": Launch(
+        {
+            "run.sh": "torchrun --standalone --nproc_per_node=8 -m scripts.base -- --depth=20 --device_batch_size=32 --run=x\n"
+        },
+        Read(
+            document={
+                "trainer/argv": [
+                    *("torchrun", "--standalone", "--nproc-per-node={nproc_per_node}", "-m", "scripts.base"),
+                    *("--", "--depth=20", "--run=x", "--device_batch_size={micro_batch_size}"),
+                ]
+            },
+            baseline="micro_batch_size=32",
+        ),
+    ),
+    "names that mean something else": Launch(
+        {
+            "train.py": ARGPARSE
+            + "".join(f'p.add_argument("{name}", type=int, default={value})\n' for name, value in DECLARED.items())
+        },
+        Read(words=("--num_iterations={steps}",), without=("eval",), document={BATCH: 8}),
+    ),
+    **{
+        f"a batch over all ranks: {code}": Launch(
+            {"train.py": f"{TOTAL.format('per GPU')}{code}\n"}, Read(baseline="micro_batch_size=8")
+        )
+        for code in (
+            "args.batch_size = int(args.batch_size / ngpus_per_node)",
+            "n = args.batch_size // dist.get_world_size()",
+            "Accelerator(split_batches=True)",
+        )
+    },
+    "a help text says nothing of ranks": Launch(
+        {"train.py": TOTAL.format("effective batch is batch_size * # gpus")}, Read(baseline="micro_batch_size=64")
+    ),
+    "a run is not watched by trials": Launch(
+        {"run.sh": "torchrun --nproc_per_node 8 t.py --batch-size 4 --grad-accum 1 --wandb\n"},
+        Read(without=("--wandb",), notes=("--wandb",)),
+    ),
+    "a format that the file of DeepSpeed fixes is not searched": Launch(
+        {
+            "run.sh": f"deepspeed --num_gpus 8 train.py --deepspeed ds.json {HF_FLAGS}\n",
+            "train.py": HF,
+            "ds.json": ZERO3.replace("3", "2"),
+        },
+        Read(document={"space/precision": ["bf16"]}, knobs=("precision=bf16",), words=("--bf16=True",)),
+    ),
+    "a format that only the code knows is not called fp32": Launch(
+        {"run.sh": "torchrun --nproc_per_node 8 train.py --batch-size 4\n", "train.py": BF16_CODE},
+        Read(document={"baseline": None}, asked=("space.precision", "baseline")),
+    ),
+    "a format that autocast names is that of the program": Launch(
+        {
+            "run.sh": "torchrun --nproc_per_node 8 train.py --batch-size 4\n",
+            "train.py": BF16_CODE.replace("model.to(torch.bfloat16)", 'torch.autocast("cuda", dtype=torch.bfloat16)'),
+        },
+        Read(document={"space/precision": ["bf16"]}, knobs=("precision=bf16",)),
+    ),
+    "on one rank nothing is sharded": Launch(
+        {
+            "run.sh": f"deepspeed --num_gpus 1 train.py --deepspeed ds.json {HF_FLAGS}\n",
+            "train.py": HF,
+            "ds.json": ZERO3,
+        },
+        Read(study={"baseline.world_size": 1, "baseline.zero_stage": 0}),
+    ),
+    "a path that only the shell knows stays in a draft that loads": Launch(
+        {
+            "run.sh": "torchrun --nproc_per_node 8 ${CODE}/train.py --batch-size 4 --grad-accum 2 --seq-len 64 --n-layer -1\n"
+        },
+        Read(asked=("trainer.argv",), notes=("${CODE}/train.py",), study={"trainer": "command"}),
+    ),
+    "a micro-batch in tokens of unknown length is asked for": Launch(
+        {
+            "run.sh": "torchrun --nproc_per_node 8 t.py --dtype bf16 --train_module.rank_microbatch_size=8192\n",
+            "t.py": "import torch\n",
+        },
+        Read(asked=("workload.seq_len",), document={"baseline": None}),
+    ),
+    "a default of a subclass is that of the program": Launch(
+        {"run.sh": "torchrun --nproc_per_node 8 tune.py --per_device_train_batch_size 2\n", "tune.py": SUBCLASS},
+        Read(document={"baseline": "micro_batch_size=2,precision=fp32,recompute=full", BATCH: 2 * 4 * 8}),
+    ),
+    "a substitution stays one word; the ranks are whatever GPUs the machine has": Launch(
+        {
+            "run.sh": "GPUS=$(python -c 'import torch; print(torch.cuda.device_count())')\n"
+            f'ARGS="--nproc_per_node $GPUS --nnodes 1"\ntorchrun $ARGS train.py {HF_FLAGS}\n',
+            "train.py": HF,
+        },
+        Read(
+            start=("torchrun", "--standalone", "--nproc-per-node={nproc_per_node}", "train.py"),
+            asked=("workload.global_batch_size",),
+        ),
+        None,
+    ),
+    "a variable that may hold options leaves the current config unknown": Launch(
+        {
+            "run.sh": "source $1\ntorchrun --nproc_per_node 8 train.py --bf16 $MODEL_ARGS $LARGE\n",
+            "train.py": SHAPED,
+        },
+        Read(asked=("baseline", "model", "workload.global_batch_size"), notes=("does not set $MODEL_ARGS, which",)),
+    ),
+    **{
+        f"the accumulation that both families take by default: {program}": Launch(
+            {"run.sh": f"accelerate launch --num_processes 8 {program} --per_device_train_batch_size 4\n"},
+            Read(document={BATCH: 4 * 8}),
+        )
+        for program in ("run_clm_no_trainer.py", "sft.py")
+    },
+    "a file of DeepSpeed under a dotted name shards": Launch(
+        {
+            "run.sh": "deepspeed --num_gpus 8 train.py --training_arguments.fp16 true --training_arguments.per_device_train_batch_size 8 "
+            "--training_arguments.deepspeed conf/z2-small.json\n"
+        },
+        Read(
+            document={"baseline": "micro_batch_size=8,precision=fp16,accumulation_steps=1,zero_stage=2"},
+            asked=("workload.global_batch_size",),
+        ),
+    ),
+    "a number format that no option here says is asked for": Launch(
+        {
+            "run.sh": "torchrun --nproc_per_node 8 train.py --micro-batch-size 4 --global-batch-size 64 --seq-length 1024\n",
+            "train.py": "from elsewhere import main\nmain()\n",
+        },
+        Read(asked=("space.precision",)),
+    ),
+    "fp32 by an option is tf32 where the code allows it": Launch(
+        {"run.sh": TRAIN8, "train.py": TF32},
+        Read(
+            document={
+                "baseline": "micro_batch_size=4,precision=tf32",
+                "space/precision": ["tf32", "bf16"],
+                "trainer/values/precision/tf32": "no",
+            }
+        ),
+    ),
+    "fp32 by an option stays where there are no GPUs": Launch(
+        {"run.sh": TRAIN8, "train.py": TF32}, Read(document={"space/precision": ["fp32", "bf16"]}), "cpu-1x8"
+    ),
+    "flags of other formats leave tf32 where the code allows it": Launch(
+        {"run.sh": TRAIN8, "train.py": AMP},
+        Read(
+            document={
+                "baseline": "micro_batch_size=4,precision=tf32",
+                "space/precision": ["tf32", "fp16"],
+                "trainer/values/precision": {"fp16": "--amp", "tf32": None},
+            }
+        ),
+    ),
+    "a batch in the program's own text is its batch, from which the accumulation follows": Launch(
+        {
+            "run.sh": TRAIN8,
+            "train.py": "def setup():\n    pass\nglobal_batch_size = 512\nmicro_batch_size = 8\nwith torch.autocast('cuda'):\n    step()\n",
+        },
+        Read(document={BATCH: 512, "baseline": "micro_batch_size=8,precision=fp16"}),
+    ),
+    "a batch in the program's own text may count tokens of sequences whose length is not known": Launch(
+        {"run.sh": TRAIN8, "train.py": TOKENS}, Read(asked=("workload.global_batch_size",))
+    ),
+    "a batch in the program's own text may count tokens": Launch(
+        {"run.sh": TRAIN8, "train.py": f"{TOKENS}block_size = 1024\nmicro_batch_size = 64\n"},
+        Read(document={BATCH: 512}),
+    ),
+    "a number format in a variable is asked for": Launch(
+        {"train.py": f"{LOOP}fabric = L.Fabric(devices=8, precision=chosen)\n"}, Read(asked=("space.precision",))
+    ),
+    "a length that a loop sets for its samples is not that of the training": Launch(
+        {"train.py": f"{LOOP}for step in range(9):\n    if step % 5 == 0:\n        max_length = 32\n"},
+        Read(asked=("workload.seq_len",)),
+    ),
+    "batches that a setting counts in tokens, as OpenNMT-py's batch_type": Launch(
+        {
+            "run.sh": "python train.py -config config.yaml\n",
+            "train.py": "import configargparse, yaml\np = configargparse.ArgumentParser()\np.add('-config')\nyaml.safe_load(open(p.parse_args().config))\n",
+            "config.yaml": "train_steps: 1000\naccum_count: 4\nbatch_size: 4096\nbatch_type: tokens\nlayers: 6\nreport_every: 50\n",
+        },
+        Read(
+            document={
+                "trainer/files/config.yaml/batch_size": "{micro_batch_size * seq_len}",
+                "trainer/files/config.yaml/accum_count": "{accumulation_steps}",
+                "trainer/files/config.yaml/report_every": 1,
+                "trainer/training/config.yaml": {"report_every": 50},
+            }
+        ),
+        None,
+    ),
+    "DeepSpeed's examples call the stage of ZeRO a stage": Launch(
+        {
+            "run.sh": "deepspeed --num_gpus 2 train.py --stage 2\n",
+            "train.py": "import argparse, deepspeed\np = argparse.ArgumentParser()\np.add_argument('--stage', type=int, default=0, choices=[0, 1, 2, 3])\n"
+            "p.add_argument('--batch_size', type=int, default=4)\na = p.parse_args()\n",
+        },
+        Read(words=("--stage={zero_stage}",), document={"space/zero_stage": [2, 0, 1, 3]}),
+    ),
+    "accelerate on CPUs is started as it was, because one process that is told so gets other threads": Launch(
+        {
+            "run.sh": "accelerate launch --cpu train.py --batch_size 1\n",
+            "train.py": "import argparse\nfrom accelerate import Accelerator\np = argparse.ArgumentParser()\n"
+            "p.add_argument('--batch_size', type=int, default=4)\na = p.parse_args()\n",
+        },
+        Read(start=("accelerate", "launch", "--cpu"), document={"space/world_sizes": [1]}),
+        None,
+    ),
+    "a job file that torchtitan is started with, and the options behind it": Launch(
+        {
+            "run.sh": f'{TITAN_RUN} --training.local_batch_size 2 --compile.enable --parallelism.tensor_parallel_degree=4 "$@"\n',
+            "llama3_8b.toml": JOB_FILE,
+        },
+        Read(
+            study={
+                "trainer": "torchtitan",
+                "baseline.tp": 4,
+                "baseline.dp": 2,
+                "baseline.micro_batch_size": 2,
+                "baseline.compile": True,
+                "baseline.recompute": "full",
+                "workload.model.name": "llama-8b",
+            }
+        ),
+    ),
+    "the file of nanotron is read where its script is": Launch(
+        {
+            "examples/run.sh": "torchrun --nproc_per_node 8 ../run_train.py --config-file $(dirname $0)/tiny.yaml\n",
+            "examples/tiny.yaml": json.dumps(NANOTRON),
+        },
+        Read(
+            document={
+                "trainer/kind": "nanotron",
+                "model/ffn_hidden_size": 11008,
+                "model/gated_mlp": True,
+                "model/tied_embeddings": True,
+                BATCH: 3 * 4,
+            }
+        ),
+    ),
+}
 
 
-def loaded(draft: Draft, folder: Path) -> Study:
-    return api.load_study(file_with(folder / "spec.yaml", draft.text.replace("FILL-IN", "data")))
-
-
-def argv(draft: Draft) -> list[str]:
-    found: list[str] = draft.document["trainer"]["argv"]
-    return found
-
-
-def test_deepspeed_stays_the_launcher_of_a_program_that_imports_it_elsewhere(tmp_path: Path) -> None:
-    zero = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}
-    files = {
-        "run.sh": f"deepspeed train.py --deepspeed z3.json {HF_FLAGS}\n",
-        "train.py": "import helpers\nhelpers.main()\n",
-        "z3.json": json.dumps(zero),
-    }
-    study = loaded(draft := drafted(tmp_path, files), tmp_path)
-    assert argv(draft)[:2] == ["deepspeed", "--num_gpus={nproc_per_node}"]
-    assert study.workload.global_batch_sizes == (4 * 2 * 8,)
-    assert (study.baseline.dp, study.baseline.zero_stage, study.baseline.precision) == (8, 3, "bf16")
-
-
-def test_a_parser_of_an_imported_module_is_found(tmp_path: Path) -> None:
-    files = {
-        "run.sh": f'torchrun --nproc_per_node=4 pkg/fast.py --fsdp "full_shard auto_wrap" --tf32 True {HF_FLAGS}\n',
-        "pkg/fast.py": "from pkg.patch import patch\npatch()\nfrom pkg.train import run\nrun()\n",
-        "pkg/train.py": "from dataclasses import dataclass\n" + HF,
-    }
-    draft = drafted(tmp_path, files, cluster="a100-80gb-1x4")
-    assert draft.document["baseline"] == "micro_batch_size=4,precision=bf16,recompute=full,zero_stage=3"
-    assert draft.document["workload"]["global_batch_size"] == 4 * 2 * 4
-    assert "--tf32=True" in argv(draft), "beside bf16 it stays as it is"
-
-
-def test_a_parser_behind_a_relative_import_says_its_own_lines(tmp_path: Path) -> None:
-    params = (
-        ARGPARSE
-        + 'p.add_argument("--batch-size", type=int, default=64)\np.add_argument("--precision", default="fp32")\n'
-    )
-    files = {
-        "src/clipper/main.py": "from .params import parse\n",
-        "src/clipper/params.py": params,
-        "src/run.sh": "torchrun --nproc_per_node 8 -m clipper.main --precision amp_bfloat16 --batch-size 32\n",
-    }
-    draft = drafted(tmp_path, files, "src/run.sh")
-    assert draft.document["baseline"].startswith("micro_batch_size=32,precision=bf16")
-    assert "params.py line 3" in draft.text
-    assert "--precision={precision}" in argv(draft)
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read(name: str, tmp_path: Path) -> None:
+    READ[name].check(tmp_path)
 
 
 @pytest.mark.parametrize("word", ["amp_bf16", "amp_bfloat16", "bf16-mixed", "pure_bf16", "bfloat16"])
@@ -88,67 +456,6 @@ def test_words_for_bf16(tmp_path: Path, word: str) -> None:
     assert "precision=bf16" in draft.document["baseline"]
     assert "workload.global_batch_size" in draft.fill_in, "nobody knows whether it accumulates"
     loaded(draft, tmp_path)
-
-
-def test_a_word_that_nobody_knows_leaves_no_baseline(tmp_path: Path) -> None:
-    draft = drafted(
-        tmp_path, {"run.sh": "torchrun --nproc_per_node 8 t.py --precision mxfp4 --batch-size 8 --seq-len 64\n"}
-    )
-    assert "baseline" not in draft.document
-    assert "baseline" in draft.fill_in
-    assert any("--precision=mxfp4" in note for note in draft.notes)
-
-
-def test_degrees_of_a_fork_are_in_the_baseline_and_in_the_batch(tmp_path: Path) -> None:
-    run = (
-        "deepspeed --num_gpus 8 pretrain_llm.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-layers 32 --hidden-size 4096 "
-        "--num-attention-heads 32 --seq-length 2048 --micro-batch-size 2 {batch} --train-iters 100 --bf16 --deepspeed --zero-stage 1\n"
-    )
-    draft = drafted(tmp_path, {"run.sh": run.format(batch="--global-batch-size 64")})
-    assert draft.document["baseline"].startswith("tp=2,pp=2,dp=2,micro_batch_size=2,precision=bf16")
-    draft = drafted(tmp_path, {"run.sh": run.format(batch="--grad-accum 4")})
-    assert draft.document["workload"]["global_batch_size"] == 2 * 4 * 2
-    draft = drafted(tmp_path, {"run.sh": run.format(batch="--ds-sequence-parallel-size 2")})
-    assert "baseline" not in draft.document
-    assert any("--ds-sequence-parallel-size=2" in note for note in draft.notes)
-
-
-def test_degrees_of_a_file_of_settings_are_in_the_baseline(tmp_path: Path) -> None:
-    settings = {
-        "distributed": {"tp_size": 2, "cp_size": 1, "pp_size": 2, "dp_size": 2},
-        "training": {"micro_batch_size": 4, "gradient_accumulation_steps": 8, "seq_length": 1024, "seed": 1},
-    }
-    files = {
-        "run.sh": "torchrun --nproc_per_node 8 train.py --config c.json\n",
-        "train.py": ARGPARSE + 'p.add_argument("--config")\n',
-        "c.json": json.dumps(settings),
-    }
-    study = loaded(draft := drafted(tmp_path, files), tmp_path)
-    assert (study.baseline.tp, study.baseline.pp, study.baseline.dp) == (2, 2, 2)
-    assert draft.document["workload"]["global_batch_size"] == 4 * 8 * 2
-
-
-def test_ranks_are_those_of_the_launch_and_not_those_of_the_cluster(tmp_path: Path) -> None:
-    run = "torchrun --nproc_per_node={n} t.py --per_device_batch 2 --grad_accum 8 --seq_len 64\n"
-    study = loaded(drafted(tmp_path, {"run.sh": run.format(n=4)}), tmp_path)
-    assert study.workload.global_batch_sizes == (2 * 8 * 4,)
-    assert study.baseline.world_size == 4
-    study = loaded(draft := drafted(tmp_path, {"run.sh": run.format(n=8)}, cluster="a100-80gb-1x2"), tmp_path)
-    assert study.workload.global_batch_sizes == (2 * 8 * 8,)
-    assert (study.baseline.dp, study.baseline.accumulation_steps) == (2, 32)
-    assert any("8 ranks, and trials have 2" in note for note in draft.notes)
-
-
-def test_ranks_that_nothing_says_are_to_be_filled_in(tmp_path: Path) -> None:
-    run = "accelerate launch t.py --per_device_batch 2 --grad_accum 8 --seq_len 64\n"
-    assert "workload.global_batch_size" in drafted(tmp_path, {"run.sh": run}, cluster=None).fill_in
-    assert "workload.global_batch_size" not in drafted(tmp_path, {"run.sh": run}).fill_in
-    assert (
-        drafted(tmp_path, {"run.sh": f"CUDA_VISIBLE_DEVICES=0,1 {run}"}, cluster=None).document["workload"][
-            "global_batch_size"
-        ]
-        == 32
-    )
 
 
 LAUNCHES = [
@@ -251,25 +558,6 @@ def test_one_task_for_each_rank_over_several_nodes_is_started_by_torchrun(launch
     assert study.baseline.world_size == 16
 
 
-def test_no_launcher_is_added_where_there_was_none(tmp_path: Path) -> None:
-    files = {
-        "run.sh": "python train.py --batch_size 4 --seq_len 64\n",
-        "train.py": "from accelerate import Accelerator\n" + ARGPARSE + 'p.add_argument("--batch_size", type=int)\n',
-    }
-    draft = drafted(tmp_path, files)
-    assert argv(draft)[:2] == ["python", "train.py"]
-    assert any("starts one process" in note for note in draft.notes)
-
-
-def test_words_behind_two_dashes_stay(tmp_path: Path) -> None:
-    run = "torchrun --standalone --nproc_per_node=8 -m scripts.base -- --depth=20 --device_batch_size=32 --run=x\n"
-    draft = drafted(tmp_path, {"run.sh": run})
-    words = argv(draft)
-    behind = words[words.index("scripts.base") + 1 :]
-    assert behind == ["--", "--depth=20", "--run=x", "--device_batch_size={micro_batch_size}"]
-    assert draft.document["baseline"].startswith("micro_batch_size=32")
-
-
 FOREIGN = [
     ("composer.yaml", "device_train_microbatch_size: 8\nglobal_train_batch_size: 48\nfsdp_config: {sharding_strategy: FULL_SHARD}\n", "llm-foundry"),
     ("wrapped.yaml", "exp_name: a\nmodules:\n  pre_trainer:\n    overrides: {tensor_model_parallel_size: 1, bf16: true}\n", "Primus"),
@@ -291,7 +579,7 @@ FOREIGN = [
 @pytest.mark.parametrize(("name", "text", "says"), FOREIGN, ids=[name for name, *_ in FOREIGN])
 def test_files_of_others_are_refused_by_what_they_are(tmp_path: Path, name: str, text: str, says: str) -> None:
     with pytest.raises(SpecError) as refused:
-        drafted(tmp_path, {name: text}, name)
+        drafted(tmp_path, {name: text})
     assert says in refused.value.message
     assert refused.value.remedy
 
@@ -308,7 +596,7 @@ def test_files_of_others_are_refused_by_what_they_are(tmp_path: Path, name: str,
 def test_a_format_that_a_flag_switches_on(tmp_path: Path, options: str, values: dict[str, Any], baseline: str) -> None:
     declared = "".join(f"p.add_argument({option})\n" for option in options.split("|"))
     train = f'{ARGPARSE}p.add_argument("--batch-size", type=int, default=128)\n{declared}'
-    draft = drafted(tmp_path, {"train.py": train}, "train.py")
+    draft = drafted(tmp_path, {"train.py": train})
     assert draft.document["trainer"]["values"]["precision"] == values
     assert f"precision={baseline}" in draft.document["baseline"]
 
@@ -330,43 +618,9 @@ BATCHES = [
 def test_names_of_batches(tmp_path: Path, options: dict[str, int], batch: int, micro: int) -> None:
     parameters = ", ".join(f"{name}={value}" for name, value in options.items())
     train = f"import fire\ndef train(num_batches=100, {parameters}):\n    pass\nfire.Fire(train)\n"
-    draft = drafted(tmp_path, {"train.py": train}, "train.py")
+    draft = drafted(tmp_path, {"train.py": train})
     assert draft.document["workload"]["global_batch_size"] == batch
     assert f"micro_batch_size={micro}" in draft.document["baseline"]
-
-
-def test_names_that_mean_something_else(tmp_path: Path) -> None:
-    declared = {
-        "--batch-size": 8,
-        "--eval.steps": 50,
-        "--eval.batch_size": 64,
-        "--num_iterations": -1,
-        "--total_batch_size": -1,
-        "--max-seq-len": 64,
-    }
-    train = ARGPARSE + "".join(
-        f'p.add_argument("{name}", type=int, default={value})\n' for name, value in declared.items()
-    )
-    draft = drafted(tmp_path, {"train.py": train}, "train.py")
-    assert "--num_iterations={steps}" in argv(draft)
-    assert not any("eval" in word for word in argv(draft))
-    assert draft.document["workload"]["global_batch_size"] > 0
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "args.batch_size = int(args.batch_size / ngpus_per_node)",
-        "n = args.batch_size // dist.get_world_size()",
-        "Accelerator(split_batches=True)",
-    ],
-)
-def test_a_batch_over_all_ranks_is_seen_in_the_code_and_not_in_help_texts(tmp_path: Path, code: str) -> None:
-    train = f'import torch.distributed as dist\ndist.init_process_group()\n{ARGPARSE}p.add_argument("--batch_size", type=int, default=64, help="{{}}")\n'
-    draft = drafted(tmp_path, {"train.py": train.format("per GPU") + code + "\n"}, "train.py")
-    assert draft.document["baseline"].startswith("micro_batch_size=8")
-    draft = drafted(tmp_path, {"train.py": train.format("effective batch is batch_size * # gpus")}, "train.py")
-    assert draft.document["baseline"].startswith("micro_batch_size=64")
 
 
 def test_what_changes_the_batch_by_itself_is_off_in_trials(tmp_path: Path) -> None:
@@ -384,24 +638,6 @@ def test_what_changes_the_batch_by_itself_is_off_in_trials(tmp_path: Path) -> No
     )
     assert not any("auto_find" in word for word in argv(draft))
     assert any("--auto_find_batch_size" in note for note in draft.notes)
-
-
-def test_a_run_is_not_watched_by_trials(tmp_path: Path) -> None:
-    draft = drafted(tmp_path, {"run.sh": "torchrun --nproc_per_node 8 t.py --batch-size 4 --grad-accum 1 --wandb\n"})
-    assert "--wandb" not in argv(draft)
-    assert any("--wandb" in note for note in draft.notes)
-
-
-def test_a_format_that_the_file_of_deepspeed_fixes_is_not_searched(tmp_path: Path) -> None:
-    files = {
-        "run.sh": f"deepspeed --num_gpus 8 train.py --deepspeed ds.json {HF_FLAGS}\n",
-        "train.py": HF,
-        "ds.json": json.dumps({"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}),
-    }
-    draft = drafted(tmp_path, files)
-    assert draft.document["space"]["precision"] == ["bf16"]
-    assert "precision=bf16" in draft.document["baseline"]
-    assert "--bf16=True" in argv(draft)
 
 
 @pytest.mark.thorough
@@ -422,42 +658,12 @@ def test_data_is_no_file_of_settings(tmp_path: Path, option: str) -> None:
     assert len(first_draft(tmp_path / "run.sh", cluster=A100, folder=tmp_path).text) < 5000
 
 
-def test_a_format_that_only_the_code_knows_is_not_called_fp32(tmp_path: Path) -> None:
-    train = f'import torch\n{ARGPARSE}p.add_argument("--batch-size", type=int, default=8)\nmodel.to(torch.bfloat16)\n'
-    files = {"run.sh": "torchrun --nproc_per_node 8 train.py --batch-size 4\n", "train.py": train}
-    draft = drafted(tmp_path, files)
-    assert "baseline" not in draft.document
-    assert {"space.precision", "baseline"} <= set(draft.fill_in)
-    autocast = train.replace("model.to(torch.bfloat16)", 'torch.autocast("cuda", dtype=torch.bfloat16)')
-    draft = drafted(tmp_path, {**files, "train.py": autocast})
-    assert draft.document["space"]["precision"] == ["bf16"]
-    assert "precision=bf16" in draft.document["baseline"]
-
-
-def test_on_one_rank_nothing_is_sharded(tmp_path: Path) -> None:
-    files = {
-        "run.sh": f"deepspeed --num_gpus 1 train.py --deepspeed ds.json {HF_FLAGS}\n",
-        "train.py": HF,
-        "ds.json": json.dumps({"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}),
-    }
-    study = loaded(drafted(tmp_path, files), tmp_path)
-    assert (study.baseline.world_size, study.baseline.zero_stage) == (1, 0)
-
-
 def test_a_command_that_is_shown_is_not_the_one_that_is_run(tmp_path: Path) -> None:
     text = 'CMD="deepspeed --num_gpus 4 train.py --batch-size 4 --max-steps 9 --seq-len 64"\necho ${CMD}\neval ${CMD}\n'
     found = started_by(text)
     assert (found.launcher, found.program, found.gpus_per_node) == ("deepspeed", "train.py", 4)
     found = started_by("mpirun -n 4 -mca btl ^openib -mca btl_tcp_if_include eth0 python train.py --lr 1\n")
     assert (found.launcher, found.program, found.gpus_per_node) == ("mpirun", "train.py", 4)
-
-
-def test_a_path_that_only_the_shell_knows_stays_in_a_draft_that_loads(tmp_path: Path) -> None:
-    run = "torchrun --nproc_per_node 8 ${CODE}/train.py --batch-size 4 --grad-accum 2 --seq-len 64 --n-layer -1\n"
-    draft = drafted(tmp_path, {"run.sh": run})
-    assert "trainer.argv" in draft.fill_in
-    assert any("${CODE}/train.py" in note for note in draft.notes)
-    loaded(draft, tmp_path)
 
 
 @pytest.mark.parametrize("folder", [".", "jobs"], ids=["beside its program", "in a folder below its program"])
@@ -492,50 +698,6 @@ def test_batches_in_tokens_are_sequences_where_their_length_is_known(tmp_path: P
     assert any("{global_batch_size * seq_len}" in word for word in argv(draft))
 
 
-def test_a_micro_batch_in_tokens_of_unknown_length_is_asked_for(tmp_path: Path) -> None:
-    run = "torchrun --nproc_per_node 8 t.py --dtype bf16 --train_module.rank_microbatch_size=8192\n"
-    draft = drafted(tmp_path, {"run.sh": run, "t.py": "import torch\n"})
-    assert "workload.seq_len" in draft.fill_in
-    assert "baseline" not in draft.document
-
-
-def test_a_default_of_a_subclass_is_that_of_the_program(tmp_path: Path) -> None:
-    program = (
-        "from dataclasses import dataclass, field\nimport transformers\n"
-        "@dataclass\nclass Base(transformers.Seq2SeqTrainingArguments):\n"
-        "    gradient_checkpointing: bool = field(default=True)\n    gradient_accumulation_steps: int = field(default=16)\n"
-        "@dataclass\nclass Own(Base):\n    gradient_accumulation_steps: int = field(default=4)\n"
-        "transformers.HfArgumentParser((Own,)).parse_args_into_dataclasses()\n"
-    )
-    files = {"run.sh": "torchrun --nproc_per_node 8 tune.py --per_device_train_batch_size 2\n", "tune.py": program}
-    draft = drafted(tmp_path, files)
-    assert draft.document["baseline"] == "micro_batch_size=2,precision=fp32,recompute=full"
-    assert draft.document["workload"]["global_batch_size"] == 2 * 4 * 8
-
-
-def test_a_substitution_stays_one_word_with_its_quotes_and_parentheses(tmp_path: Path) -> None:
-    launch = (
-        "GPUS=$(python -c 'import torch; print(torch.cuda.device_count())')\n"
-        'ARGS="--nproc_per_node $GPUS --nnodes 1"\n'
-        f"torchrun $ARGS train.py {HF_FLAGS}\n"
-    )
-    draft = drafted(tmp_path, {"run.sh": launch, "train.py": HF}, cluster=None)
-    assert argv(draft)[:4] == ["torchrun", "--standalone", "--nproc-per-node={nproc_per_node}", "train.py"]
-    assert "workload.global_batch_size" in draft.fill_in, "the ranks are whatever GPUs the machine has"
-
-
-def test_a_variable_that_may_hold_options_leaves_the_present_config_unknown(tmp_path: Path) -> None:
-    program = ARGPARSE + (
-        'p.add_argument("--batch-size", type=int, default=1)\np.add_argument("--bf16", action="store_true")\n'
-        'p.add_argument("--num-layers", type=int, default=24)\np.add_argument("--hidden-size", type=int, default=1024)\n'
-        'p.add_argument("--num-attention-heads", type=int, default=16)\n'
-    )
-    launch = "source $1\ntorchrun --nproc_per_node 8 train.py --bf16 $MODEL_ARGS $LARGE\n"
-    draft = drafted(tmp_path, {"run.sh": launch, "train.py": program})
-    assert {"baseline", "model", "workload.global_batch_size"} <= set(draft.fill_in)
-    assert any("does not set $MODEL_ARGS, which" in note for note in draft.notes)
-
-
 @pytest.mark.parametrize(
     ("program", "more", "loop", "asked"),
     [
@@ -553,31 +715,6 @@ def test_whose_loop_it_is_tells_what_only_one_of_them_has(
     assert draft.document["workload"]["loop"] == loop
     assert ("space.precision" in draft.fill_in) == asked, "nothing says its number format"
     assert draft.document["workload"]["global_batch_size"] == 8 * 2 * 8
-
-
-@pytest.mark.parametrize("program", ["run_clm_no_trainer.py", "sft.py"])
-def test_the_accumulation_that_both_families_take_by_default_needs_no_word(program: str, tmp_path: Path) -> None:
-    launch = f"accelerate launch --num_processes 8 {program} --per_device_train_batch_size 4\n"
-    assert drafted(tmp_path, {"run.sh": launch}).document["workload"]["global_batch_size"] == 4 * 8
-
-
-def test_a_file_of_deepspeed_under_a_dotted_name_shards(tmp_path: Path) -> None:
-    flags = "--training_arguments.fp16 true --training_arguments.per_device_train_batch_size 8"
-    launch = f"deepspeed --num_gpus 8 train.py {flags} --training_arguments.deepspeed conf/z2-small.json\n"
-    draft = drafted(tmp_path, {"run.sh": launch})
-    assert draft.document["baseline"] == "micro_batch_size=8,precision=fp16,accumulation_steps=1,zero_stage=2"
-    assert "workload.global_batch_size" in draft.fill_in
-
-
-def test_a_number_format_that_no_option_at_hand_says_is_asked_for(tmp_path: Path) -> None:
-    launch = "torchrun --nproc_per_node 8 train.py --micro-batch-size 4 --global-batch-size 64 --seq-length 1024\n"
-    files = {"run.sh": launch, "train.py": "from elsewhere import main\nmain()\n"}
-    assert "space.precision" in drafted(tmp_path, files).fill_in
-
-
-LOOP = (
-    ARGPARSE + 'p.add_argument("--batch-size", type=int, default=4)\np.add_argument("--accum", type=int, default=1)\n'
-)
 
 
 @pytest.mark.parametrize(
@@ -604,17 +741,6 @@ def test_what_the_code_does_whatever_it_is_told_is_in_the_baseline(code: str, ba
     assert drafted(tmp_path, files).document["baseline"] == f"micro_batch_size=4,{baseline}"
 
 
-def test_fp32_by_an_option_is_tf32_where_the_code_allows_it_and_the_gpu_has_it(tmp_path: Path) -> None:
-    more = 'p.add_argument("--precision", default="no", choices=["no", "bf16"])\ntorch.backends.cuda.matmul.allow_tf32 = True\n'
-    files = {"run.sh": "torchrun --nproc_per_node 8 train.py\n", "train.py": LOOP + more}
-    draft = drafted(tmp_path, files)
-    assert draft.document["baseline"] == "micro_batch_size=4,precision=tf32"
-    assert draft.document["space"]["precision"] == ["tf32", "bf16"]
-    assert draft.document["trainer"]["values"]["precision"]["tf32"] == "no"
-    on_cpus = drafted(tmp_path, files, cluster="cpu-1x8").document["space"]["precision"]
-    assert on_cpus == ["fp32", "bf16"]
-
-
 @pytest.mark.parametrize(
     ("begin", "end"), [("read -r -d '' command <<EOF", "EOF"), ("command=$(cat <<'END'", "END\n)"), ('command="', '"')]
 )
@@ -629,129 +755,9 @@ def test_a_command_held_as_lines_in_a_variable_is_read(begin: str, end: str, tmp
     assert draft.document["baseline"] == "micro_batch_size=2,precision=bf16"
 
 
-def test_flags_of_other_formats_leave_tf32_where_the_code_allows_it(tmp_path: Path) -> None:
-    more = 'p.add_argument("--amp", action="store_true")\nif torch.cuda.is_available():\n    torch.backends.cuda.matmul.allow_tf32 = True\n'
-    files = {"run.sh": "torchrun --nproc_per_node 8 train.py\n", "train.py": LOOP + more}
-    draft = drafted(tmp_path, files)
-    assert draft.document["baseline"] == "micro_batch_size=4,precision=tf32"
-    assert draft.document["space"]["precision"] == ["tf32", "fp16"]
-    assert draft.document["trainer"]["values"]["precision"] == {"fp16": "--amp", "tf32": None}
-
-
-def test_a_batch_in_the_programs_own_text_is_its_batch(tmp_path: Path) -> None:
-    text = "def setup():\n    pass\nglobal_batch_size = 512\nmicro_batch_size = 8\nwith torch.autocast('cuda'):\n    step()\n"
-    files = {"run.sh": "torchrun --nproc_per_node 8 train.py\n", "train.py": text}
-    draft = drafted(tmp_path, files)
-    assert draft.document["workload"]["global_batch_size"] == 512
-    assert "accumulation_steps" not in draft.document["baseline"], "it follows from the batch"
-
-
-def test_a_batch_in_the_programs_own_text_may_count_tokens(tmp_path: Path) -> None:
-    text = "total_batch_size = 524288\nwith torch.autocast('cuda'):\n    step()\n"
-    files = {"run.sh": "torchrun --nproc_per_node 8 train.py\n", "train.py": text}
-    assert "workload.global_batch_size" in drafted(tmp_path, files).fill_in, "the length of a sequence is not known"
-    files["train.py"] = text + "block_size = 1024\nmicro_batch_size = 64\n"
-    draft = drafted(tmp_path, files)
-    assert draft.document["workload"]["global_batch_size"] == 512
-
-
-def test_a_number_format_in_a_variable_is_asked_for(tmp_path: Path) -> None:
-    files = {"train.py": LOOP + "fabric = L.Fabric(devices=8, precision=chosen)\n"}
-    assert "space.precision" in drafted(tmp_path, files, "train.py").fill_in
-
-
-def test_a_length_that_a_loop_sets_for_its_samples_is_not_that_of_the_training(tmp_path: Path) -> None:
-    text = LOOP + "for step in range(9):\n    if step % 5 == 0:\n        max_length = 32\n"
-    assert "workload.seq_len" in drafted(tmp_path, {"train.py": text}, "train.py").fill_in
-
-
-def test_batches_that_a_setting_counts_in_tokens(tmp_path: Path) -> None:
-    """OpenNMT-py's `batch_type: tokens` and `accum_count`; a sequence has as many tokens as the workload says."""
-    files = {
-        "run.sh": "python train.py -config config.yaml\n",
-        "train.py": "import configargparse, yaml\np = configargparse.ArgumentParser()\np.add('-config')\nyaml.safe_load(open(p.parse_args().config))\n",
-        "config.yaml": "train_steps: 1000\naccum_count: 4\nbatch_size: 4096\nbatch_type: tokens\nlayers: 6\nreport_every: 50\n",
-    }
-    draft = drafted(tmp_path, files, cluster=None)
-    settings = draft.document["trainer"]["files"]["config.yaml"]
-    assert settings["batch_size"] == "{micro_batch_size * seq_len}"
-    assert settings["accum_count"] == "{accumulation_steps}"
-    assert settings["report_every"] == 1
-    assert draft.document["trainer"]["training"]["config.yaml"] == {"report_every": 50}
-
-
-def test_deepspeeds_examples_call_the_stage_of_zero_a_stage(tmp_path: Path) -> None:
-    script = "import argparse, deepspeed\np = argparse.ArgumentParser()\np.add_argument('--stage', type=int, default=0, choices=[0, 1, 2, 3])\np.add_argument('--batch_size', type=int, default=4)\na = p.parse_args()\n"
-    draft = drafted(tmp_path, {"run.sh": "deepspeed --num_gpus 2 train.py --stage 2\n", "train.py": script})
-    assert "--stage={zero_stage}" in draft.document["trainer"]["argv"]
-    assert draft.document["space"]["zero_stage"] == [2, 0, 1, 3]
-
-
-def test_accelerate_on_cpus_is_started_as_it_was(tmp_path: Path) -> None:
-    """Where it is not told that there is one process, it gives that one other threads (accelerate's `launch.py`)."""
-    script = "import argparse\nfrom accelerate import Accelerator\np = argparse.ArgumentParser()\np.add_argument('--batch_size', type=int, default=4)\na = p.parse_args()\n"
-    draft = drafted(
-        tmp_path, {"run.sh": "accelerate launch --cpu train.py --batch_size 1\n", "train.py": script}, cluster=None
-    )
-    assert draft.document["trainer"]["argv"][:3] == ["accelerate", "launch", "--cpu"]
-    assert draft.document["space"]["world_sizes"] == [1]
-
-
-JOB_FILE = """[model]
-name = "llama3"
-flavor = "8B"
-[training]
-local_batch_size = 1
-seq_len = 8192
-steps = 1000
-[parallelism]
-data_parallel_shard_degree = -1
-tensor_parallel_degree = 1
-[activation_checkpoint]
-mode = "full"
-"""
-TITAN_RUN = (
-    "torchrun --nproc_per_node=${NGPU:-8} -m torchtitan.train --job.config_file ${CONFIG_FILE:-./llama3_8b.toml}"
-)
-
-
-def test_a_job_file_that_torchtitan_is_started_with_is_read_with_the_options_behind_it(tmp_path: Path) -> None:
-    run = f'{TITAN_RUN} --training.local_batch_size 2 --compile.enable --parallelism.tensor_parallel_degree=4 "$@"\n'
-    draft = drafted(tmp_path, {"run.sh": run, "llama3_8b.toml": JOB_FILE})
-    study = loaded(draft, tmp_path)
-    assert study.trainer == "torchtitan"
-    assert study.baseline is not None
-    base = study.baseline
-    assert (base.tp, base.dp, base.micro_batch_size, base.compile, base.recompute) == (4, 2, 2, True, "full")
-    assert study.workload.model.name == "llama-8b"
-
-
 def test_a_job_file_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"llama3_8b\.toml, which sets model, batch and degrees but was not found"):
         drafted(tmp_path, {"run.sh": f"{TITAN_RUN}\n"})
-
-
-def test_the_file_of_nanotron_is_read_where_its_script_is(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 28, "num_attention_heads": 16}
-    sizes |= {"num_key_value_heads": 2, "vocab_size": 128256}
-    settings = {
-        "general": {"run": "tiny", "seed": 1},
-        "model": {"dtype": "bfloat16", "model_config": {**sizes, "is_llama_config": True, "tie_word_embeddings": True}},
-        "optimizer": {"zero_stage": 0, "accumulate_grad_in_fp32": True},
-        "parallelism": {"dp": 4, "pp": 1, "tp": 2, "pp_engine": "1f1b"},
-        "tokens": {
-            "batch_accumulation_per_replica": 1,
-            "micro_batch_size": 3,
-            "sequence_length": 4096,
-            "train_steps": 15,
-        },
-    }
-    run = "torchrun --nproc_per_node 8 ../run_train.py --config-file $(dirname $0)/tiny.yaml\n"
-    draft = drafted(tmp_path, {"examples/run.sh": run, "examples/tiny.yaml": json.dumps(settings)}, "examples/run.sh")
-    model = draft.document["model"]
-    assert draft.document["trainer"]["kind"] == "nanotron"
-    assert (model["ffn_hidden_size"], model["gated_mlp"], model["tied_embeddings"]) == (11008, True, True)
-    assert draft.document["workload"]["global_batch_size"] == 3 * 4
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from autotune.onboarding.script.written_arguments import written_arguments
 from autotune.reviews import lines_of, review
 from autotune.reviews.lines import edited
 from autotune.spec import config_label
-from tests.onboarding.test_public_launches import drafted
+from tests.onboarding.drafting import drafted
 from tests.shortcuts import file_with, write
 
 PROGRAM = """
@@ -193,15 +193,7 @@ def test_a_trainer_that_is_not_read_beside_options_leaves_no_baseline(tmp_path: 
 
 
 def test_a_program_whose_options_say_all_keeps_its_own_draft(tmp_path: Path) -> None:
-    draft = drafted(
-        tmp_path,
-        {
-            "train.py": (
-                file_with(tmp_path / "train.py", f"{WHOLE}TrainingArguments('out', {OF_OPTIONS})\n")
-            ).read_text()
-        },
-        first="train.py",
-    )
+    draft = drafted(tmp_path, {"train.py": f"{WHOLE}TrainingArguments('out', {OF_OPTIONS})\n"})
     assert "baseline" in draft.document
     assert draft.as_options is None
 
