@@ -1,1 +1,5 @@
 """Tests of autotune.onboarding."""
+
+import pytest
+
+pytest.register_assert_rewrite("tests.onboarding.drafting")

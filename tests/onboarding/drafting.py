@@ -51,6 +51,8 @@ class Read:
     """parts of no word of its command"""
     notes: tuple[str, ...] = ()
     """parts of its notes"""
+    unsaid: tuple[str, ...] = ()
+    """parts of none of them"""
     text: tuple[str, ...] = ()
     """parts of its text"""
     asked: tuple[str, ...] = ()
@@ -70,6 +72,7 @@ class Read:
         assert [word for word in self.words if word not in command] == []
         assert [part for part in self.without if not _missing([part], command)] == []
         assert _missing(self.notes, draft.notes) == []
+        assert [part for part in self.unsaid if not _missing([part], draft.notes)] == []
         assert _missing(self.text, [draft.text]) == []
         assert set(self.asked) <= set(draft.fill_in)
         assert not set(self.settled) & set(draft.fill_in)
@@ -84,10 +87,11 @@ class Launch(NamedTuple):
     files: Mapping[str, str]
     read: Read
     cluster: str | None = A100
+    model: str | None = None
 
     def check(self, folder: Path) -> None:
         """Drafts it in that folder, and compares."""
-        self.read.check(drafted(folder, self.files, self.cluster), folder)
+        self.read.check(drafted(folder, self.files, self.cluster, model=self.model), folder)
 
 
 def _missing(parts: Any, texts: Any) -> list[str]:

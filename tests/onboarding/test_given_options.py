@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from autotune.onboarding.first_spec import first_draft
-from tests.shortcuts import file_with
+from tests.onboarding.drafting import Launch, Read, argv, drafted
 
 PRINTS = '\nfor step in range(9):\n    print(f"step {step} loss {loss:.3f}")\n'
 ARGPARSE = """
@@ -58,13 +56,6 @@ args = tyro.cli(Args)
 """
 
 
-def _drafted(tmp_path: Path, program: str, arguments: str) -> dict[str, Any]:
-    (tmp_path / "train.py").write_text(program + PRINTS)
-    script = file_with(tmp_path / "run.sh", f"python train.py {arguments}\n")
-    draft = first_draft(script, model="gpt2-small", cluster="h100-sxm-1x1", folder=tmp_path)
-    return {**draft.document, "fill_in": draft.fill_in}
-
-
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [
@@ -83,64 +74,67 @@ def _drafted(tmp_path: Path, program: str, arguments: str) -> dict[str, Any]:
     ],
 )
 def test_the_value_given_by_any_name_is_todays_and_stands_once(tmp_path: Path, program: str, arguments: str) -> None:
-    spec = _drafted(tmp_path, program, arguments)
-    assert spec["baseline"].startswith("dp=1,micro_batch_size=6,")
-    assert spec["workload"]["global_batch_size"] == 12
-    words = spec["trainer"]["argv"]
+    files = {"train.py": program + PRINTS, "run.sh": f"python train.py {arguments}\n"}
+    draft = drafted(tmp_path, files, "h100-sxm-1x1", model="gpt2-small")
+    Read(baseline="dp=1,micro_batch_size=6,", document={"workload/global_batch_size": 12}).check(draft, tmp_path)
+    words = argv(draft)
     assert sum("micro_batch_size" in word for word in words) == 1
     assert sum("accumulation_steps" in word for word in words) == 1
     assert not {"-b", "6", "-b6", "-b=6", "--acc", "2", "--acc=2", "--batch=6", "--batch-size=6"} & set(words)
 
 
-def test_a_beginning_that_two_options_have_is_left_as_it_is(tmp_path: Path) -> None:
-    two = ARGPARSE + 'p.add_argument("--grad-clip", type=float, default=1.0)\n'
-    spec = _drafted(tmp_path, two, "-b 6 --grad 2")
-    assert spec["workload"]["global_batch_size"] == 6
-    assert "--grad=2" in spec["trainer"]["argv"]
+def launch(arguments: str, read: Read, program: str = ARGPARSE) -> Launch:
+    files = {"train.py": program + PRINTS, "run.sh": f"python train.py {arguments}\n"}
+    return Launch(files, read, "h100-sxm-1x1", "gpt2-small")
 
 
-def test_a_short_option_without_a_knob_stays_as_it_is_written(tmp_path: Path) -> None:
-    spec = _drafted(tmp_path, ARGPARSE, "-b 6 -j 2 -v")
-    words = spec["trainer"]["argv"]
-    at = words.index("-j")
-    assert words[at : at + 3] == ["-j", "2", "-v"]
-    assert not any(word.startswith("--workers") for word in words)
+DATA = 'p.add_argument("data", nargs="?", default="cats")'
+READ = {
+    "a beginning that two options have is left as it is": launch(
+        "-b 6 --grad 2",
+        Read(document={"workload/global_batch_size": 6}, words=("--grad=2",)),
+        f'{ARGPARSE}p.add_argument("--grad-clip", type=float, default=1.0)\n',
+    ),
+    "a short option without a knob stays as it is written": launch(
+        "-b 6 -j 2 -v", Read(start=("python", "train.py", "-j", "2", "-v"), without=("--workers",))
+    ),
+    "what stands behind a flag is its own": launch(
+        "--bf16 dogs -b 6", Read(words=("dogs", "{precision}"), without=("--bf16",), knobs=("precision=bf16",))
+    ),
+    "a flag that is switched off by another name is off": launch(
+        "-b 6 --plain-matmul",
+        Read(
+            document={
+                "baseline": "dp=1,micro_batch_size=6,precision=fp32",
+                "space/compile": [False, True],
+            },
+            without=("--plain-matmul",),
+        ),
+    ),
+    **{
+        f"a positional that may be left out is not asked for: {more}": launch(
+            "-b 6",
+            Read(without=("FILL-IN",), settled=("trainer.argv",)),
+            ARGPARSE.replace(DATA, f"p.add_argument('data', {more})"),
+        )
+        for more in ("nargs='?'", "nargs='*'", "nargs='?', default='x'", "nargs=argparse.REMAINDER")
+    },
+    "a positional that the launch gives is not asked for": launch(
+        "-v dogs -b 6",
+        Read(words=("dogs",), without=("FILL-IN",)),
+        ARGPARSE.replace(DATA, 'p.add_argument("data")'),
+    ),
+    "a positional that the launch does not give is asked for": launch(
+        "-b 6", Read(words=("FILL-IN",)), ARGPARSE.replace(DATA, 'p.add_argument("data")')
+    ),
+    "a positional with a knob is told in its place": launch(
+        "512 dogs -b 6",
+        Read(start=("python", "train.py", "{seq_len}", "dogs"), without=("512",)),
+        ARGPARSE.replace(DATA, f'p.add_argument("seq_len", type=int)\n{DATA}'),
+    ),
+}
 
 
-def test_what_stands_behind_a_flag_is_its_own(tmp_path: Path) -> None:
-    spec = _drafted(tmp_path, ARGPARSE, "--bf16 dogs -b 6")
-    words = spec["trainer"]["argv"]
-    assert "dogs" in words
-    assert "{precision}" in words
-    assert "--bf16" not in words
-    assert "precision=bf16" in spec["baseline"]
-
-
-def test_a_flag_that_is_switched_off_by_another_name_is_off(tmp_path: Path) -> None:
-    spec = _drafted(tmp_path, ARGPARSE, "-b 6 --plain-matmul")
-    assert "compile" not in spec["baseline"]
-    assert spec["space"]["compile"] == [False, True]
-    assert "--plain-matmul" not in spec["trainer"]["argv"]
-
-
-@pytest.mark.parametrize("more", ["nargs='?'", "nargs='*'", "nargs='?', default='x'", "nargs=argparse.REMAINDER"])
-def test_a_positional_that_may_be_left_out_is_not_asked_for(tmp_path: Path, more: str) -> None:
-    program = ARGPARSE.replace('p.add_argument("data", nargs="?", default="cats")', f"p.add_argument('data', {more})")
-    spec = _drafted(tmp_path, program, "-b 6")
-    assert not any("FILL-IN" in word for word in spec["trainer"]["argv"])
-    assert "trainer.argv" not in spec["fill_in"]
-
-
-def test_a_positional_that_the_launch_gives_is_not_asked_for(tmp_path: Path) -> None:
-    program = ARGPARSE.replace(', nargs="?", default="cats"', "")
-    given, missing = _drafted(tmp_path, program, "-v dogs -b 6"), _drafted(tmp_path, program, "-b 6")
-    assert "dogs" in given["trainer"]["argv"]
-    assert "FILL-IN" not in given["trainer"]["argv"]
-    assert "FILL-IN" in missing["trainer"]["argv"]
-
-
-def test_a_positional_with_a_knob_is_told_in_its_place(tmp_path: Path) -> None:
-    program = ARGPARSE.replace('p.add_argument("data"', 'p.add_argument("seq_len", type=int)\np.add_argument("data"')
-    words = _drafted(tmp_path, program, "512 dogs -b 6")["trainer"]["argv"]
-    assert words[words.index("{seq_len}") + 1] == "dogs"
-    assert "512" not in words
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read(name: str, tmp_path: Path) -> None:
+    READ[name].check(tmp_path)

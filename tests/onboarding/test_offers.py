@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from autotune.onboarding.draft import Draft
-from autotune.onboarding.first_spec import first_draft
 from autotune.spec import ParallelConfig
 from autotune.trainers import trainer
 from autotune.trainers.documents.output_options import TRIAL_DIR, with_own_outputs
-from tests.onboarding.test_started_program import loaded
-from tests.shortcuts import file_with
+from tests.onboarding.drafting import Launch, Read, drafted, loaded
 
 PROGRAM = """
 import argparse
@@ -25,26 +21,51 @@ p.add_argument("-o", "--work-dir", default="out")
 """
 
 
-def drafted(tmp_path: Path, program: str, run: str = "python train.py -b 12", cluster: str = "h100-sxm-1x1") -> Draft:
-    if program:
-        (tmp_path / "train.py").write_text(program)
-    return first_draft(file_with(tmp_path / "run.sh", f"{run}\n"), model="gpt2-small", cluster=cluster, folder=tmp_path)
+HF = "from transformers import HfArgumentParser, TrainingArguments\nHfArgumentParser(TrainingArguments)\n"
 
 
-def test_micro_batches_divide_the_batch(tmp_path: Path) -> None:
-    draft = drafted(tmp_path, PROGRAM)
-    assert draft.document["workload"]["global_batch_size"] == 12
-    assert draft.document["space"]["micro_batch_size"] == [3, 6, 12]
-    draft = drafted(tmp_path, PROGRAM, "python train.py -b 12 --grad-accum 2")
-    assert draft.document["space"]["micro_batch_size"] == [3, 6, 12, 24]
+def launch(read: Read, run: str = "python train.py -b 12", program: str = PROGRAM) -> Launch:
+    return Launch(
+        {"run.sh": f"{run}\n", **({"train.py": program} if program else {})}, read, "h100-sxm-1x1", "gpt2-small"
+    )
 
 
-def test_a_program_that_leaves_one_micro_batch_says_so(tmp_path: Path) -> None:
-    draft = drafted(tmp_path, "", "python elsewhere.py --batch-size 32 --seq-len 64")
-    said = next(note for note in draft.notes if "accumulation option of" in note)
-    assert "a batch of 32 allows one micro-batch" in said
-    assert "workload.global_batch_size" in said
-    assert not any("accumulation option of" in note for note in drafted(tmp_path, PROGRAM).notes)
+READ = {
+    "micro-batches divide the batch": launch(
+        Read(
+            document={"workload/global_batch_size": 12, "space/micro_batch_size": [3, 6, 12]},
+            unsaid=("accumulation option of",),
+        )
+    ),
+    "micro-batches divide a batch that is accumulated": launch(
+        Read(document={"space/micro_batch_size": [3, 6, 12, 24]}), "python train.py -b 12 --grad-accum 2"
+    ),
+    "a program that leaves one micro-batch says so": launch(
+        Read(
+            notes=(
+                "no accumulation option of elsewhere.py was recognized, so a batch of 32 allows one micro-batch",
+                "workload.global_batch_size",
+            )
+        ),
+        "python elsewhere.py --batch-size 32 --seq-len 64",
+        "",
+    ),
+    "what trials are told as the launch is needs no other word": launch(
+        Read(document={"trainer/training/--logging_steps=1": None}),
+        "python train.py --per_device_train_batch_size 4 --logging_steps 1",
+        HF,
+    ),
+    "what trials are told otherwise than the launch": launch(
+        Read(document={"trainer/training/--logging_steps=1": "--logging_steps=5"}),
+        "python train.py --per_device_train_batch_size 4 --logging_steps 5",
+        HF,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read(name: str, tmp_path: Path) -> None:
+    READ[name].check(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -66,21 +87,15 @@ def test_options_of_other_parts_are_not_offered(tmp_path: Path, name: str, given
     program = (
         f"{PROGRAM}p.add_argument('--fsdp', action='store_true')\np.add_argument('--{name}', type=int, default=2)\n"
     )
-    assert (f"knobs: {{{name}:" in drafted(tmp_path, program, f"python train.py -b 12{given}").text) == is_offered
-
-
-def test_what_trials_are_told_as_the_launch_is_needs_no_other_word(tmp_path: Path) -> None:
-    program = "from transformers import HfArgumentParser, TrainingArguments\nHfArgumentParser(TrainingArguments)\n"
-    run = "python train.py --per_device_train_batch_size 4 --logging_steps {}"
-    training: dict[str, Any] = drafted(tmp_path, program, run.format(1)).document["trainer"]["training"]
-    assert "--logging_steps=1" not in training
-    training = drafted(tmp_path, program, run.format(5)).document["trainer"]["training"]
-    assert training["--logging_steps=1"] == "--logging_steps=5"
+    files = {"train.py": program, "run.sh": f"python train.py -b 12{given}\n"}
+    draft = drafted(tmp_path, files, "h100-sxm-1x1", model="gpt2-small")
+    assert (f"knobs: {{{name}:" in draft.text) == is_offered
 
 
 @pytest.mark.parametrize("given", ["-o runs", "-oruns", "--work runs", "--work-dir=runs"])
 def test_an_output_by_any_name_is_of_each_trials_own(tmp_path: Path, given: str) -> None:
-    study = loaded(drafted(tmp_path, PROGRAM, f"python train.py -b 12 {given}"), tmp_path)
+    files = {"train.py": PROGRAM, "run.sh": f"python train.py -b 12 {given}\n"}
+    study = loaded(drafted(tmp_path, files, "h100-sxm-1x1", model="gpt2-small"), tmp_path)
     config = ParallelConfig(micro_batch_size=12, accumulation_steps=1, precision="fp32")
     launch = with_own_outputs(trainer("command").launch(study.workload, config, study.trainer_options))
     outputs = [word for word in launch.argv if word.startswith(("-o", "--work"))]
