@@ -16,6 +16,7 @@ from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
+from tests.onboarding.drafting import Launch, Read, loaded
 from tests.shortcuts import file_with
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -37,10 +38,6 @@ def drafted(tmp_path: Path) -> Drafted:
         return first_draft(folder / f"{name}.py", cluster=CLUSTER, folder=tmp_path)
 
     return draft
-
-
-def loaded(draft: Draft, folder: Path) -> Study:
-    return api.load_study(file_with(folder / "spec.yaml", draft.text.replace("FILL-IN", "data")))
 
 
 def arguments(study: Study, config: ParallelConfig) -> list[str]:
@@ -77,14 +74,6 @@ def test_it_loads_and_is_planned(name: str, drafted: Drafted, tmp_path: Path) ->
     assert len(draft.text.splitlines()) <= 45
     study = loaded(draft, tmp_path)
     assert api.plan_of(study, top=1).rows
-
-
-@pytest.mark.parametrize(
-    ("name", "loop"),
-    [("nanogpt", None), ("run_clm", "hf_trainer"), ("lightning_args", "lightning"), ("accelerate_nlp", "accelerate")],
-)
-def test_the_loop_that_a_program_runs_is_told_where_it_shows(name: str, loop: str | None, drafted: Drafted) -> None:
-    assert drafted(name).document["workload"].get("loop") == loop
 
 
 @pytest.mark.slow  # imports transformers and lightning
@@ -172,13 +161,6 @@ def test_print_statements_become_patterns_that_read_their_lines(drafted: Drafted
     assert (found.step, found.loss, found.grad_norm, found.step_time_s) == (12, 3.125, 0.812, 0.25)
 
 
-def test_a_hub_id_in_the_script_is_the_model(drafted: Drafted, tmp_path: Path) -> None:
-    draft = drafted("run_clm")
-    assert draft.document["model"] == "Qwen/Qwen2.5-0.5B"
-    assert draft.fill_in == ("trainer.argv",)
-    assert "--train_file=FILL-IN" in draft.text
-
-
 def test_performance_options_are_suggested_with_their_lines(drafted: Drafted, tmp_path: Path) -> None:
     text = drafted("torchrun_ddp").text
     assert 'could be tuned (line 24): knobs: {num_workers: [4, 8]}, here "--num-workers={num_workers}"' in text
@@ -247,27 +229,6 @@ def test_other_parsers_are_read(text: str, options: list[str], parser: str) -> N
 
     script = read_script("train.py", text)
     assert (script.parser, [option.shown for option in script.options]) == (parser, options)
-
-
-def test_what_is_no_python_is_named_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("x = 1\ndef broken(:\n")
-    with pytest.raises(SpecError, match=r"train.py:2 is not Python"):
-        first_draft(tmp_path / "train.py", folder=tmp_path)
-
-
-def test_a_configuration_of_a_trainer_is_imported(tmp_path: Path) -> None:
-    draft = first_draft(
-        file_with(tmp_path / "ds.json", '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'),
-        folder=tmp_path,
-    )
-    assert draft.notes[0] == "ds.json is a deepspeed configuration, so it is imported"
-    assert draft.document["trainer"] == "deepspeed"
-
-
-def test_a_file_that_is_neither_is_refused_with_the_ways_on(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(SpecError, match="neither a Python script nor a configuration of accelerate, deepspeed"):
-        first_draft(tmp_path / "notes.txt", folder=tmp_path)
 
 
 def test_nothing_of_the_script_is_run(tmp_path: Path) -> None:
@@ -354,13 +315,6 @@ def test_a_script_of_deepspeed_trains_on_all_ranks(option: str, cluster: str, wo
     assert {row.config.dp for row in api.plan_of(study, top=100).rows} == {ranks}
 
 
-def test_a_shell_script_that_starts_no_program_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text("make train\n")
-    with pytest.raises(SpecError, match=r"job\.sh does not start a recognizable Python program") as refused:
-        first_draft(tmp_path / "job.sh", folder=tmp_path)
-    assert "give the script that starts the training" in refused.value.remedy
-
-
 def test_a_script_that_cannot_accumulate_has_its_batch_as_a_knob(tmp_path: Path) -> None:
     study = loaded(
         first_draft(
@@ -376,43 +330,6 @@ def test_a_script_that_cannot_accumulate_has_its_batch_as_a_knob(tmp_path: Path)
     assert study.workload.global_batch_sizes == (2, 4, 8, 16, 32)
     assert {row.config.accumulation_steps for row in api.plan_of(study, top=100).rows} == {1}
     assert study.baseline == ParallelConfig(micro_batch_size=8, precision="fp32")
-
-
-def test_a_script_that_names_a_trainers_keys_is_still_a_script(tmp_path: Path) -> None:
-    assert (
-        first_draft(
-            file_with(
-                tmp_path / "train.py",
-                "config = {'train_micro_batch_size_per_gpu': 4, 'zero_optimization': {'stage': 2}}\n",
-            ),
-            folder=tmp_path,
-        ).document["trainer"]["kind"]
-        == "command"
-    )
-
-
-@pytest.mark.parametrize(
-    ("option", "word", "precisions"),
-    [
-        ("'--dtype', default='float16', choices=['float16', 'bfloat16']", "--dtype={precision}", ["fp16", "bf16"]),
-        ("'--fp16', action='store_true'", "{precision}", ["fp32", "fp16"]),
-        ("'--amp', action=argparse.BooleanOptionalAction, default=True", "{precision}", ["fp16"]),
-    ],
-)
-def test_precision_is_told_in_the_scripts_own_words(
-    option: str, word: str, precisions: list[str], tmp_path: Path
-) -> None:
-    draft = first_draft(
-        file_with(
-            tmp_path / "train.py",
-            f"import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({option})\n",
-        ),
-        cluster=CLUSTER,
-        folder=tmp_path,
-    )
-    assert draft.document["space"]["precision"] == precisions
-    assert word in draft.document["trainer"]["argv"]
-    loaded(draft, tmp_path)
 
 
 FINE_TUNING = """
@@ -496,23 +413,12 @@ def test_a_batch_over_all_ranks_is_divided_by_them(tmp_path: Path) -> None:
     assert "--batch-size=32" in arguments(study, study.baseline)
 
 
-def test_mixed_precision_is_that_of_the_scripts_autocast(tmp_path: Path) -> None:
-    draft = first_draft(file_with(tmp_path / "train.py", TOTAL), cluster=CLUSTER, folder=tmp_path)
-    assert draft.document["trainer"]["values"]["precision"] == {"bf16": "--amp", "fp32": None}
-    draft = first_draft(
-        file_with(tmp_path / "train.py", TOTAL.replace("torch.bfloat16", "dtype")), cluster=CLUSTER, folder=tmp_path
-    )
-    assert draft.document["trainer"]["values"]["precision"] == {"fp16": "--amp", "fp32": None}
+def bundled(name: str) -> dict[str, str]:
+    return {f"{name}.py": (SCRIPTS / f"{name}.py.txt").read_text()}
 
 
-@pytest.mark.parametrize(
-    ("where", "counts"), [("step", "steps"), ("micro_batch", "micro-batches"), ("elsewhere", "unknown")]
-)
-def test_the_loop_over_micro_batches_says_what_a_line_of_the_log_counts(
-    where: str, counts: str, tmp_path: Path
-) -> None:
-    line = 'print(f"step {step} loss {loss:.4f}")'
-    text = f"""
+LINE = 'print(f"step {step} loss {loss:.4f}")'
+COUNTING = """
 import argparse
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=2)
@@ -521,13 +427,96 @@ parser.add_argument("--max-steps", type=int, default=100)
 args = parser.parse_args()
 accumulation = args.grad_accum
 for step in range(args.max_steps):
-    for _ in range({"accumulation" if where == "elsewhere" else "args.grad_accum"}):
+    for _ in range(ACCUMULATION):
         loss = train(args.batch_size)
-        {line if where == "micro_batch" else "pass"}
-    {line if where != "micro_batch" else "pass"}
+        INSIDE
+    BEHIND
 """
-    script = file_with(tmp_path / "train.py", text)
-    draft = first_draft(script, cluster=CLUSTER, folder=tmp_path)
-    assert loaded(draft, tmp_path).trainer_options.get("counts", "unknown") == counts
-    if counts != "unknown":
-        assert "the loop over grad_accum on line 10" in draft.text
+
+
+def counting(accumulation: str, inside: str, behind: str, counts: str | None) -> Launch:
+    """What a line of the log counts, by the loop over the micro-batches."""
+    program = COUNTING.replace("ACCUMULATION", accumulation).replace("INSIDE", inside).replace("BEHIND", behind)
+    text = ("the loop over grad_accum on line 10",) if counts else ()
+    return Launch(
+        {"train.py": program}, Read(document={"trainer/counts": counts}, text=text, study={"trainer": "command"})
+    )
+
+
+READ = {
+    **{
+        f"the loop that a program runs: {name}": Launch(bundled(name), Read(document={"workload/loop": loop}))
+        for name, loop in (
+            ("nanogpt", None),
+            ("run_clm", "hf_trainer"),
+            ("lightning_args", "lightning"),
+            ("accelerate_nlp", "accelerate"),
+        )
+    },
+    "a hub id in the script is the model": Launch(
+        bundled("run_clm"),
+        Read(
+            document={"model": "Qwen/Qwen2.5-0.5B"},
+            asked=("trainer.argv",),
+            settled=("model", "workload.seq_len", "workload.global_batch_size", "cluster", "baseline"),
+            text=("--train_file=FILL-IN",),
+        ),
+    ),
+    "a configuration of a trainer is imported": Launch(
+        {"ds.json": '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'},
+        Read(notes=("ds.json is a deepspeed configuration, so it is imported",), document={"trainer": "deepspeed"}),
+        None,
+    ),
+    "a script that names a trainer's keys is still a script": Launch(
+        {"train.py": "config = {'train_micro_batch_size_per_gpu': 4, 'zero_optimization': {'stage': 2}}\n"},
+        Read(document={"trainer/kind": "command"}),
+        None,
+    ),
+    **{
+        f"precision is told in the script's own words: {option}": Launch(
+            {"train.py": f"import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({option})\n"},
+            Read(document={"space/precision": precisions}, words=(word,), study={"trainer": "command"}),
+        )
+        for option, word, precisions in (
+            ("'--dtype', default='float16', choices=['float16', 'bfloat16']", "--dtype={precision}", ["fp16", "bf16"]),
+            ("'--fp16', action='store_true'", "{precision}", ["fp32", "fp16"]),
+            ("'--amp', action=argparse.BooleanOptionalAction, default=True", "{precision}", ["fp16"]),
+        )
+    },
+    "mixed precision is that of the script's autocast": Launch(
+        {"train.py": TOTAL}, Read(document={"trainer/values/precision": {"bf16": "--amp", "fp32": None}})
+    ),
+    "mixed precision of an autocast that a variable tells": Launch(
+        {"train.py": TOTAL.replace("torch.bfloat16", "dtype")},
+        Read(document={"trainer/values/precision": {"fp16": "--amp", "fp32": None}}),
+    ),
+    "lines behind the loop count steps": counting("args.grad_accum", "pass", LINE, "steps"),
+    "lines within the loop count micro-batches": counting("args.grad_accum", LINE, "pass", "micro-batches"),
+    "lines of another loop": counting("accumulation", "pass", LINE, None),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message", "remedy"),
+    [
+        ("train.py", "x = 1\ndef broken(:\n", r"train.py:2 is not Python", ""),
+        ("notes.txt", "hello", "neither a Python script nor a configuration of accelerate, deepspeed", ""),
+        (
+            "job.sh",
+            "make train\n",
+            r"job\.sh does not start a recognizable Python program",
+            "give the script that starts the training",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_ways_on(
+    name: str, text: str, message: str, remedy: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError, match=message) as refused:
+        first_draft(file_with(tmp_path / name, text), folder=tmp_path)
+    assert remedy in refused.value.remedy
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read(name: str, tmp_path: Path) -> None:
+    READ[name].check(tmp_path)

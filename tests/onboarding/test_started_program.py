@@ -13,6 +13,7 @@ from autotune.onboarding.first_spec import first_draft
 from autotune.onboarding.launch.launch_script import Started, started_by
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
+from tests.onboarding.drafting import Launch, Read
 from tests.shortcuts import file_with, write
 
 TRAIN = """
@@ -109,13 +110,6 @@ def test_a_script_of_accelerate_with_a_configuration_from_its_repository(folder:
     assert "abc123" not in draft.text
 
 
-def test_a_cluster_of_several_nodes_is_to_be_filled_in(folder: Path) -> None:
-    draft = drafted(folder, ACCELERATE)
-    assert "cluster" in draft.fill_in
-    assert "fill in, e.g. h100-sxm-2x8: it requests 2 nodes" in draft.text
-    assert draft.document["workload"]["global_batch_size"] == 4 * 8 * 16
-
-
 def test_zero_stages_of_a_script_of_deepspeed_are_tuned_by_its_own_file(folder: Path) -> None:
     write(folder, {"code/train.py": TRAINER, "code/ds.json": json.dumps(ZERO)})
     study = loaded(drafted(folder, DEEPSPEED, "a100-80gb-1x4", "run.sh"), folder)
@@ -161,19 +155,6 @@ def test_a_file_of_settings_that_a_script_starts_is_read(folder: Path) -> None:
     assert words[3:7] == ("-m", "axolotl.cli.train", "sft.yaml", "--micro_batch_size=1")
 
 
-def test_a_program_that_is_not_there_is_known_by_its_arguments(folder: Path) -> None:
-    text = "python prepare.py --a --b --c --d\ntorchrun --nproc_per_node=2 elsewhere/sft.py --batch-size 4 --grad-accum=2 --flash\n"
-    draft = drafted(folder, text)
-    assert draft.document["baseline"] == "dp=2,micro_batch_size=4,precision=fp32"
-    assert draft.document["space"]["world_sizes"] == [2]  # of more GPUs the launch uses two
-    assert draft.document["workload"]["global_batch_size"] == 16
-    assert draft.document["trainer"]["argv"][2:] == [
-        *("--nproc-per-node={nproc_per_node}", "elsewhere/sft.py", "--flash"),
-        *("--batch-size={micro_batch_size}", "--grad-accum={accumulation_steps}"),
-    ]
-    assert "elsewhere/sft.py was not found" in draft.notes[0]
-
-
 @pytest.mark.parametrize(
     ("text", "launcher", "program", "nodes", "per_node"),
     [
@@ -197,25 +178,6 @@ def test_a_script_that_starts_no_program() -> None:
     assert started_by("make train\nfor i in 1 2; do echo $i; done\n") is None
 
 
-def test_ranks_are_those_of_the_file_of_accelerate(folder: Path) -> None:
-    draft = drafted(folder, "accelerate launch --config_file configs/fsdp.yaml src/train.py\n", name="run.sh")
-    assert draft.document["workload"]["global_batch_size"] == 8 * 1 * 8
-    (folder / "code/configs/fsdp.yaml").write_text(FSDP.replace("num_processes: 8", "num_processes: 2"))
-    draft = drafted(folder, "accelerate launch --config_file configs/fsdp.yaml src/train.py\n", name="run.sh")
-    assert draft.document["workload"]["global_batch_size"] == 8 * 1 * 2
-
-
-def test_only_names_of_secrets_are_kept_back(folder: Path) -> None:
-    text = "export TOKENIZERS_PARALLELISM=false HF_TOKEN=hf_abc API_KEYS=a,b\npython src/train.py\n"
-    draft = drafted(folder, text, name="run.sh")
-    assert draft.document["trainer"]["env"] == {
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_TOKEN": "from-environment",
-        "API_KEYS": "from-environment",
-    }
-    assert "run.sh also exports HF_TOKEN, API_KEYS: export them where you start autotune" in draft.notes
-
-
 def test_trials_of_transformers_save_nothing_and_the_exported_launch_says_so(folder: Path) -> None:
     (folder / "code/train.py").write_text(TRAINER)
     study = loaded(
@@ -224,16 +186,80 @@ def test_trials_of_transformers_save_nothing_and_the_exported_launch_says_so(fol
     assert "--save_strategy=no" in argv(study, ParallelConfig(dp=2, micro_batch_size=8, accumulation_steps=1))
 
 
-def test_megatron_under_deepspeed_stays_the_program_that_it_is(tmp_path: Path) -> None:
-    draft = first_draft(
-        file_with(
-            tmp_path / "run.sh",
-            'ds="--deepspeed --zero-stage=3 --deepspeed_config=ds.json"\n'
-            "deepspeed --num_gpus 8 pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 4 --hidden-size 64 --num-attention-heads 4 "
-            "--micro-batch-size 2 --global-batch-size 16 --seq-length 128 --train-iters 10 --fp16 --checkpoint-activations $ds\n",
+BY_FILE = "accelerate launch --config_file configs/fsdp.yaml src/train.py\n"
+READ = {
+    "a cluster of several nodes is to be filled in": Launch(
+        {"scripts/run.sh": ACCELERATE, "src/train.py": TRAIN, "configs/fsdp.yaml": FSDP},
+        Read(
+            asked=("cluster",),
+            text=("fill in, e.g. h100-sxm-2x8: it requests 2 nodes",),
+            document={"workload/global_batch_size": 4 * 8 * 16},
         ),
-        folder=tmp_path,
-    )
-    assert draft.document["trainer"]["kind"] == "command"
-    assert "precision=fp16,recompute=full,zero_stage=3" in draft.document["baseline"]
-    assert "--deepspeed_config=ds.json" in draft.document["trainer"]["argv"]
+        None,
+    ),
+    "a program that is not there is known by its arguments; of more GPUs the launch uses two": Launch(
+        {
+            "run.sh": "python prepare.py --a --b --c --d\ntorchrun --nproc_per_node=2 elsewhere/sft.py --batch-size 4 --grad-accum=2 --flash\n"
+        },
+        Read(
+            document={
+                "baseline": "dp=2,micro_batch_size=4,precision=fp32",
+                "space/world_sizes": [2],
+                "workload/global_batch_size": 16,
+                "trainer/argv": [
+                    *("torchrun", "--standalone", "--nproc-per-node={nproc_per_node}", "elsewhere/sft.py", "--flash"),
+                    *("--batch-size={micro_batch_size}", "--grad-accum={accumulation_steps}"),
+                ],
+            },
+            notes=("elsewhere/sft.py was not found",),
+        ),
+        None,
+    ),
+    **{
+        f"ranks are those of the file of accelerate: {ranks}": Launch(
+            {
+                "run.sh": BY_FILE,
+                "src/train.py": TRAIN,
+                "configs/fsdp.yaml": FSDP.replace("num_processes: 8", f"num_processes: {ranks}"),
+            },
+            Read(document={"workload/global_batch_size": 8 * 1 * ranks}),
+            None,
+        )
+        for ranks in (8, 2)
+    },
+    "only names of secrets are kept back": Launch(
+        {
+            "run.sh": "export TOKENIZERS_PARALLELISM=false HF_TOKEN=hf_abc API_KEYS=a,b\npython src/train.py\n",
+            "src/train.py": TRAIN,
+        },
+        Read(
+            document={
+                "trainer/env": {
+                    "TOKENIZERS_PARALLELISM": "false",
+                    "HF_TOKEN": "from-environment",
+                    "API_KEYS": "from-environment",
+                }
+            },
+            notes=("run.sh also exports HF_TOKEN, API_KEYS: export them where you start autotune",),
+        ),
+        None,
+    ),
+    "Megatron under DeepSpeed stays the program that it is": Launch(
+        {
+            "run.sh": 'ds="--deepspeed --zero-stage=3 --deepspeed_config=ds.json"\n'
+            "deepspeed --num_gpus 8 pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 4 --hidden-size 64 --num-attention-heads 4 "
+            "--micro-batch-size 2 --global-batch-size 16 --seq-length 128 --train-iters 10 --fp16 --checkpoint-activations $ds\n"
+        },
+        Read(
+            document={"trainer/kind": "command"},
+            knobs=("precision=fp16,recompute=full,zero_stage=3",),
+            words=("--deepspeed_config=ds.json",),
+        ),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read(name: str, tmp_path: Path) -> None:
+    READ[name].check(tmp_path)

@@ -14,7 +14,7 @@ from autotune.onboarding.script.written_arguments import written_arguments
 from autotune.reviews import lines_of, review
 from autotune.reviews.lines import edited
 from autotune.spec import config_label
-from tests.onboarding.drafting import drafted
+from tests.onboarding.drafting import Launch, Read, drafted
 from tests.shortcuts import file_with, write
 
 PROGRAM = """
@@ -85,12 +85,6 @@ def test_a_spec_has_the_config_as_its_baseline_and_each_trial_sets_the_text_othe
     assert "per_device_train_batch_size (line 8)" in note
 
 
-def test_weights_that_are_loaded_in_bf16_are_said(tmp_path: Path) -> None:
-    program = PROGRAM.replace("from_pretrained(MODEL)", "from_pretrained(MODEL, torch_dtype=torch.bfloat16)")
-    draft = drafted(tmp_path, {"sft.py": program, "run.sh": LAUNCH})
-    assert draft.document["workload"]["pure_bf16"] is draft.document["workload"]["shards_in_fp32"] is True
-
-
 PARTLY = """
 import argparse
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
@@ -126,25 +120,6 @@ def test_options_and_text_together_are_the_launch(tmp_path: Path) -> None:
     assert not any("torch_compile" in after for file, after in changed if file == "run.sh")
 
 
-def test_a_spec_tells_by_options_and_by_overrides(tmp_path: Path) -> None:
-    launch = "torchrun --nproc-per-node 8 train.py --batch_size 2\n"
-    document = drafted(tmp_path, {"train.py": PARTLY, "run.sh": launch}).document
-    assert document["baseline"] == "micro_batch_size=2,precision=bf16,recompute=full,zero_stage=3"
-    assert document["workload"]["global_batch_size"] == 64
-    trainer = document["trainer"]
-    assert "--batch_size={micro_batch_size}" in trainer["argv"]
-    places = trainer["overrides"]["train.py"]
-    assert places["TrainingArguments.gradient_accumulation_steps"] == "{accumulation_steps}"
-    assert "TrainingArguments.per_device_train_batch_size" not in places, "an option sets it"
-
-
-def test_arguments_that_options_give_whole_need_no_word(tmp_path: Path) -> None:
-    program = PARTLY.replace("    gradient_accumulation_steps=4,\n    gradient_checkpointing=True,\n", "")
-    program = program.replace('    bf16=True,\n    fsdp="full_shard",\n', "")
-    launch = "torchrun --nproc-per-node 8 train.py --batch_size 2\n"
-    assert "baseline" in drafted(tmp_path, {"train.py": program, "run.sh": launch}).document
-
-
 WHOLE = PARTLY[: PARTLY.index("training_args =")]
 OF_OPTIONS = "per_device_train_batch_size=args.batch_size"
 
@@ -177,33 +152,10 @@ def test_what_the_text_adds_to_options_by_any_word_counts(
     assert found.study.workload.optimizer == ("adafactor" if "optim=" in trained else "adamw")
 
 
-@pytest.mark.parametrize(
-    "trained",
-    [
-        f"GRPOTrainer(model=model, args=GRPOConfig({OF_OPTIONS}, gradient_accumulation_steps=8, **more))",
-        "import lightning as L\nL.Trainer(devices=8, accumulate_grad_batches=4, **more)",
-        "import lightning as L\nL.Trainer(8, strategy='fsdp')",
-    ],
-)
-def test_a_trainer_that_is_not_read_beside_options_leaves_no_baseline(tmp_path: Path, trained: str) -> None:
-    launch = "torchrun --nproc-per-node 8 train.py --batch_size 2\n"
-    draft = drafted(tmp_path, {"train.py": f"{WHOLE}{trained}\n", "run.sh": launch})
-    assert "baseline" not in draft.document
-    assert any("autotune does not understand" in note for note in draft.notes)
-
-
 def test_a_program_whose_options_say_all_keeps_its_own_draft(tmp_path: Path) -> None:
     draft = drafted(tmp_path, {"train.py": f"{WHOLE}TrainingArguments('out', {OF_OPTIONS})\n"})
     assert "baseline" in draft.document
     assert draft.as_options is None
-
-
-def test_arguments_that_are_not_understood_beside_options_leave_no_baseline(tmp_path: Path) -> None:
-    program = PARTLY.replace("bf16=True,", "**more,")
-    launch = "torchrun --nproc-per-node 8 train.py --batch_size 2\n"
-    draft = drafted(tmp_path, {"train.py": program, "run.sh": launch})
-    assert "baseline" not in draft.document
-    assert any("does not understand TrainingArguments(...) in line 11" in note for note in draft.notes)
 
 
 LIGHTNING = """
@@ -244,22 +196,6 @@ def test_what_lightnings_trainer_is_given_by_code_is_not_guessed(change: tuple[s
     found = written_arguments(ast.parse(text))
     assert found is None if computed is None else found is not None and found.computed == {computed}
     assert read_script("train.py", text).written is None, "without an option that says it"
-
-
-def test_lightnings_trainer_and_options_together_are_the_launch(tmp_path: Path) -> None:
-    options = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--batch_size', type=int, default=2)\nargs = parser.parse_args()\n"
-    program = options + LIGHTNING.replace("batch_size=4", "batch_size=args.batch_size")
-    draft = drafted(
-        tmp_path, {"train.py": program, "run.sh": "python train.py --batch_size 4\n"}, cluster="h100-sxm-1x8"
-    )
-    document = draft.document
-    assert document["workload"]["global_batch_size"] == 4 * 2 * 8
-    assert document["baseline"] == "micro_batch_size=4,precision=bf16,zero_stage=3"
-    assert "--batch_size={micro_batch_size}" in document["trainer"]["argv"]
-    (places,) = document["trainer"]["overrides"].values()
-    assert places["Trainer.accumulate_grad_batches"] == "{accumulation_steps}"
-    assert places["Trainer.devices"] == "{nproc_per_node}"
-    assert not any("batch_size" in place for place in places), "an option sets it"
 
 
 @pytest.mark.parametrize(
@@ -360,22 +296,6 @@ Trainer(model=model, args=arguments).train()
 """
 
 
-@pytest.mark.parametrize(
-    ("dtype", "is_said"),
-    [("", True), (", dtype=torch.float32", False), (", torch_dtype='bfloat16'", False), (", dtype=chosen", False), (", **how", False)],
-)  # fmt: skip
-def test_weights_whose_type_nothing_says_are_an_assumption(tmp_path: Path, dtype: str, is_said: bool) -> None:
-    """transformers 5 loads the checkpoint's own type, transformers 4 loaded fp32."""
-    notes = first_draft(
-        file_with(tmp_path / "train.py", LOADED.format(dtype=dtype)),
-        model=None,
-        cluster="h100-sxm-1x8",
-        folder=tmp_path,
-    ).notes
-    said = [note for note in notes if note.startswith("weights are planned as fp32 (line 3 of train.py")]
-    assert bool(said) is is_said
-
-
 LOOP = """
 import argparse
 from transformers import AutoModelForCausalLM
@@ -406,21 +326,95 @@ def test_the_model_that_a_loop_of_its_own_loads_is_the_specs(
     assert found.estimate is not None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        LOOP.format(name="arguments.model"),
-        LOOP.format(name='"my/own"'),
-        LOOP.format(name='"Qwen/Qwen3-8B"') + 'teacher = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-14B")\n',
-        LOOP.format(name='"Qwen/Qwen3-8B"') + "other = AutoModelForCausalLM.from_pretrained(arguments.other)\n",
-        LOOP.format(name='"Qwen/Qwen3-8B"') + "from peft import get_peft_model\nmodel = get_peft_model(model)\n",
-    ],
-    ids=["computed", "unknown", "two", "one of two computed", "adapters"],
+BATCH_OPTION = "torchrun --nproc-per-node 8 train.py --batch_size 2\n"
+PLACES = "trainer/overrides/train.py"
+OPTIONS = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--batch_size', type=int, default=2)\nargs = parser.parse_args()\n"
+ALL_BY_OPTIONS = PARTLY.replace("    gradient_accumulation_steps=4,\n    gradient_checkpointing=True,\n", "").replace(
+    '    bf16=True,\n    fsdp="full_shard",\n', ""
 )
-def test_a_loaded_model_that_is_not_certain_is_asked_for(tmp_path: Path, text: str) -> None:
-    assert (
-        "model"
-        in first_draft(
-            file_with(tmp_path / "train.py", text), model=None, cluster="h100-sxm-1x8", folder=tmp_path
-        ).fill_in
-    )
+
+
+def partly(program: str, **read: Any) -> Launch:
+    return Launch({"train.py": program, "run.sh": BATCH_OPTION}, Read(**read))
+
+
+READ = {
+    "weights that are loaded in bf16 are said": Launch(
+        {
+            "sft.py": PROGRAM.replace("from_pretrained(MODEL)", "from_pretrained(MODEL, torch_dtype=torch.bfloat16)"),
+            "run.sh": LAUNCH,
+        },
+        Read(document={"workload/pure_bf16": True, "workload/shards_in_fp32": True}),
+    ),
+    "a spec tells by options and by overrides": partly(
+        PARTLY,
+        document={
+            "baseline": "micro_batch_size=2,precision=bf16,recompute=full,zero_stage=3",
+            "workload/global_batch_size": 64,
+            f"{PLACES}/TrainingArguments.gradient_accumulation_steps": "{accumulation_steps}",
+            f"{PLACES}/TrainingArguments.per_device_train_batch_size": None,
+        },
+        words=("--batch_size={micro_batch_size}",),
+    ),
+    "arguments that options give whole need no word": partly(ALL_BY_OPTIONS, knobs=("micro_batch_size=2",)),
+    **{
+        f"a trainer that is not read beside options leaves no baseline: {trained}": partly(
+            f"{WHOLE}{trained}\n", document={"baseline": None}, notes=("autotune does not understand",)
+        )
+        for trained in (
+            f"GRPOTrainer(model=model, args=GRPOConfig({OF_OPTIONS}, gradient_accumulation_steps=8, **more))",
+            "import lightning as L\nL.Trainer(devices=8, accumulate_grad_batches=4, **more)",
+            "import lightning as L\nL.Trainer(8, strategy='fsdp')",
+        )
+    },
+    "arguments that are not understood beside options leave no baseline": partly(
+        PARTLY.replace("bf16=True,", "**more,"),
+        document={"baseline": None},
+        notes=("does not understand TrainingArguments(...) in line 11",),
+    ),
+    "Lightning's Trainer and options together are the launch": Launch(
+        {
+            "train.py": OPTIONS + LIGHTNING.replace("batch_size=4", "batch_size=args.batch_size"),
+            "run.sh": "python train.py --batch_size 4\n",
+        },
+        Read(
+            document={
+                "workload/global_batch_size": 4 * 2 * 8,
+                "baseline": "micro_batch_size=4,precision=bf16,zero_stage=3",
+                f"{PLACES}/Trainer.accumulate_grad_batches": "{accumulation_steps}",
+                f"{PLACES}/Trainer.devices": "{nproc_per_node}",
+                f"{PLACES}/DataLoader.batch_size": None,
+                f"{PLACES}/DataLoader:11.batch_size": None,
+            },
+            words=("--batch_size={micro_batch_size}",),
+        ),
+        "h100-sxm-1x8",
+    ),
+    "weights whose type nothing says are an assumption: transformers 5 loads the checkpoint's own": Launch(
+        {"train.py": LOADED.format(dtype="")}, Read(notes=("weights are planned as fp32 (line 3 of train.py",))
+    ),
+    **{
+        f"weights whose type the text says: {dtype}": Launch(
+            {"train.py": LOADED.format(dtype=dtype)}, Read(unsaid=("weights are planned as fp32 (line 3 of train.py",))
+        )
+        for dtype in (", dtype=torch.float32", ", torch_dtype='bfloat16'", ", dtype=chosen", ", **how")
+    },
+    **{
+        f"a loaded model that is not certain is asked for: {why}": Launch({"train.py": text}, Read(asked=("model",)))
+        for why, text in {
+            "computed": LOOP.format(name="arguments.model"),
+            "unknown": LOOP.format(name='"my/own"'),
+            "two": LOOP.format(name='"Qwen/Qwen3-8B"')
+            + 'teacher = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-14B")\n',
+            "one of two computed": LOOP.format(name='"Qwen/Qwen3-8B"')
+            + "other = AutoModelForCausalLM.from_pretrained(arguments.other)\n",
+            "adapters": LOOP.format(name='"Qwen/Qwen3-8B"')
+            + "from peft import get_peft_model\nmodel = get_peft_model(model)\n",
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read(name: str, tmp_path: Path) -> None:
+    READ[name].check(tmp_path)
