@@ -381,10 +381,14 @@ READ = {
             document={
                 "workload/global_batch_size": 4 * 2 * 8,
                 "baseline": "micro_batch_size=4,precision=bf16,zero_stage=3",
-                f"{PLACES}/Trainer.accumulate_grad_batches": "{accumulation_steps}",
-                f"{PLACES}/Trainer.devices": "{nproc_per_node}",
-                f"{PLACES}/DataLoader.batch_size": None,
-                f"{PLACES}/DataLoader:11.batch_size": None,
+                PLACES: {
+                    "Trainer.precision": {"precision": {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}},
+                    "Trainer.accumulate_grad_batches": "{accumulation_steps}",
+                    "Trainer.max_steps": "{steps}",
+                    "Trainer.devices": "{nproc_per_node}",
+                    "Trainer.num_nodes": "{nnodes}",
+                    "Trainer.default_root_dir": "{trial_dir}",
+                },
             },
             words=("--batch_size={micro_batch_size}",),
         ),

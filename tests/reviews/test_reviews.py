@@ -24,6 +24,7 @@ from autotune.reviews.target import reading_only
 from autotune.schema.parsing import parse_study
 from autotune.space import why_not
 from autotune.spec import ParallelConfig
+from tests.reviews.launches import Reviewed, Said
 from tests.shortcuts import file_with, write
 
 TRAINER = """#!/bin/bash
@@ -239,13 +240,6 @@ def test_a_text_is_reviewed_as_its_file_is(text: str, tmp_path: Path) -> None:
     assert (found.config, found.estimate, found.lines) == (of_file.config, of_file.estimate, of_file.lines)
 
 
-@pytest.mark.parametrize(("text", "ranks"), [(TRAIN_JOB, 16), (PYTORCH_JOB, 8)])
-def test_a_manifest_is_the_launch_that_it_starts(text: str, ranks: int, tmp_path: Path) -> None:
-    found = review(file_with(tmp_path / "job.yaml", text), cluster="h200-sxm")
-    assert found.config.world_size == ranks
-    assert (found.config.micro_batch_size, found.config.accumulation_steps) == (2, 4)
-
-
 def test_edits_of_a_trainers_file_are_its_keys_and_a_patch_applies(tmp_path: Path) -> None:
     path = file_with(tmp_path / "llama.toml", TITAN)
     found = review(path, cluster="h100-sxm-1x8")
@@ -264,41 +258,6 @@ def test_a_flag_on_a_line_of_its_own_goes_with_the_line() -> None:
     assert _apply(lines, "a.sh", Change("--ckpt", "", None)) == ("a.sh", 1)
     gone = LineEdit(file="a.sh", line=2, before="  --ckpt \\", after=lines[1])
     assert edited({"a.sh": text}, (gone,)) == {"a.sh": "torchrun t.py \\\n  --x 1\n"}
-
-
-def test_what_lowers_the_memory_and_is_not_counted_is_named_and_no_refusal_follows_from_the_rest(
-    tmp_path: Path,
-) -> None:
-    path = file_with(tmp_path / "train.sh", TRAINER.replace('--fsdp "full_shard auto_wrap"', "--optim paged_adamw"))
-    found = review(path, cluster="h100-sxm")
-    assert float(found.estimate.oom_probability) > 0.5
-    assert found.fits is None
-    assert any("memory saved by paged_adamw" in each for each in found.assumed)
-    assert any(line.startswith("may not fit: ") for line in lines_of(found))
-
-
-def test_a_loop_that_scales_losses_itself_is_not_warned_of_fp16(tmp_path: Path) -> None:
-    launch = tmp_path / "run.sh"
-    flags = (
-        "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024"
-    )
-    launch.write_text(
-        f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags} --micro-batch-size 8 --global-batch-size 64 --fp16\n"
-    )
-    (tmp_path / "pretrain_gpt.py").write_text("from megatron.training import pretrain\npretrain()\n")
-    found = review(launch, cluster="a100-80gb")
-    assert found.config.precision == "fp16"
-    assert not [each for each in found.warnings if "loss scaling" in each.text]
-
-
-def test_memory_that_is_saved_unseen_takes_no_sharding(tmp_path: Path) -> None:
-    path = tmp_path / "sft.yaml"
-    told = "model_name_or_path: meta-llama/Llama-3.1-8B\nfinetuning_type: full\ncutoff_len: 2048\nper_device_train_batch_size: 1\n"
-    path.write_text(f"{told}pure_bf16: true\nuse_galore: true\n")
-    found = review(path, cluster="h100-sxm-1x8")
-    assert found.fits is None
-    assert any("the optimizer galore, planned as AdamW" in each for each in found.assumed)
-    assert not [each for each in found.warnings if "each rank holds" in each.text]
 
 
 def test_edits_of_a_script_are_lines_of_the_settings_that_it_names(tmp_path: Path) -> None:
@@ -425,28 +384,6 @@ def test_an_option_at_its_default_is_added_to_the_command() -> None:
     assert lines[-1].endswith("--output_dir out --gradient_checkpointing True 2>&1 | tee log.txt")
     for mentioned in ("--gradient-checkpointing $CKPT", "p.add_argument('--gradient_checkpointing')"):
         assert _added({"train.sh": [*lines[:-1], f"torchrun t.py {mentioned}"]}, change) == []
-
-
-ACCELERATE = "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n"
-
-
-@pytest.mark.parametrize(("flags", "precision"), [("", "bf16"), (" --fp16 True", "fp16")])
-def test_the_number_format_of_a_launcher_counts_where_no_flag_says_another(
-    flags: str, precision: str, tmp_path: Path
-) -> None:
-    (tmp_path / "accelerate.yaml").write_text(ACCELERATE)
-    launch = "accelerate launch --config_file accelerate.yaml sft.py --model_name_or_path google/gemma-2-9b --per_device_train_batch_size 1 --max_length 2048"
-    found = review(file_with(tmp_path / "run.sh", f"{launch}{flags}\n"), cluster="h100-sxm-1x8")
-    assert (found.config.precision, found.config.zero_stage) == (precision, 3)
-
-
-def test_the_number_format_of_a_program_that_is_not_at_hand_is_asked_for(tmp_path: Path) -> None:
-    path = file_with(
-        tmp_path / "run.sh", "torchrun --nproc_per_node 8 -m scripts.base_train --batch-size 4 --seq-len 2048\n"
-    )
-    found = review(path, cluster="h100-sxm", model="llama-1b", batch=256)
-    assert any("--precision" in each.remedy for each in found.missing)
-    assert found.estimate is None
 
 
 @pytest.mark.parametrize(
@@ -664,69 +601,6 @@ def test_what_a_launch_that_ran_says_of_the_memory_of_others() -> None:
     assert after == pytest.approx(np.clip((before - before[0]) / (1.0 - before[0]), 0.0, 1.0))
 
 
-@pytest.mark.parametrize(
-    ("file", "says"),
-    [("conf.json", "ZeRO stage 0 is assumed"), ("ds_zero3.json", "ZeRO stage 3 is assumed, as its name says")],
-)
-def test_a_file_of_the_launch_that_is_not_there_is_named(file: str, says: str, tmp_path: Path) -> None:
-    launch = file_with(
-        tmp_path / "train.sh",
-        "deepspeed --num_gpus 8 run_clm.py --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 2 --gradient_accumulation_steps 8 "
-        f"--bf16 --block_size 4096 --output_dir out --deepspeed {file}\n",
-    )
-    found = review(launch, cluster="a100-80gb")
-    assert any(file in each and says in each for each in found.assumed)
-    (tmp_path / file).write_text('{"zero_optimization": {"stage": 2}}')
-    found = review(launch, cluster="a100-80gb")
-    assert not any(file in each for each in found.assumed)
-    assert found.config.zero_stage == 2
-
-
-def test_a_launch_whose_ranks_hold_everything_is_told_that_sharding_fits(tmp_path: Path) -> None:
-    launch = file_with(
-        tmp_path / "train.sh",
-        "torchrun --nproc-per-node 8 run_clm.py --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 2 --gradient_accumulation_steps 8 "
-        "--bf16 --block_size 4096 --output_dir out\n",
-    )
-    found = review(launch, cluster="a100-80gb")
-    assert found.fits is False
-    assert any("FSDP or ZeRO 3" in each.text and "which fits" in each.text for each in found.warnings)
-
-
-def test_a_pytorchjob_starts_the_ranks_that_its_operator_sets(tmp_path: Path) -> None:
-    pod = (
-        "template: {{spec: {{containers: [{{name: pytorch, command: [{words}run_clm.py, --model_name_or_path=meta-llama/Llama-3.1-8B, --per_device_train_batch_size=1, "
-        "--gradient_accumulation_steps=8, --gradient_checkpointing=True, --fsdp=full_shard, --block_size=4096, --bf16=True], resources: {{limits: {{nvidia.com/gpu: 8}}}}}}]}}}}"
-    )
-    text = (
-        "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {{name: ft}}\nspec:\n  {spec}\n  pytorchReplicaSpecs:\n"
-        "    Master: {{replicas: 1, {pod}}}\n    Worker: {{replicas: 3, {pod}}}\n"
-    )
-    for spec, words in (
-        ('nprocPerNode: "8"', "torchrun, "),
-        ("runPolicy: {}", "torchrun, "),
-        ("runPolicy: {}", "torchrun, --nproc_per_node=8, --nnodes=4, "),
-    ):
-        launch = file_with(tmp_path / "job.yaml", text.format(spec=spec, pod=pod.format(words=words)))
-        found = review(launch, cluster="h100-sxm")
-        assert found.config is not None, found.missing
-        assert found.config.dp == 32
-
-
-def test_a_number_format_that_only_the_program_knows_can_be_said(tmp_path: Path) -> None:
-    launch = file_with(
-        tmp_path / "train.sh",
-        "deepspeed --num_gpus 8 main.py --data_path Dahoas/rm-static --data_split 2,4,4 --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 4 "
-        "--max_seq_len 512 --num_train_epochs 4 --gradient_accumulation_steps 1 --lr_scheduler_type cosine --gradient_checkpointing --zero_stage 3 --deepspeed\n",
-    )
-    asked = review(launch, cluster="a100-80gb")
-    assert [each.what for each in asked.missing] == ["the precision"]
-    assert "precision" not in asked.understood
-    said = review(launch, cluster="a100-80gb", precision="bf16")
-    assert said.config.precision == "bf16"
-    assert said.estimate is not None
-
-
 def test_a_refusal_names_the_manifest_and_not_the_script_that_stands_for_it(tmp_path: Path) -> None:
     path = file_with(
         tmp_path / "job.yaml",
@@ -735,28 +609,6 @@ def test_a_refusal_names_the_manifest_and_not_the_script_that_stands_for_it(tmp_
     )
     with pytest.raises(SpecError, match=r"job\.yaml starts `python3`"):
         review(path, cluster="h100-sxm")
-
-
-def test_the_ranks_of_a_launcher_that_does_not_say_them_are_asked_for(tmp_path: Path) -> None:
-    path = file_with(
-        tmp_path / "run.sh",
-        "deepspeed finetune.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 512 --bf16 "
-        "--tensor-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 256\n",
-    )
-    found = review(path, cluster="h100-sxm")
-    assert [each.what for each in found.missing] == ["the number of GPUs: h100-sxm gives only the GPU type"]
-    assert "dp=" not in found.understood
-    assert review(path, cluster="h100-sxm-1x8").estimate is not None
-
-
-def test_a_cluster_of_other_ranks_than_the_launch_starts_is_named_once(script: Path) -> None:
-    said = "the launch starts 8 ranks (1 x 8), but --cluster h200-sxm-2x8 has 16 GPUs"
-    found = review(script, cluster="h200-sxm-2x8")
-    assert [each for each in found.assumed if "16 GPUs" in each] == [f"{said}: 8 ranks are reviewed"]
-    script.write_text(script.read_text().replace("--block_size 4096", ""))
-    found = review(script, cluster="h200-sxm-2x8")
-    assert found.missing
-    assert said in found.assumed
 
 
 def test_a_slurm_script_of_one_task_for_each_rank_is_reviewed_over_several_nodes(tmp_path: Path) -> None:
@@ -777,3 +629,137 @@ def test_a_config_is_that_of_a_program_that_has_no_options_for_it(batch: int, co
     assert not found.missing
     assert (found.config.micro_batch_size, found.config.accumulation_steps, found.config.zero_stage) == (2, 4, 3)
     assert not found.edits
+
+
+H100, A100 = {"cluster": "h100-sxm"}, {"cluster": "a100-80gb"}
+SMALL_MEGATRON = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 "
+    "--max-position-embeddings 1024 --micro-batch-size 8 --global-batch-size 64 --fp16\n"
+)
+GALORE = (
+    "model_name_or_path: meta-llama/Llama-3.1-8B\nfinetuning_type: full\ncutoff_len: 2048\nper_device_train_batch_size: 1\n"
+    "pure_bf16: true\nuse_galore: true\n"
+)
+ACCELERATE = "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n"
+BY_ACCELERATE = "accelerate launch --config_file accelerate.yaml sft.py --model_name_or_path google/gemma-2-9b --per_device_train_batch_size 1 --max_length 2048"
+LLAMA2 = "run_clm.py --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 2"
+BY_DEEPSPEED = f"deepspeed --num_gpus 8 {LLAMA2} --gradient_accumulation_steps 8 --bf16 --block_size 4096 --output_dir out --deepspeed "
+CHAT = (
+    "deepspeed --num_gpus 8 main.py --data_path Dahoas/rm-static --data_split 2,4,4 --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 4 "
+    "--max_seq_len 512 --num_train_epochs 4 --gradient_accumulation_steps 1 --lr_scheduler_type cosine --gradient_checkpointing --zero_stage 3 --deepspeed\n"
+)
+NO_RANKS = (
+    "deepspeed finetune.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 512 --bf16 "
+    "--tensor-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 256\n"
+)
+POD = (
+    "template: {{spec: {{containers: [{{name: pytorch, command: [{words}run_clm.py, --model_name_or_path=meta-llama/Llama-3.1-8B, --per_device_train_batch_size=1, "
+    "--gradient_accumulation_steps=8, --gradient_checkpointing=True, --fsdp=full_shard, --block_size=4096, --bf16=True], resources: {{limits: {{nvidia.com/gpu: 8}}}}}}]}}}}"
+)
+FOUR_PODS = (
+    "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {{name: ft}}\nspec:\n  {spec}\n  pytorchReplicaSpecs:\n"
+    "    Master: {{replicas: 1, {pod}}}\n    Worker: {{replicas: 3, {pod}}}\n"
+)
+OTHER_RANKS = "the launch starts 8 ranks (1 x 8), but --cluster h200-sxm-2x8 has 16 GPUs"
+REVIEWED = {
+    **{
+        f"a manifest is the launch that it starts: {ranks} ranks": Reviewed(
+            {"job.yaml": text},
+            {"cluster": "h200-sxm"},
+            Said(config={"world_size": ranks, "micro_batch_size": 2, "accumulation_steps": 4}),
+        )
+        for text, ranks in ((TRAIN_JOB, 16), (PYTORCH_JOB, 8))
+    },
+    "what lowers the memory and is not counted is named, and no refusal follows from the rest": Reviewed(
+        {"train.sh": TRAINER.replace('--fsdp "full_shard auto_wrap"', "--optim paged_adamw")},
+        H100,
+        Said(fits=(None,), predicted=True, assumed=("memory saved by paged_adamw",), lines=("may not fit: ",)),
+    ),
+    "a loop that scales losses itself is not warned of fp16": Reviewed(
+        {"run.sh": SMALL_MEGATRON, "pretrain_gpt.py": "from megatron.training import pretrain\npretrain()\n"},
+        A100,
+        Said(config={"precision": "fp16"}, unsaid=("loss scaling",)),
+    ),
+    "memory that is saved unseen takes no sharding": Reviewed(
+        {"sft.yaml": GALORE},
+        {"cluster": "h100-sxm-1x8"},
+        Said(fits=(None,), assumed=("the optimizer galore, planned as AdamW",), unsaid=("each rank holds",)),
+    ),
+    **{
+        f"the number format of a launcher counts where no flag says another:{flags}": Reviewed(
+            {"run.sh": f"{BY_ACCELERATE}{flags}\n", "accelerate.yaml": ACCELERATE},
+            {"cluster": "h100-sxm-1x8"},
+            Said(config={"precision": precision, "zero_stage": 3}),
+        )
+        for flags, precision in (("", "bf16"), (" --fp16 True", "fp16"))
+    },
+    "the number format of a program that is not here is asked for": Reviewed(
+        {"run.sh": "torchrun --nproc_per_node 8 -m scripts.base_train --batch-size 4 --seq-len 2048\n"},
+        {"cluster": "h100-sxm", "model": "llama-1b", "batch": 256},
+        Said(remedies=("--precision",), predicted=False),
+    ),
+    **{
+        f"a PyTorchJob starts the ranks that its operator sets: {spec}, {words}": Reviewed(
+            {"job.yaml": FOUR_PODS.format(spec=spec, pod=POD.format(words=words))}, H100, Said(config={"dp": 32})
+        )
+        for spec, words in (
+            ('nprocPerNode: "8"', "torchrun, "),
+            ("runPolicy: {}", "torchrun, "),
+            ("runPolicy: {}", "torchrun, --nproc_per_node=8, --nnodes=4, "),
+        )
+    },
+    "a launch whose ranks hold everything is told that sharding fits": Reviewed(
+        {
+            "train.sh": f"torchrun --nproc-per-node 8 {LLAMA2} --gradient_accumulation_steps 8 --bf16 --block_size 4096 --output_dir out\n"
+        },
+        A100,
+        Said(
+            fits=(False,),
+            warnings=("sharded over 8 ranks (FSDP or ZeRO 3) with full recomputation and a micro-batch of 1 it takes",),
+        ),
+    ),
+    **{
+        f"a file of the launch that is not there is named: {file}": Reviewed(
+            {"train.sh": f"{BY_DEEPSPEED}{file}\n"}, A100, Said(assumed=(f"{file} was not found: {says}",))
+        )
+        for file, says in (
+            ("conf.json", "ZeRO stage 0 is assumed"),
+            ("ds_zero3.json", "ZeRO stage 3 is assumed, as its name says"),
+        )
+    },
+    **{
+        f"a file of the launch that is there is read: {file}": Reviewed(
+            {"train.sh": f"{BY_DEEPSPEED}{file}\n", file: '{"zero_optimization": {"stage": 2}}'},
+            A100,
+            Said(config={"zero_stage": 2}, unsaid=(file,)),
+        )
+        for file in ("conf.json", "ds_zero3.json")
+    },
+    "a number format that only the program knows is asked for": Reviewed(
+        {"train.sh": CHAT}, A100, Said(missing=("the precision",), unsaid=("precision",))
+    ),
+    "a number format that only the program knows can be said": Reviewed(
+        {"train.sh": CHAT}, {**A100, "precision": "bf16"}, Said(config={"precision": "bf16"}, predicted=True)
+    ),
+    "the ranks of a launcher that does not say them are asked for": Reviewed(
+        {"run.sh": NO_RANKS},
+        H100,
+        Said(missing=("the number of GPUs: h100-sxm gives only the GPU type",), unsaid=("dp=",)),
+    ),
+    "the ranks of a launcher that does not say them are those of the cluster": Reviewed(
+        {"run.sh": NO_RANKS}, {"cluster": "h100-sxm-1x8"}, Said(predicted=True)
+    ),
+    "a cluster of other ranks than the launch starts is named": Reviewed(
+        {"train.sh": TRAINER}, {"cluster": "h200-sxm-2x8"}, Said(assumed=(f"{OTHER_RANKS}: 8 ranks are reviewed",))
+    ),
+    "a cluster of other ranks is named also where something is missing": Reviewed(
+        {"train.sh": TRAINER.replace("--block_size 4096", "")},
+        {"cluster": "h200-sxm-2x8"},
+        Said(missing=("the tokens per sequence",), assumed=(OTHER_RANKS,)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REVIEWED)
+def test_what_is_said(name: str, tmp_path: Path) -> None:
+    REVIEWED[name].check(tmp_path)
