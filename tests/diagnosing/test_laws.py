@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -114,40 +114,12 @@ def test_collectives_take_the_step(ranks: int, seed: int, much: float) -> None:
     assert between.cause == "communication_between_nodes"
 
 
-def test_a_link_that_stands_out_is_named() -> None:
-    two = run(ranks=2, nodes=2, communication=1.0)
-    of_two = first(diagnose(with_links(two, lambda a, b: 1e7 if a == "node1" else 1e8)))
-    assert (of_two.cause, of_two.node) == ("communication_between_nodes", "node1")
-    alike = first(diagnose(with_links(two, lambda a, b: 1e7)))
-    assert (alike.cause, alike.node) == ("communication_between_nodes", "")
-    four = run(ranks=4, nodes=4, communication=1.0)
-    of_four = first(diagnose(with_links(four, lambda a, b: 1e7 if "node2" in (a, b) else 1e8)))
-    assert (of_four.cause, of_four.node) == ("slow_node", "node2")
-
-
 @given(ranks=RANKS, seed=SEED)
 @settings(max_examples=examples(30), deadline=None)
 def test_lengths_with_a_long_tail(ranks: int, seed: int) -> None:
     tokens = 64 * np.exp(0.7 * np.random.default_rng(seed).standard_normal((ranks, 80)))
     found = first(diagnose(run(ranks=ranks, steps=80, seed=seed, tokens=tokens)))
     assert (found.cause, found.rank) == ("unequal_lengths", None)
-
-
-def test_a_rank_with_more_tokens_is_no_slow_machine() -> None:
-    tokens = np.full((3, 60), 64.0)
-    tokens[1] = 160.0
-    found = first(diagnose(run(ranks=3, tokens=tokens)))
-    assert (found.cause, found.rank) == ("unequal_lengths", 1)
-
-
-def test_experts_that_get_unequal_numbers() -> None:
-    tokens = 64 * np.exp(0.7 * np.random.default_rng(3).standard_normal((4, 80)))
-    uneven = run(ranks=4, steps=80, tokens=tokens)
-    uneven = replace(uneven, ranks=tuple(replace(rank, tokens=(64.0,) * 80) for rank in uneven.ranks))
-    dense = diagnose(uneven)
-    assert "unequal_lengths" not in [f.cause for f in dense.findings], "nothing says that its tokens are unequal"
-    experts = replace(uneven, facts={**uneven.facts, "config": {"num_local_experts": 8}})
-    assert "unequal_lengths" in [f.cause for f in diagnose(experts).findings]
 
 
 @given(ranks=RANKS, seed=SEED, every=st.integers(4, 20), saves=st.booleans(), one=st.booleans())
@@ -160,126 +132,12 @@ def test_pauses(ranks: int, seed: int, every: int, saves: bool, one: bool) -> No
     assert ("checkpoint" in found.what) is saves
 
 
-def test_recompilation_after_warm_up() -> None:
-    again = np.where(np.arange(60) % 5 == 0, 0.2, 0.0)
-    evidence = run(ranks=2, more={(-1, "forward"): again})
-    evidence = replace(evidence, ranks=tuple(replace(rank, compile_s=tuple(again)) for rank in evidence.ranks))
-    assert first(diagnose(evidence)).cause == "recompilation"
-
-
-@pytest.mark.parametrize(
-    ("kind", "cause"), [("log", "host"), ("data", "input"), ("checkpoint", "pauses"), ("", "input")]
-)
-def test_time_between_phases_goes_to_what_was_seen_there(kind: str, cause: str) -> None:
-    assert first(diagnose(run(ranks=2, more={(-1, "rest"): 0.5 * STEP_S}, kind=kind))).cause == cause
-
-
-def test_the_programs_own_computing_between_phases_is_the_hosts() -> None:
-    found = first(diagnose(run(ranks=2, rest=0.6)))
-    assert (found.cause, found.line) == ("host", "train.py:7")
-
-
-def test_little_work_between_phases_of_no_known_kind_is_a_trainers_usual_care() -> None:
-    assert not diagnose(run(ranks=2, rest=0.1)).findings
-
-
-def test_a_phase_that_was_looked_at_twice_tells_nothing_of_its_kind() -> None:
-    evidence = run(ranks=2, more={(-1, "rest"): 0.5 * STEP_S}, kind="log")
-    few = replace(evidence, ranks=tuple(replace(rank, looks=20) for rank in evidence.ranks))
-    assert first(diagnose(few)).cause == "input", "blocked, nobody knows by what: 2 looks of 20"
-    many = replace(evidence, ranks=tuple(replace(rank, looks=200) for rank in evidence.ranks))
-    assert first(diagnose(many)).cause == "host"
-
-
-def test_an_optimizer_that_takes_most_of_the_step() -> None:
-    assert first(diagnose(run(ranks=2, optimizer=1.5))).cause == "optimizer"
-
-
 @given(ranks=st.integers(1, 4), load=st.floats(0.15, 0.6), seed=SEED)
 @settings(max_examples=examples(30), deadline=None)
 def test_processes_of_others_on_the_machine(ranks: int, load: float, seed: int) -> None:
     found = first(diagnose(run(ranks=ranks, load=load, seed=seed)))
     assert (found.cause, found.node) == ("foreign_process", "node0")
     assert any("hog" in text for text in found.evidence)
-
-
-def test_ranks_that_are_more_than_the_cores_blame_nobody_else() -> None:
-    crowded = run(ranks=4, load=0.5)
-    node = replace(crowded.nodes[0], cores=2, busy=2.0, ours=1.98, others={})
-    crowded = replace(crowded, nodes=(node,), ranks=tuple(replace(rank, cores=2) for rank in crowded.ranks))
-    assert diagnose(crowded).findings == ()
-
-
-def test_a_rank_whose_core_is_shared_is_not_called_slow_for_a_little() -> None:
-    on_gpus, on_cpus, beside = (run(ranks=2, busier={0: 1.18}, load=load) for load in (0.0, 0.0, 0.2))
-    on_gpus, beside = (replace(each, facts={**each.facts, "device": "cuda"}) for each in (on_gpus, beside))
-    assert [f.cause for f in diagnose(on_gpus).findings] == ["slow_rank"]
-    assert [f.cause for f in diagnose(beside).findings] == ["foreign_process"]
-    assert not diagnose(on_cpus).findings
-
-
-def test_nodes_that_share_a_machine_are_not_strangers_to_each_other() -> None:
-    shared = run(ranks=2, nodes=2, load=0.4)
-    nodes = tuple(replace(node, machine="one", cores=2, busy=1.2, ours=0.6, others={}) for node in shared.nodes)
-    assert "foreign_process" not in [f.cause for f in diagnose(replace(shared, nodes=nodes)).findings]
-
-
-@pytest.mark.parametrize(
-    "readings", [{"alloc_retries": 40.0}, {"major_faults": 4000.0}, {"minor_faults": 2e6, "system_s": 3.0}]
-)
-def test_memory_that_is_short(readings: dict[str, float]) -> None:
-    evidence = run(ranks=2)
-    evidence = replace(evidence, ranks=(evidence.ranks[0], replace(evidence.ranks[1], **readings)))
-    found = [f for f in diagnose(evidence).findings if f.cause == "memory"]
-    assert [f.rank for f in found] == [1]
-
-
-def test_clocks_that_are_held_down() -> None:
-    evidence = run(ranks=2)
-    hot = {"sm_clock_mhz": 1200.0, "max_clock_mhz": 1980.0, "temperature_c": 91.0, "held by heat": 0.9}
-    cool = {"sm_clock_mhz": 1935.0, "max_clock_mhz": 1980.0, "held by power cap": 0.5}
-    found = diagnose(
-        replace(evidence, ranks=(replace(evidence.ranks[0], gpu=cool), replace(evidence.ranks[1], gpu=hot)))
-    )
-    assert [(f.cause, f.rank) for f in found.findings] == [("clocks", 1)]
-
-
-def test_a_pipeline_that_stands_idle_beyond_its_due() -> None:
-    parts = {"compute": 0.6, "communication": 0.05, "bubble": 0.3, "optimizer": 0.05, "host": 0.0}
-    due = {"compute": 0.8, "pp_comm": 0.02, "bubble": 0.08, "optimizer": 0.1}
-    evidence = Evidence(step_times_s=(1.0,) * 10, parts_s=parts, predicted_s=(1.0, 0.8, 1.2), predicted_parts_s=due)
-    assert first(diagnose(evidence)).cause == "bubble"
-    assert diagnose(replace(evidence, predicted_parts_s={**due, "bubble": 0.3})).findings == ()
-
-
-def test_a_knob_without_effect_and_a_wrong_prediction() -> None:
-    plain = run(ranks=2)
-    text = "compile: the spec says true, the probe saw false; pass {compile} to the program"
-    assert first(diagnose(replace(plain, disagreements=(text,)))).knob == "compile"
-    wrong = replace(plain, predicted_s=(0.02, 0.01, 0.04))
-    found = first(diagnose(wrong))
-    assert (found.cause, round(found.share, 1)) == ("prediction", 0.8)
-    loading = replace(run(ranks=2, more={(-1, "data"): 0.02}), predicted_s=(0.02, 0.01, 0.04))
-    assert [f.cause for f in diagnose(loading).findings] == ["prediction", "input"], "loading explains a part of it"
-    faster = replace(run(ranks=2, more={(-1, "data"): 0.02}), predicted_s=(9.0, 8.0, 10.0))
-    assert [f.cause for f in diagnose(faster).findings] == ["prediction", "input"]
-    assert diagnose(replace(plain, predicted_s=(0.11, 0.09, 0.13))).verdict.startswith(
-        "Nothing found: it runs as predicted"
-    )
-
-
-def test_a_prediction_is_not_blamed_for_what_others_took() -> None:
-    found = diagnose(replace(run(ranks=2, load=0.5), predicted_s=(0.11, 0.09, 0.13)))
-    assert [f.cause for f in found.findings] == ["foreign_process"]
-
-
-def test_step_times_of_a_log_alone() -> None:
-    times = tuple(0.9 if at % 10 == 9 else 0.1 for at in range(60))
-    assert [f.cause for f in diagnose(Evidence(step_times_s=times)).findings] == ["pauses"]
-    waits = Evidence(step_times_s=(0.5,) * 20, data_times_s=(0.3,) * 20)
-    assert first(diagnose(waits)).share == pytest.approx(0.6)
-    assert diagnose(Evidence(step_times_s=(0.5,) * 20)).verdict.startswith("Nothing found")
-    assert "there is no diagnosis" in diagnose(Evidence()).verdict
 
 
 @given(seed=SEED, ranks=st.integers(1, 5))
@@ -306,44 +164,6 @@ def test_every_finding_says_what_was_seen_how_to_make_sure_and_what_to_change() 
         assert list(lines_of(diagnose(evidence)))
 
 
-def test_places_name_the_line() -> None:
-    evidence = run(ranks=2, more={(-1, "data"): 0.2})
-    place = Place(phase="data", line="data.py:12", text="time.sleep(0.2)", share=0.6)
-    evidence = replace(evidence, ranks=tuple(replace(rank, places=(place,)) for rank in evidence.ranks))
-    assert first(diagnose(evidence)).line == "data.py:12"
-
-
-def test_lines_of_the_log_stand_beside_what_was_measured() -> None:
-    warns = ("input", "The 'train_dataloader' does not have many workers which may be a bottleneck.")
-    retries = ("memory", "3 CUDA memory allocation retries.")
-    straggler = ("slow_rank", "Some GPUs have worse relative performance. Affected ranks: [1]")
-    healthy = run(ranks=2)
-    assert diagnose(replace(healthy, hints=(warns,))).findings == (), "what it warns of costs nothing here"
-    told = diagnose(replace(healthy, hints=(warns, retries, straggler))).findings
-    assert [(f.cause, f.rank, f.share) for f in told] == [("memory", None, None), ("slow_rank", 1, None)]
-    slow = run(ranks=2, more={(-1, "data"): 0.5 * STEP_S})
-    (found,) = diagnose(replace(slow, hints=(warns,))).findings
-    assert (found.cause, found.evidence[-1]) == ("input", f"the log says: {warns[1]}")
-    assert [f.cause for f in diagnose(Evidence(hints=(warns,))).findings] == ["input"], "a log alone has nothing better"
-
-
-def test_a_foreign_process_is_said_to_hold_the_rank_that_waits_by_its_number() -> None:
-    evidence = run(ranks=3, load=0.4)
-    calm = run(ranks=3, load=0.05)
-    ranks = tuple(
-        replace(rank, rank=number + 4) for number, rank in enumerate((calm.ranks[0], evidence.ranks[1], calm.ranks[2]))
-    )
-    found = [f for f in diagnose(replace(evidence, ranks=ranks, world=8)).findings if f.cause == "foreign_process"]
-    assert [f.rank for f in found] == [5]
-
-
-def test_a_knob_without_effect_names_the_line_that_asks_for_it() -> None:
-    text = "compile: true in the launch, but the probe observed false; the option has no effect as written"
-    found = first(diagnose(replace(run(ranks=2), disagreements=(text,), asked_at={"compile": "job.sh:4"})))
-    assert (found.knob, found.line, found.what) == ("compile", "job.sh:4", "compile was requested, but has no effect")
-    assert found.change == "the option has no effect as written"
-
-
 def test_collectives_inside_a_node_say_what_the_links_of_its_gpus_move() -> None:
     evidence = run(ranks=2, communication=2.0)
     by_pcie = {"pcie_bytes_per_s": 12e9, "nvlink_bytes_per_s": 0.0}
@@ -355,42 +175,6 @@ def test_collectives_inside_a_node_say_what_the_links_of_its_gpus_move() -> None
     assert not any("PCIe" in text for text in first(diagnose(evidence)).evidence)
 
 
-def places(**more: Any) -> dict[str, Any]:
-    """A rank that is found where a program waits between its phases."""
-    return {
-        "looks": 400,
-        "places": (Place(phase="rest", line="train.py:7", text="time.sleep(0.06)", share=0.4, **more),),
-    }
-
-
-def waiting(loader: bool, **more: Any) -> Evidence:
-    seen = run(ranks=1, more={(0, "rest"): 0.06})
-    seen = replace(seen, ranks=tuple(replace(rank, **places(**more)) for rank in seen.ranks))
-    return replace(seen, facts={**seen.facts, "workers": 0 if loader else None})
-
-
-def test_a_program_that_waits_elsewhere_than_in_its_loader_does_not_wait_for_data() -> None:
-    """Its loader's time is known; without a loader it may load where it waits, but not between a backward pass and the optimizer."""
-    assert first(diagnose(waiting(loader=True))).cause == "host"
-    assert first(diagnose(waiting(loader=False))).cause == "input"
-    assert first(diagnose(waiting(loader=False, kind="own"))).cause == "host"
-    assert first(diagnose(waiting(loader=True, kind="data"))).cause == "input"
-
-
-def test_what_a_device_is_waited_for_and_clipping_are_no_work_of_the_programs_own() -> None:
-    for kind in ("device", "optimizer"):
-        found = diagnose(waiting(loader=True, kind=kind))
-        assert "host" not in [finding.cause for finding in found.findings]
-
-
-def test_passes_without_gradients_in_every_step_are_work_and_no_pause() -> None:
-    """A reference model, a teacher: the rank that has more of it is slow."""
-    seen = run(more={(1, "evaluation"): 0.05})
-    found = first(diagnose(seen))
-    assert (found.cause, found.rank) == ("slow_rank", 1)
-    assert first(diagnose(run(more={(-1, "evaluation"): np.where(np.arange(60) % 2, 0.0, 0.1)}))).cause == "pauses"
-
-
 def test_a_prediction_that_is_too_long_has_no_cause_in_the_run() -> None:
     quick = replace(run(ranks=1), predicted_s=(0.4, 0.3, 0.5))
     (finding,) = diagnose(quick).findings
@@ -399,6 +183,222 @@ def test_a_prediction_that_is_too_long_has_no_cause_in_the_run() -> None:
     assert not any("explain" in text for text in finding.evidence)
 
 
-def test_an_interval_that_is_too_wide_confirms_nothing() -> None:
-    assert "runs as predicted" in diagnose(replace(run(ranks=1), predicted_s=(0.11, 0.08, 0.15))).verdict
-    assert "too wide to say more" in diagnose(replace(run(ranks=1), predicted_s=(0.11, 0.03, 0.45))).verdict
+def of_ranks(evidence: Evidence, *own: dict[str, Any], **changes: Any) -> Evidence:
+    """With these values of every rank, and its own of each."""
+    told = own or ({},) * len(evidence.ranks)
+    ranks = tuple(replace(rank, **changes, **more) for rank, more in zip(evidence.ranks, told, strict=True))
+    return replace(evidence, ranks=ranks)
+
+
+def of_nodes(evidence: Evidence, **changes: Any) -> Evidence:
+    """With these values of every node."""
+    return replace(evidence, nodes=tuple(replace(node, **changes) for node in evidence.nodes))
+
+
+def waiting(*, loader: bool, **more: Any) -> Evidence:
+    """A program that waits between its phases, where its rank is found, with a loader whose time is known or without one."""
+    place = Place(phase="rest", line="train.py:7", text="time.sleep(0.06)", share=0.4, **more)
+    seen = of_ranks(run(ranks=1, more={(0, "rest"): 0.06}), looks=400, places=(place,))
+    return replace(seen, facts={**seen.facts, "workers": 0 if loader else None})
+
+
+PLAIN = run(ranks=2)
+RESTS = run(ranks=2, more={(-1, "rest"): 0.5 * STEP_S}, kind="log")
+LOADS = run(ranks=2, more={(-1, "data"): 0.02})
+TWO = run(ranks=2, nodes=2, communication=1.0)
+FOUR = run(ranks=4, nodes=4, communication=1.0)
+MORE_TOKENS = np.full((3, 60), 64.0)
+MORE_TOKENS[1] = 160.0
+UNEVEN = of_ranks(
+    run(ranks=4, steps=80, tokens=64 * np.exp(0.7 * np.random.default_rng(3).standard_normal((4, 80)))),
+    tokens=(64.0,) * 80,
+)
+"""nothing says that its tokens are unequal"""
+AGAIN = np.where(np.arange(60) % 5 == 0, 0.2, 0.0)
+SHARED_CORE, ON_CPUS = (run(ranks=2, busier={0: 1.18}, load=load) for load in (0.2, 0.0))
+GPU = {"device": "cuda"}
+IDLE = Evidence(
+    step_times_s=(1.0,) * 10,
+    parts_s={"compute": 0.6, "communication": 0.05, "bubble": 0.3, "optimizer": 0.05, "host": 0.0},
+    predicted_s=(1.0, 0.8, 1.2),
+    predicted_parts_s={"compute": 0.8, "pp_comm": 0.02, "bubble": 0.08, "optimizer": 0.1},
+)
+CALM, LOADED = (run(ranks=3, load=load) for load in (0.05, 0.4))
+WARNS = ("input", "The 'train_dataloader' does not have many workers which may be a bottleneck.")
+RETRIES = ("memory", "3 CUDA memory allocation retries.")
+STRAGGLER = ("slow_rank", "Some GPUs have worse relative performance. Affected ranks: [1]")
+HOT = {"sm_clock_mhz": 1200.0, "max_clock_mhz": 1980.0, "temperature_c": 91.0, "held by heat": 0.9}
+COOL = {"sm_clock_mhz": 1935.0, "max_clock_mhz": 1980.0, "held by power cap": 0.5}
+
+
+class Due(NamedTuple):
+    """A row of the table: evidence, and what its diagnosis is; what is not given is not checked."""
+
+    evidence: Evidence
+    causes: tuple[str, ...] | None = None
+    """of all findings"""
+    verdict: str = ""
+    """a part of it"""
+    first: dict[str, Any] = {}
+    """what the first finding says"""
+
+
+def first_is(evidence: Evidence, cause: str, **more: Any) -> Due:
+    return Due(evidence, first={"cause": cause, **more})
+
+
+DUE = {
+    "a link of two nodes that stands out": first_is(
+        with_links(TWO, lambda a, b: 1e7 if a == "node1" else 1e8), "communication_between_nodes", node="node1"
+    ),
+    "links of two nodes that are alike": first_is(
+        with_links(TWO, lambda a, b: 1e7), "communication_between_nodes", node=""
+    ),
+    "links of one of four nodes": first_is(
+        with_links(FOUR, lambda a, b: 1e7 if "node2" in (a, b) else 1e8), "slow_node", node="node2"
+    ),
+    "a rank with more tokens is no slow machine": first_is(run(ranks=3, tokens=MORE_TOKENS), "unequal_lengths", rank=1),
+    "experts that get unequal numbers": Due(
+        replace(UNEVEN, facts={**UNEVEN.facts, "config": {"num_local_experts": 8}}), ("unequal_lengths",)
+    ),
+    "without experts, nothing says that lengths are unequal": Due(UNEVEN, ()),
+    "recompilation after warm-up": first_is(
+        of_ranks(run(ranks=2, more={(-1, "forward"): AGAIN}), compile_s=tuple(AGAIN)), "recompilation"
+    ),
+    **{
+        f"time between phases goes to what was seen there: {kind or 'nothing'}": first_is(
+            run(ranks=2, more={(-1, "rest"): 0.5 * STEP_S}, kind=kind), cause
+        )
+        for kind, cause in (("log", "host"), ("data", "input"), ("checkpoint", "pauses"), ("", "input"))
+    },
+    "the program's own computing between phases is the host's": first_is(
+        run(ranks=2, rest=0.6), "host", line="train.py:7"
+    ),
+    "little work between phases of no known kind is a trainer's usual care": Due(run(ranks=2, rest=0.1), ()),
+    "blocked, nobody knows by what: 2 looks of 20": first_is(of_ranks(RESTS, looks=20), "input"),
+    "blocked by what was seen in 20 looks of 200": first_is(of_ranks(RESTS, looks=200), "host"),
+    "an optimizer that takes most of the step": first_is(run(ranks=2, optimizer=1.5), "optimizer"),
+    "ranks that are more than the cores blame nobody else": Due(
+        of_ranks(of_nodes(run(ranks=4, load=0.5), cores=2, busy=2.0, ours=1.98, others={}), cores=2), ()
+    ),
+    "a rank that is a little slow": Due(replace(ON_CPUS, facts={**ON_CPUS.facts, **GPU}), ("slow_rank",)),
+    "a rank whose core is shared is not called slow for a little": Due(
+        replace(SHARED_CORE, facts={**SHARED_CORE.facts, **GPU}), ("foreign_process",)
+    ),
+    "on CPUs, a little is not slow": Due(ON_CPUS, ()),
+    "nodes that share a machine are not strangers to each other": Due(
+        of_nodes(run(ranks=2, nodes=2, load=0.4), machine="one", cores=2, busy=1.2, ours=0.6, others={}), ()
+    ),
+    **{
+        f"memory that is short: {', '.join(readings)}": Due(
+            of_ranks(PLAIN, {}, readings), ("memory",), first={"rank": 1}
+        )
+        for readings in ({"alloc_retries": 40.0}, {"major_faults": 4000.0}, {"minor_faults": 2e6, "system_s": 3.0})
+    },
+    "clocks that are held down": Due(of_ranks(PLAIN, {"gpu": COOL}, {"gpu": HOT}), ("clocks",), first={"rank": 1}),
+    "a pipeline that stands idle beyond its due": first_is(IDLE, "bubble"),
+    "a pipeline that stands idle as is its due": Due(
+        replace(IDLE, predicted_parts_s={**IDLE.predicted_parts_s, "bubble": 0.3}), ()
+    ),
+    "a knob without effect": first_is(
+        replace(
+            PLAIN, disagreements=("compile: the spec says true, the probe saw false; pass {compile} to the program",)
+        ),
+        "knob_without_effect",
+        knob="compile",
+    ),
+    "a knob without effect, and the line that asks for it": first_is(
+        replace(
+            PLAIN,
+            disagreements=(
+                "compile: true in the launch, but the probe observed false; the option has no effect as written",
+            ),
+            asked_at={"compile": "job.sh:4"},
+        ),
+        "knob_without_effect",
+        knob="compile",
+        line="job.sh:4",
+        what="compile was requested, but has no effect",
+        change="the option has no effect as written",
+    ),
+    "a wrong prediction": first_is(
+        replace(PLAIN, predicted_s=(0.02, 0.01, 0.04)), "prediction", share=pytest.approx(0.8, abs=0.05)
+    ),
+    "a wrong prediction of which loading explains a part": Due(
+        replace(LOADS, predicted_s=(0.02, 0.01, 0.04)), ("prediction", "input")
+    ),
+    "a prediction that is too long, and loading": Due(
+        replace(LOADS, predicted_s=(9.0, 8.0, 10.0)), ("prediction", "input")
+    ),
+    "a prediction is not blamed for what others took": Due(
+        replace(run(ranks=2, load=0.5), predicted_s=(0.11, 0.09, 0.13)), ("foreign_process",)
+    ),
+    "a prediction that holds": Due(
+        replace(PLAIN, predicted_s=(0.11, 0.09, 0.13)), verdict="Nothing found: it runs as predicted"
+    ),
+    "a prediction that holds for one rank": Due(
+        replace(run(ranks=1), predicted_s=(0.11, 0.08, 0.15)), verdict="runs as predicted"
+    ),
+    "an interval that is too wide confirms nothing": Due(
+        replace(run(ranks=1), predicted_s=(0.11, 0.03, 0.45)), verdict="too wide to say more"
+    ),
+    "pauses by a log alone": Due(
+        Evidence(step_times_s=tuple(0.9 if at % 10 == 9 else 0.1 for at in range(60))), ("pauses",)
+    ),
+    "waits by a log alone": first_is(
+        Evidence(step_times_s=(0.5,) * 20, data_times_s=(0.3,) * 20), "input", share=pytest.approx(0.6)
+    ),
+    "equal steps by a log alone": Due(Evidence(step_times_s=(0.5,) * 20), (), "Nothing found"),
+    "no steps at all": Due(Evidence(), (), "there is no diagnosis"),
+    "places name the line": first_is(
+        of_ranks(
+            run(ranks=2, more={(-1, "data"): 0.2}),
+            places=(Place(phase="data", line="data.py:12", text="time.sleep(0.2)", share=0.6),),
+        ),
+        "input",
+        line="data.py:12",
+    ),
+    "what a log warns of costs nothing here": Due(replace(PLAIN, hints=(WARNS,)), ()),
+    "a log alone has nothing better than its warning": Due(Evidence(hints=(WARNS,)), ("input",)),
+    "lines of the log of what nothing else measures": Due(
+        replace(PLAIN, hints=(WARNS, RETRIES, STRAGGLER)), ("memory", "slow_rank"), first={"rank": None, "share": None}
+    ),
+    "a foreign process is said to hold the rank that waits, by its number": Due(
+        of_ranks(
+            replace(LOADED, ranks=(CALM.ranks[0], LOADED.ranks[1], CALM.ranks[2]), world=8),
+            *({"rank": number} for number in (4, 5, 6)),
+        ),
+        ("foreign_process",),
+        first={"rank": 5},
+    ),
+    "a program that waits elsewhere than in its loader does not wait for data": first_is(waiting(loader=True), "host"),
+    "without a loader it may load where it waits": first_is(waiting(loader=False), "input"),
+    "but not between a backward pass and the optimizer": first_is(waiting(loader=False, kind="own"), "host"),
+    "and where it was seen to load, it loads": first_is(waiting(loader=True, kind="data"), "input"),
+    **{
+        f"no work of the program's own: {kind}": Due(waiting(loader=True, kind=kind), causes)
+        for kind, causes in (("device", ()), ("optimizer", ("optimizer",)))
+    },
+    "a rank that has more passes without gradients in every step is slow": first_is(
+        run(more={(1, "evaluation"): 0.05}), "slow_rank", rank=1
+    ),
+    "passes without gradients in every second step are pauses": first_is(
+        run(more={(-1, "evaluation"): np.where(np.arange(60) % 2, 0.0, 0.1)}), "pauses"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DUE)
+def test_what_is_found(name: str) -> None:
+    due = DUE[name]
+    found = diagnose(due.evidence)
+    assert due.causes in (None, tuple(finding.cause for finding in found.findings))
+    assert due.verdict in found.verdict
+    assert {key: getattr(found.findings[0], key) for key in due.first} == due.first
+
+
+def test_the_second_line_of_a_log_names_its_rank_and_a_measured_cause_quotes_the_log() -> None:
+    told = diagnose(replace(PLAIN, hints=(WARNS, RETRIES, STRAGGLER))).findings
+    assert [(f.rank, f.share) for f in told] == [(None, None), (1, None)]
+    (found,) = diagnose(replace(run(ranks=2, more={(-1, "data"): 0.5 * STEP_S}), hints=(WARNS,))).findings
+    assert (found.cause, found.evidence[-1]) == ("input", f"the log says: {WARNS[1]}")
