@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -239,7 +241,7 @@ class Due(NamedTuple):
     """of all findings"""
     verdict: str = ""
     """a part of it"""
-    first: dict[str, Any] = {}
+    first: Mapping[str, Any] = MappingProxyType({})
     """what the first finding says"""
 
 
