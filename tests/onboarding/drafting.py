@@ -64,7 +64,7 @@ class Read:
 
     def check(self, draft: Draft, folder: Path) -> None:
         """Compares all that is given."""
-        assert {path: _at(draft.document, path) for path in self.document} == self.document
+        assert {path: at_path(draft.document, path) for path in self.document} == self.document
         assert draft.document.get("baseline", "").startswith(self.baseline)
         assert _missing(self.knobs, [draft.document.get("baseline", "")]) == []
         command = argv(draft) if self.start or self.words or self.without else []
@@ -99,7 +99,8 @@ def _missing(parts: Any, texts: Any) -> list[str]:
     return [part for part in parts if not any(part in text for text in texts)]
 
 
-def _at(document: Any, path: str) -> Any:
+def at_path(document: Any, path: str) -> Any:
+    """The value there; None where there is none."""
     for key in path.split("/"):
         document = document.get(key) if isinstance(document, Mapping) else None
     return document

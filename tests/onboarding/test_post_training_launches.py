@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -19,6 +20,7 @@ from autotune.onboarding.first_spec import command_draft, first_draft
 from autotune.space import why_not
 from autotune.trainers import trainer
 from autotune.trainers.post_training.trainer import PostTrainer
+from tests.onboarding.drafting import Read, at_path, drafted
 from tests.shortcuts import file_with, write
 
 NODE = "h100-sxm-1x8"
@@ -68,29 +70,6 @@ def of_text(text: str, folder: Path, name: str = "run.sh", cluster: str | None =
     return first_draft(file_with(folder / name, text), cluster=cluster, folder=folder)
 
 
-@pytest.mark.parametrize(
-    ("flags", "reference", "has", "has_not"),
-    [
-        ("", True, ["--ref.num_gpus_per_node 8", "--rollout.micro_batch_size 1", "--actor.adam.lr 1e-06", "--train.seed 42"],
-         ["init_coef", "use_loss", "packing_samples", "max_new_tokens"]),
-        ("--algo.kl.init_coef 0.001 --algo.kl.use_loss --rollout.micro_batch_size 2", True, ["--algo.kl.init_coef 0.001", "--algo.kl.use_loss", "--rollout.micro_batch_size"], []),
-        ("--algo.advantage.estimator rloo", True, ["--algo.advantage.estimator rloo"], ["group_norm"]),
-        ("--algo.kl.init_coef 0 --ds.packing_samples", False, ["--algo.kl.init_coef 0", "--ds.packing_samples"], ["use_loss"]),
-        ("--actor.eps_clip_low_high 0.2 0.27 --algo.dynamic_filtering_range 0 1 --reward.clip_range -10 10", True,
-         ["--actor.eps_clip_low_high 0.2 0.27", "--algo.dynamic_filtering_range 0 1", "--reward.clip_range -10 10"], []),
-    ],
-)  # fmt: skip
-def test_openrlhf_keeps_what_a_script_says_and_what_it_leaves_to_the_program(
-    flags: str, reference: bool, has: list[str], has_not: list[str], tmp_path: Path
-) -> None:
-    draft = of_text(f"{OPENRLHF} {flags}\n", tmp_path)
-    assert draft.document["rl"]["reference"] is reference
-    assert draft.document["rl"].get("padded", False) is ("packing" not in flags)
-    command, _ = exported(draft, tmp_path)
-    assert [part for part in has if part not in command] == []
-    assert [part for part in has_not if part in command] == []
-
-
 def test_openrlhf_before_0_11_is_read_and_written_by_its_own_names(tmp_path: Path) -> None:
     draft = of_text(OLD, tmp_path)
     assert "micro_batch_size=8,accumulation_steps=2" in draft.document["baseline"]
@@ -109,36 +88,6 @@ def test_openrlhf_before_0_11_is_read_and_written_by_its_own_names(tmp_path: Pat
     )  # each once  # fmt: skip
 
 
-def test_a_critic_with_gpus_of_its_own_is_said_and_kept(tmp_path: Path) -> None:
-    flags = "--actor.num_gpus_per_node 2 --ref.num_gpus_per_node 2 --critic.num_gpus_per_node 2 --vllm.num_engines 2 --vllm.tensor_parallel_size 2 --train.colocate_actor_ref"
-    draft = of_text(
-        f"python3 -m openrlhf.cli.train_ppo_ray {MODEL} {flags} --ds.packing_samples --train.micro_batch_size 8",
-        tmp_path,
-    )
-    assert draft.document["rl"]["placement"] == {"split": [4, 4]}
-    assert any("critic model has its own 2 GPUs" in note for note in draft.notes)
-    command, _ = exported(draft, tmp_path)
-    assert "--critic.num_gpus_per_node 2" in command
-    assert "--vllm.num_engines 2" in command
-
-
-@pytest.mark.parametrize(
-    ("said", "kept"),
-    [
-        ("", {"loss_type": "dapo", "use_vllm": False, "bf16": True, "gradient_checkpointing": True, "learning_rate": 1e-6, "seed": 42, "max_steps": -1, "num_generations": 8}),
-        ("loss_type: dr_grpo\nuse_vllm: true\nvllm_mode: server\nseed: 3\n", {"loss_type": "dr_grpo", "use_vllm": True, "vllm_mode": "server", "seed": 3}),
-        ("fp16: true\ngradient_checkpointing: false\nloss_type: bnpo\n", {"fp16": True, "bf16": False, "gradient_checkpointing": False, "loss_type": "bnpo"}),
-    ],
-)  # fmt: skip
-def test_trl_keeps_what_a_file_says_and_what_it_leaves_to_the_program(
-    said: str, kept: dict[str, Any], tmp_path: Path
-) -> None:
-    draft = of_text(TRL + said, tmp_path, "grpo.yaml")
-    assert draft.document["rl"]["prompts"] == 4 * 8 * 8 // 8
-    _, written = exported(draft, tmp_path)
-    assert {key: written[key] for key in kept} == kept
-
-
 @pytest.mark.parametrize("command", ["trl grpo --config grpo.yaml --num_processes 4 --bf16 false --reward_funcs a b"])
 def test_flags_of_trl_count_over_its_file(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "grpo.yaml").write_text(TRL + "num_processes: 8\n")
@@ -147,8 +96,6 @@ def test_flags_of_trl_count_over_its_file(command: str, tmp_path: Path, monkeypa
         assert draft.document["baseline"].startswith("dp=4,")
         assert draft.document["space"]["precision"] == ["fp32"]
         assert draft.document["trainer"]["settings"]["reward_funcs"] == ["a", "b"]
-    with pytest.raises(SpecError, match=r"other\.yaml, which was not found"):
-        of_text("trl grpo --config other.yaml --num_processes 4", tmp_path)
 
 
 ZERO3 = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nmixed_precision: bf16\nnum_processes: 8\n"
@@ -176,60 +123,6 @@ def test_trl_by_accelerate_is_trl_grpo(command: str, tmp_path: Path) -> None:
     assert not {"config_file", "main_process_port", "num_processes"} & written.keys()
 
 
-@pytest.mark.parametrize(
-    ("line", "engine", "stages"),
-    [
-        ("accelerate_config: zero2", "deepspeed", [2, 3]),
-        ("accelerate_config: zero3.yaml", "deepspeed", [3]),
-        ("deepspeed: ds.json", "deepspeed", [1]),
-        ("accelerate_config: fsdp2", None, [3]),
-        ("fsdp: full_shard", None, [2, 3]),
-    ],
-)
-def test_how_trl_shards_is_read_from_the_files_that_its_configuration_names(
-    line: str, engine: str | None, stages: list[int], tmp_path: Path
-) -> None:
-    write(
-        tmp_path,
-        {"zero3.yaml": ZERO3, "ds.json": '{"zero_optimization": {"stage": 1}}', "grpo.yaml": f"{TRL}\n{line}\n"},
-    )
-    draft = of_text("trl grpo --config grpo.yaml --num_processes 8", tmp_path)
-    assert draft.document["rl"].get("engine") == engine
-    assert draft.document["space"]["zero_stage"] == stages
-    (tmp_path / "grpo.yaml").write_text(f"{TRL}\naccelerate_config: other.yaml\n")
-    with pytest.raises(SpecError, match=r"is based on other\.yaml, which was not found"):
-        of_text("trl grpo --config grpo.yaml --num_processes 8", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("line", "path"),
-    [
-        ("accelerate_config: zero3.yaml", "zero3.yaml: deepspeed_config.offload_optimizer_device"),
-        ("deepspeed: ds.json", "deepspeed: zero_optimization.offload_param.device"),
-    ],
-)
-def test_what_the_files_of_trl_keep_in_host_memory_is_named(line: str, path: str, tmp_path: Path) -> None:
-    offload = "deepspeed_config: {zero_stage: 3, offload_optimizer_device: cpu, offload_param_device: none}"
-    write(
-        tmp_path,
-        {
-            "zero3.yaml": ZERO3.replace("deepspeed_config: {zero_stage: 3}", offload),
-            "ds.json": '{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}',
-            "grpo.yaml": f"{TRL}\n{line}\n",
-        },
-    )
-    draft = of_text("trl grpo --config grpo.yaml --num_processes 8", tmp_path)
-    assert [each for each in draft.remarks if "offload" in each] == [
-        f"{path}: plans assume these are on the GPU, so the launch may need less memory"
-    ]
-
-
-def test_trl_by_accelerate_with_flags_that_are_not_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "grpo.yaml").write_text(TRL)
-    with pytest.raises(SpecError, match="has --use_fsdp, which autotune does not support"):
-        of_text("accelerate launch --num_processes 8 --use_fsdp -m trl.scripts.grpo --config grpo.yaml", tmp_path)
-
-
 @pytest.mark.parametrize("folder", ["$(dirname $0)", '$(cd "$(dirname "$0")" && pwd)'])
 def test_the_folder_of_a_script_is_written_out_and_what_only_a_shell_computes_is_named(
     folder: str, tmp_path: Path
@@ -239,13 +132,6 @@ def test_the_folder_of_a_script_is_written_out_and_what_only_a_shell_computes_is
     )
     assert draft.document["trainer"]["settings"]["data"]["train_files"] == str(tmp_path / "train.parquet")
     assert any("experiment_name: only the shell can compute" in note for note in draft.notes)
-
-
-def test_ranks_of_trl_are_its_files_or_the_clusters_or_asked_for(tmp_path: Path) -> None:
-    assert of_text(TRL, tmp_path, "grpo.yaml", "h100-sxm-2x8").document["baseline"].startswith("dp=16,")
-    assert of_text(TRL + "num_processes: 4\n", tmp_path, "grpo.yaml").document["baseline"].startswith("dp=4,")
-    with pytest.raises(SpecError, match="does not give the number of GPUs"):
-        of_text(TRL, tmp_path, "grpo.yaml", None)
 
 
 def test_what_a_base_of_nemo_rl_decides_is_read_and_stays_with_it(tmp_path: Path) -> None:
@@ -265,70 +151,6 @@ def test_what_a_base_of_nemo_rl_decides_is_read_and_stays_with_it(tmp_path: Path
     assert written["grpo"]["seed"] == 7
     assert written["grpo"]["max_num_steps"] == 300
     assert written["policy"]["megatron_cfg"]["optimizer"]["lr"] == 2e-7
-
-
-def test_a_base_of_nemo_rl_that_is_not_there_is_named_or_known(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"is based on my_base\.yaml, which was not found"):
-        of_text("defaults: my_base.yaml\npolicy: {model_name: x}\n", tmp_path, "own.yaml")
-    draft = of_text(
-        "defaults: ../../grpo_math_1B.yaml\npolicy: {model_name: meta-llama/Meta-Llama-3-8B, logprob_batch_size: 2}\ncluster: {gpus_per_node: 8}\n",
-        tmp_path, "own.yaml",
-    )  # fmt: skip
-    rl = draft.document["rl"]
-    assert (rl["prompts"], rl["responses"], rl["reference"]) == (32, 16, True)
-    assert (rl["micro_batch_tokens"], rl["log_prob_micro_batch_tokens"]) == (2048, 1024)
-    _, written = exported(draft, tmp_path)
-    assert written["defaults"] == "${oc.env:PWD}/examples/configs/grpo_math_1B.yaml"
-    assert written["policy"]["logprob_batch_size"] == 2
-    assert written["policy"]["optimizer"]["kwargs"]["lr"] == 5e-6
-
-
-def test_dynamic_batches_of_nemo_rl_stay_dynamic(tmp_path: Path) -> None:
-    text = BASE.replace(
-        "  sequence_packing: {enabled: true,",
-        "  dynamic_batching: {enabled: true, train_mb_tokens: 8192}\n  sequence_packing: {enabled: false,",
-    )
-    draft = of_text(text, tmp_path, "own.yaml")
-    assert (draft.document["rl"]["padded"], draft.document["rl"]["micro_batch_tokens"]) == (True, 8192)
-    _, written = exported(draft, tmp_path)
-    assert "defaults" not in written
-    assert written["policy"]["dynamic_batching"] == {
-        "enabled": True,
-        "train_mb_tokens": 8192,
-        "logprob_mb_tokens": 8192,
-    }
-    assert written["policy"]["sequence_packing"]["enabled"] is False
-
-
-@pytest.mark.parametrize(
-    ("said", "what"),
-    [
-        ("async_rl: {sampler: {name: in_order}}", "belongs to NeMo-RL's single controller"),
-        ("on_policy_distillation: {enabled: true, non_colocated_teachers: {enabled: true}}", "has teachers on their own GPUs"),
-        ("data: {default: {env_name: reward_model}}\nenv: {reward_model: {resources: {num_nodes: 1, gpus_per_node: 1}}}", "has a reward model on its own GPUs"),
-    ],
-)  # fmt: skip
-def test_a_configuration_of_nemo_rl_whose_gpus_are_counted_otherwise_is_refused(said: str, what: str, tmp_path: Path) -> None:  # fmt: skip
-    (tmp_path / "base.yaml").write_text(f"{BASE}\n{said}\n")
-    with pytest.raises(SpecError, match=re.escape(what)):
-        of_text("defaults: base.yaml\npolicy: {tokenizer: {name: x}}\n", tmp_path, "own.yaml")
-
-
-@pytest.mark.parametrize(
-    ("said", "named"),
-    [
-        ("megatron_cfg: {peft: {enabled: true}}", "policy.megatron_cfg.peft.enabled: plans do not count what it saves"),
-        ("generation: {backend: sglang}", "policy.generation.backend=sglang: the degree and memory of its engines are not read"),
-        ("megatron_cfg: {enabled: false}, dtensor_cfg: {enabled: true, expert_parallel_size: 8}", "expert_parallel_size=8: plans shard experts like all other weights"),
-    ],
-)  # fmt: skip
-def test_what_plans_leave_out_of_nemo_rl_is_said_also_of_its_bases(said: str, named: str, tmp_path: Path) -> None:
-    write(tmp_path, {"base.yaml": BASE, "inner.yaml": f"defaults: base.yaml\npolicy: {{{said}}}\n"})
-    draft = of_text(
-        "defaults: inner.yaml\npolicy: {generation: {vllm_cfg: {gpu_memory_utilization: 0.7}}}\n", tmp_path, "own.yaml"
-    )
-    assert any(named in note for note in draft.notes)
-    assert ("memory_fraction" in draft.document["rollout"]) == ("sglang" not in said)
 
 
 @pytest.mark.parametrize("start", ["uv run examples/run_grpo.py", "uv run python examples/run_grpo.py", "python examples/run_grpo.py"])  # fmt: skip
@@ -352,10 +174,6 @@ def test_overrides_of_nemo_rl_count_over_the_file_that_its_command_names(
         assert re.sub("^python3? ", "", argv).startswith(start.removeprefix("python "))
         assert "=" not in argv
         assert Path(written["defaults"]) == tmp_path / "examples" / "configs" / "mine.yaml"
-    with pytest.raises(SpecError, match="starts NeMo-RL's DPO, which autotune does not support"):
-        of_text("uv run examples/run_dpo.py --config examples/configs/dpo.yaml", tmp_path)
-    with pytest.raises(SpecError, match="starts TRL's rloo, which autotune does not support"):
-        of_text("trl rloo --model_name_or_path x", tmp_path)
 
 
 @pytest.mark.parametrize(("said", "whole"), [("=1", True), ("=4", False), ("", False)])
@@ -377,29 +195,6 @@ def test_experts_of_verl_are_whole_or_cut_as_its_launch_says(said: str, whole: b
     assert [model[role]["megatron"].get("expert_tensor_parallel_size") for role in ("actor", "ref")] == (
         [1, 1] if whole else [None, None]
     )
-
-
-def test_an_estimator_that_costs_what_grpo_costs_stays_what_it_is(tmp_path: Path) -> None:
-    draft = of_text(f"{VERL} algorithm.adv_estimator=rloo", tmp_path)
-    assert draft.document["rl"]["algorithm"] == "grpo"
-    assert exported(draft, tmp_path)[1]["algorithm"]["adv_estimator"] == "rloo"
-
-
-@pytest.mark.parametrize(
-    ("said", "targets", "modules"),
-    [
-        ("", "attention", ["q_proj", "v_proj"]),
-        ("lora_target_modules: [q_proj, down_proj]", "all", ["q_proj", "down_proj"]),
-        ("lora_target_modules: all-linear", "all", "all-linear"),
-    ],
-)
-def test_adapters_of_trl_are_counted_and_kept(said: str, targets: str, modules: Any, tmp_path: Path) -> None:
-    draft = of_text(f"{TRL}use_peft: true\nlora_r: 32\nlora_alpha: 64\n{said}\n", tmp_path, "grpo.yaml")
-    peft = draft.document["workload"]["peft"]
-    assert (peft["method"], peft["rank"], peft["targets"]) == ("lora", 32, targets)
-    _, written = exported(draft, tmp_path)
-    assert (written["use_peft"], written["lora_r"], written["lora_alpha"]) == (True, 32, 64)
-    assert written["lora_target_modules"] == modules
 
 
 def _sleeping(text: str, says_it_sleeps: str, folder: Path, name: str) -> list[tuple[bool, float, str]]:
@@ -437,55 +232,6 @@ def test_an_engine_that_never_sleeps_keeps_its_memory(
     assert written not in without
 
 
-def test_an_engine_of_verl_that_keeps_its_cache_is_counted(tmp_path: Path) -> None:
-    draft = of_text(f"{VERL} actor_rollout_ref.rollout.free_cache_engine=False", tmp_path)
-    assert draft.document["rollout"]["sleeps"] is False
-    assert exported(draft, tmp_path)[1]["actor_rollout_ref"]["rollout"]["free_cache_engine"] is False
-
-
-@pytest.mark.parametrize("flags", ["--ds.lora.rank 8", "--ds.lora.rank 8 --ds.lora.target_modules q_proj v_proj"])
-def test_adapters_of_openrlhf_are_counted_and_kept(flags: str, tmp_path: Path) -> None:
-    draft = of_text(f"{OPENRLHF} {flags}", tmp_path)
-    peft = draft.document["workload"]["peft"]
-    assert (peft["rank"], peft["targets"]) == (8, "attention" if "q_proj" in flags else "all")
-    assert flags in exported(draft, tmp_path)[0]
-
-
-@pytest.mark.parametrize("key", ["lora_rank", "lora.rank"])
-def test_adapters_of_verl_are_counted_and_written_once(key: str, tmp_path: Path) -> None:
-    draft = of_text(f"{VERL} actor_rollout_ref.model.{key}=64", tmp_path)
-    assert draft.document["workload"]["peft"]["rank"] == 64
-    model = exported(draft, tmp_path)[1]["actor_rollout_ref"]["model"]
-    assert [model.get("lora_rank"), model.get("lora", {}).get("rank")].count(64) == 1
-
-
-def test_adapters_of_verl_that_exist_already_are_counted_and_kept(tmp_path: Path) -> None:
-    draft = of_text(f"{VERL} actor_rollout_ref.model.lora_adapter_path=/adapters", tmp_path)
-    assert draft.document["workload"]["peft"]["rank"] == 32
-    assert any("the rank of its adapters is not read; plans assume rank 32" in note for note in draft.notes)
-    model = exported(draft, tmp_path)[1]["actor_rollout_ref"]["model"]
-    assert model["lora_adapter_path"] == "/adapters"
-    assert "lora_rank" not in model
-
-
-@pytest.mark.parametrize("told", ["model_engine=veomni", "actor_rollout_ref.actor.strategy=torchtitan", "actor@actor_rollout_ref.actor=mlite_actor"])  # fmt: skip
-def test_an_engine_of_verl_that_is_not_read_is_refused(told: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"trains with verl's (veomni|torchtitan|mlite) engine, which autotune does not support"):  # fmt: skip
-        of_text(f"{VERL} {told}", tmp_path)
-
-
-@pytest.mark.parametrize("told", ["--config-path=config --config-name=ppo_megatron_trainer.yaml", "model_engine=megatron"])  # fmt: skip
-def test_verls_megatron_needs_no_key_of_its_own(told: str, tmp_path: Path) -> None:
-    draft = of_text(f"{VERL} {told}", tmp_path)
-    assert draft.document["rl"]["engine"] == "megatron"
-    assert exported(draft, tmp_path)[1]["defaults"] == ["ppo_megatron_trainer", "_self_"]
-
-
-def test_a_choice_of_settings_that_is_not_read_is_said(tmp_path: Path) -> None:
-    draft = of_text(f"{VERL} reward@reward=my_reward", tmp_path)
-    assert any("reward@reward=my_reward: the content of these settings is not read" in note for note in draft.notes)
-
-
 def test_the_file_that_a_command_of_verl_names_decides_what_it_does_not_say(tmp_path: Path) -> None:
     inner = tmp_path / "examples" / "config"
     inner.mkdir(parents=True)
@@ -499,11 +245,6 @@ def test_the_file_that_a_command_of_verl_names_decides_what_it_does_not_say(tmp_
     draft = of_text(script, tmp_path)
     assert draft.document["rl"]["response_lengths"]["max"] == 3072
     assert exported(draft, tmp_path)[1]["actor_rollout_ref"]["rollout"]["multi_turn"] == {"enable": True}
-
-
-def test_a_long_response_is_not_cut_at_the_assumed_sequence(tmp_path: Path) -> None:
-    draft = of_text(TRL.replace("max_completion_length: 512", "max_completion_length: 4096"), tmp_path, "grpo.yaml")
-    assert draft.document["rl"]["response_lengths"]["max"] == 4096
 
 
 def test_commands_of_verl_and_its_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,3 +269,366 @@ def test_the_learning_rate_that_nobody_told_is_the_programs(name: str) -> None:
     assert isinstance(subject, PostTrainer)
     rate = next(option.default for option in subject.options if option.name == "learning_rate")
     assert rate == (5e-6 if name == "nemo_rl" else 1e-6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What an export keeps of a launch; what is not given is not checked."""
+
+    command: tuple[str, ...] = ()
+    """parts of its command"""
+    without: tuple[str, ...] = ()
+    """parts that are not in it"""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """values of its file, by path; None: there is none"""
+
+
+class Launched(NamedTuple):
+    """A row of a table: files, what is read of them, and what an export keeps."""
+
+    files: Mapping[str, str]
+    read: Read = Read()
+    kept: Kept = Kept()
+    cluster: str = NODE
+
+
+def openrlhf(flags: str, read: Read, *has: str, without: tuple[str, ...] = ()) -> Launched:
+    return Launched({"run.sh": f"{OPENRLHF} {flags}\n"}, read, Kept(command=has, without=without))
+
+
+def trl(said: str, read: Read, **more: Any) -> Launched:
+    return Launched({"grpo.yaml": f"{TRL}{said}\n"}, read, **more)
+
+
+def trl_on_eight(said: str, read: Read, zero3: str, ds: str) -> Launched:
+    """A launch whose configuration names other files."""
+    files = {"zero3.yaml": zero3, "ds.json": ds, "grpo.yaml": f"{TRL}\n{said}\n"}
+    return Launched({"run.sh": "trl grpo --config grpo.yaml --num_processes 8", **files}, read)
+
+
+def verl(said: str, read: Read, **written: Any) -> Launched:
+    return Launched({"run.sh": f"{VERL} {said}"}, read, Kept(written=written.get("written", {})))
+
+
+def nemo(files: Mapping[str, str], read: Read, written: Mapping[str, Any]) -> Launched:
+    return Launched(files, read, Kept(written=written))
+
+
+def rl(**values: Any) -> Read:
+    """Values of its post-training."""
+    return Read(document={f"rl/{name}": value for name, value in values.items()})
+
+
+def adapters(rank: int, **more: Any) -> Read:
+    return Read(
+        document={"workload/peft/rank": rank, **{f"workload/peft/{name}": value for name, value in more.items()}}
+    )
+
+
+OF_ITS_OWN = (
+    "--actor.num_gpus_per_node 2 --ref.num_gpus_per_node 2 --critic.num_gpus_per_node 2 --vllm.num_engines 2 --vllm.tensor_parallel_size 2"
+    " --train.colocate_actor_ref --ds.packing_samples --train.micro_batch_size 8"
+)
+DS_ZERO1 = '{"zero_optimization": {"stage": 1}}'
+DS_ON_HOST = '{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}'
+ZERO3_ON_HOST = ZERO3.replace(
+    "{zero_stage: 3}", "{zero_stage: 3, offload_optimizer_device: cpu, offload_param_device: none}"
+)
+NO_PACKING = BASE.replace(
+    "  sequence_packing: {enabled: true,",
+    "  dynamic_batching: {enabled: true, train_mb_tokens: 8192}\n  sequence_packing: {enabled: false,",
+)
+MEGATRON = Read(document={"rl/engine": "megatron"})
+LAUNCHED = {
+    "openrlhf: what a script leaves to the program": openrlhf(
+        "",
+        rl(reference=True, padded=True),
+        "--ref.num_gpus_per_node 8",
+        "--rollout.micro_batch_size 1",
+        "--actor.adam.lr 1e-06",
+        "--train.seed 42",
+        without=("init_coef", "use_loss", "packing_samples", "max_new_tokens"),
+    ),
+    "openrlhf: a loss of KL": openrlhf(
+        "--algo.kl.init_coef 0.001 --algo.kl.use_loss --rollout.micro_batch_size 2",
+        rl(reference=True, padded=True),
+        "--algo.kl.init_coef 0.001",
+        "--algo.kl.use_loss",
+        "--rollout.micro_batch_size",
+    ),
+    "openrlhf: another estimator": openrlhf(
+        "--algo.advantage.estimator rloo",
+        rl(reference=True, padded=True),
+        "--algo.advantage.estimator rloo",
+        without=("group_norm",),
+    ),
+    "openrlhf: no reference, packed": openrlhf(
+        "--algo.kl.init_coef 0 --ds.packing_samples",
+        rl(reference=False, padded=None),
+        "--algo.kl.init_coef 0",
+        "--ds.packing_samples",
+        without=("use_loss",),
+    ),
+    "openrlhf: ranges": openrlhf(
+        "--actor.eps_clip_low_high 0.2 0.27 --algo.dynamic_filtering_range 0 1 --reward.clip_range -10 10",
+        rl(reference=True, padded=True),
+        "--actor.eps_clip_low_high 0.2 0.27",
+        "--algo.dynamic_filtering_range 0 1",
+        "--reward.clip_range -10 10",
+    ),
+    "openrlhf: a critic with GPUs of its own is said and kept": Launched(
+        {"run.sh": f"python3 -m openrlhf.cli.train_ppo_ray {MODEL} {OF_ITS_OWN}"},
+        Read(document={"rl/placement": {"split": [4, 4]}}, notes=("critic model has its own 2 GPUs",)),
+        Kept(command=("--critic.num_gpus_per_node 2", "--vllm.num_engines 2")),
+    ),
+    **{
+        f"openrlhf: adapters are counted and kept: {targets}": openrlhf(flags, adapters(8, targets=targets), flags)
+        for flags, targets in (
+            ("--ds.lora.rank 8", "all"),
+            ("--ds.lora.rank 8 --ds.lora.target_modules q_proj v_proj", "attention"),
+        )
+    },
+    **{
+        f"trl: {name}": trl(said, rl(prompts=32), kept=Kept(written=written))
+        for name, said, written in (
+            (
+                "what a file leaves to the program",
+                "",
+                {
+                    "loss_type": "dapo",
+                    "use_vllm": False,
+                    "bf16": True,
+                    "gradient_checkpointing": True,
+                    "learning_rate": 1e-6,
+                    "seed": 42,
+                    "max_steps": -1,
+                    "num_generations": 8,
+                },
+            ),
+            (
+                "another loss, and a server",
+                "loss_type: dr_grpo\nuse_vllm: true\nvllm_mode: server\nseed: 3",
+                {"loss_type": "dr_grpo", "use_vllm": True, "vllm_mode": "server", "seed": 3},
+            ),
+            (
+                "fp16, nothing recomputed",
+                "fp16: true\ngradient_checkpointing: false\nloss_type: bnpo",
+                {"fp16": True, "bf16": False, "gradient_checkpointing": False, "loss_type": "bnpo"},
+            ),
+        )
+    },
+    **{
+        f"trl: how it shards is read from the file that its configuration names: {line}": trl_on_eight(
+            line, Read(document={"rl/engine": engine, "space/zero_stage": stages}), ZERO3, DS_ZERO1
+        )
+        for line, engine, stages in (
+            ("accelerate_config: zero2", "deepspeed", [2, 3]),
+            ("accelerate_config: zero3.yaml", "deepspeed", [3]),
+            ("deepspeed: ds.json", "deepspeed", [1]),
+            ("accelerate_config: fsdp2", None, [3]),
+            ("fsdp: full_shard", None, [2, 3]),
+        )
+    },
+    **{
+        f"trl: what its files keep in host memory is named: {path}": trl_on_eight(
+            line,
+            Read(
+                notes=(f"{path}: plans assume these are on the GPU, so the launch may need less memory",),
+                unsaid=("offload_param_device",),
+            ),
+            ZERO3_ON_HOST,
+            DS_ON_HOST,
+        )
+        for line, path in (
+            ("accelerate_config: zero3.yaml", "zero3.yaml: deepspeed_config.offload_optimizer_device"),
+            ("deepspeed: ds.json", "deepspeed: zero_optimization.offload_param.device"),
+        )
+    },
+    "trl: ranks are the cluster's": trl("", Read(baseline="dp=16,"), cluster="h100-sxm-2x8"),
+    "trl: ranks are the file's": trl("num_processes: 4", Read(baseline="dp=4,")),
+    **{
+        f"trl: adapters are counted and kept: {modules}": trl(
+            f"use_peft: true\nlora_r: 32\nlora_alpha: 64\n{said}",
+            adapters(32, method="lora", targets=targets),
+            kept=Kept(written={"use_peft": True, "lora_r": 32, "lora_alpha": 64, "lora_target_modules": modules}),
+        )
+        for said, targets, modules in (
+            ("", "attention", ["q_proj", "v_proj"]),
+            ("lora_target_modules: [q_proj, down_proj]", "all", ["q_proj", "down_proj"]),
+            ("lora_target_modules: all-linear", "all", "all-linear"),
+        )
+    },
+    "nemo-rl: a base that is not there and is known": nemo(
+        {
+            "own.yaml": "defaults: ../../grpo_math_1B.yaml\npolicy: {model_name: meta-llama/Meta-Llama-3-8B, logprob_batch_size: 2}\ncluster: {gpus_per_node: 8}\n"
+        },
+        rl(prompts=32, responses=16, reference=True, micro_batch_tokens=2048, log_prob_micro_batch_tokens=1024),
+        {
+            "defaults": "${oc.env:PWD}/examples/configs/grpo_math_1B.yaml",
+            "policy/logprob_batch_size": 2,
+            "policy/optimizer/kwargs/lr": 5e-6,
+        },
+    ),
+    "nemo-rl: dynamic batches stay dynamic": nemo(
+        {"own.yaml": NO_PACKING},
+        rl(padded=True, micro_batch_tokens=8192),
+        {
+            "defaults": None,
+            "policy/dynamic_batching": {"enabled": True, "train_mb_tokens": 8192, "logprob_mb_tokens": 8192},
+            "policy/sequence_packing/enabled": False,
+        },
+    ),
+    **{
+        f"nemo-rl: what plans leave out is said also of its bases: {named}": Launched(
+            {
+                "own.yaml": "defaults: inner.yaml\npolicy: {generation: {vllm_cfg: {gpu_memory_utilization: 0.7}}}\n",
+                "base.yaml": BASE,
+                "inner.yaml": f"defaults: base.yaml\npolicy: {{{said}}}\n",
+            },
+            Read(notes=(named,), document={"rollout/memory_fraction": fraction}),
+        )
+        for said, named, fraction in (
+            (
+                "megatron_cfg: {peft: {enabled: true}}",
+                "policy.megatron_cfg.peft.enabled: plans do not count what it saves",
+                0.7,
+            ),
+            (
+                "generation: {backend: sglang}",
+                "policy.generation.backend=sglang: the degree and memory of its engines are not read",
+                None,
+            ),
+            (
+                "megatron_cfg: {enabled: false}, dtensor_cfg: {enabled: true, expert_parallel_size: 8}",
+                "expert_parallel_size=8: plans shard experts like all other weights",
+                0.7,
+            ),
+        )
+    },
+    "verl: an estimator that costs what grpo costs stays what it is": verl(
+        "algorithm.adv_estimator=rloo", rl(algorithm="grpo"), written={"algorithm/adv_estimator": "rloo"}
+    ),
+    "verl: an engine that keeps its cache is counted": verl(
+        "actor_rollout_ref.rollout.free_cache_engine=False",
+        Read(document={"rollout/sleeps": False}),
+        written={"actor_rollout_ref/rollout/free_cache_engine": False},
+    ),
+    **{
+        f"verl: adapters are counted and written once: {key}": verl(
+            f"actor_rollout_ref.model.{key}=64",
+            adapters(64),
+            written={"actor_rollout_ref/model/lora_rank": of_one, "actor_rollout_ref/model/lora/rank": of_other},
+        )
+        for key, of_one, of_other in (("lora_rank", 64, None), ("lora.rank", None, 64))
+    },
+    "verl: adapters that exist already are counted and kept": verl(
+        "actor_rollout_ref.model.lora_adapter_path=/adapters",
+        Read(
+            document={"workload/peft/rank": 32}, notes=("the rank of its adapters is not read; plans assume rank 32",)
+        ),
+        written={"actor_rollout_ref/model/lora_adapter_path": "/adapters", "actor_rollout_ref/model/lora_rank": None},
+    ),
+    **{
+        f"verl: Megatron needs no key of its own: {told}": verl(
+            told, MEGATRON, written={"defaults": ["ppo_megatron_trainer", "_self_"]}
+        )
+        for told in ("--config-path=config --config-name=ppo_megatron_trainer.yaml", "model_engine=megatron")
+    },
+    "verl: a choice of settings that is not read is said": verl(
+        "reward@reward=my_reward", Read(notes=("reward@reward=my_reward: the content of these settings is not read",))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_what_is_read_and_kept(name: str, tmp_path: Path) -> None:
+    files, read, kept, cluster = LAUNCHED[name]
+    draft = drafted(tmp_path, files, cluster)
+    read.check(draft, tmp_path)
+    command, written = exported(draft, tmp_path)
+    assert [part for part in kept.command if part not in command] == []
+    assert [part for part in kept.without if part in command] == []
+    assert {path: at_path(written, path) for path in kept.written} == kept.written
+
+
+def test_a_long_response_is_not_cut_at_the_assumed_sequence(tmp_path: Path) -> None:
+    draft = of_text(TRL.replace("max_completion_length: 512", "max_completion_length: 4096"), tmp_path, "grpo.yaml")
+    assert draft.document["rl"]["response_lengths"]["max"] == 4096
+
+
+REFUSED = {
+    "of TRL, without the number of its GPUs": ({"grpo.yaml": TRL}, None, "does not give the number of GPUs"),
+    "of TRL, by a file that is not there": (
+        {"run.sh": "trl grpo --config other.yaml --num_processes 4"},
+        NODE,
+        r"other\.yaml, which was not found",
+    ),
+    "of TRL, based on a file that is not there": (
+        {
+            "run.sh": "trl grpo --config grpo.yaml --num_processes 8",
+            "grpo.yaml": f"{TRL}\naccelerate_config: other.yaml\n",
+        },
+        NODE,
+        r"is based on other\.yaml, which was not found",
+    ),
+    "of TRL by accelerate, with flags that are not read": (
+        {
+            "run.sh": "accelerate launch --num_processes 8 --use_fsdp -m trl.scripts.grpo --config grpo.yaml",
+            "grpo.yaml": TRL,
+        },
+        NODE,
+        "has --use_fsdp, which autotune does not support",
+    ),
+    "of TRL's rloo": (
+        {"run.sh": "trl rloo --model_name_or_path x"},
+        NODE,
+        "starts TRL's rloo, which autotune does not support",
+    ),
+    "of NeMo-RL's DPO": (
+        {"run.sh": "uv run examples/run_dpo.py --config examples/configs/dpo.yaml"},
+        NODE,
+        "starts NeMo-RL's DPO, which autotune does not support",
+    ),
+    "of NeMo-RL, on a base that is not there": (
+        {"own.yaml": "defaults: my_base.yaml\npolicy: {model_name: x}\n"},
+        NODE,
+        r"is based on my_base\.yaml, which was not found",
+    ),
+    **{
+        f"of NeMo-RL, whose GPUs are counted otherwise: {what}": (
+            {"own.yaml": "defaults: base.yaml\npolicy: {tokenizer: {name: x}}\n", "base.yaml": f"{BASE}\n{said}\n"},
+            NODE,
+            what,
+        )
+        for said, what in (
+            ("async_rl: {sampler: {name: in_order}}", "belongs to NeMo-RL's single controller"),
+            (
+                "on_policy_distillation: {enabled: true, non_colocated_teachers: {enabled: true}}",
+                "has teachers on their own GPUs",
+            ),
+            (
+                "data: {default: {env_name: reward_model}}\nenv: {reward_model: {resources: {num_nodes: 1, gpus_per_node: 1}}}",
+                "has a reward model on its own GPUs",
+            ),
+        )
+    },
+    **{
+        f"of verl's {engine} engine": (
+            {"run.sh": f"{VERL} {told}"},
+            NODE,
+            f"trains with verl's {engine} engine, which autotune does not support",
+        )
+        for engine, told in (
+            ("veomni", "model_engine=veomni"),
+            ("torchtitan", "actor_rollout_ref.actor.strategy=torchtitan"),
+            ("mlite", "actor@actor_rollout_ref.actor=mlite_actor"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str, tmp_path: Path) -> None:
+    files, cluster, message = REFUSED[name]
+    with pytest.raises(SpecError, match=message):
+        drafted(tmp_path, files, cluster)
