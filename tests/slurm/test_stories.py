@@ -161,6 +161,28 @@ class LoginNode:
         """Until so many were measured."""
         until(lambda: self.completed(name) >= least, WAIT_S, f"{least} trials: {self.said(name)}")
 
+    def measuring(self, spec: dict[str, Any], trials: int = 1, **changes: Any) -> str:
+        """The number of a job that has measured so many trials."""
+        job = self.submit(spec, **changes)
+        self.wait_for_trials(spec["name"], trials)
+        return job
+
+    def goes_on(self, name: str, by: int = 1) -> None:
+        """Until so many more were measured."""
+        self.wait_for_trials(name, self.completed(name) + by)
+
+    def finished(self, job: str, name: str) -> dict[str, Any]:
+        """The study once its job is over, and both are complete."""
+        assert self.cluster.wait_for(job) == "COMPLETED", self.said(name)
+        found = self.status(name)
+        assert found["study"]["status"] == "COMPLETED"
+        return found
+
+    def end(self, job: str, name: str, how: str) -> str:
+        """Stops or cancels the study; the state in which its job ends."""
+        self.autotune(how, "--in", name)
+        return self.cluster.wait_for(job)
+
     def said(self, name: str) -> str:
         """All that the study's jobs printed."""
         return "\n".join(log.read_text(errors="replace") for log in sorted((self.folder / name).glob("job-*.out")))
@@ -237,9 +259,7 @@ def test_from_the_login_node_to_a_winner(login: LoginNode) -> None:
 @pytest.mark.slow
 def test_ray_runs_on_all_nodes_of_the_job_and_leaves_nothing(login: LoginNode) -> None:
     job = login.submit(NATIVE)
-    assert login.cluster.wait_for(job) == "COMPLETED", login.said("native")
-    found = login.status("native")
-    assert found["study"]["status"] == "COMPLETED"
+    found = login.finished(job, "native")
     places = {row["node"] for row in found["study"]["result"]["placed"]}
     assert places == {node.name for node in login.cluster.nodes}
     until(lambda: not login.is_left(), 60)
@@ -252,9 +272,7 @@ def test_ray_runs_on_all_nodes_of_the_job_and_leaves_nothing(login: LoginNode) -
 @pytest.mark.slow
 def test_programs_run_on_all_nodes_without_ray_and_leave_nothing(login: LoginNode) -> None:
     job = login.submit(SPREAD, runner="slurm", budget={"max_trials": 3})
-    assert login.cluster.wait_for(job) == "COMPLETED", login.said("spread")
-    found = login.status("spread")
-    assert found["study"]["status"] == "COMPLETED"
+    found = login.finished(job, "spread")
     assert found["best"]["config"]
     assert {row["node"] for row in found["study"]["result"]["placed"]} == {node.name for node in login.cluster.nodes}
     until(lambda: not login.is_left(), 60)
@@ -281,8 +299,7 @@ def test_salloc_on_the_login_node_runs_on_the_nodes(login: LoginNode, runner: st
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["ray", "slurm"])
 def test_a_cancelled_job_ends_paused_and_the_next_one_goes_on(login: LoginNode, runner: str) -> None:
-    job = login.submit(SPREAD, runner=runner)
-    login.wait_for_trials("spread", 1)
+    job = login.measuring(SPREAD, runner=runner)
     login.cluster.run("scancel", job)
     login.cluster.wait_for(job)
     until(lambda: not (login.folder / "spread/runs.json").exists(), 120, login.said("spread"))
@@ -293,8 +310,7 @@ def test_a_cancelled_job_ends_paused_and_the_next_one_goes_on(login: LoginNode, 
     until(lambda: not login.is_left(), 60)
     again = login.submit(SPREAD, runner=runner)
     login.wait_for_trials("spread", before + 1)
-    login.autotune("stop", "--in", "spread")
-    assert login.cluster.wait_for(again) == "COMPLETED"
+    assert login.end(again, "spread", "stop") == "COMPLETED"
     assert "(spread), continued after" in login.said("spread")
 
 
@@ -302,9 +318,7 @@ def test_a_cancelled_job_ends_paused_and_the_next_one_goes_on(login: LoginNode, 
 @pytest.mark.parametrize("runner", ["local", "slurm"])
 def test_a_winner_is_named_before_the_limit(login: LoginNode, runner: str) -> None:
     job = login.submit(SLEEPING, runner=runner, slurm={"time": "3min"})
-    assert login.cluster.wait_for(job) == "COMPLETED", login.said("sleeping")
-    found = login.status("sleeping")
-    assert found["study"]["status"] == "COMPLETED"
+    found = login.finished(job, "sleeping")
     assert "left, which are reserved for the finals" in found["study"]["result"]["stop_reason"]
     assert found["study"]["result"]["final_rounds"] >= 1
 
@@ -321,21 +335,17 @@ def test_at_the_limit_a_study_that_may_go_on_pauses_and_its_job_begins_again(log
     assert found["study"]["trials"].get("CANCELLED", 0) <= 1
     until(lambda: login.cluster.job(job)["JobState"] in ("PENDING", "RUNNING"), WAIT_S, login.said("sleeping"))
     login.wait_for_trials("sleeping", int(found["study"]["trials"]["COMPLETED"]) + 1)
-    login.autotune("cancel", "--in", "sleeping")
-    login.cluster.wait_for(job)
+    login.end(job, "sleeping", "cancel")
 
 
 @pytest.mark.slow
 def test_a_job_that_a_person_requeues_goes_on(login: LoginNode) -> None:
-    job = login.submit(SLEEPING, slurm={"time": "30min", "requeue": True})
-    login.wait_for_trials("sleeping", 2)
+    job = login.measuring(SLEEPING, 2, slurm={"time": "30min", "requeue": True})
     login.cluster.run("scontrol", "requeue", job)
     until(lambda: login.cluster.job(job)["Restarts"] == "1", WAIT_S, login.said("sleeping"))
-    before = login.completed("sleeping")
-    login.wait_for_trials("sleeping", before + 1)
+    login.goes_on("sleeping")
     assert "(sleeping), continued after" in login.said("sleeping")
-    login.autotune("cancel", "--in", "sleeping")
-    login.cluster.wait_for(job)
+    login.end(job, "sleeping", "cancel")
 
 
 @pytest.mark.slow
@@ -381,8 +391,7 @@ def test_what_an_allocation_cannot_hold_is_said_before_anything_starts(login: Lo
 
 @pytest.mark.slow
 def test_when_ray_dies_before_the_job_the_study_pauses_all_the_same(login: LoginNode) -> None:
-    job = login.submit(SPREAD)
-    login.wait_for_trials("spread", 1)
+    job = login.measuring(SPREAD)
     for node in login.cluster.nodes:
         for pid in node.processes("gcs_server"):
             os.kill(pid, signal.SIGKILL)
@@ -403,16 +412,14 @@ def test_a_folder_that_is_unfit_for_the_store_holds_copies_of_it(login_on_fuse: 
     assert "fuse" in refused
     assert "--in" in refused
     job = login.submit(SIMULATED, slurm={"time": "10min"})
-    assert login.cluster.wait_for(job) == "COMPLETED", login.said("simulated")
-    assert login.status("simulated")["study"]["status"] == "COMPLETED"
+    login.finished(job, "simulated")
     assert (login.folder / "simulated/store.db").stat().st_size > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["local", "slurm"])
 def test_the_signal_before_the_limit_pauses(login: LoginNode, runner: str) -> None:
-    job = login.submit(SLEEPING, runner=runner)
-    login.wait_for_trials("sleeping", 2)
+    job = login.measuring(SLEEPING, 2, runner=runner)
     login.cluster.run("scancel", "--batch", "--signal=USR1", job)
     assert login.cluster.wait_for(job) == "FAILED"
     found = login.status("sleeping")
@@ -425,52 +432,43 @@ def test_a_preempted_job_pauses_in_its_time_of_grace_and_goes_on(
     login_of: Callable[..., LoginNode], runner: str
 ) -> None:
     login = login_of(grace_s=60)
-    job = login.submit(SPREAD, runner=runner, slurm={"time": "30min", "requeue": True})
-    login.wait_for_trials("spread", 1)
+    job = login.measuring(SPREAD, runner=runner, slurm={"time": "30min", "requeue": True})
     urgent = login.cluster.run(
         "sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 20"
     )
     until(lambda: login.status("spread")["study"]["status"] == "PAUSED", 180, login.said("spread"))
     assert login.cluster.wait_for(urgent, timeout_s=300) == "COMPLETED"
-    before = login.completed("spread")
-    login.wait_for_trials("spread", before + 1)
+    login.goes_on("spread")
     assert int(login.cluster.job(job)["Restarts"]) >= 1
-    login.autotune("cancel", "--in", "spread")
-    login.cluster.wait_for(job)
+    login.end(job, "spread", "cancel")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["ray", "slurm"])
 def test_a_lost_node_has_its_job_begin_again(login: LoginNode, runner: str) -> None:
-    job = login.submit(SPREAD, runner=runner, slurm={"time": "30min", "requeue": True})
-    login.wait_for_trials("spread", 1)
+    job = login.measuring(SPREAD, runner=runner, slurm={"time": "30min", "requeue": True})
     node = login.cluster.nodes[1]
     node.lose_power()
     until(lambda: login.cluster.job(job)["Restarts"] == "1", WAIT_S, login.said("spread"))
     node.boot()
     login.cluster.join(node)
-    before = login.completed("spread")
-    login.wait_for_trials("spread", before + 1)
-    login.autotune("cancel", "--in", "spread")
-    login.cluster.wait_for(job)
+    login.goes_on("spread")
+    login.end(job, "spread", "cancel")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["ray", "slurm"])
 def test_a_spare_node_takes_the_place_of_a_lost_one(login_of: Callable[..., LoginNode], runner: str) -> None:
     login = login_of(3)
-    job = login.submit(SPREAD, runner=runner, slurm={"time": "30min", "spare_nodes": 1})
-    login.wait_for_trials("spread", 1)
+    job = login.measuring(SPREAD, runner=runner, slurm={"time": "30min", "spare_nodes": 1})
     used = {row["node"] for row in login.status("spread")["study"]["result"]["placed"]}
     lost = next(node for node in login.cluster.nodes[1:] if node.name in used)
     lost.lose_power()
-    before = login.completed("spread")
-    login.wait_for_trials("spread", before + 2)
+    login.goes_on("spread", 2)
     found = login.status("spread")
     assert lost.name not in {row["node"] for row in found["study"]["result"]["placed"]}
     assert login.cluster.job(job)["Restarts"] == "0"
-    login.autotune("stop", "--in", "spread")
-    assert login.cluster.wait_for(job) == "COMPLETED", login.said("spread")
+    assert login.end(job, "spread", "stop") == "COMPLETED", login.said("spread")
 
 
 @pytest.mark.slow
@@ -508,14 +506,11 @@ def test_programs_see_the_gpus_of_their_job_and_no_word_of_slurm(
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["local", "ray", "slurm"])
 def test_slurms_controller_may_crash(login: LoginNode, runner: str) -> None:
-    job = login.submit(SLEEPING, runner=runner, slurm={"time": "30min"})
-    login.wait_for_trials("sleeping", 2)
+    job = login.measuring(SLEEPING, 2, runner=runner, slurm={"time": "30min"})
     time.sleep(8.0)  # it saves its state every few seconds, and forgets what is younger
     login.cluster.restart_controller()
-    before = login.completed("sleeping")
-    login.wait_for_trials("sleeping", before + 2)
-    login.autotune("stop", "--in", "sleeping")
-    assert login.cluster.wait_for(job) == "COMPLETED", login.said("sleeping")
+    login.goes_on("sleeping", 2)
+    assert login.end(job, "sleeping", "stop") == "COMPLETED", login.said("sleeping")
 
 
 @pytest.mark.slow

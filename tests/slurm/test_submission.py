@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -87,26 +88,6 @@ def test_a_job_asks_for_the_nodes_of_the_cluster(without_slurm: Path) -> None:
     subprocess.run(["/bin/sh", "-n", "two-nodes/job.sbatch"], check=True)
 
 
-def test_options_of_the_command_line_are_those_of_the_spec() -> None:
-    assert (
-        tune(
-            "--option",
-            "time=90min",
-            "--option",
-            "qos=high",
-            "--option",
-            "exclusive=false",
-            "--option",
-            "cpus-per-task=4",
-        ).code
-        == 0
-    )
-    lines = script()
-    assert {"#SBATCH --time=0-01:30:00", "#SBATCH --qos=high", "#SBATCH --cpus-per-task=4"} <= set(lines)
-    assert not any("exclusive" in line or "--mem" in line for line in lines)
-    assert yaml.safe_load(Path("two-nodes/study.yaml").read_text())["slurm"]["qos"] == "high"
-
-
 def test_gpus_are_asked_for_once() -> None:
     assert tune(slurm={"gres": "gpu:h100:8"}).code == 0
     assert [line for line in script() if "gpu" in line and line.startswith("#SBATCH")] == ["#SBATCH --gres=gpu:h100:8"]
@@ -119,73 +100,6 @@ def test_containers_become_options_of_each_step() -> None:
     assert line.rstrip("'").endswith(",/data:/data")
 
 
-def test_a_container_holds_programs_that_the_login_node_cannot_see() -> None:
-    trainer = {
-        "kind": "command",
-        "argv": ["/in/the/image/train", "{micro_batch_size}", "{accumulation_steps}", "{precision}"],
-        "metrics": {"step": "^step ([0-9]+)", "step_time_s": "time: ([0-9.]+)"},
-    }
-    space = {"tp": [1], "micro_batch_size": [4, 8], "precision": ["bf16"]}
-    asked = {"trainer": trainer, "space": space, "slurm": {"container": {"image": "a.sqsh"}}}
-    done = tune(**asked, runner="slurm")
-    assert done.code == 0, done.err
-    outside = tune(**asked, runner="slurm", name="outside") if asked.pop("slurm") else None
-    assert outside.code == 2
-    assert "there is no such program here" in outside.err
-    beside = tune(runner="local", cluster="h100-sxm-1x8", slurm={"container": {"image": "a.sqsh"}})
-    assert beside.code == 2
-    assert "outside the container" in beside.err
-    native = tune(runner="slurm")
-    assert native.code == 2
-    assert "write runner: ray" in native.err
-
-
-@pytest.mark.parametrize(
-    ("slurm", "words"),
-    [
-        ({"time": 240}, "may mean minutes"),
-        ({"time": "4 fortnights"}, "time"),
-        ({"partition": "a b"}, "partition"),
-        ({"output": "x.log"}, "output is written by autotune"),
-        ({"signal": "USR2"}, "signal is written by autotune"),
-        ({"comment": "two words"}, "must be one word"),
-        ({"nodes": 2}, "already sets the job's nodes and GPUs"),
-        ({"setup": ["a\nb"]}, "setup"),
-        ({"requeue": "yes please"}, "requeue"),
-        ({"-x": 1}, "not an sbatch option"),
-    ],
-)
-def test_a_wrong_job_is_refused(slurm: dict[str, Any], words: str) -> None:
-    done = tune(slurm=slurm)
-    assert done.code == 2
-    assert words in done.err
-    assert not Path("two-nodes").exists()
-
-
-def test_the_study_is_checked_before_a_job_is_written() -> None:
-    done = tune(space={"tp": [3]})
-    assert done.code == 1
-    assert "the nearest miss is" in done.err
-    assert tune(runner={"kind": "ray", "cpus_per_rnk": 2}).code == 2
-    assert tune(searcher="bayesain").code == 2
-    program = {
-        "kind": "command",
-        "argv": ["no-such-program", "--batch={micro_batch_size}", "--accum={accumulation_steps}"],
-        "metrics": {"step": "step ([0-9]+)"},
-    }
-    absent = tune(trainer=program, runner="ray", space={"micro_batch_size": [1, 2]})
-    assert absent.code == 2
-    assert "'no-such-program', but there is no such program here" in absent.err
-    assert "the runner 'local' has one node" in tune(runner="local").err
-    assert not Path("two-nodes").exists()
-
-
-def test_another_scheduler_is_refused_with_the_nearest_name() -> None:
-    done = tune(on="slrum")
-    assert done.code == 2
-    assert "slurm" in done.err
-
-
 def test_a_folder_belongs_to_one_study() -> None:
     assert tune(slurm={"time": "1h"}).code == 0
     assert tune(slurm={"time": "2h"}).code == 0, "another limit makes no other study"
@@ -196,34 +110,11 @@ def test_a_folder_belongs_to_one_study() -> None:
     assert "files that do not belong to a study" in tune(seed=3).err
 
 
-def test_the_nodes_of_a_job_must_be_counted_where_they_are_not_there_yet() -> None:
-    done = tune(cluster="slurm")
-    assert done.code == 2
-    assert "slurm: {nodes: 2, gpus_per_node: 8}" in done.err
-    assert tune(cluster="slurm", slurm={"nodes": 4, "gpus_per_node": 2}).code == 0
-    assert {"#SBATCH --nodes=4", "#SBATCH --gpus-per-node=2"} <= set(script())
-
-
-def test_without_sbatch_nothing_is_submitted() -> None:
-    done = tune("--submit")
-    assert done.code == 2
-    assert "sbatch is not installed on this machine" in done.err
-
-
 def test_the_answer_for_programs(without_slurm: Path) -> None:
     job = json.loads(tune("--json").out)["job"]
     assert job["folder"] == f"{without_slurm}/two-nodes"
     assert job["id"] is None
     assert [Path(file).name for file in job["files"]] == ["study.yaml", "job.sbatch"]
-
-
-def test_options_are_lines_lists_and_texts_as_their_keys_want_them() -> None:
-    words = ("setup=module load cuda", "setup=source env.sh", "account=1234", "spare_nodes=1", "constraint=80")
-    done = tune(*(part for word in words for part in ("--option", word)))
-    assert done.code == 0, done.err
-    lines = script()
-    assert lines.index("module load cuda") < lines.index("source env.sh")
-    assert {"#SBATCH --account=1234", "#SBATCH --nodes=3", "#SBATCH --constraint=80"} <= set(lines)
 
 
 def test_a_program_that_is_not_there_is_refused_before_the_job(
@@ -278,22 +169,6 @@ def test_a_wrong_option_is_not_looked_for_in_the_spec() -> None:
     assert "error: spec.yaml:" in in_the_spec.err
 
 
-@pytest.mark.parametrize(
-    ("key", "meant"), [("partion", "partition"), ("spare_node", "spare_nodes"), ("constrain", "constraint"), ("mem_per_gpus", "mem_per_gpu")]
-)  # fmt: skip
-def test_a_key_that_looks_misspelled_is_named(key: str, meant: str) -> None:
-    done = tune(slurm={key: "x"})
-    assert done.code == 0, done.err
-    assert f"note: slurm.{key} becomes #SBATCH --{key.replace('_', '-')}, which Slurm itself does not have; did you mean {meant}?" in done.err  # fmt: skip
-
-
-@pytest.mark.parametrize("key", ["constraint", "mem-per-gpu", "mail_user", "site_energy"])
-def test_options_of_slurm_and_of_a_site_are_taken_as_they_are(key: str) -> None:
-    done = tune(slurm={key: "x"})
-    assert done.code == 0, done.err
-    assert "did you mean" not in done.err
-
-
 def test_in_a_job_of_several_nodes_a_local_draft_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.slurm.allocation.allocation", lambda: Allocation(job="7", num_nodes=2, node_list="n[1-2]"))  # fmt: skip
     Path("train.py").write_text("import torch\n")
@@ -302,3 +177,149 @@ def test_in_a_job_of_several_nodes_a_local_draft_says_what_it_leaves_out(monkeyp
     assert "note: job 7 has 2 nodes, but `cluster: local` is only this one" in OUTPUT[-1].readouterr().err
     cli.run(["init", "train.py", "--model", "nano-gpt", "--cluster", "h100-sxm-2x8"])
     assert "job 7" not in OUTPUT[-1].readouterr().err
+
+
+def program(*argv: str, **metrics: str) -> dict[str, Any]:
+    """A trainer of a command."""
+    return {"kind": "command", "argv": list(argv), "metrics": {"step": "^step ([0-9]+)", **metrics}}
+
+
+class Asked(NamedTuple):
+    """A row of a table: what differs from the spec, words of the command line, and what comes of it."""
+
+    changes: Mapping[str, Any]
+    said: str = ""
+    """a part of what is printed on stderr"""
+    code: int = 2
+    words: tuple[str, ...] = ()
+    lines: frozenset[str] = frozenset()
+    """lines of the job's script"""
+
+
+IMAGE = {"container": {"image": "a.sqsh"}}
+IN_THE_IMAGE = {
+    "trainer": program(
+        "/in/the/image/train",
+        "{micro_batch_size}",
+        "{accumulation_steps}",
+        "{precision}",
+        step_time_s="time: ([0-9.]+)",
+    ),
+    "space": {"tp": [1], "micro_batch_size": [4, 8], "precision": ["bf16"]},
+    "runner": "slurm",
+}
+ABSENT = {
+    "trainer": program("no-such-program", "--batch={micro_batch_size}", "--accum={accumulation_steps}"),
+    "runner": "ray",
+    "space": {"micro_batch_size": [1, 2]},
+}
+REFUSED = {
+    **{
+        f"a wrong job: {words}": Asked({"slurm": slurm}, words)
+        for slurm, words in (
+            ({"time": 240}, "may mean minutes"),
+            ({"time": "4 fortnights"}, "time"),
+            ({"partition": "a b"}, "partition"),
+            ({"output": "x.log"}, "output is written by autotune"),
+            ({"signal": "USR2"}, "signal is written by autotune"),
+            ({"comment": "two words"}, "must be one word"),
+            ({"nodes": 2}, "already sets the job's nodes and GPUs"),
+            ({"setup": ["a\nb"]}, "setup"),
+            ({"requeue": "yes please"}, "requeue"),
+            ({"-x": 1}, "not an sbatch option"),
+        )
+    },
+    "a program that the login node cannot see, outside of a container": Asked(
+        IN_THE_IMAGE, "there is no such program here"
+    ),
+    "a local runner beside a container": Asked(
+        {"runner": "local", "cluster": "h100-sxm-1x8", "slurm": IMAGE}, "outside the container"
+    ),
+    "a trainer of our own processes": Asked({"runner": "slurm"}, "write runner: ray"),
+    "a space without a config": Asked({"space": {"tp": [3]}}, "the nearest miss is", 1),
+    "an option of a runner that it does not have": Asked(
+        {"runner": {"kind": "ray", "cpus_per_rnk": 2}}, "cpus_per_rnk"
+    ),
+    "a searcher that is not there": Asked({"searcher": "bayesain"}, "bayesain"),
+    "a program that is not there": Asked(ABSENT, "'no-such-program', but there is no such program here"),
+    "a runner of one node": Asked({"runner": "local"}, "the runner 'local' has one node"),
+    "nodes that are not counted where they are not there yet": Asked(
+        {"cluster": "slurm"}, "slurm: {nodes: 2, gpus_per_node: 8}"
+    ),
+    "another scheduler": Asked({}, "slurm", words=("--on", "slrum")),
+}
+WRITTEN = {
+    "options of the command line are those of the spec": Asked(
+        {},
+        words=("time=90min", "qos=high", "exclusive=false", "cpus-per-task=4"),
+        lines=frozenset({"#SBATCH --time=0-01:30:00", "#SBATCH --qos=high", "#SBATCH --cpus-per-task=4"}),
+    ),
+    "lines, lists and texts as their keys want them": Asked(
+        {},
+        words=("setup=module load cuda", "setup=source env.sh", "account=1234", "spare_nodes=1", "constraint=80"),
+        lines=frozenset(
+            {
+                "module load cuda",
+                "source env.sh",
+                "#SBATCH --account=1234",
+                "#SBATCH --nodes=3",
+                "#SBATCH --constraint=80",
+            }
+        ),
+    ),
+    "a container holds programs that the login node cannot see": Asked({**IN_THE_IMAGE, "slurm": IMAGE}),
+    "nodes that are counted in the spec": Asked(
+        {"cluster": "slurm", "slurm": {"nodes": 4, "gpus_per_node": 2}},
+        lines=frozenset({"#SBATCH --nodes=4", "#SBATCH --gpus-per-node=2"}),
+    ),
+    **{
+        f"a key that looks misspelled: {key}": Asked(
+            {"slurm": {key: "x"}},
+            f"note: slurm.{key} becomes #SBATCH --{key.replace('_', '-')}, which Slurm itself does not have; did you mean {meant}?",
+        )
+        for key, meant in (
+            ("partion", "partition"),
+            ("spare_node", "spare_nodes"),
+            ("constrain", "constraint"),
+            ("mem_per_gpus", "mem_per_gpu"),
+        )
+    },
+    **{
+        f"an option of Slurm or of a site: {key}": Asked({"slurm": {key: "x"}})
+        for key in ("constraint", "mem-per-gpu", "mail_user", "site_energy")
+    },
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    asked = REFUSED[name]
+    done = tune(*asked.words, **asked.changes)
+    assert done.code == asked.code
+    assert asked.said in done.err
+    assert not Path("two-nodes").exists()
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_written(name: str) -> None:
+    asked = WRITTEN[name]
+    done = tune(*(part for word in asked.words for part in ("--option", word)), **asked.changes)
+    assert done.code == 0, done.err
+    assert asked.said in done.err
+    assert ("did you mean" in done.err) == bool(asked.said)
+    assert asked.lines <= set(script())
+
+
+def test_without_sbatch_nothing_is_submitted() -> None:
+    done = tune("--submit")
+    assert done.code == 2
+    assert "sbatch is not installed on this machine" in done.err
+
+
+def test_options_of_the_command_line_are_in_the_order_of_the_command_line_and_kept_in_the_spec() -> None:
+    words = ("setup=module load cuda", "setup=source env.sh", "qos=high", "exclusive=false")
+    assert tune(*(part for word in words for part in ("--option", word))).code == 0
+    lines = script()
+    assert lines.index("module load cuda") < lines.index("source env.sh")
+    assert not any("exclusive" in line or "--mem" in line for line in lines)
+    assert yaml.safe_load(Path("two-nodes/study.yaml").read_text())["slurm"]["qos"] == "high"
