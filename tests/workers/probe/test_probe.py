@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,151 @@ PARAMETERS = 64 * 32 + 2 * (32 * 96 + 96 + 32 * 32 + 32 + 32 * 128 + 128 + 128 *
 
 
 OWN_UPDATE = "p.data.add_(p.grad, alpha=-0.1)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A program, and what is seen of it; what is not given is not checked."""
+
+    command: Sequence[str]
+    code: int = 0
+    ranks: int = 1
+    steps: Sequence[Mapping[str, Any]]
+    """values of each step of every rank"""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    libraries: frozenset[str] = frozenset()
+    """some whose versions are told"""
+    recomputed: bool | None = None
+    """whether much of the forward passes is computed again"""
+
+    def check(self, seen: Watched) -> None:
+        """Compares all that is given, for every rank."""
+        assert seen.code == self.code, seen.text
+        assert not seen.of("trouble")
+        assert len(seen.trainers) == self.ranks
+        for rank in range(self.ranks):
+            steps, facts = seen.steps(rank), seen.facts(rank)
+            for step, due in zip(steps, self.steps, strict=True):
+                assert {name: step[name] for name in due} == due
+            assert {name: facts[name] for name in self.facts} == self.facts
+            assert self.libraries <= facts["libraries"].keys()
+            assert self.recomputed in (None, facts["recomputed"] > 0.3)
+
+
+def of_ranks(wrapper: str, stage: int) -> dict[str, Any]:
+    """Facts of two ranks under torchrun."""
+    return {"world": 2, "backend": "gloo", "wrappers": [wrapper], "zero_stage": stage, "parameters": PARAMETERS}
+
+
+SIX = [{"micro": 1}] * 6
+TWO_OF_FOUR = {"micro": 2, "sequences": [8]}
+REPLICATED = Seen(command=(), ranks=2, steps=[TWO_OF_FOUR] * 14, facts=of_ranks("DDP", 0))
+MEGATRON = {
+    "model": "__main__.GPTModel",
+    "outermost": "__main__.Float16Module",
+    "types": {"bfloat16": 20800},
+    "stepped_types": {"float32": 20800},
+    "parameters": 20800,
+    "shape": {"num_layers": 2, "hidden_size": 32, "vocab_size": 64, "ffn_hidden_size": 128},
+}
+PROGRAMS_SEEN = {
+    "inputs given as keywords are found further inside": Seen(
+        command=python("decoder.py", "--keywords", "--batch=5"),
+        steps=[{"micro": 1, "sequences": [5], "tokens": 80}] * 6,
+        facts={"recomputed": 0.0},
+    ),
+    "parameters sharded by FSDP2 are counted whole": Seen(
+        command=torchrun("decoder.py", "--wrap=fsdp2", "--accumulate=2"),
+        ranks=2,
+        steps=[TWO_OF_FOUR] * 6,
+        facts=of_ranks("FSDP2", 3),
+    ),
+    "a compiled program": Seen(
+        command=python("decoder.py", "--compile=aot_eager", "--accumulate=2"),
+        steps=[TWO_OF_FOUR] * 6,
+        facts={"compiled": True},
+    ),
+    "a compiled module within DDP refuses its length": Seen(
+        command=torchrun("decoder.py", "--wrap=ddp", "--compile=eager"), ranks=2, steps=SIX, facts=of_ranks("DDP", 0)
+    ),
+    "inner optimizers are one step": Seen(
+        command=python("inner_optimizers.py"), steps=[{"micro": 2, "sequences": [6]}] * 5
+    ),
+    "the trainer of transformers": Seen(
+        command=python("hf.py", "out"),
+        steps=[{"micro": 4, "sequences": [8], "tokens": 128}] * 4,
+        facts={"attention": "sdpa", "autocast": "bfloat16"},
+        libraries=frozenset({"transformers"}),
+        recomputed=True,
+    ),
+    **{
+        f"Megatron's make, recomputed: {recompute}": Seen(  # wrapped bf16 weights whose fp32 copies are stepped, keyword inputs, and hidden states with the sequence first
+            command=python("megatron_like.py", *(["--recompute"] if recompute else [])),
+            steps=[{"micro": 4, "sequences": [8], "tokens": 128, "backwards": 4}] * 5,
+            facts=MEGATRON,
+            recomputed=recompute,
+        )
+        for recompute in (True, False)
+    },
+    "DeepSpeed's make": Seen(  # an engine around bf16 weights whose `backward` and `step` are its own, and an optimizer that steps an inner one for each group of weights
+        command=python("deepspeed_like.py"),
+        steps=[{"micro": 3, "sequences": [12], "tokens": 192, "backwards": 3}] * 5,
+        facts={
+            "wrappers": ["DeepSpeed"],
+            "zero_stage": 2,
+            "types": {"bfloat16": 4160},
+            "outermost": "__main__.DeepSpeedEngine",
+            "optimizers": ["torch.optim.adamw.AdamW"],
+        },
+    ),
+    "accelerate's loop steps once for all its micro-batches, and at the end of the data": Seen(
+        command=python("accelerated.py", "bf16"),
+        steps=[
+            *[{"micro": 3, "sequences": [12], "tokens": 192, "backwards": 3}] * 5,
+            {"micro": 1, "sequences": [4], "tokens": 64, "backwards": 1},
+        ],
+        facts={"autocast": "bfloat16", "optimizers": ["torch.optim.adamw.AdamW"]},
+    ),
+    "Lightning that calls the parts of its module": Seen(
+        command=python("lightning_batches.py"),
+        steps=[{"micro": 2, "sequences": [8], "tokens": 128}] * 4,
+        facts={"parameters": 64 * 32 + 32 * 64 + 64},
+    ),
+    "a program that trains in another process": Seen(
+        command=[*python("starts_another.py"), *python("decoder.py")[1:]], steps=SIX
+    ),
+    "a program that ends itself": Seen(command=python("decoder.py", "--end=os._exit"), code=3, steps=SIX),
+    "a program that is killed": Seen(command=python("decoder.py", "--end=SIGKILL"), code=-9, steps=SIX),
+}
+SLOWLY_SEEN = {
+    "parameters sharded by FSDP1 are counted whole": Seen(
+        command=torchrun("decoder.py", "--wrap=fsdp1", "--accumulate=2"),
+        ranks=2,
+        steps=[TWO_OF_FOUR] * 6,
+        facts=of_ranks("FSDP1", 3),
+    ),
+    "a program compiled in place": Seen(
+        command=python("decoder.py", "--compile=in place", "--accumulate=2"),
+        steps=[{"micro": 2}] * 6,
+        facts={"compiled": True},
+    ),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", PROGRAMS_SEEN)
+def test_programs_are_seen_as_they_train(name: str, tmp_path: Path) -> None:
+    PROGRAMS_SEEN[name].check(watched(PROGRAMS_SEEN[name].command, cwd=tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOWLY_SEEN)
+def test_slow_programs_are_seen_as_they_train(name: str, tmp_path: Path) -> None:
+    SLOWLY_SEEN[name].check(watched(SLOWLY_SEEN[name].command, cwd=tmp_path))
+
+
+def test_ranks_that_keep_all_parameters_are_told_from_their_launcher(replicated: Watched) -> None:
+    REPLICATED.check(replicated)
 
 
 def test_a_plain_program_is_seen_step_by_step(tmp_path: Path) -> None:
@@ -39,56 +187,6 @@ def test_a_plain_program_is_seen_step_by_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_inputs_given_as_keywords_are_found_further_inside(tmp_path: Path) -> None:
-    seen = watched(python("decoder.py", "--keywords", "--batch=5"), cwd=tmp_path)
-    assert [(s["micro"], s["sequences"], s["tokens"]) for s in seen.steps()] == [(1, [5], 80)] * 6
-    assert seen.facts()["recomputed"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("wrap", "name", "stage"),
-    [
-        pytest.param("fsdp1", "FSDP1", 3, marks=pytest.mark.slow),
-        pytest.param("fsdp2", "FSDP2", 3, marks=pytest.mark.thorough),
-    ],
-)
-def test_ranks_are_told_from_their_launcher_and_sharded_parameters_are_counted_whole(
-    tmp_path: Path, wrap: str, name: str, stage: int
-) -> None:
-    seen = watched(torchrun("decoder.py", f"--wrap={wrap}", "--accumulate=2"), cwd=tmp_path)
-    assert seen.code == 0, seen.text
-    assert len(seen.trainers) == 2
-    for rank in (0, 1):
-        check_rank(seen, rank, name, stage, steps=6)
-
-
-def test_ranks_that_keep_all_parameters_are_told_from_their_launcher(replicated: Watched) -> None:
-    assert replicated.code == 0, replicated.text
-    assert len(replicated.trainers) == 2
-    for rank in (0, 1):
-        check_rank(replicated, rank, "DDP", 0, steps=14)
-
-
-def check_rank(seen: Watched, rank: int, wrapper: str, stage: int, *, steps: int) -> None:
-    facts = seen.facts(rank)
-    assert (facts["world"], facts["backend"], facts["wrappers"], facts["zero_stage"]) == (2, "gloo", [wrapper], stage)
-    assert facts["parameters"] == PARAMETERS
-    assert [(s["micro"], s["sequences"]) for s in seen.steps(rank)] == [(2, [8])] * steps
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("how", ["aot_eager", pytest.param("in place", marks=pytest.mark.slow)])
-def test_steps_of_compiled_programs_are_seen(tmp_path: Path, how: str) -> None:
-    seen = watched(python("decoder.py", f"--compile={how}", "--accumulate=2"), cwd=tmp_path)
-    assert seen.code == 0, seen.text
-    assert len(seen.steps()) == 6
-    assert {step["micro"] for step in seen.steps()} == {2}
-    assert seen.facts()["compiled"]
-    if how == "aot_eager":
-        assert {tuple(step["sequences"]) for step in seen.steps()} == {(8,)}
-
-
-@pytest.mark.thorough
 def test_torchs_warning_of_the_probes_own_hooks_is_not_shown(tmp_path: Path) -> None:
     """The program's output stays its own, also where its warnings are errors."""
     argv = python("decoder.py", "--compile=eager")
@@ -96,16 +194,6 @@ def test_torchs_warning_of_the_probes_own_hooks_is_not_shown(tmp_path: Path) -> 
     assert seen.code == 0, seen.text
     assert "global hooks" not in seen.text
     assert len(seen.steps()) == 6
-
-
-@pytest.mark.thorough
-def test_a_compiled_module_within_ddp_refuses_its_length_and_is_seen_nevertheless(tmp_path: Path) -> None:
-    seen = watched(torchrun("decoder.py", "--wrap=ddp", "--compile=eager"), cwd=tmp_path)
-    assert seen.code == 0, seen.text
-    assert not seen.of("trouble")
-    for rank in (0, 1):
-        assert len(seen.steps(rank)) == 6
-        assert (seen.facts(rank)["wrappers"], seen.facts(rank)["parameters"]) == (["DDP"], PARAMETERS)
 
 
 @pytest.mark.parametrize(
@@ -144,12 +232,6 @@ def test_two_optimizers_that_take_turns_make_one_step_of_both(tmp_path: Path) ->
 
 
 @pytest.mark.thorough
-def test_inner_optimizers_are_one_step(tmp_path: Path) -> None:
-    steps = watched(python("inner_optimizers.py"), cwd=tmp_path).steps()
-    assert [(s["micro"], s["sequences"]) for s in steps] == [(2, [6])] * 5
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_scaler_that_leaves_a_step_out_and_a_loader_that_is_waited_for(tmp_path: Path, workers: int) -> None:
     seen = watched(python("scaled.py", str(workers)), cwd=tmp_path)
@@ -159,68 +241,6 @@ def test_a_scaler_that_leaves_a_step_out_and_a_loader_that_is_waited_for(tmp_pat
     assert (facts["workers"], facts["autocast"]) == (workers, "float16")
     if not workers:
         assert all(step["wait_s"] >= 0.02 for step in seen.steps())
-
-
-@pytest.mark.thorough
-def test_transformers_trainer(tmp_path: Path) -> None:
-    seen = watched(python("hf.py", "out"), cwd=tmp_path)
-    assert seen.code == 0, seen.text
-    assert [(s["micro"], s["sequences"], s["tokens"]) for s in seen.steps()] == [(4, [8], 128)] * 4
-    facts = seen.facts()
-    assert facts["libraries"]["transformers"]
-    assert (facts["attention"], facts["autocast"]) == ("sdpa", "bfloat16")
-    assert facts["recomputed"] > 0.3
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("recompute", [True, False])
-def test_a_loop_of_megatrons_make(tmp_path: Path, recompute: bool) -> None:
-    """Wrapped bf16 weights whose fp32 copies are stepped, keyword inputs, and hidden states with the sequence first."""
-    seen = watched(python("megatron_like.py", *(["--recompute"] if recompute else [])), cwd=tmp_path)
-    assert seen.code == 0, seen.text
-    assert [(s["micro"], s["sequences"], s["tokens"], s["backwards"]) for s in seen.steps()] == [(4, [8], 128, 4)] * 5
-    facts = seen.facts()
-    assert (facts["model"], facts["outermost"]) == ("__main__.GPTModel", "__main__.Float16Module")
-    assert (facts["types"], facts["stepped_types"]) == (
-        {"bfloat16": facts["parameters"]},
-        {"float32": facts["parameters"]},
-    )
-    assert (facts["recomputed"] > 0.3) is recompute
-    assert {name: facts["shape"][name] for name in ("num_layers", "hidden_size", "vocab_size", "ffn_hidden_size")} == {
-        "num_layers": 2,
-        "hidden_size": 32,
-        "vocab_size": 64,
-        "ffn_hidden_size": 128,
-    }
-
-
-@pytest.mark.thorough
-def test_a_loop_of_deepspeeds_make(tmp_path: Path) -> None:
-    """An engine around bf16 weights whose `backward` and `step` are its own, and an optimizer that steps an inner one for each group of weights."""
-    seen = watched(python("deepspeed_like.py"), cwd=tmp_path)
-    assert seen.code == 0, seen.text
-    assert [(s["micro"], s["sequences"], s["tokens"], s["backwards"]) for s in seen.steps()] == [(3, [12], 192, 3)] * 5
-    facts = seen.facts()
-    assert (facts["wrappers"], facts["zero_stage"], facts["types"]) == (["DeepSpeed"], 2, {"bfloat16": 4160})
-    assert facts["outermost"].endswith("DeepSpeedEngine")
-    assert facts["optimizers"] == ["torch.optim.adamw.AdamW"]
-
-
-@pytest.mark.thorough
-def test_accelerates_loop_steps_once_for_all_its_micro_batches(tmp_path: Path) -> None:
-    seen = watched(python("accelerated.py", "bf16"), cwd=tmp_path)
-    assert seen.code == 0, seen.text
-    steps = [(s["micro"], s["sequences"], s["tokens"], s["backwards"]) for s in seen.steps()]
-    assert steps == [(3, [12], 192, 3)] * 5 + [(1, [4], 64, 1)]  # the end of the data ends a step, too
-    assert (seen.facts()["autocast"], seen.facts()["optimizers"]) == ("bfloat16", ["torch.optim.adamw.AdamW"])
-
-
-@pytest.mark.thorough
-def test_lightning_that_calls_the_parts_of_its_module(tmp_path: Path) -> None:
-    seen = watched(python("lightning_batches.py"), cwd=tmp_path)
-    assert seen.code == 0, seen.text
-    assert [(s["micro"], s["sequences"][0], s["tokens"]) for s in seen.steps()] == [(2, 8, 128)] * 4
-    assert seen.facts()["parameters"] == 64 * 32 + 32 * 64 + 64
 
 
 @pytest.mark.thorough
@@ -243,21 +263,6 @@ def test_an_isolated_interpreter_is_not_seen(tmp_path: Path) -> None:
     command = python("decoder.py")
     seen = watched([command[0], "-I", *command[1:]], cwd=tmp_path)
     assert (seen.code, seen.reports) == (0, [])
-
-
-@pytest.mark.thorough
-def test_a_program_that_trains_in_another_process(tmp_path: Path) -> None:
-    seen = watched([*python("starts_another.py"), *python("decoder.py")[1:]], cwd=tmp_path)
-    assert len(seen.trainers) == 1
-    assert len(seen.steps()) == 6
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("end", "code"), [("os._exit", 3), ("SIGKILL", -9)])
-def test_steps_are_known_however_the_program_ends(tmp_path: Path, end: str, code: int) -> None:
-    seen = watched(python("decoder.py", f"--end={end}"), cwd=tmp_path)
-    assert seen.code == code
-    assert len(seen.steps()) == 6
 
 
 def test_a_torch_without_the_hooks_is_left_alone(tmp_path: Path) -> None:
