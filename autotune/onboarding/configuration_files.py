@@ -73,7 +73,6 @@ def paths_of(node: Any, before: str = "", depth: int = 3) -> Iterator[str]:
             yield from paths_of(value, f"{before}{key}.", depth - 1)
 
 
-"""endings of files that are told apart by their keys"""
 MAX_BYTES = 1 << 20
 """A file larger than this is no configuration."""
 
