@@ -22,7 +22,7 @@ import platform
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,6 @@ GPU_SIZES = (
 )
 CPU_MESSAGES_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
 GPU_MESSAGES_BYTES = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
-KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 Progress = Callable[[str, float], None]
 
 
@@ -92,44 +91,41 @@ def calibrate_local(
     asked about every second. Raises `RunnerError` when ranks cannot be run here, or when it was interrupted.
     """
     began_s, effort = time.monotonic(), QUICK if quick else FULL
+    collectives: list[Mapping[str, Any]] = []
+    stray: tuple[OutOfLine, ...] = ()
+    nodes: list[str] = []
     with _prober(runner, dict(runner_options or {})) as prober:
+
+        def readings_of(what: str, ranks: int, fraction: float) -> Mapping[str, Any]:
+            if progress is not None:
+                progress(f"{what} on {ranks} rank{'s' if ranks > 1 else ''}", fraction)
+            request = _request(ranks, what, prober.capacity, quick=quick)
+            return _measured(prober, request, what, progress, fraction, interrupted)
+
         sizes = [n for n in effort.ranks if n <= prober.capacity]
-        alone = _run(prober, 1, "alone", progress, 0.0, quick=quick, interrupted=interrupted)
-        found = dict(_pairs(alone))
-        matmul = [
-            {"m": int(m), "n": int(n), "k": int(k), "precision": precision, "flops_per_s": rate}
-            for (_, precision, m, n, k), rate in _of(found, "matmul")
-        ]
-        concurrency = [{"ranks": 1, "flops_per_s": found["concurrency",]}]
-        collectives: list[dict[str, Any]] = []
+        alone = readings_of("alone", 1, 0.0)
+        concurrency = [{"ranks": 1, "flops_per_s": alone["concurrency"]}]
         for index, ranks in enumerate(sizes):
             if collectives and time.monotonic() - began_s > effort.begin_s:
                 break
-            done = (index + 1) / (len(sizes) + 1)
-            together = _run(prober, ranks, "together", progress, done, quick=quick, interrupted=interrupted)
-            for (name, *rest), value in _pairs(together):
-                if name == "concurrency":
-                    concurrency.append({"ranks": ranks, "flops_per_s": value})
-                elif name in KINDS:
-                    collectives.append(
-                        {"kind": name, "ranks": ranks, "scope": "intra", "bytes": int(rest[0]), "time_s": value}
-                    )
-        stray: tuple[OutOfLine, ...] = ()
-        nodes: list[str] = []
-        if prober.capacity > 1 and (found["on_gpu",] or not isinstance(prober, LocalRunner)):  # cores are no devices
-            stray, nodes = find_out_of_line(prober, progress, quick=quick, interrupted=interrupted)
+            together = readings_of("together", ranks, (index + 1) / (len(sizes) + 1))
+            concurrency.append({"ranks": ranks, "flops_per_s": together["concurrency"]})
+            collectives.extend(together["collectives"])
+        if prober.capacity > 1 and (alone["on_gpu"] or not isinstance(prober, LocalRunner)):  # cores are no devices
+            of_each = readings_of(EACH, prober.capacity, 0.9)["of_each"]
+            stray, nodes = of_readings(of_each), sorted({reading["node"] for reading in of_each})
     if progress is not None:
         progress("done", 1.0)
     return {
         "out_of_line": [each.to_dict() for each in stray],
         "nodes": nodes,
-        "matmul": matmul,
-        "memory_bytes_per_s": found["memory",],
-        "host_overhead_s": found["host",],
+        "matmul": alone["matmul"],
+        "memory_bytes_per_s": alone["memory"],
+        "host_overhead_s": alone["host"],
         "collectives": collectives,
         "concurrency": concurrency,
-        "gpu": torch.cuda.get_device_name(0) if found["on_gpu",] else "cpu",
-        "memory_bytes": found["capacity",],
+        "gpu": torch.cuda.get_device_name(0) if alone["on_gpu"] else "cpu",
+        "memory_bytes": alone["capacity"],
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "cuda": torch.version.cuda or ""},
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -144,44 +140,15 @@ def _prober(runner: str, options: dict[str, Any]) -> AnyTrainerRunner:
     return LocalRunner(trial=PROBE, **{name: options[name] for name in ("max_ranks", "device") if name in options})
 
 
-Key = tuple[str, ...]
-
-
-def _pairs(readings: Mapping[str, float]) -> Iterator[tuple[Key, float]]:
-    return ((tuple(name.split("/")), value) for name, value in readings.items())
-
-
-def _of(readings: Mapping[Key, float], name: str) -> Iterator[tuple[Key, float]]:
-    return ((key, value) for key, value in readings.items() if key[0] == name)
-
-
-def _run(
-    runner: AnyTrainerRunner,
-    ranks: int,
-    what: str,
-    progress: Progress | None,
-    fraction: float,
-    *,
-    quick: bool,
-    interrupted: Callable[[], bool],
-) -> Mapping[str, float]:
-    """One probe as a trial on so many ranks; its readings by name."""
-    return _measured(runner, ranks, what, progress, fraction, quick=quick, interrupted=interrupted).utilization
-
-
 def _measured(
     runner: AnyTrainerRunner,
-    ranks: int,
+    request: TrialRequest,
     what: str,
     progress: Progress | None,
     fraction: float,
-    *,
-    quick: bool,
     interrupted: Callable[[], bool],
-) -> Measurement:
-    if progress is not None:
-        progress(f"{what} on {ranks} rank{'s' if ranks > 1 else ''}", fraction)
-    request = _request(ranks, what, runner.capacity, quick=quick)
+) -> Mapping[str, Any]:
+    """The readings of one probe, run as a trial."""
     runner.start(request)
     end_s = time.monotonic() + 2 * PROBE_TIMEOUT_S
     while time.monotonic() < end_s:
@@ -198,8 +165,8 @@ def _measured(
                     raise RunnerError(
                         f"this machine cannot be measured: {reason}", remedy="`autotune doctor` says what is missing"
                     )
-                return event.measurement
-    raise RunnerError(f"this machine cannot be measured: {what} on {ranks} ranks does not finish")
+                return event.measurement.evidence
+    raise RunnerError(f"this machine cannot be measured: {what} on {request.config.world_size} ranks does not finish")
 
 
 def _request(ranks: int, what: str, capacity: int, *, quick: bool) -> TrialRequest:
@@ -225,20 +192,18 @@ def probe(request: TrialRequest, context: RankContext, report: Callable[[Any], b
     """The "training loop" of a probe: takes its readings and hands them back as those of a measurement."""
     began_s = time.perf_counter()
     effort = QUICK if request.trainer_options["quick"] else FULL
-    alone = request.trainer_options["probe"] == "alone"
-    if request.trainer_options["probe"] == EACH:
+    what = request.trainer_options["probe"]
+    if what == EACH:
         of_each: list[Any] = [None] * context.world_size
         dist.all_gather_object(of_each, each_rank(context, effort))
-        readings, evidence = {}, {"readings": of_each}
+        readings: dict[str, Any] = {"of_each": of_each}
+    elif what == "alone":
+        readings = _alone(context.device, effort)
     else:
-        readings, evidence = _alone(context.device, effort) if alone else _together(context, effort), {}
+        readings = _together(context, effort)
+    spent_s = time.perf_counter() - began_s
     return TrialResult(
-        measurement=Measurement(
-            step_times_s=(time.perf_counter() - began_s,),
-            num_ranks=context.world_size,
-            utilization=readings,
-            evidence=evidence,
-        )
+        measurement=Measurement(step_times_s=(spent_s,), num_ranks=context.world_size, evidence=readings)
     )
 
 
@@ -248,12 +213,10 @@ def each_rank(context: RankContext, effort: Effort) -> dict[str, Any]:
     device = context.device
     dist.barrier()
     side = _side(device)
-    source = torch.ones((1 << 28 if device.type == "cuda" else 1 << 24) // 4, device=device)
-    target = torch.empty_like(source)
-    rates = {"matmul": _matmul_rate(side, side, side, torch.float32, device, effort)}
-    rates["memory"] = (
-        2 * source.numel() * source.element_size() / _seconds(lambda: target.copy_(source), device, effort)
-    )
+    rates = {
+        "matmul": _matmul_rate(side, side, side, torch.float32, device, effort),
+        "memory": _copy_rate((1 << 28 if device.type == "cuda" else 1 << 24) // 4, device, effort),
+    }
     node = socket.gethostname()
     hosts: list[Any] = [None] * context.world_size
     dist.all_gather_object(hosts, node)
@@ -291,32 +254,25 @@ def _exchange_s(
     return statistics.median(rounds[1:])
 
 
-def find_out_of_line(
-    prober: AnyTrainerRunner, progress: Progress | None, *, quick: bool, interrupted: Callable[[], bool]
-) -> tuple[tuple[OutOfLine, ...], list[str]]:
-    """GPUs, nodes and links of all that the runner has which are slower than their likes, and the nodes that were measured."""
-    seen = _measured(prober, prober.capacity, EACH, progress, 0.9, quick=quick, interrupted=interrupted)
-    readings = seen.evidence["readings"]
-    return of_readings(readings), sorted({reading["node"] for reading in readings})
-
-
-def _alone(device: torch.device, effort: Effort) -> dict[str, float]:
+def _alone(device: torch.device, effort: Effort) -> dict[str, Any]:
+    """Readings of one rank that has the node to itself."""
     on_gpu = device.type == "cuda"
-    readings = {"on_gpu": float(on_gpu)}
+    matmul = []
     for precision, dtype in _precisions(device).items():
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         for m, n, k in GPU_SIZES if on_gpu else CPU_SIZES:
-            readings[f"matmul/{precision}/{m}/{n}/{k}"] = _matmul_rate(m, n, k, dtype, device, effort)
+            rate = _matmul_rate(m, n, k, dtype, device, effort)
+            matmul.append({"m": m, "n": n, "k": k, "precision": precision, "flops_per_s": rate})
     torch.backends.cuda.matmul.allow_tf32 = False
-    source = torch.ones((1 << 30 if on_gpu else 1 << 27) // 4, device=device)
-    target = torch.empty_like(source)
-    copy_s = _seconds(lambda: target.copy_(source), device, effort)
-    readings["memory"] = 2 * source.numel() * source.element_size() / copy_s
-    readings["host"] = _layer_host_s(device, effort)
     side = _side(device)
-    readings["concurrency"] = _matmul_rate(side, side, side, torch.float32, device, effort)
-    readings["capacity"] = float(torch.cuda.get_device_properties(device).total_memory if on_gpu else total_memory())
-    return readings
+    return {
+        "on_gpu": on_gpu,
+        "matmul": matmul,
+        "memory": _copy_rate((1 << 30 if on_gpu else 1 << 27) // 4, device, effort),
+        "host": _layer_host_s(device, effort),
+        "concurrency": _matmul_rate(side, side, side, torch.float32, device, effort),
+        "capacity": float(torch.cuda.get_device_properties(device).total_memory if on_gpu else total_memory()),
+    }
 
 
 def _side(device: torch.device) -> int:
@@ -324,7 +280,7 @@ def _side(device: torch.device) -> int:
     return 4096 if device.type == "cuda" else 512
 
 
-def _together(context: RankContext, effort: Effort) -> dict[str, float]:
+def _together(context: RankContext, effort: Effort) -> dict[str, Any]:
     """Readings of ranks that do the same at once; the slowest rank counts."""
     device, size = context.device, context.world_size
     side = _side(device)
@@ -332,7 +288,7 @@ def _together(context: RankContext, effort: Effort) -> dict[str, float]:
     own = _matmul_rate(side, side, side, torch.float32, device, effort)
     rate = torch.tensor([own], dtype=torch.float64, device=device)
     dist.all_reduce(rate, dist.ReduceOp.MIN)
-    readings = {"concurrency": float(rate)}
+    collectives = []
     for bytes_ in GPU_MESSAGES_BYTES if device.type == "cuda" else CPU_MESSAGES_BYTES:
         count = bytes_ // 4 // size * size
         whole, part = torch.zeros(count, device=device), torch.zeros(count // size, device=device)
@@ -344,8 +300,10 @@ def _together(context: RankContext, effort: Effort) -> dict[str, float]:
         for kind, call in calls.items():
             seconds = torch.tensor([_collective_s(call, device, effort)], dtype=torch.float64, device=device)
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
-            readings[f"{kind}/{count * 4}"] = float(seconds)
-    return readings
+            collectives.append(
+                {"kind": kind, "ranks": size, "scope": "intra", "bytes": count * 4, "time_s": float(seconds)}
+            )
+    return {"concurrency": float(rate), "collectives": collectives}
 
 
 def _precisions(device: torch.device) -> dict[str, torch.dtype]:
@@ -361,6 +319,13 @@ def _matmul_rate(m: int, n: int, k: int, dtype: torch.dtype, device: torch.devic
     right = torch.randn(k, n, device=device).to(dtype)
     out = torch.empty(m, n, device=device, dtype=dtype)
     return 2.0 * m * n * k / _seconds(lambda: torch.mm(left, right, out=out), device, effort)
+
+
+def _copy_rate(numbers: int, device: torch.device, effort: Effort) -> float:
+    """Bytes/s read and written together."""
+    source = torch.ones(numbers, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() * source.element_size() / _seconds(lambda: target.copy_(source), device, effort)
 
 
 def _layer_host_s(device: torch.device, effort: Effort) -> float:
