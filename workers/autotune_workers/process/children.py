@@ -7,6 +7,7 @@ The server is started with the first child, and again when it was lost or no lon
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -20,7 +21,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from autotune_workers.gang.wire import Lines, to_line
 from autotune_workers.process.network_interface import interface_of
@@ -37,28 +38,6 @@ ANSWER_S = 60.0
 """longest time to a server's answer, which takes milliseconds; to its first one it takes the time to import torch"""
 FIRST_ANSWER_S = 300.0
 _LOOPBACK = re.compile(r"127\.|::1$")
-
-
-class Child(Protocol):
-    """A process that becomes a rank."""
-
-    @property
-    def pid(self) -> int:
-        """Process number; 0 until it is known."""
-        ...
-
-    @property
-    def start_errors(self) -> tuple[str, ...]:
-        """Last lines of the fork server, if that was lost; empty otherwise."""
-        ...
-
-    def code(self) -> int | None:
-        """Exit status, negative for a signal; None while it lives or has not started yet."""
-        ...
-
-    def signal(self, number: signal.Signals) -> None:
-        """Sends the signal to the process and to what it forked."""
-        ...
 
 
 def inherited_environment(*, with_job: bool = False, of: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -90,12 +69,37 @@ def rank_environment(extra: Mapping[str, str], *, host: str) -> dict[str, str]:
     }
 
 
+def _start_module(
+    spawner: ThreadPoolExecutor,
+    name: str,
+    channel: socket.socket,
+    arguments: Mapping[str, str],
+    *,
+    stdout: int,
+    stderr: int,
+    environment: Mapping[str, str],
+) -> subprocess.Popen[bytes]:
+    """A process of that module of this package, which takes channel, parent and arguments from its command line."""
+    module = f"autotune_workers.process.{name}"
+    command = [sys.executable, "-m", module, str(channel.fileno()), str(os.getpid()), json.dumps(arguments)]
+    return spawner.submit(
+        subprocess.Popen,
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=[channel.fileno()],
+        start_new_session=True,
+        env=rank_environment(environment, host=arguments["host"]),
+    ).result()
+
+
 class RankForkServer:
     """The owner's side of a fork server process. Several threads may use it."""
 
-    def __init__(self, spawner: ThreadPoolExecutor, *, host: str, trial: str, collectives: str) -> None:
-        """`spawner` must have one thread that lives as long as the ranks may: the kernel's death signal follows it."""
-        self._spawner, self._host, self._trial, self._collectives = spawner, host, trial, collectives
+    def __init__(self, spawner: ThreadPoolExecutor, arguments: Mapping[str, str]) -> None:
+        """`spawner` must have one thread that lives as long as the ranks may: the kernel's death signal follows it. `arguments`: of `rank.serve_rank`."""
+        self._spawner, self._arguments = spawner, dict(arguments)
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._lines = Lines()
@@ -109,60 +113,49 @@ class RankForkServer:
     def spawn(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> ForkedChild:
         """Asks for a rank on this channel, with its output to the descriptor `log`."""
         with self._lock:
-            return self._spawn(channel, log, environment)
+            self.listen()
+            server = self._channel or self._start()
+            child = ForkedChild(self)
+            request = to_line({"environment": dict(environment), "arguments": self._arguments})
+            self._pending.append(child)
+            with contextlib.suppress(OSError):  # the server is lost: `listen` will tell the child
+                socket.send_fds(server, [request], [channel.fileno(), log])
+            return child
 
-    def _spawn(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> ForkedChild:
-        self._listen()
-        if self._channel is None:
-            self._start()
-        assert self._channel is not None
-        child = ForkedChild(self)
-        arguments = {"device": "cpu", "host": self._host, "trial": self._trial, "collectives": self._collectives}
-        request = to_line({"environment": dict(environment), "arguments": arguments})
-        self._pending.append(child)
-        with contextlib.suppress(OSError):  # the server is lost: `_listen` will tell the child
-            socket.send_fds(self._channel, [request], [channel.fileno(), log])
-        return child
-
-    def _start(self) -> None:
+    def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "autotune_workers.process.fork_server", "--fd", str(theirs.fileno())]
-        command += ["--parent", str(os.getpid()), "--trial", self._trial, "--collectives", self._collectives]
         with theirs:
-            self._process = self._spawner.submit(
-                subprocess.Popen,
-                command,
-                stdin=subprocess.DEVNULL,
+            self._process = _start_module(
+                self._spawner,
+                "fork_server",
+                theirs,
+                self._arguments,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=rank_environment({"CUDA_VISIBLE_DEVICES": ""}, host=self._host),
-            ).result()
+                environment={"CUDA_VISIBLE_DEVICES": ""},
+            )
         ours.setblocking(False)
         self._channel, self._lines, self._has_answered = ours, Lines(), False
+        return ours
 
     def listen(self) -> None:
         """Takes note of children that have started or ended."""
         with self._lock:
-            self._listen()
-
-    def _listen(self) -> None:
-        while self._channel is not None:
-            try:
-                chunk = self._channel.recv(1 << 16)
-            except BlockingIOError:
-                if self._hangs():
-                    self._lose(hung=True)
-                return
-            except OSError:
-                chunk = b""
-            if not chunk:
-                self._lose()
-                return
-            self._has_answered = True
-            for message in self._lines.feed(chunk):
-                self._note(message)
+            while self._channel is not None:
+                try:
+                    chunk = self._channel.recv(1 << 16)
+                except BlockingIOError:
+                    if self._hangs():
+                        self._lose(hung=True)
+                    return
+                except OSError:
+                    chunk = b""
+                if not chunk:
+                    self._lose()
+                    return
+                self._has_answered = True
+                for message in self._lines.feed(chunk):
+                    self._note(message)
 
     def _note(self, message: Mapping[str, Any]) -> None:
         pid = message["pid"]
@@ -231,42 +224,38 @@ class ForkedChild:
     def __init__(self, server: RankForkServer) -> None:
         self._server = server
         self.asked_s = time.monotonic()
-        self._pid = 0
+        self.pid = 0
+        """process number; 0 until it is known"""
         self._code: int | None = None
         self._kept_signal: signal.Signals | None = None
         self.start_errors: tuple[str, ...] = ()
         """output of the server, when it was lost"""
 
-    @property
-    def pid(self) -> int:
-        """Process number; 0 until it is known."""
-        return self._pid
-
     def code(self) -> int | None:
-        """Exit status, once the server has reported it."""
+        """Exit status, negative for a signal; None while it lives or has not started yet."""
         if self._code is None:
             self._server.listen()
         return self._code
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends the signal, or keeps it until the process number is known."""
+        """Sends the signal to the process and to what it forked, or keeps it until the process number is known."""
         if self.code() is not None:
             return
-        if self._pid:
+        if self.pid:
             self._send(number)
         else:
             self._kept_signal = number
 
     def _send(self, number: int) -> None:
         try:
-            os.killpg(self._pid, number)
+            os.killpg(self.pid, number)
         except ProcessLookupError:  # it leads no group yet
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, number)
+                os.kill(self.pid, number)
 
     def started(self, pid: int) -> None:
         """The server reports its process number."""
-        self._pid = pid
+        self.pid = pid
         if self._kept_signal is not None:
             self._send(self._kept_signal)
 
@@ -286,38 +275,20 @@ class OwnChild:
         channel: socket.socket,
         log: int,
         environment: Mapping[str, str],
-        *,
-        device: str,
-        host: str,
-        trial: str,
-        collectives: str,
+        arguments: Mapping[str, str],
     ) -> None:
-        """Starts it; see `RankForkServer` for `spawner`."""
-        command = [sys.executable, "-m", "autotune_workers.process.rank", "--fd", str(channel.fileno())]
-        command += ["--parent", str(os.getpid()), "--device", device, "--host", host, "--trial", trial]
-        command += ["--collectives", collectives]
-        self._process: subprocess.Popen[bytes] = spawner.submit(
-            subprocess.Popen,
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[channel.fileno()],
-            start_new_session=True,
-            env=rank_environment(environment, host=host),
-        ).result()
-
-    @property
-    def pid(self) -> int:
-        """Process number."""
-        return self._process.pid
+        """Starts it; see `RankForkServer`."""
+        self._process = _start_module(
+            spawner, "rank", channel, arguments, stdout=log, stderr=log, environment=environment
+        )
+        self.pid = self._process.pid
 
     def code(self) -> int | None:
-        """Exit status; None while it lives."""
+        """Exit status, negative for a signal; None while it lives."""
         return self._process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends the signal."""
+        """Sends the signal to the process and to what it forked."""
         if self.code() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
+                os.killpg(self.pid, number)

@@ -11,10 +11,10 @@ GPUs are started as processes of their own. It reaps its children and reports th
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import faulthandler
 import gc
+import json
 import os
 import select
 import signal
@@ -29,18 +29,13 @@ from autotune_workers.process.machine import die_with_parent
 
 def main() -> None:
     """Entry of the process."""
-    parser = argparse.ArgumentParser(prog="autotune-fork-server")
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--trial", required=True)
-    parser.add_argument("--collectives", required=True)
-    arguments = parser.parse_args()
-    die_with_parent(arguments.parent)
+    channel, parent, arguments = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+    die_with_parent(parent)
     faulthandler.enable()  # an owner that aborts a server which hangs reads where it hung
     from autotune_workers.process.rank import preload
 
-    owner = socket.socket(fileno=arguments.fd)
-    preload(arguments.trial, arguments.collectives)
+    owner = socket.socket(fileno=channel)
+    preload(arguments["trial"], arguments["collectives"])
     gc.collect()
     gc.freeze()  # collections in the ranks look at the trial's own objects only, and leave the shared pages shared
     serve(owner)

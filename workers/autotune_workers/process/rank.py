@@ -4,16 +4,16 @@ Three threads share it. The *main* thread trains: signal handlers, compilers and
 and ends the process when the runner's end of the channel closes. The *heartbeat* reports every second where the main thread is. Whatever
 the trial prints goes to the rank's log, which is emptied when a trial begins.
 
-    python -m autotune_workers.process.rank --fd 5 --parent 4711 --device cpu --host 127.0.0.1
+    python -m autotune_workers.process.rank 5 4711 '{"device": "cpu", "host": "127.0.0.1", ...}'    descriptor of the channel, parent, arguments of `serve_rank`
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import faulthandler
 import gc
 import importlib
+import json
 import os
 import queue
 import socket
@@ -295,7 +295,7 @@ class Rank:
         return rss_bytes - self._first_rss_bytes > LEAK_BYTES
 
 
-def preload(trial: str, collectives: str = "") -> None:
+def preload(trial: str, collectives: str) -> None:
     """Imports what a trial needs, so that none of it counts as the trial's time."""
     for name in filter(None, (trial, collectives)):
         importlib.import_module(name.partition(":")[0])
@@ -303,7 +303,7 @@ def preload(trial: str, collectives: str = "") -> None:
     importlib.import_module("autotune_workers.training.rendezvous")
 
 
-def serve_rank(channel: socket.socket, *, device: str, host: str, trial: str, collectives: str = "") -> None:
+def serve_rank(channel: socket.socket, *, device: str, host: str, trial: str, collectives: str) -> None:
     """Makes this process a rank; never returns."""
     faulthandler.enable()
     be_expendable()
@@ -320,22 +320,9 @@ def serve_rank(channel: socket.socket, *, device: str, host: str, trial: str, co
 
 def main() -> None:
     """Entry of a rank that is started as a process of its own."""
-    parser = argparse.ArgumentParser(prog="autotune-rank")
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
-    parser.add_argument("--host", required=True)
-    parser.add_argument("--trial", required=True)
-    parser.add_argument("--collectives", default="")
-    arguments = parser.parse_args()
-    die_with_parent(arguments.parent)
-    serve_rank(
-        socket.socket(fileno=arguments.fd),
-        device=arguments.device,
-        host=arguments.host,
-        trial=arguments.trial,
-        collectives=arguments.collectives,
-    )
+    channel, parent, arguments = sys.argv[1:]
+    die_with_parent(int(parent))
+    serve_rank(socket.socket(fileno=int(channel)), **json.loads(arguments))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from autotune_workers.gang.wire import Message
-from autotune_workers.process.children import Child, OwnChild, RankForkServer
+from autotune_workers.process.children import ForkedChild, OwnChild, RankForkServer
 from autotune_workers.process.machine import oom_kills
 from autotune_workers.process.message_channel import MessageChannel
 
@@ -34,24 +34,16 @@ class RankStarter:
     def __init__(self, *, device: str, host: str = "127.0.0.1", trial: str = TRIAL, collectives: str = "") -> None:
         """`device`: cpu or cuda; `host`: the address on which ranks reach one another; `trial`: `module:function`; `collectives`: `module:name` of
         a backend of torch.distributed that the module registers. Empty: the one of the device."""
-        self._device, self.host, self._trial, self._collectives = device, host, trial, collectives
+        self._device, self.host = device, host
+        self._arguments = {"device": device, "host": host, "trial": trial, "collectives": collectives}
         self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autotune-spawner")
-        self._fork_server = RankForkServer(self._spawner, host=host, trial=trial, collectives=collectives)
+        self._fork_server = RankForkServer(self._spawner, self._arguments)
 
-    def start(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> Child:
+    def start(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> ForkedChild | OwnChild:
         """A new rank process on this channel, with its output to the descriptor `log`."""
         if self._device == "cpu":
             return self._fork_server.spawn(channel, log, environment)
-        return OwnChild(
-            self._spawner,
-            channel,
-            log,
-            environment,
-            device=self._device,
-            host=self.host,
-            trial=self._trial,
-            collectives=self._collectives,
-        )
+        return OwnChild(self._spawner, channel, log, environment, self._arguments)
 
     def close(self) -> None:
         """Ends the fork server; ranks that were started on their own must be closed before."""
