@@ -11,7 +11,7 @@ import torch
 
 from autotune.errors import RunnerError
 from autotune.spec import Measurement, ParallelConfig
-from autotune_workers.process.gpu_affinity import bind_near_gpu, cpus_near, gpu_handle
+from autotune_workers.process.machine import bind_near_gpu, cpus_near, gpu_handle
 from autotune_workers.runners.local import LocalRunner
 from autotune_workers.training.model.attention import fused_attention
 from autotune_workers.training.precision import takes_float8

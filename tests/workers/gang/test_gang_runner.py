@@ -12,7 +12,8 @@ from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, NodePlac
 from autotune.spec import FailureKind
 from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang import attempt_runner
-from autotune_workers.gang.gang_runner import GangRunner, RankPool
+from autotune_workers.gang.attempt_runner import Place
+from autotune_workers.gang.gang_runner import GangRunner
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
 from tests.workers.requests import PATIENT, request
@@ -52,12 +53,12 @@ class Elsewhere:
         self.free, self.asked = False, 0
         self.away = ""
         self.placements: list[Placement] = []
-        self.disbanded: list[RankPool] = []
-        self._pools: list[RankPool] = []
+        self.disbanded: list[Place] = []
+        self._pools: list[Place] = []
 
-    def form(self, placement: Placement, study: str) -> RankPool:
+    def form(self, placement: Placement, study: str) -> Place:
         self.placements.append(placement)
-        self._pools.append(RankPool(handles=[Rank() for _ in range(placement.world_size)]))
+        self._pools.append(Place(handles=[Rank() for _ in range(placement.world_size)]))
         return self._pools[-1]
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
@@ -71,7 +72,7 @@ class Elsewhere:
         death: Message = {"event": "gone", "code": -15, "kernel_oom": False, "why": ""}
         return [*((rank, {"event": "ready"}) for rank in unready), *((rank, death) for rank in gone)]
 
-    def is_placed(self, pool: RankPool) -> bool:
+    def is_placed(self, pool: Place) -> bool:
         self.asked += 1
         return self.free
 
@@ -81,7 +82,7 @@ class Elsewhere:
     def absence(self, placement: Placement) -> str:
         return self.away
 
-    def disband(self, pool: RankPool, healthy: frozenset[int]) -> None:
+    def disband(self, pool: Place, healthy: frozenset[int]) -> None:
         self.disbanded.append(pool)
 
     def close(self) -> None:

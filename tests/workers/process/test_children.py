@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from autotune_workers.process.children import rank_environment
-from autotune_workers.process.network_interface import interface_of
+from autotune_workers.process.machine import interface_of
 
 
 def test_a_rank_imports_the_packages_of_its_runner_and_no_folder_hides_another_package() -> None:

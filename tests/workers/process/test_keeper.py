@@ -25,8 +25,7 @@ from autotune_workers.process import machine
 from autotune_workers.process.keeper import log as keeper_log
 from autotune_workers.process.keeper.log import LeftOut, LogReader, Outbox, StepTest
 from autotune_workers.process.keeper.owner import KeeperProcess
-from autotune_workers.process.machine import GpuMemory, descendants, is_alive
-from autotune_workers.process.network_interface import interface_of
+from autotune_workers.process.machine import GpuMemory, descendants, interface_of, is_alive
 from autotune_workers.process.program.places import ProgramOrder
 
 pytestmark = pytest.mark.alone

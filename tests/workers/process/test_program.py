@@ -15,8 +15,8 @@ from autotune.spec import FailureKind, Measurement, MeasureSpec
 from autotune.trainers.base.trainer import LineReader, StepMetrics
 from autotune.trainers.logs.formats import pattern_reader, stock_reader
 from autotune_workers.process.program.evidence import NodeEnd
+from autotune_workers.process.program.log import RESOLUTION_S
 from autotune_workers.process.program.state import ProgramTrial
-from autotune_workers.process.program.step_arrivals import RESOLUTION_S
 from tests.workers.requests import request
 
 

@@ -18,6 +18,7 @@ from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, NodePlac
 from autotune.spec import Failure, FailureKind
 from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang import attempt_runner
+from autotune_workers.gang.attempt_runner import Place
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
 from autotune_workers.process import attempt_logs
@@ -26,7 +27,7 @@ from autotune_workers.process.keeper.log import LeftOut
 from autotune_workers.process.program import attempt as program_attempt
 from autotune_workers.process.program.attempt import ProgramAttempt, ProgramRunner
 from autotune_workers.process.program.launch import prepare
-from autotune_workers.process.program.places import ProgramOrder, ProgramPlace
+from autotune_workers.process.program.places import ProgramOrder
 from tests.workers.requests import PATIENT
 from tests.workers.requests import request as asking
 
@@ -61,7 +62,7 @@ class Two:
 
     def __init__(self, **fields: Any) -> None:
         self.nodes = [FakeNode("10.0.0.1", 4000), FakeNode("10.0.0.2", 5000)]
-        place = ProgramPlace(handles=self.nodes)
+        place = Place(handles=self.nodes)
         self.attempt = ProgramAttempt(prepare(asked(**fields), is_local=True), place, 0.0)
         self.now_s = 0.0
 
@@ -334,11 +335,11 @@ class Elsewhere:
     def __init__(self) -> None:
         self.free, self.short = False, ""
         self.last_words: list[str] = []
-        self.places: list[ProgramPlace] = []
-        self.disbanded: list[tuple[ProgramPlace, bool]] = []
+        self.places: list[Place] = []
+        self.disbanded: list[tuple[Place, bool]] = []
 
-    def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> ProgramPlace:
-        self.places.append(ProgramPlace(handles=[FakeNode(f"10.0.0.{node}") for node in range(nodes)]))
+    def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> Place:
+        self.places.append(Place(handles=[FakeNode(f"10.0.0.{node}") for node in range(nodes)]))
         return self.places[-1]
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
@@ -350,7 +351,7 @@ class Elsewhere:
             said += [(node, {"event": "ready"}), (node, lines), (node, {"event": "gone", "why": "the test is over"})]
         return said
 
-    def is_placed(self, place: ProgramPlace) -> bool:
+    def is_placed(self, place: Place) -> bool:
         return self.free
 
     def shortage(self, placement: Placement) -> str:
@@ -359,7 +360,7 @@ class Elsewhere:
     def absence(self, placement: Placement) -> str:
         return ""
 
-    def disband(self, place: ProgramPlace, healthy: bool) -> None:
+    def disband(self, place: Place, healthy: bool) -> None:
         self.disbanded.append((place, healthy))
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ import pytest
 from autotune.ports import AttemptEnded, AttemptQueued, RunnerEvent
 from autotune.spec import FailureKind
 from autotune.testing.runners import ended, events_until_ended
-from autotune_workers.ray.silence import LOST_S
+from autotune_workers.ray.actor_handle import LOST_S
 from autotune_workers.runners.ray import ABANDONED_S, RayRunner
 from tests.nodes.network import Node, until
 from tests.nodes.ray_nodes import RayNodes

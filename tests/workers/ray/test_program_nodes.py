@@ -19,7 +19,7 @@ from autotune.ports import LogRead, RunnerEvent, TrialRequest
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune.trainers.base.torchrun import Placement
-from autotune_workers.ray.names import is_node
+from autotune_workers.ray.janitor import is_node
 from autotune_workers.runners.ray import RayRunner
 from tests.ray_roles import played, played_head, played_node
 from tests.workers.program_requests import GLOO, on_one_node, on_two_nodes, running, until_it_steps

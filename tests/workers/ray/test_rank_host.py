@@ -11,7 +11,7 @@ import pytest
 
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray import owned_actor
-from autotune_workers.ray.message_log import MessageLog
+from autotune_workers.ray.owned_actor import MessageLog
 from autotune_workers.ray.ranks.handle import RayRank
 from autotune_workers.ray.ranks.host import RankHost
 from autotune_workers.ray.sent_folders import SentFolders

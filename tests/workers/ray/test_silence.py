@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune_workers.ray.silence import ListeningClock, Silence
+from autotune_workers.ray.actor_handle import ListeningClock, Silence
 
 
 def test_an_actor_that_was_never_heard_is_still_being_started() -> None:

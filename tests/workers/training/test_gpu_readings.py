@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from autotune.reward import stability_parts
 from autotune.spec import Measurement
-from autotune_workers.process.gpu_affinity import bind_near_gpu
-from autotune_workers.training.measuring.gpu_allocator import GpuAllocator, allocator_settings
+from autotune_workers.process.machine import bind_near_gpu
 from autotune_workers.training.measuring.gpu_state import GpuState, worst_of
+from autotune_workers.training.measuring.measure import GpuAllocator, allocator_settings
 from autotune_workers.training.model.attention import fused_attention
 from autotune_workers.training.precision import takes_float8
 from tests.workers.fake_gpu import MIB, FakeCuda, FakeGpuDriver

@@ -12,7 +12,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar, final
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, Self, TypeVar, final
 
 from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, AttemptId, AttemptQueued, RunnerEvent, TrialRequest
@@ -62,6 +63,16 @@ LONGEST_TURN_S = 0.5
 """longest wait for messages in one turn; the attempts' clock advances by at most twice as much between two turns"""
 
 
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where one attempt runs."""
+
+    handles: list[Any]
+    """of its processes: `RankHandle`s in the order of their ranks, or `NodeHandle`s in the order of their node ranks"""
+    token: Any = None
+    """by which its source knows it"""
+
+
 class Source(Protocol):
     """Where places for attempts come from: `RankPools` or `ProgramPlaces`."""
 
@@ -72,7 +83,7 @@ class Source(Protocol):
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
         """Messages with the handles of the processes that sent them; waits up to `timeout_s` for the first."""
 
-    def is_placed(self, place: Any, /) -> bool:
+    def is_placed(self, place: Place, /) -> bool:
         """Whether the place is there, so that processes can start; asked until the first yes."""
 
     def shortage(self, placement: Placement) -> str:
@@ -81,7 +92,7 @@ class Source(Protocol):
     def absence(self, placement: Placement) -> str:
         """What is missing now of nodes that were there, in words; empty when all others are."""
 
-    def disband(self, place: Any, healthy: Any, /) -> None:
+    def disband(self, place: Place, healthy: Any, /) -> None:
         """Takes the place back."""
 
     def close(self) -> None:
@@ -93,6 +104,7 @@ class Attempt(Protocol):
 
     placed: bool
     """whether its place is there"""
+    place: Place
     waiting: PlacementWait
 
     @property
@@ -102,10 +114,6 @@ class Attempt(Protocol):
     @property
     def placement(self) -> Placement:
         """How its processes are placed."""
-
-    @property
-    def place(self) -> Any:
-        """Where, with the `handles` of its processes."""
 
     @property
     def healthy(self) -> Any:
@@ -162,6 +170,17 @@ class AttemptRunner(ABC, Generic[Job, Running]):
         self._now_s = 0.0
         self._turned_s = time.monotonic()
         self._closed = False
+
+    @property
+    def capacity(self) -> int:
+        """Ranks that can be in use at once."""
+        return self._source.capacity
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @abstractmethod
     def _form(self, job: Job) -> Running | str | None:

@@ -8,14 +8,14 @@ Rank pools: the ranks of one attempt as a runner sees them, and the protocol of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, final
+from dataclasses import replace
+from typing import Any, Protocol, final
 
 from autotune.errors import ExportError, RunnerError
 from autotune.ports import AttemptStarted, NodePlace, RunnerEvent, TrialRequest
 from autotune.spec import FailureKind
 from autotune.trainers.base.torchrun import Placement, place
-from autotune_workers.gang.attempt_runner import AttemptRunner, PlacementWait, Source
+from autotune_workers.gang.attempt_runner import AttemptRunner, Place, PlacementWait, Source
 from autotune_workers.gang.gang import Gang
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
@@ -55,20 +55,10 @@ class RankHandle(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class RankPool:
-    """The ranks that run one attempt together, in the order of their rank numbers."""
-
-    handles: list[Any]
-    """`RankHandle`s"""
-    token: Any = None
-    """by which its `RankPools` knows it"""
-
-
 class RankPools(Source, Protocol):
     """Where rank pools come from, and where they go after an attempt; ranks that are not `healthy` are replaced. `gone` is a rank's last message."""
 
-    def form(self, placement: Placement, study: str) -> RankPool | None:
+    def form(self, placement: Placement, study: str) -> Place | None:
         """A pool of ranks placed like this, warm where possible; its ranks may still be starting. None when there are not enough free ranks now.
         `study`: part of the name of a new one."""
 
@@ -81,19 +71,16 @@ NATIVE = "native"
 class GangAttempt:
     """A gang on its pool of ranks."""
 
-    def __init__(self, gang: Gang, placement: Placement, pool: RankPool, now_s: float) -> None:
+    def __init__(self, gang: Gang, placement: Placement, pool: Place, now_s: float) -> None:
         count = len(pool.handles)
-        self.gang, self.placement, self.place, self.placed = gang, placement, pool, False
+        self.gang, self.request = gang, gang.request
+        self.placement, self.place, self.placed = placement, pool, False
         self.waiting = PlacementWait(gang.request, f"{count} {'rank' if count == 1 else 'ranks'}", now_s)
         self._rank_of = {handle: rank for rank, handle in enumerate(pool.handles)}
 
     @property
-    def request(self) -> TrialRequest:
-        """See `Attempt`, as for all below."""
-        return self.gang.request
-
-    @property
     def over(self) -> bool:
+        """See `Attempt`, as for all below."""
         return self.gang.over
 
     @property
@@ -192,11 +179,6 @@ class GangRunner(AttemptRunner[TrialRequest, GangAttempt]):
         """Names of the trainers that it can really run."""
         return (NATIVE,)
 
-    @property
-    def capacity(self) -> int:
-        """Ranks that can be in use at once."""
-        return self._pools.capacity
-
     def check(self, request: TrialRequest) -> None:
         """Raises `RunnerError` when this runner cannot run the attempt at all."""
         if self._closed:
@@ -213,12 +195,6 @@ class GangRunner(AttemptRunner[TrialRequest, GangAttempt]):
         self.check(request)
         self._refuse_known(request.id)
         self._enqueue(request.id, request)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _form(self, job: TrialRequest) -> GangAttempt | str | None:
         try:
@@ -238,7 +214,7 @@ class GangRunner(AttemptRunner[TrialRequest, GangAttempt]):
         )
         return GangAttempt(gang, placement, pool, self._now_s)
 
-    def _take_over(self, pool: RankPool, gang: Gang, run: int) -> None:
+    def _take_over(self, pool: Place, gang: Gang, run: int) -> None:
         """Goes on with an attempt that another runner launched on this pool, with launch number `run`."""
         self._launches = max(self._launches, run)
         running = GangAttempt(gang, place(gang.request.workload.cluster, gang.request.config), pool, self._now_s)

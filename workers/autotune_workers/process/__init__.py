@@ -6,8 +6,7 @@ children.py          child processes that become ranks: forked, or started on th
 fork_server.py       has imported torch once and forks a rank in milliseconds
 message_channel.py   the owner's end of the channel to a rank or a keeper
 attempt_logs.py      the logs of a failed attempt's nodes, kept on disk
-gpu_affinity.py      the CPUs near a GPU            network_interface.py  which interface holds an address
-machine.py           what the system says of processes and memory, a program's on a GPU, too
+machine.py           what the system says of processes, memory (a program's on a GPU, too), CPUs near a GPU, network interfaces
 machine_turn.py      the turn to measure on this machine
 
 program/             places.py       the nodes of an attempt as the runner sees them, and where they come from (protocols)
@@ -16,7 +15,7 @@ program/             places.py       the nodes of an attempt as the runner sees 
                      environment.py  what the program sees of our environment    account.py  the user as whom it runs
                      attempt.py      one attempt on its nodes: messages of the keepers in, orders and events out; the runner of such attempts
                      state.py        one attempt of a program as a state machine: log lines in, steps and verdict out
-                     log.py          one node's log: lines in, steps out         step_arrivals.py  times of steps whose lines tell none
+                     log.py          one node's log: lines in, steps out; times of steps whose lines tell none
                      probe.py        what the probe says                         second_witness.py the log beside the probe
                      evidence.py     how the nodes ended -> the one failure
                      observed.py     a program that somebody started, as its log shows it

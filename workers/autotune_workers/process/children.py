@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune_workers.gang.wire import Lines, to_line
-from autotune_workers.process.network_interface import interface_of
+from autotune_workers.process.machine import interface_of, is_alive
 
 LOG = logging.getLogger(__name__)
 _PRIVATE = ("AUTOTUNE_", "PGPASS", "RAY_AUTH_", "TORCHELASTIC_")
@@ -208,8 +208,6 @@ class RankForkServer:
 
     def close(self) -> None:
         """Ends the server and its children; waits until the children are gone."""
-        from autotune_workers.process.machine import is_alive
-
         with self._lock:
             pids = [pid for pid in self._living if pid]
             self._lose()

@@ -8,21 +8,30 @@ The most memory that a program's processes held on any one GPU, as the driver te
     grown   memory in use on a GPU, less what was in use when the program began       else, as in containers with process numbers of their own
 
 Without GPUs, without NVML or where it fails, there is no reading: memory is then what the program's own log says.
+
+Which network interface holds an address. gloo guesses by the host's name, and falls back to loopback where that name does not resolve.
+
+The CPUs near a GPU: those of its NUMA node, as the driver tells (NVML).
+
+A rank that runs on another socket launches its kernels and copies its batches across the link between sockets. Memory follows the CPUs: Linux takes
+a page from the node of the CPU that first writes to it (numa(7)).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import importlib
 import os
 import resource
 import signal
+import socket
+import struct
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
-
-from autotune_workers.process.gpu_affinity import gpu_handle
 
 SAMPLE_S = 0.5
 """time between two readings"""
@@ -210,3 +219,53 @@ def descendants(root: int) -> list[int]:
         level = [child for parent in level for child in children.get(parent, ())]
         found += level
     return [pid for pid in found if pid not in zombies]
+
+
+_SIOCGIFADDR = 0x8915
+"""netdevice(7): the IPv4 address of an interface"""
+_ADDRESS = slice(20, 24)
+"""of the interface in the answer, a struct ifreq"""
+
+
+def interface_of(address: str) -> str:
+    """The name of the interface that holds this IPv4 address; empty when none does."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(answer[_ADDRESS]) == address:
+                    return name
+    return ""
+
+
+_WORD_BITS = 64
+
+
+def bind_near_gpu(visible: str | None, nvml: Any = None) -> frozenset[int]:
+    """Binds this thread, and those that it starts, to the CPUs near the first GPU that it may use. Returns them; empty where nothing was changed.
+
+    `visible`: CUDA_VISIBLE_DEVICES; None for all GPUs. `nvml`: the module pynvml, where it is not to be imported.
+    """
+    with contextlib.suppress(Exception):  # no driver, no module, a GPU that does not tell: the rank runs where it is
+        if nvml is None:
+            nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        allowed = os.sched_getaffinity(0)
+        near = cpus_near(nvml, gpu_handle(nvml, (visible or "0").split(",")[0].strip())) & allowed
+        if near and near != allowed:
+            os.sched_setaffinity(0, near)
+            return frozenset(near)
+    return frozenset()
+
+
+def gpu_handle(nvml: Any, name: str) -> Any:
+    """NVML's handle of a GPU by its name in CUDA_VISIBLE_DEVICES: a number or a UUID."""
+    return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
+
+
+def cpus_near(nvml: Any, handle: Any) -> set[int]:
+    """The CPUs of the GPU's NUMA node, also those that this process may not use."""
+    words = nvml.nvmlDeviceGetCpuAffinity(handle, ((os.cpu_count() or 1) + _WORD_BITS - 1) // _WORD_BITS)
+    return {
+        word * _WORD_BITS + bit for word, bits in enumerate(words) for bit in range(_WORD_BITS) if int(bits) >> bit & 1
+    }

@@ -28,9 +28,9 @@ from autotune.ports import TrialRequest
 from autotune.spec.plain import to_plain
 from autotune_workers.gang.members import waits
 from autotune_workers.gang.wire import Lines, Message, to_line
-from autotune_workers.process.gpu_affinity import bind_near_gpu
 from autotune_workers.process.machine import (
     be_expendable,
+    bind_near_gpu,
     cpu_count,
     die_with_parent,
     give_back_memory,
@@ -279,7 +279,7 @@ class Rank:
         if self._is_joining or dist.is_initialized():
             return True
         if self._device == "cuda":
-            from autotune_workers.training.measuring.gpu_allocator import GpuAllocator
+            from autotune_workers.training.measuring.measure import GpuAllocator
 
             try:
                 torch.cuda.synchronize()

@@ -15,13 +15,10 @@ nodes/            places.py        one placement group per program, with an acto
                   program_folder.py  how a folder that is sent along is packed and unpacked
 
 actor_groups.py   the placement groups with actors that a runner holds, warm ones among them
-owned_actor.py    what all actors share: one owner at a time, messages kept for it, the end when it is silent
-actor_handle.py   the runner's side of an actor
-silence.py        when an actor that gives no sign of life counts as lost
-names.py          of groups and actors
+owned_actor.py    what all actors share: one owner at a time, messages kept until they are confirmed, the end when it is silent
+actor_handle.py   the runner's side of an actor, and when one that gives no sign of life counts as lost
 placement.py      asks for a placement group of whole nodes
 sent_folders.py   the folders that a runner sends along
-message_log.py    an actor's messages, kept until they are confirmed
 train_loop.py     a Ray Train loop under measurement
-janitor.py        an actor that removes placement groups which a killed driver left without actors
+janitor.py        an actor that removes placement groups which a killed driver left without actors; the names of groups and actors
 """

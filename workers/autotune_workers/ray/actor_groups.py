@@ -1,6 +1,6 @@
 """Actor groups: the placement groups that a runner holds on a cluster, each with its actors, for gangs of ranks and for nodes of programs alike.
 
-    place    the actors' handles with the placement group as token (`RankPool` or `ProgramPlace`)
+    place    the actors' handles with the placement group as token (`gang.attempt_runner.Place`)
     shape    what a place can be used for again: places of one shape are alike
 
 A place is busy with an attempt, or idle and warm. All share one label in their names, one owner token, one heartbeat, one janitor and one count
@@ -16,33 +16,22 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from autotune.errors import RunnerError
 from autotune.ports.trial_runner import LeftOut
 from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang.wire import Message
-from autotune_workers.ray.actor_handle import ActorHandle
+from autotune_workers.ray.actor_handle import LOST_S, ActorHandle, ListeningClock, Silence
 from autotune_workers.ray.cluster.capacity import ClusterCapacity
 from autotune_workers.ray.cluster.connection import RayCluster
-from autotune_workers.ray.janitor import JanitorHandle
-from autotune_workers.ray.names import study_prefix
+from autotune_workers.ray.janitor import JanitorHandle, study_prefix
 from autotune_workers.ray.nodes.environment import NOTHING_ADDED, NodeEnvironment
-from autotune_workers.ray.silence import LOST_S, ListeningClock, Silence
 
 HEARTBEAT_S = 3.0
 """time between two heartbeats to the actors"""
 ANSWER_S = 5.0
 """time that the actors of a place get to answer whoever adopts or releases them"""
-
-
-class Place(Protocol):
-    """Actors that run one attempt together."""
-
-    handles: list[Any]
-    """`ActorHandle`s"""
-    token: Any
-    """their placement group"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

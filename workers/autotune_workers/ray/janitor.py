@@ -6,18 +6,43 @@ have started end themselves (`ranks.host`).
 
 Silence is no death: a driver whose link is down lives on. So the janitor runs on the node of the head, and asks the head whether the driver's job
 has ended before it removes anything. It goes on waiting while the job lives, and returns to silence once it hears from the driver again.
+
+Names of what a runner makes on a cluster, by which the next controller of the study and the janitor find it.
+
+group   autotune-STUDY-LABEL-gang-N or autotune-STUDY-LABEL-program-N     LABEL: of the runner
+actor   GROUP-rank-I or GROUP-node-I                                      a rank of the native trainer, or a node that runs programs
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import threading
 import time
 from typing import Any
 
 from autotune_workers.ray.cluster.connection import RayCluster
-from autotune_workers.ray.names import group_of
+
+_ACTOR = re.compile(r"(?P<group>.+)-(?P<what>rank|node)-\d+")
+
+
+def study_prefix(study: str) -> str:
+    """How the names of all groups and actors of a study begin."""
+    return f"autotune-{study}-"
+
+
+def group_of(actor: str) -> str:
+    """The group of an actor; empty for one that is in none of ours."""
+    found = _ACTOR.fullmatch(actor)
+    return found["group"] if found else ""
+
+
+def is_node(actor: str) -> bool:
+    """Whether it is the actor of a node that runs programs."""
+    found = _ACTOR.fullmatch(actor)
+    return found is not None and found["what"] == "node"
+
 
 LOOK_S = 2.0
 """between two searches for what a driver has left, and between two questions whether it lives"""

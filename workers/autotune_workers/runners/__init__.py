@@ -6,5 +6,5 @@ any_trainer.py      what these two share
 slurm.py            programs on the nodes of a Slurm job, without Ray
 machine_limits.py   what this machine cannot run
 ray_train.py        a Ray Train trainer that Python code passes
-simulated.py        no processes: the outcome comes from the cost model, with noise and faults (simulated_faults.py)
+simulated.py        no processes: the outcome comes from the cost model, with noise and faults
 """

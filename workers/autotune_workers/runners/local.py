@@ -3,7 +3,7 @@
 Ranks are started when they are first needed and stay: torch is imported and the CUDA context made once. A rank that failed its trial but
 came back clean is kept; one that died, hung or leaks is replaced at once, in the background. Trials of several runners on one machine take turns (`turn_queue`).
 
-The native trainer runs on these ranks; the programs of all other trainers are started as they are (`process.program_attempt`).
+The native trainer runs on these ranks; the programs of all other trainers are started as they are (`process.program.attempt`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from autotune.slurm.allocation import SRUN, in_container
 from autotune.spec import Failure, ParallelConfig, Study, Workload
 from autotune.spec.checks import one_of, positive_int
 from autotune.trainers.base.torchrun import Placement
-from autotune_workers.gang.gang_runner import NATIVE, RankPool, too_many
+from autotune_workers.gang.attempt_runner import Place
+from autotune_workers.gang.gang_runner import NATIVE, too_many
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.machine import cpu_count
@@ -165,21 +166,16 @@ class LocalRankPools:
 
     def __init__(self, capacity: int, *, gpus: list[str], trial: str, collectives: str = "") -> None:
         """`gpus`: names for CUDA_VISIBLE_DEVICES; empty means CPU ranks."""
-        self._capacity, self._gpus = capacity, gpus
+        self.capacity, self._gpus = capacity, gpus
         self._ranks: dict[int, RankProcess] = {}
         self._busy: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._starter = RankStarter(device="cuda" if gpus else "cpu", trial=trial, collectives=collectives)
 
-    @property
-    def capacity(self) -> int:
-        """Ranks that can be in use at once."""
-        return self._capacity
-
-    def form(self, placement: Placement, study: str) -> RankPool | None:
+    def form(self, placement: Placement, study: str) -> Place | None:
         """The warmest free slots, for any study: ranks that are ready, then those that are starting, then new ones. All are on this machine."""
         size = placement.world_size
-        free = [p for p in range(self._capacity) if p not in self._busy]
+        free = [p for p in range(self.capacity) if p not in self._busy]
         if len(free) < size:
             return None
         warm = [p for p in free if p in self._ranks and self._ranks[p].ready]
@@ -190,7 +186,7 @@ class LocalRankPools:
             if slot not in self._ranks:
                 self._start(slot)
         self._busy.update(slots)
-        return RankPool(handles=[self._ranks[p] for p in slots], token=slots)
+        return Place(handles=[self._ranks[p] for p in slots], token=slots)
 
     def wait(self, timeout_s: float) -> list[tuple[RankProcess, Message]]:
         """Messages of the ranks; the end of a process shows in its closed channel, or at the next call."""
@@ -206,7 +202,7 @@ class LocalRankPools:
             received += [(rank, message) for message in messages]
         return received
 
-    def disband(self, pool: RankPool, healthy: frozenset[int]) -> None:
+    def disband(self, pool: Place, healthy: frozenset[int]) -> None:
         """Frees the slots, and reslots the ranks that are not healthy."""
         for index, slot in enumerate(pool.token):
             self._busy.discard(slot)
@@ -218,13 +214,13 @@ class LocalRankPools:
             rank.close()
             self._start(slot)
 
-    def is_placed(self, pool: RankPool) -> bool:
+    def is_placed(self, pool: Place) -> bool:
         """Always: a free slot is a place."""
         return True
 
     def shortage(self, placement: Placement) -> str:
         """Why there never are so many slots."""
-        return too_many(placement.world_size, self._capacity)
+        return too_many(placement.world_size, self.capacity)
 
     def absence(self, placement: Placement) -> str:
         """Empty: slots do not go away."""

@@ -29,13 +29,13 @@ from autotune_workers.gang.ladder import Patience
 from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.rank_processes import TRIAL
 from autotune_workers.ray.actor_groups import ActorGroups
+from autotune_workers.ray.actor_handle import LOST_S
 from autotune_workers.ray.cluster.connection import RayCluster, spread_allocation
 from autotune_workers.ray.nodes.environment import NodeEnvironment
 from autotune_workers.ray.nodes.places import RayProgramPlaces
 from autotune_workers.ray.nodes.program_folder import MB, check_upload
 from autotune_workers.ray.ranks.pools import RayRankPools
 from autotune_workers.ray.sent_folders import SentFolders
-from autotune_workers.ray.silence import LOST_S
 from autotune_workers.runners.any_trainer import AnyTrainerRunner
 from autotune_workers.runners.local import MIN_CPU_RANKS
 from autotune_workers.runners.machine_limits import (

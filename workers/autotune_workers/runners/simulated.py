@@ -26,12 +26,62 @@ from typing import Any
 import numpy as np
 
 from autotune.cost.model_knobs import COST_MODEL
-from autotune.errors import RunnerError
+from autotune.errors import RunnerError, SpecError
 from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
-from autotune.spec.checks import positive
+from autotune.spec.checks import one_of, positive
 from autotune.spec.texts.as_text import format_bytes
-from autotune_workers.runners.simulated_faults import FAULTS, SimulatedFault, read_faults
+
+FAULTS: Mapping[str, FailureKind | None] = {
+    "out_of_memory": FailureKind.OUT_OF_MEMORY,
+    "diverged": FailureKind.DIVERGED,
+    "hang": FailureKind.HANG,
+    "timeout": FailureKind.TIMEOUT,
+    "invalid": FailureKind.INVALID,
+    "metrics_missing": FailureKind.METRICS_MISSING,
+    "worker_lost": FailureKind.WORKER_LOST,
+    "error": FailureKind.ERROR,
+    "duplicate": None,
+    "late": None,
+}
+"""What can be injected. `duplicate` ends the attempt twice and `late` reports steps after its end: breaches of the runner's contract that a
+loop has to survive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedFault:
+    """A fault, and the attempts that it meets."""
+
+    kind: str
+    """one of FAULTS"""
+    probability: float = 1.0
+    """of each attempt that fits, 0 to 1"""
+    trial: int | None = None
+    """only in the trial of this number"""
+    attempt: int | None = None
+    """only in this attempt"""
+
+    def __post_init__(self) -> None:
+        one_of("runner.faults.kind", self.kind, FAULTS)
+        positive("runner.faults.probability", self.probability, zero=True)
+
+    def meets(self, request: TrialRequest, draw: float) -> bool:
+        """Whether this attempt is hit, given a uniform draw from 0 to 1."""
+        return (
+            self.trial in (None, request.number) and self.attempt in (None, request.attempt) and draw < self.probability
+        )
+
+
+def read_faults(faults: Mapping[str, float] | Sequence[Mapping[str, Any]]) -> tuple[SimulatedFault, ...]:
+    """The faults of a runner's option: probabilities by kind, or one mapping per fault. Raises `SpecError` for anything else."""
+    if isinstance(faults, Mapping):
+        return tuple(SimulatedFault(kind=kind, probability=p) for kind, p in faults.items())
+    try:
+        return tuple(SimulatedFault(**fault) for fault in faults)
+    except TypeError:
+        known = "kind, probability, trial, attempt"
+        raise SpecError(f"a fault must be an object with {known}, but got {faults!r}", field="runner.faults") from None
+
 
 SIMULATED_RUNNER = replace(COST_MODEL, part="simulated runner")
 """What it does with each knob: the same as the estimate that it plays."""
@@ -81,7 +131,8 @@ class SimulatedRunner:
         self._noise, self._bias, self._memory_bias = noise, bias, memory_bias
         self._outlier_every, self._seed, self._time_scale = outlier_every, seed, time_scale
         self._faults = read_faults(faults)
-        self._capacity = capacity
+        self.capacity = capacity
+        """ranks that can be in use at once"""
         self._clock = clock
         self._queue: list[_Due] = []
         self._sequence = 0
@@ -94,11 +145,6 @@ class SimulatedRunner:
         from autotune.trainers import trainer_names
 
         return tuple(trainer_names())
-
-    @property
-    def capacity(self) -> int:
-        """Ranks that can be in use at once."""
-        return self._capacity
 
     def start(self, request: TrialRequest) -> None:
         """Begins the attempt. Raises `RunnerError` when the runner was closed."""
@@ -177,14 +223,14 @@ class SimulatedRunner:
             self._push(end, outcome.end if repeated else late)
 
     def _truth(self, request: TrialRequest) -> _Truth:
-        from autotune.cost import estimate
+        from autotune.cost import estimate, training_flops_per_token
 
         predicted = estimate(request.workload, request.config)
         z = np.random.default_rng([self._seed, _digest(request)]).standard_normal(2)
         return _Truth(
             step_time_s=float(predicted.step_time_s) * math.exp(self._bias * z[0]),
             peak_bytes=float(predicted.peak_memory_bytes) * math.exp(self._memory_bias * z[1]),
-            flops_per_token=_flops_per_token(request),
+            flops_per_token=training_flops_per_token(request.workload),
         )
 
     def _series(self, request: TrialRequest, step_time_s: float) -> _Series:
@@ -293,12 +339,6 @@ class _Outcome:
 def _digest(request: TrialRequest) -> int:
     """Of the config, as far as the estimate reads it: a knob that is neutral makes no difference that does not exist."""
     return zlib.crc32(SIMULATED_RUNNER.key(request.config).encode())
-
-
-def _flops_per_token(request: TrialRequest) -> float:
-    from autotune.cost import training_flops_per_token
-
-    return training_flops_per_token(request.workload)
 
 
 def _counted_steps(request: TrialRequest, times: Sequence[float]) -> tuple[int, str]:

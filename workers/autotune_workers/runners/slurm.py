@@ -6,7 +6,7 @@ Nodes need Python alone, so that programs may run in a container that knows noth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self, final
+from typing import final
 
 from autotune.errors import RunnerError
 from autotune.ports import TrialRequest
@@ -86,11 +86,6 @@ class SlurmRunner(ProgramRunner):
         """Every trainer that a launch starts."""
         return tuple(name for name in trainer_names() if name != NATIVE and not python_line(name))
 
-    @property
-    def capacity(self) -> int:
-        """Ranks that can be in use at once."""
-        return self._source.capacity
-
     def start(self, request: TrialRequest) -> None:
         """Begins the attempt, or lets it wait until nodes are free. Raises `RunnerError` when nothing can be run."""
         if self._closed:
@@ -106,12 +101,6 @@ class SlurmRunner(ProgramRunner):
     def leave_out(self, node: str, needed: Placement) -> LeftOut:
         """See `autotune.ports.ChoosingRunner`."""
         return self._slurm.leave_out(node, needed)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _job() -> Allocation:

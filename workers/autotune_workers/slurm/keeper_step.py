@@ -48,12 +48,10 @@ KEEPERS_CODE = (
     "process/__init__.py",
     "process/failure/__init__.py",
     "process/failure/flight_recorder.py",
-    "process/gpu_affinity.py",
     "process/keeper/__init__.py",
     "process/keeper/keeper.py",
     "process/keeper/log.py",
     "process/machine.py",
-    "process/network_interface.py",
     "process/program/__init__.py",
     "process/program/account.py",
 )

@@ -19,9 +19,9 @@ from autotune.errors import JobEndedError
 from autotune.ports.trial_runner import LeftOut
 from autotune.slurm.allocation import Allocation, is_same_host
 from autotune.trainers.base.torchrun import Placement
+from autotune_workers.gang.attempt_runner import Place
 from autotune_workers.gang.gang_runner import too_many
 from autotune_workers.gang.wire import Message
-from autotune_workers.process.program.places import ProgramPlace
 from autotune_workers.slurm.keeper_step import END_S, TERMINATED, KeeperStep, NodeLook, SlurmNode
 
 LOOK_S = 0.1
@@ -78,7 +78,7 @@ class SlurmPlaces:
         self._hosts = rest
         return "left out"
 
-    def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> ProgramPlace | None:
+    def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> Place | None:
         """So many nodes; None while other attempts use them. Where nodes are lost it waits for them, or for others."""
         if nodes > len(self._hosts) or ranks_per_node > self._ranks_per_node:
             return None
@@ -88,7 +88,7 @@ class SlurmPlaces:
             return None
         if not step.is_started:
             self._waiting.append(step)
-        return ProgramPlace(handles=list(step.nodes), token=step)
+        return Place(handles=list(step.nodes), token=step)
 
     def _place(self, step: KeeperStep) -> bool:
         free = [host for host in self._hosts if host not in self._busy and host not in self._lost]
@@ -248,7 +248,7 @@ class SlurmPlaces:
                 if not answer:
                     self._lost[host] = time.monotonic() + LOOK_AGAIN_S
 
-    def disband(self, place: ProgramPlace, healthy: bool) -> None:
+    def disband(self, place: Place, healthy: bool) -> None:
         """Ends the step; its nodes are free once that is over, but for lost ones."""
         step: KeeperStep = place.token
         if step in self._waiting:
@@ -262,7 +262,7 @@ class SlurmPlaces:
                 self._lost[node.name] = 0.0
         step.end()
 
-    def is_placed(self, place: ProgramPlace) -> bool:
+    def is_placed(self, place: Place) -> bool:
         """Whether its nodes have connected."""
         return bool(place.token.is_ready)
 

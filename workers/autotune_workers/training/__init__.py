@@ -13,7 +13,7 @@ torch_version.py  the torch releases that work                     torch_interna
 model/            decoder.py         the model: GPT-2 or Llama style            initialization.py  starting values of the weights
                   attention.py       attention in memory that grows with the sequence alone
                   loss.py            cross entropy of whole or chunked logits
-                  own_stage.py       a model that code builds, cut into stages   own_chunked_loss.py  its loss in chunks
+                  own_stage.py       a model that code builds, cut into stages; its loss in chunks
                   packed_sequences.py  documents that do not see each other      low_rank_adapters.py  LoRA
 parallel/         parallelize.py     the model of a rank, the decoder or one that code builds: each kind of parallelism applied in turn
                   mesh.py            ranks as a mesh with the axes pp, dp, cp, tp
@@ -22,9 +22,9 @@ parallel/         parallelize.py     the model of a rank, the decoder or one tha
                   data_parallel.py   ZeRO 0 and 1                    fully_sharded.py   ZeRO 2 and 3
                   gradient_sync.py   what both of them work on       collective_ops.py  differentiable collectives
                   activation_checkpointing.py    recomputation and compilation
-measuring/        measure.py         time, peak memory and power of a rank
+measuring/        measure.py         time, peak memory and power of a rank; what torch's GPU allocator says
                   profile.py         where the time of a step goes
-                  gpu_allocator.py   what torch's GPU allocator says  gpu_state.py  clocks, temperature and throttling of a GPU
+                  gpu_state.py       clocks, temperature and throttling of a GPU
                   rank_evidence.py   phases of steps, for a diagnosis
                   progress.py        how far a rank has come: who is to blame when a gang hangs
 """

@@ -27,9 +27,15 @@ from autotune.stopping import trial_decision
 from autotune_workers.gang.failure_kind import divergence
 from autotune_workers.probe.injected.profile import Profile
 from autotune_workers.probe.injected.versions import versions
-from autotune_workers.training.measuring.gpu_allocator import allocator_settings
 from autotune_workers.training.measuring.gpu_state import GpuState, worst_of
-from autotune_workers.training.measuring.measure import MeanPower, PeakMemory, device_readings, release, synchronize
+from autotune_workers.training.measuring.measure import (
+    MeanPower,
+    PeakMemory,
+    allocator_settings,
+    device_readings,
+    release,
+    synchronize,
+)
 from autotune_workers.training.measuring.rank_evidence import RankEvidence
 from autotune_workers.training.parallel.mesh import RankContext, destroy_groups, line_up, living_groups
 from autotune_workers.training.post_training import PostTraining

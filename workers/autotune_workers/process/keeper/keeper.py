@@ -47,10 +47,10 @@ from autotune_workers.process.machine import (
     be_expendable,
     descendants,
     die_with_parent,
+    interface_of,
     oom_kills,
     status_bytes,
 )
-from autotune_workers.process.network_interface import interface_of
 from autotune_workers.process.program import account as program_account
 
 GRACE_S = 3.0

@@ -28,16 +28,15 @@ from autotune.ports import AttemptEnded, AttemptStarted, LogRead, NodePlace, Run
 from autotune.settings import data_folder
 from autotune.spec import Failure, FailureKind
 from autotune.spec.texts.secrets import without
-from autotune.trainers.base.torchrun import Placement
 from autotune.trainers.base.trainer import MAX_LINE
-from autotune_workers.gang.attempt_runner import AttemptRunner, PlacementWait
+from autotune_workers.gang.attempt_runner import AttemptRunner, Place, PlacementWait
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.attempt_logs import NodeLog, keep_logs
 from autotune_workers.process.keeper.log import LeftOut
 from autotune_workers.process.program.evidence import NodeEnd
 from autotune_workers.process.program.launch import ProgramJob, prepare
-from autotune_workers.process.program.places import NodeHandle, ProgramPlace, ProgramPlaces
+from autotune_workers.process.program.places import NodeHandle, ProgramPlaces
 from autotune_workers.process.program.state import ProgramTrial
 from autotune_workers.process.rank_processes import LOG_TAIL_LINES
 
@@ -68,9 +67,10 @@ class _Node:
 class ProgramAttempt:
     """The life of one attempt. Feed it `hear`, `cancel` and `tick`; take `events` after each."""
 
-    def __init__(self, job: ProgramJob, place: ProgramPlace, now_s: float) -> None:
+    def __init__(self, job: ProgramJob, place: Place, now_s: float) -> None:
         """`place`: as formed for the job; its keepers may still be starting."""
-        self.job, self.place, self.placed = job, place, False
+        self.job, self.request, self.placement = job, job.request, job.placement
+        self.place, self.placed = place, False
         ranks = f"{self.placement.nproc_per_node} {'rank' if self.placement.nproc_per_node == 1 else 'ranks'}"
         nodes = self.placement.nnodes
         what = f"{nodes} nodes with {ranks} each" if nodes > 1 else f"{ranks} on one node"
@@ -85,16 +85,6 @@ class ProgramAttempt:
         self._events: list[RunnerEvent] = []
         self.healthy = True
         """whether its nodes can be used again"""
-
-    @property
-    def request(self) -> TrialRequest:
-        """What is run."""
-        return self.job.request
-
-    @property
-    def placement(self) -> Placement:
-        """How its ranks are placed."""
-        return self.job.placement
 
     @property
     def needs_place(self) -> bool:

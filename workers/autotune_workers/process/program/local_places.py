@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from autotune.trainers.base.torchrun import Placement
+from autotune_workers.gang.attempt_runner import Place
 from autotune_workers.gang.gang_runner import too_many
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.keeper.owner import KeeperProcess
 from autotune_workers.process.program.attempt import GONE_S
-from autotune_workers.process.program.places import ProgramOrder, ProgramPlace
+from autotune_workers.process.program.places import ProgramOrder
 
 LOOPBACK = "127.0.0.1"
 
@@ -48,17 +49,12 @@ class LocalPlaces:
 
     def __init__(self, capacity: int, *, gpus: Sequence[str] = ()) -> None:
         """`capacity`: ranks at once; `gpus`: names for CUDA_VISIBLE_DEVICES, one per rank; empty means CPU."""
-        self._capacity, self._free, self._gpus = capacity, capacity, list(gpus)
+        self.capacity, self._free, self._gpus = capacity, capacity, list(gpus)
         self._nodes: dict[int, LocalNode] = {}
         """by descriptor of the keeper's channel"""
         self._selector = selectors.DefaultSelector()
 
-    @property
-    def capacity(self) -> int:
-        """Ranks that can be in use at once."""
-        return self._capacity
-
-    def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> ProgramPlace | None:
+    def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> Place | None:
         """So many keepers; None when not enough ranks are free."""
         ranks = nodes * ranks_per_node
         if ranks > self._free:
@@ -71,7 +67,7 @@ class LocalPlaces:
             self._nodes[node.keeper.fileno()] = node
             self._selector.register(node.keeper, selectors.EVENT_READ)
             handles.append(node)
-        return ProgramPlace(handles=handles, token=ranks)
+        return Place(handles=handles, token=ranks)
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
         """Messages of the keepers."""
@@ -83,7 +79,7 @@ class LocalPlaces:
                 self._forget(key.fd)
         return received
 
-    def disband(self, place: ProgramPlace, healthy: bool) -> None:
+    def disband(self, place: Place, healthy: bool) -> None:
         """Frees the ranks and GPUs. What is stuck is killed."""
         for node in place.handles:
             if (number := node.keeper.fileno()) >= 0:
@@ -92,13 +88,13 @@ class LocalPlaces:
             self._gpus += node.gpus
         self._free += place.token
 
-    def is_placed(self, place: ProgramPlace) -> bool:
+    def is_placed(self, place: Place) -> bool:
         """Always: free ranks are a place."""
         return True
 
     def shortage(self, placement: Placement) -> str:
         """Why there never are so many ranks."""
-        return too_many(placement.world_size, self._capacity)
+        return too_many(placement.world_size, self.capacity)
 
     def absence(self, placement: Placement) -> str:
         """Empty: this machine is here."""

@@ -1,6 +1,6 @@
 """Program places: the nodes on which one attempt of a program runs, as the runner sees them, and the protocol of what provides them.
 
-The counterpart of `gang.gang_runner.RankPool` for programs: a keeper per node instead of a process per rank. A keeper starts the program of its node, reads
+The counterpart of `gang.gang_runner.RankPools` for programs: a keeper per node instead of a process per rank. A keeper starts the program of its node, reads
 its log, and ends everything that the program started (`keeper`; its owner on the node is `keeper.owner`).
 
     ready      {"event": "ready", "address": A, "port": P}                 the node can start a program; P is a free port at A
@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from autotune_workers.gang.attempt_runner import Source
+from autotune_workers.gang.attempt_runner import Place, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +73,6 @@ class NodeHandle(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class ProgramPlace:
-    """The nodes that run one attempt together, in the order of their node ranks."""
-
-    handles: list[Any]
-    """`NodeHandle`s"""
-    token: Any = None
-    """what its `ProgramPlaces` knows it by"""
-
-
 class ProgramPlaces(Source, Protocol):
     """Where nodes come from, and where they go after an attempt; those that are not `healthy` are not used again."""
 
@@ -90,6 +80,6 @@ class ProgramPlaces(Source, Protocol):
     def is_local(self) -> bool:
         """Whether every node is this machine, so that a program or folder that is missing here is missing everywhere."""
 
-    def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> ProgramPlace | None:
+    def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> Place | None:
         """So many whole nodes, warm where possible; their keepers may still be starting. None when there are not enough free ones now.
         `study`: part of the name of a new place; `folder`: the program's folder, to be sent along; empty when the nodes have it."""

@@ -19,10 +19,9 @@ from autotune_workers.process.keeper.log import LeftOut
 from autotune_workers.process.keeper.owner import KeeperProcess
 from autotune_workers.process.program.local_places import free_port
 from autotune_workers.process.program.places import ProgramOrder
-from autotune_workers.ray.message_log import MessageLog
 from autotune_workers.ray.nodes.environment import NodeEnvironment, forget_rays_threads, sort_gpus
 from autotune_workers.ray.nodes.program_folder import unpack
-from autotune_workers.ray.owned_actor import LISTEN_S, OwnedActor, remote_actor
+from autotune_workers.ray.owned_actor import LISTEN_S, MessageLog, OwnedActor, remote_actor
 
 MOST_UNHEARD = 256
 """messages that wait for the owner; beyond that the keeper keeps back the log, and leaves out what is too much"""

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from autotune.trainers.base.torchrun import Placement
+from autotune_workers.gang.attempt_runner import Place
 from autotune_workers.gang.wire import Message
-from autotune_workers.process.program.places import ProgramPlace
 from autotune_workers.ray.actor_groups import ActorGroups, Shape
 from autotune_workers.ray.nodes.handle import RayNode
 from autotune_workers.ray.placement import place_nodes
@@ -35,17 +35,17 @@ class RayProgramPlaces:
         """Ranks that fit on the cluster, by its last answer."""
         return self._groups.capacity.ranks
 
-    def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> ProgramPlace | None:
+    def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> Place | None:
         """So many whole nodes, warm where possible. Raises `RunnerError` when the head is gone, or the folder is too large to be sent along."""
         digest = self._folders.digest(folder) if folder else ""
         shape = Shape(kind="program", nodes=nodes, ranks_per_node=ranks_per_node, content=digest)
-        place: ProgramPlace | None = self._groups.form(shape, study, partial(self._place, shape))
+        place: Place | None = self._groups.form(shape, study, partial(self._place, shape))
         if place is not None:
             for node in place.handles:
                 node.prepare()
         return place
 
-    def _place(self, shape: Shape, name: str) -> ProgramPlace:
+    def _place(self, shape: Shape, name: str) -> Place:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from autotune_workers.ray.nodes.host import remote_node_host
@@ -73,7 +73,7 @@ class RayProgramPlaces:
                 abandoned_s=groups.abandoned_s,
             )
             handles.append(RayNode(f"{name}-node-{index}", actor, groups.owner, silence=groups.silence()))
-        return ProgramPlace(handles=handles, token=group)
+        return Place(handles=handles, token=group)
 
     def _bundle(self, shape: Shape) -> dict[str, float]:
         return {name: amount * shape.ranks_per_node for name, amount in self._groups.capacity.bundle.items()}
@@ -82,13 +82,13 @@ class RayProgramPlaces:
         """Messages of the nodes, after `timeout_s` at the latest, whatever Ray does. Raises `RunnerError` when the head of the cluster is gone."""
         return self._groups.listen("program", timeout_s)
 
-    def disband(self, place: ProgramPlace, healthy: bool) -> None:
+    def disband(self, place: Place, healthy: bool) -> None:
         """Keeps healthy nodes for the next attempt of their shape, unless others wait for them."""
         for node in place.handles:
             node.end()
         self._groups.disband(place, is_usable=healthy)
 
-    def is_placed(self, place: ProgramPlace) -> bool:
+    def is_placed(self, place: Place) -> bool:
         """Whether Ray has placed the nodes."""
         return self._groups.is_placed(place)
 

@@ -12,11 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from autotune.ports import TrialRequest
-from autotune_workers.gang.gang_runner import RankPool
+from autotune_workers.gang.attempt_runner import Place
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_groups import ANSWER_S, ActorGroups
-from autotune_workers.ray.janitor import orphaned_groups, remove_groups
-from autotune_workers.ray.names import group_of, is_node, study_prefix
+from autotune_workers.ray.janitor import group_of, is_node, orphaned_groups, remove_groups, study_prefix
 from autotune_workers.ray.ranks.handle import RayRank
 from autotune_workers.ray.sent_folders import SentFolders
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 class AdoptedGang:
     """A gang that an earlier runner of the study left behind, complete and ours from now on."""
 
-    pool: RankPool
+    pool: Place
     nodes: int
     """see `HostState`"""
     request: TrialRequest | None
@@ -106,7 +105,7 @@ def _adopt(gang: str, names: list[str], ours: ActorGroups, folders: SentFolders)
             joined.add(order["rank"])
     is_told = all(s.ready and not (s.is_ending or s.was_replaced) for s in known)
     return AdoptedGang(
-        pool=RankPool(handles=[seats.get(n) or others.pop(0) for n in range(len(known))], token=group),
+        pool=Place(handles=[seats.get(n) or others.pop(0) for n in range(len(known))], token=group),
         nodes=known[0].nodes,
         request=TrialRequest.from_dict(order["request"]) if order is not None and is_told else None,
         run=run,

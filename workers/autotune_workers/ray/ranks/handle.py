@@ -6,10 +6,9 @@ import time
 from typing import Any
 
 from autotune_workers.gang.wire import Message
-from autotune_workers.ray.actor_handle import ActorHandle
+from autotune_workers.ray.actor_handle import ActorHandle, Silence
 from autotune_workers.ray.ranks.host import HostState
 from autotune_workers.ray.sent_folders import SentFolders, folder_of_module
-from autotune_workers.ray.silence import Silence
 
 HOST_KILL_S = 3.0
 """a rank that its actor does not report gone this long after SIGKILL is killed with its actor"""

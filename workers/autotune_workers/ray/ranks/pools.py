@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from autotune.trainers.base.torchrun import Placement
-from autotune_workers.gang.gang_runner import RankPool
+from autotune_workers.gang.attempt_runner import Place
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_groups import ActorGroups, Shape
 from autotune_workers.ray.placement import avoiding, place_nodes
@@ -33,11 +33,11 @@ class RayRankPools:
         """Ranks that fit on the cluster, by its last answer."""
         return self._groups.capacity.ranks
 
-    def form(self, placement: Placement, study: str) -> RankPool | None:
+    def form(self, placement: Placement, study: str) -> Place | None:
         """A warm gang of that shape, else a new placement group. Raises `RunnerError` when the head is gone."""
         return self._groups.form(_shape(placement), study, partial(self._place, placement))
 
-    def _place(self, placement: Placement, name: str) -> RankPool:
+    def _place(self, placement: Placement, name: str) -> Place:
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -79,7 +79,7 @@ class RayRankPools:
             handles.append(
                 RayRank(f"{name}-rank-{index}", actor, groups.owner, self._folders, silence=groups.silence())
             )
-        return RankPool(handles=handles, token=group)
+        return Place(handles=handles, token=group)
 
     def adopt(self, study: str) -> list[AdoptedGang]:
         """The complete gangs that others left behind for this study; none on a cluster that ends with its driver."""
@@ -110,7 +110,7 @@ class RayRankPools:
                     ray.kill(rank.actor, no_restart=True)
         return self._groups.listen("gang", timeout_s)
 
-    def disband(self, pool: RankPool, healthy: frozenset[int]) -> None:
+    def disband(self, pool: Place, healthy: frozenset[int]) -> None:
         """Keeps the gang for the next trial of its size, with new processes for ranks that are not healthy.
 
         It is removed when an actor is lost, or when others wait for its place.
@@ -121,7 +121,7 @@ class RayRankPools:
                 if index not in healthy:
                     rank.replace()
 
-    def is_placed(self, pool: RankPool) -> bool:
+    def is_placed(self, pool: Place) -> bool:
         """Whether Ray has placed the gang; until then its ranks cannot start."""
         return self._groups.is_placed(pool)
 

@@ -11,6 +11,13 @@ A stage is the module with everything that other stages run replaced by `Skip`, 
 what is left, and weights keep their names. What runs before and after a cut follows from the order in which the module registers its parts. A class of
 transformers takes the stream as `inputs_embeds`; its plan (`base_model_pp_plan`) names what the first and the last stage hold beside layers, and all stages
 but the last run its base model alone.
+
+Chunked loss of transformers' causal language models: the output projection takes the loss itself, so that only one chunk's logits exist at a time.
+
+    hidden (b, s, h) -> mean loss, a scalar that the class hands on in place of the logits
+
+That is the model's own loss only where the class does nothing to the logits behind the projection (no scaling, no soft cap): what comes out of the class
+must be the very tensor that the projection gave, which every step checks.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +36,7 @@ from torch import Tensor, nn
 from autotune.errors import ConfigError
 from autotune_workers.own_model.built_model import BuiltModel, block_names, is_transformers
 from autotune_workers.own_model.users_line import said, user_line
-from autotune_workers.training.model.own_chunked_loss import ChunkedHead
+from autotune_workers.training.model.loss import VocabularySlice, chunked_token_losses
 from autotune_workers.training.torch_internals import pytree
 
 REMEDY = "give other split points under `pp_split`, or return it as a function (model, stage, num_stages) -> the module of that stage"
@@ -323,3 +330,44 @@ def _only_tensor(output: Any) -> Tensor:
             field="model.pp_split",
         )
     return output
+
+
+@final
+class ChunkedHead:
+    """The output projection of the last stage."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        """`dtype`: of the matrix products. Changes what the projection gives. Raises `ConfigError` for a class that is no causal language model."""
+        find: Any = getattr(module, "get_output_embeddings", lambda: None)
+        head = find()
+        if getattr(module, "loss_type", "") != "ForCausalLM" or type(head) is not nn.Linear or head.bias is not None:
+            raise _refused(
+                f"{type(module).__name__} is not a causal language model with a bias-free Linear output projection"
+            )
+        self._head, self._dtype = head, dtype
+        self._targets: Tensor | None = None
+        self._given: Tensor | None = None
+        head.forward = self._losses
+
+    def loss(self, module: nn.Module, taken: Mapping[str, Tensor], targets: Tensor) -> Tensor:
+        """The mean loss of the micro-batch. `taken`: arguments of the class. Raises `ConfigError` where the class changes its logits."""
+        self._targets = targets
+        found = module(**taken).logits
+        if found is not self._given:
+            raise _refused(f"{type(module).__name__} scales or caps the logits after its output projection")
+        self._targets = self._given = None
+        return torch.as_tensor(found)
+
+    def _losses(self, hidden: Tensor) -> Tensor:
+        assert self._targets is not None
+        weight: Tensor = self._head.weight
+        vocabulary = VocabularySlice(start=0, size=len(weight), group=None)
+        stream = hidden.flatten(0, 1).to(self._dtype)
+        self._given = chunked_token_losses(stream, weight.to(self._dtype), self._targets.flatten(), vocabulary).mean()
+        return self._given
+
+
+def _refused(why: str) -> ConfigError:
+    return ConfigError(
+        f"loss=chunked computes the loss inside the output projection, but {why}", remedy="use loss=own", field="loss"
+    )
