@@ -190,7 +190,7 @@ def test_the_lowest_rank_is_measured_and_the_fullest_ones_memory_counts() -> Non
     for number in range(1, 4):
         of.see([report(step(1.0 + number), peak=100, reserved=200)], 1.0)
     measured = ended(of).measurement
-    assert max(of._times) == 0.4
+    assert max(step.time_s for step in of._steps) == 0.4
     assert measured.peak_memory_bytes == 500
     assert measured.utilization["reserved_memory_bytes"] == 700
 
@@ -215,7 +215,7 @@ def test_a_program_that_may_end_by_itself_is_given_time_once_it_is_measured() ->
     for number in range(5):
         of.see([report(step(1.0 + number))], 1.0 + number)
     assert not of.ending
-    assert len(of._times) == 3
+    assert len(of._steps) == 3
     of.tick(4.0 + OWN_END_S - 2)
     assert not of.ending
     of.tick(4.0 + OWN_END_S)

@@ -17,6 +17,7 @@ after the last one that nothing can be told, they wait for the next ones.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -113,6 +114,12 @@ class LoggedStep:
     """its number in the log, where it has one"""
     together: int = 1
     """steps that arrived at once with it, whose mean its time is"""
+
+
+def as_series(values: Iterable[float | None]) -> tuple[float, ...]:
+    """What the log says of each step, NaN where it says nothing; empty where it never says anything."""
+    series = tuple(math.nan if value is None else value for value in values)
+    return () if all(map(math.isnan, series)) else series
 
 
 @final

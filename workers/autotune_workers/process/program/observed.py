@@ -5,7 +5,6 @@ It is read as a trial's program is (`program.log`, `failure.cause`). Of a progra
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from autotune_workers.probe.probe_folder import Reports
 from autotune_workers.process.failure.cause import CauseReader
 from autotune_workers.process.machine import GpuMemory, oom_kills
 from autotune_workers.process.program.evidence import NodeEnd, explain
-from autotune_workers.process.program.log import LoggedStep, ProgramLog
+from autotune_workers.process.program.log import LoggedStep, ProgramLog, as_series
 
 MOST_STEPS = 4096
 """steps that are kept; of more every second one, then every fourth, ..."""
@@ -149,13 +148,11 @@ class ObservedProgram:
         peak = self._log.peak_bytes or (float(seen) if seen else None)
         if not steps and peak is None:
             return None
-        losses = tuple(math.nan if step.loss is None else step.loss for step in steps)
-        norms = tuple(math.nan if step.grad_norm is None else step.grad_norm for step in steps)
         found = Measurement(
             step_times_s=tuple(step.time_s for step in steps),
             peak_memory_bytes=peak,
-            losses=() if all(map(math.isnan, losses)) else losses,
-            grad_norms=() if all(map(math.isnan, norms)) else norms,
+            losses=as_series(step.loss for step in steps),
+            grad_norms=as_series(step.grad_norm for step in steps),
             skipped_steps=sum(step.skipped for step in steps),
             setup_s=max(0.0, self._first_s - self._began_s) if self._first_s is not None else 0.0,
             time_from=steps[-1].time_from if steps else "",

@@ -25,7 +25,7 @@ from autotune_workers.gang.failure_kind import divergence, weigh
 from autotune_workers.process.failure.cause import CauseReader
 from autotune_workers.process.keeper.log import LeftOut
 from autotune_workers.process.program.evidence import NodeEnd, explain, log_tail, rank_behind
-from autotune_workers.process.program.log import LoggedStep, ProgramLog
+from autotune_workers.process.program.log import LoggedStep, ProgramLog, as_series
 from autotune_workers.process.program.probe import SETTLED, ProgramProbe
 from autotune_workers.process.program.second_witness import SecondWitness
 
@@ -57,14 +57,10 @@ class ProgramTrial:
         self._heard_s = now_s
         self._left_out = LeftOut()
         self._setup_s = 0.0
-        self._times: list[float] = []
-        self._losses: list[float] = []
-        self._grad_norms: list[float] = []
-        self._skipped: list[bool] = []
+        self._steps: list[LoggedStep] = []
+        """those that count"""
         self._peaks: list[float] = []
-        self._time_from = ""
-        self._resolution_s = 0.0
-        self._together = 1
+        """bytes at the end of each of them"""
         self._stopped = ""
         self._cancelled = False
         self._failure: Failure | None = None
@@ -89,7 +85,7 @@ class ProgramTrial:
             if self._counts != "log" and self._measured_node in (None, node):
                 self._note(self._logs[node].said, arrived_s)
             reported += self._hear_steps(steps, now_s, node)
-            self._causes[node].hear(line, len(self._times))
+            self._causes[node].hear(line, len(self._steps))
         return reported if self.ending else [*reported, *self._hear_steps(self._logs[node].pause(), now_s, node)]
 
     def _hear_steps(self, steps: Sequence[LoggedStep], now_s: float, node: int) -> list[StepsReported]:
@@ -155,9 +151,8 @@ class ProgramTrial:
         """Losses and gradient norms of the log to the steps of the probe: a line may come before the probe's report of the step that it speaks of."""
         if self._counts == "probe":
             for place, said in self._witness.said_of_steps():
-                if place < len(self._times):
-                    self._losses[place] = math.nan if said.loss is None else said.loss
-                    self._grad_norms[place] = math.nan if said.grad_norm is None else said.grad_norm
+                if place < len(self._steps):
+                    self._steps[place] = replace(self._steps[place], loss=said.loss, grad_norm=said.grad_norm)
 
     def _refuse_loss(self) -> None:
         """A program that would change a file of the user's which cannot be put back is ended before it does."""
@@ -175,15 +170,10 @@ class ProgramTrial:
             self._fail(FailureKind.INVALID, f"{told}; {remedy}")
 
     def _end_step(self, step: LoggedStep, now_s: float) -> StepsReported:
-        if not self._times:
+        if not self._steps:
             self._setup_s = max(0.0, now_s - self._launched_s - step.time_s * step.together)
         self._progress_s = now_s
-        self._time_from, self._resolution_s = step.time_from, step.resolution_s
-        self._together = max(self._together, step.together)
-        self._times.append(step.time_s)
-        self._losses.append(math.nan if step.loss is None else step.loss)
-        self._grad_norms.append(math.nan if step.grad_norm is None else step.grad_norm)
-        self._skipped.append(step.skipped)
+        self._steps.append(step)
         self._peaks.append(
             max(
                 (b for b in (self._probe.peak_bytes, *(log.peak_bytes for log in self._logs)) if b is not None),
@@ -192,7 +182,7 @@ class ProgramTrial:
         )
         self._refuse_divergence(step)
         if not self.ending:
-            counted = self._times[self.request.measure.warmup_steps :]
+            counted = [step.time_s for step in self._steps[self.request.measure.warmup_steps :]]
             verdict = trial_decision(
                 counted, self.request.measure, self.request.beat_step_time_s, together=self._together
             )
@@ -203,11 +193,16 @@ class ProgramTrial:
                 self.ending = verdict.stop
         return StepsReported(
             id=self.request.id,
-            first_step=len(self._times) - 1,
+            first_step=len(self._steps) - 1,
             step_times_s=(step.time_s,),
-            losses=(self._losses[-1],),
-            grad_norms=(self._grad_norms[-1],),
+            losses=(math.nan if step.loss is None else step.loss,),
+            grad_norms=(math.nan if step.grad_norm is None else step.grad_norm,),
         )
+
+    @property
+    def _together(self) -> int:
+        """The most steps that arrived at once."""
+        return max((step.together for step in self._steps), default=1)
 
     def _refuse_divergence(self, step: LoggedStep | StepMetrics) -> None:
         problem = ""
@@ -216,14 +211,15 @@ class ProgramTrial:
             told = [f"{name} {value:g}" for name, value in found.items() if value is not None]
             problem = f"{' and '.join(told)} must be finite"
         elif step.loss is not None:
-            logged = [loss for loss in self._losses if not math.isnan(loss)]
+            known = (each.loss for each in self._steps if each.loss is not None)
+            logged = [loss for loss in known if not math.isnan(loss)]
             problem = divergence(logged, self.request.workload.model.vocab_size) if logged else ""
         if problem:
-            self._fail(FailureKind.DIVERGED, f"training diverged: {problem}", step=len(self._times) - 1)
+            self._fail(FailureKind.DIVERGED, f"training diverged: {problem}", step=len(self._steps) - 1)
 
     def tick(self, now_s: float) -> None:
         """Checks the deadlines."""
-        measure, done = self.request.measure, len(self._times)
+        measure, done = self.request.measure, len(self._steps)
         if self.ending:
             return
         if self._measured_s is not None:
@@ -280,7 +276,7 @@ class ProgramTrial:
 
     def _cause(self, ends: Sequence[NodeEnd]) -> Failure | None:
         """Why it failed: what was decided while it ran, unless it was late because a node was lost; else what the ends of the nodes say."""
-        done = len(self._times)
+        done = len(self._steps)
         if self._measured_s is None and not self.ending and self._probe.steps and len(self._probe.steps) < SETTLED:
             self._refuse_disagreement()
         is_late = self._failure is not None and self._failure.kind in (FailureKind.HANG, FailureKind.TIMEOUT)
@@ -338,7 +334,7 @@ class ProgramTrial:
 
     def _with_exception(self, failure: Failure) -> Failure:
         """A program that fell silent, with the exception that its log speaks of: one of its ranks may have raised and not ended."""
-        told = weigh(e for cause in self._causes for e in cause.evidence(len(self._times)))
+        told = weigh(e for cause in self._causes for e in cause.evidence(len(self._steps)))
         if told is None or failure.kind not in (FailureKind.HANG, FailureKind.TIMEOUT, FailureKind.METRICS_MISSING):
             return failure
         message = f"{failure.message}; before that, {told.message}"
@@ -361,28 +357,28 @@ class ProgramTrial:
     def _measured(self, ends: Sequence[NodeEnd]) -> Measurement | None:
         """What was seen after warm-up."""
         warmup, workload, config = self.request.measure.warmup_steps, self.request.workload, self.request.config
-        if len(self._times) <= warmup:
+        steps, peaks = self._steps[warmup:], tuple(self._peaks[warmup:])
+        if not steps:
             return None
-        losses, norms = tuple(self._losses[warmup:]), tuple(self._grad_norms[warmup:])
-        peaks = tuple(self._peaks[warmup:])
-        evidence = self._evidence.evidence(step_times_s=tuple(self._times[warmup:]))
+        times_s = tuple(step.time_s for step in steps)
+        evidence = self._evidence.evidence(step_times_s=times_s)
         return Measurement(
             versions=dict(self._probe.facts.get("versions") or {}),
             evidence=evidence.shortened().to_dict() if evidence is not None else {},
-            step_times_s=tuple(self._times[warmup:]),
-            losses=() if all(map(math.isnan, losses)) else losses,
-            grad_norms=() if all(map(math.isnan, norms)) else norms,
-            skipped_steps=sum(self._skipped[warmup:]),
+            step_times_s=times_s,
+            losses=as_series(step.loss for step in steps),
+            grad_norms=as_series(step.grad_norm for step in steps),
+            skipped_steps=sum(step.skipped for step in steps),
             peak_memory_bytes=self._peak_bytes(ends),
             step_peak_memory_bytes=() if any(map(math.isnan, peaks)) else peaks,
             tokens_per_step=config.global_batch_size * workload.seq_len,
             num_ranks=config.world_size,
             setup_s=self._setup_s,
-            time_from=self._time_from,
+            time_from=steps[-1].time_from,
             utilization={"reserved_memory_bytes": float(self._probe.reserved_bytes)}
             if self._probe.reserved_bytes
             else {},
-            time_resolution_s=self._resolution_s,
+            time_resolution_s=steps[-1].resolution_s,
             steps_together=self._together,
             flops_per_token=training_flops_per_token(workload),
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
