@@ -13,7 +13,7 @@ from autotune.errors import RunnerError
 from autotune.spec import Measurement, ParallelConfig
 from autotune_workers.process.machine import bind_near_gpu, cpus_near, gpu_handle
 from autotune_workers.runners.local import LocalRunner
-from autotune_workers.training.model.attention import fused_attention
+from autotune_workers.training.model.decoder import fused_attention
 from autotune_workers.training.precision import takes_float8
 from autotune_workers.training.torch_version import check_torch_version
 from tests.workers.process.test_program_runner import one

@@ -17,7 +17,7 @@ from autotune.spec import Measurement
 from autotune_workers.process.machine import bind_near_gpu
 from autotune_workers.training.measuring.gpu_state import GpuState, worst_of
 from autotune_workers.training.measuring.measure import GpuAllocator, allocator_settings
-from autotune_workers.training.model.attention import fused_attention
+from autotune_workers.training.model.decoder import fused_attention
 from autotune_workers.training.precision import takes_float8
 from tests.workers.fake_gpu import MIB, FakeCuda, FakeGpuDriver
 
@@ -160,7 +160,7 @@ def test_repeated_keys_give_the_same_attention(monkeypatch: pytest.MonkeyPatch) 
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 4, 8, 16), torch.randn(2, 2, 8, 16), torch.randn(2, 2, 8, 16)
     grouped = fused_attention(q, k, v)
-    monkeypatch.setattr("autotune_workers.training.model.attention._takes_groups", lambda _: False)
+    monkeypatch.setattr("autotune_workers.training.model.decoder._takes_groups", lambda _: False)
     torch.testing.assert_close(fused_attention(q, k, v), grouped)
 
 

@@ -10,8 +10,8 @@ token_file.py     the file of tokens, and what is wrong with it    data.py      
 rendezvous.py     how ranks find one another                       faults.py         faults on order, for tests and drills
 torch_version.py  the torch releases that work                     torch_internals.py  private names of torch, all of them
 
-model/            decoder.py         the model: GPT-2 or Llama style            initialization.py  starting values of the weights
-                  attention.py       attention in memory that grows with the sequence alone
+model/            decoder.py         the model: GPT-2 or Llama style, attention in memory that grows with the sequence alone
+                  initialization.py  starting values of the weights
                   loss.py            cross entropy of whole or chunked logits
                   own_stage.py       a model that code builds, cut into stages; its loss in chunks
                   packed_sequences.py  documents that do not see each other      low_rank_adapters.py  LoRA

@@ -30,7 +30,6 @@ class RankEvidence:
         phases.begin()
         self._watch = Watch(phases, self, torch, root=os.getppid())
         self._watch.start()
-        self._cpu_s = time.process_time()
 
     def send(self, kind: str, **values: Any) -> None:
         """The watch tells something."""

@@ -4,19 +4,27 @@
 
 Weights are kept in fp32 (or in the dtype that FSDP hands out) and cast where they are used: the residual stream decides the compute
 dtype, norms and loss work in fp32. There is no dropout: two configs differ only by rounding. See `initialization` for the starting values.
+
+Attention with grouped queries by a kernel whose memory grows with the sequence, never with its square.
+
+    q (b, a, s, d)   k, v (b, k, s, d)   a heads of queries, k of keys, a / k queries to each
+
+On a GPU, torch gives grouped queries to the flash kernel or, where that does not take the tensors, to plain matrix products, which keep scores of
+(b, a, s, s). Flash takes 16-bit tensors on GPUs of compute capability 8.0 and later (torch.nn.functional.scaled_dot_product_attention). For all others keys
+and values are repeated for their queries, and the memory-efficient kernel takes them (Rabe and Staats 2021, arXiv:2112.05682).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autotune.spec import ModelSpec
-from autotune_workers.training.model.attention import fused_attention
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Causal attention of q (b, a, s, d), k and v (b, k, s, d) -> (b, a, s, d)."""
@@ -40,31 +48,20 @@ class Linear(nn.Linear):
         return y if self.adapters is None else y + self.adapters(x)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(nn.RMSNorm):
     """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4), in fp32."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.width = width
-        self.weight = nn.Parameter(torch.empty(width))
-
     def forward(self, x: Tensor) -> Tensor:
         """(..., h) -> (..., h)."""
-        return F.rms_norm(x.float(), (self.width,), self.weight.float(), 1e-5).to(x.dtype)
+        return F.rms_norm(x.float(), self.normalized_shape, self.weight.float(), 1e-5).to(x.dtype)
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(nn.LayerNorm):
     """Layer norm with bias, in fp32."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.width = width
-        self.weight = nn.Parameter(torch.empty(width))
-        self.bias = nn.Parameter(torch.empty(width))
-
     def forward(self, x: Tensor) -> Tensor:
         """(..., h) -> (..., h)."""
-        return F.layer_norm(x.float(), (self.width,), self.weight.float(), self.bias.float(), 1e-5).to(x.dtype)
+        return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), self.bias.float(), 1e-5).to(x.dtype)
 
 
 class Positions(nn.Module):
@@ -86,7 +83,7 @@ class Attention(nn.Module):
         super().__init__()
         bias = not spec.gated_mlp
         self.head_dim = spec.head_dim
-        self.attend: Attend = attend
+        self.attend: Attend = fused_attention
         self.wq = Linear(spec.hidden_size, spec.num_attention_heads * spec.head_dim, bias=bias)
         self.wk = Linear(spec.hidden_size, spec.num_kv_heads * spec.head_dim, bias=bias)
         self.wv = Linear(spec.hidden_size, spec.num_kv_heads * spec.head_dim, bias=bias)
@@ -102,11 +99,6 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention by whichever kernel torch finds best here."""
-    return fused_attention(q, k, v)
 
 
 def rotary(positions: Tensor, head_dim: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
@@ -251,3 +243,30 @@ def global_names(stage: DecoderStage) -> Iterator[tuple[str, nn.Parameter]]:
     for name, parameter in stage.named_parameters():
         tied = name == "output.weight" and stage.spec.tied_embeddings
         yield TIED if tied else name, parameter
+
+
+FLASH_DTYPES = (torch.float16, torch.bfloat16)
+FLASH_CAPABILITY = (8, 0)
+FLASH_HEAD_DIM = 256
+"""the largest that the flash kernel takes"""
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Any = None) -> Tensor:
+    """Attention -> (b, a, s, d): causal, or under `mask`, by whichever kernel torch finds best here."""
+    if q.shape[1] != k.shape[1] and not _takes_groups(q):
+        k, v = expanded(k, q), expanded(v, q)
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+
+
+def expanded(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values (b, k, c, d) with one head for each of the queries, (b, a, c, d)."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+
+
+def _takes_groups(q: Tensor) -> bool:
+    """Whether a kernel of linear memory takes grouped queries of this kind."""
+    if q.device.type != "cuda":
+        return True
+    fits = q.dtype in FLASH_DTYPES and q.shape[-1] <= FLASH_HEAD_DIM
+    return fits and torch.cuda.get_device_capability(q.device) >= FLASH_CAPABILITY

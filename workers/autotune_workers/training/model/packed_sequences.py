@@ -12,7 +12,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from autotune_workers.training.model.decoder import Attend, DecoderStage, attend
+from autotune_workers.training.model.decoder import Attend, DecoderStage, fused_attention
 from autotune_workers.training.model.loss import IGNORED
 
 
@@ -45,10 +45,10 @@ def attend_within_documents(document_len: int) -> Attend:
         seq_len = q.shape[2]
         full = seq_len - seq_len % document_len
         folded = (x[:, :, :full].unflatten(2, (-1, document_len)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-        done = attend(*folded).unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)
+        done = fused_attention(*folded).unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)
         if full == seq_len:
             return done
-        return torch.cat((done, attend(*(x[:, :, full:] for x in (q, k, v)))), dim=2)
+        return torch.cat((done, fused_attention(*(x[:, :, full:] for x in (q, k, v)))), dim=2)
 
     return within
 
@@ -63,9 +63,9 @@ class SequenceBounds:
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention within them: q (1, a, s, d), k and v (1, k, s, d) -> (1, a, s, d)."""
         if len(self.lengths) < 2:
-            return attend(q, k, v)
+            return fused_attention(q, k, v)
         parts = zip(*(x.split(self.lengths, dim=2) for x in (q, k, v)), strict=True)
-        return torch.cat([attend(*part) for part in parts], dim=2)
+        return torch.cat([fused_attention(*part) for part in parts], dim=2)
 
 
 def document_pieces(start: int, end: int, document_len: int) -> list[tuple[int, int, int]]:

@@ -20,8 +20,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from autotune.errors import ConfigError
 from autotune.spec import ParallelConfig, Workload
-from autotune_workers.training.model.attention import fused_attention
-from autotune_workers.training.model.decoder import Attend, DecoderStage
+from autotune_workers.training.model.decoder import Attend, DecoderStage, fused_attention
 from autotune_workers.training.model.packed_sequences import document_pieces
 from autotune_workers.training.parallel.collective_ops import Exchange, GatherFirst
 from autotune_workers.training.parallel.ring_attention import ring_attention

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autotune_workers.training.model.attention import expanded
+from autotune_workers.training.model.decoder import expanded
 from autotune_workers.training.torch_internals import flash_attention, flash_attention_backward
 
 Block = tuple[slice, slice, bool]
