@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.ports import AttemptEnded, AttemptStarted, StepsReported
-from autotune.spec import FailureKind, Measurement
+from autotune.spec import Failure, FailureKind, Measurement
 from autotune_workers.gang.gang import Gang, Patience
 from tests.workers.requests import PATIENT, request
 
@@ -29,10 +29,27 @@ def running() -> Gang:
 
 
 def step(it: Gang, number: int, now_s: float) -> None:
+    said = {"event": "step", "run": RUN, "step": number, "time_s": 0.1, "loss": 1.0, "grad_norm": 1.0}
     for rank in range(2):
-        it.hear(
-            rank, {"event": "step", "run": RUN, "step": number, "time_s": 0.1, "loss": 1.0, "grad_norm": 1.0}, now_s
-        )
+        it.hear(rank, said, now_s)
+
+
+def steps_together(it: Gang, now_s: float) -> None:
+    """Three steps, which are one report."""
+    for number in range(3):
+        step(it, number, now_s)
+
+
+def one_report(it: Gang) -> None:
+    (report,) = it.events()
+    assert isinstance(report, StepsReported)
+    assert (report.first_step, len(report.step_times_s)) == (0, 3)
+
+
+def train_too_long(it: Gang) -> None:
+    for second in range(2, 101):
+        step(it, second - 2, float(second))
+        it.tick(float(second))
 
 
 def idle(it: Gang, *ranks: int, now_s: float = 5.0, leaks: bool = False) -> None:
@@ -40,14 +57,28 @@ def idle(it: Gang, *ranks: int, now_s: float = 5.0, leaks: bool = False) -> None
         it.hear(rank, {"event": "idle", "run": RUN, "leaks": leaks}, now_s)
 
 
-def done(it: Gang, rank: int, now_s: float) -> None:
+def done(it: Gang, now_s: float) -> None:
     measurement = Measurement(step_times_s=(0.1,) * 4, tokens_per_step=32, num_ranks=2).to_dict()
-    it.hear(rank, {"event": "done", "run": RUN, "measurement": measurement, "stopped": ""}, now_s)
+    for rank in range(2):
+        it.hear(rank, {"event": "done", "run": RUN, "measurement": measurement, "stopped": ""}, now_s)
 
 
 def end(it: Gang) -> AttemptEnded:
     (last,) = [e for e in it.events() if isinstance(e, AttemptEnded)]
     return last
+
+
+def failure_of(it: Gang) -> Failure:
+    found = end(it).failure
+    assert found is not None
+    return found
+
+
+def measured(it: Gang) -> Measurement:
+    last = end(it)
+    assert last.measurement is not None
+    assert last.failure is None or last.failure.kind is FailureKind.WORKER_LOST
+    return last.measurement
 
 
 def doings(it: Gang) -> list[tuple[int, str]]:
@@ -71,18 +102,13 @@ def test_an_adopted_attempt_hears_all_again_orders_nothing_and_ends_as_the_first
     it = adopted({0, 1}, {0, 1})
     assert it.events() == [AttemptStarted(id=it.request.id)]
     it.hear(0, {"event": "store", "run": RUN, "host": "h", "port": 1}, 50.0)
-    for number in range(3):
-        step(it, number, 50.0)
+    steps_together(it, 50.0)
     it.tick(59.0)
     assert doings(it) == []
-    (report,) = it.events()
-    assert isinstance(report, StepsReported)
-    assert (report.first_step, len(report.step_times_s)) == (0, 3)
-    done(it, 0, 59.5), done(it, 1, 59.5)
+    one_report(it)
+    done(it, 59.5)
     idle(it, 0, 1, now_s=59.6)
-    over = end(it)
-    assert over.measurement is not None
-    assert over.measurement.setup_s == 0.0
+    assert measured(it).setup_s == 0.0
     assert it.healthy == {0, 1}
 
 
@@ -114,8 +140,7 @@ def test_a_measured_trial_ends_when_all_ranks_are_idle() -> None:
     it = running()
     for number in range(5):
         step(it, number, 2.0 + number)
-    done(it, 0, 8.0)
-    done(it, 1, 8.0)
+    done(it, 8.0)
     idle(it, 0)
     assert not any(isinstance(e, AttemptEnded) for e in it.events())
     idle(it, 1)
@@ -127,32 +152,14 @@ def test_a_measured_trial_ends_when_all_ranks_are_idle() -> None:
 
 def test_steps_that_come_together_are_one_report() -> None:
     it = running()
-    for number in range(3):
-        step(it, number, 2.0)
-    (report,) = it.events()
-    assert isinstance(report, StepsReported)
-    assert (report.first_step, len(report.step_times_s)) == (0, 3)
+    steps_together(it, 2.0)
+    one_report(it)
 
 
 def test_messages_of_another_launch_are_ignored() -> None:
     it = running()
     it.hear(0, {"event": "failed", "run": RUN - 1, "type": "ValueError", "text": ""}, 2.0)
     assert it.orders() == []
-
-
-def test_an_echo_does_not_hide_the_cause_that_comes_after_it() -> None:
-    it = running()
-    step(it, 0, 2.0)
-    echo = {"event": "failed", "run": RUN, "type": "RuntimeError", "text": "Connection closed by peer", "step": 1}
-    it.hear(0, echo, 3.0)
-    it.lose(1, 3.1, code=-9)
-    idle(it, 0)
-    failure = end(it).failure
-    assert failure is not None
-    assert failure.kind is FailureKind.WORKER_LOST
-    assert failure.rank == 1
-    assert "SIGKILL" in failure.message
-    assert it.healthy == {0}
 
 
 def test_a_silent_rank_is_blamed_killed_and_replaced_and_its_peer_kept() -> None:
@@ -171,8 +178,7 @@ def test_a_silent_rank_is_blamed_killed_and_replaced_and_its_peer_kept() -> None
     echo = {"event": "failed", "run": RUN, "type": "RuntimeError", "text": "whatever", "step": 1}
     it.hear(0, echo, 13.4)
     idle(it, 0)
-    failure = end(it).failure
-    assert failure is not None
+    failure = failure_of(it)
     assert (failure.kind, failure.rank, failure.step) == (FailureKind.HANG, 1, 1)
     assert "heartbeat" in failure.message
     assert failure.log_tail == ("its last line",)
@@ -192,46 +198,37 @@ def test_the_ladder_ends_with_sigkill_and_even_that_is_not_waited_for_without_en
     whats = [what for rank, what in seen if rank == 1]
     assert whats == sorted(whats, key=["where", "stop", "abort", "TERM", "KILL"].index)
     assert whats[-1] == "KILL"
-    failure = end(it).failure
-    assert failure is not None
-    assert failure.kind is FailureKind.HANG
+    assert failure_of(it).kind is FailureKind.HANG
     assert it.healthy == frozenset()
 
 
 def test_a_long_trial_times_out() -> None:
     it = running()
-    for second in range(2, 101):
-        step(it, second - 2, float(second))
-        it.tick(float(second))
+    train_too_long(it)
     assert doings(it) == [(0, "stop"), (1, "stop")], "it trains on: nobody is to blame"
-    for rank in range(2):
-        done(it, rank, 100.5)
+    done(it, 100.5)
     idle(it, 0, 1)
-    failure = end(it).failure
-    assert failure is not None
+    failure = failure_of(it)
     assert (failure.kind, failure.rank, failure.step) == (FailureKind.TIMEOUT, None, 99)
     assert it.healthy == {0, 1}
 
 
 def test_a_long_trial_that_does_not_stop_is_ended() -> None:
     it = running()
-    for second in range(2, 101):
-        step(it, second - 2, float(second))
-        it.tick(float(second))
+    train_too_long(it)
     for second in range(101, 120):
         it.tick(float(second))
     assert {(0, "KILL"), (1, "KILL")} <= set(doings(it))
     for rank in range(2):
         it.lose(rank, 120.0, code=-9)
-    assert end(it).failure.kind is FailureKind.TIMEOUT  # type: ignore[union-attr]
+    assert failure_of(it).kind is FailureKind.TIMEOUT
 
 
 def test_cancelling_a_running_trial_asks_first_and_keeps_the_ranks() -> None:
     it = running()
     it.cancel(3.0)
     assert doings(it) == [(0, "stop"), (1, "stop")]
-    for rank in range(2):
-        done(it, rank, 3.5)
+    done(it, 3.5)
     idle(it, 0, 1)
     assert end(it).cancelled
     assert it.healthy == {0, 1}
@@ -251,8 +248,7 @@ def test_ranks_that_never_come_up_are_a_lost_worker() -> None:
     it.tick(20.1)
     assert doings(it) == [(1, "TERM")]
     it.lose(1, 20.2, code=-15)
-    failure = end(it).failure
-    assert failure is not None
+    failure = failure_of(it)
     assert failure.kind is FailureKind.WORKER_LOST
     assert "1 of 2" in failure.message
     assert it.healthy == {0}
@@ -260,8 +256,7 @@ def test_ranks_that_never_come_up_are_a_lost_worker() -> None:
 
 def test_a_leaking_rank_is_not_kept() -> None:
     it = running()
-    for rank in range(2):
-        done(it, rank, 3.0)
+    done(it, 3.0)
     idle(it, 0)
     idle(it, 1, leaks=True)
     assert it.healthy == {0}
@@ -272,19 +267,16 @@ def test_a_trial_without_measured_steps_misses_its_metrics() -> None:
     for rank in range(2):
         it.hear(rank, {"event": "done", "run": RUN, "measurement": None, "stopped": ""}, 3.0)
     idle(it, 0, 1)
-    assert end(it).failure.kind is FailureKind.METRICS_MISSING  # type: ignore[union-attr]
+    assert failure_of(it).kind is FailureKind.METRICS_MISSING
 
 
 @pytest.mark.parametrize("late", [0.5, 5.0])
 def test_a_failed_trial_keeps_what_it_measured(late: float) -> None:
     it = running()
-    for number in range(3):
-        step(it, number, 2.0 + late)
+    steps_together(it, 2.0 + late)
     it.lose(1, 3.0 + late, code=-9)
     idle(it, 0)
-    measurement = end(it).measurement
-    assert measurement is not None
-    assert len(measurement.step_times_s) == 2
+    assert len(measured(it).step_times_s) == 2
 
 
 @pytest.mark.parametrize("host_lost", [True, False], ids=["its node was lost", "its actor was ended by us"])
@@ -297,9 +289,7 @@ def test_a_lost_node_is_the_cause_of_a_hang_that_was_noticed_first(host_lost: bo
     it.lose(1, 13.0, code=None, why="node n was silent", host_lost=host_lost)
     it.tick(13.6)
     idle(it, 0, now_s=14.0)
-    failure = end(it).failure
-    assert failure is not None
-    assert failure.kind is (FailureKind.WORKER_LOST if host_lost else FailureKind.HANG)
+    assert failure_of(it).kind is (FailureKind.WORKER_LOST if host_lost else FailureKind.HANG)
 
 
 def raised(it: Gang, rank: int, name: str, text: str, now_s: float, **more: object) -> None:
@@ -317,25 +307,47 @@ def test_what_our_own_abort_provokes_never_fails_a_cancelled_trial() -> None:
     assert end(it).cancelled
 
 
-def test_the_death_of_a_peer_does_not_displace_the_exception_that_caused_it() -> None:
-    """NCCL's watchdog ends the process of a rank whose peer is gone by SIGABRT."""
+@pytest.mark.parametrize(
+    ("first", "lost", "kind", "rank", "says"),
+    [
+        pytest.param(
+            {"type": "RuntimeError", "text": "Connection closed by peer"},
+            -9,
+            FailureKind.WORKER_LOST,
+            1,
+            "SIGKILL",
+            id="an echo does not hide the cause that comes after it",
+        ),
+        pytest.param(
+            {"type": "ValueError", "text": "no such token"},
+            -6,  # NCCL's watchdog ends the process of a rank whose peer is gone by SIGABRT
+            FailureKind.ERROR,
+            0,
+            "ValueError: no such token",
+            id="the death of a peer does not displace the exception that caused it",
+        ),
+        pytest.param(
+            {"type": "RuntimeError", "text": "an error that nobody knows", "waited": True},
+            -9,
+            FailureKind.WORKER_LOST,
+            1,
+            "SIGKILL",
+            id="a death counts more than what its peer raised in a collective",
+        ),
+    ],
+)
+def test_of_an_exception_and_the_death_of_the_peer_after_it_the_cause_is_told(
+    first: dict[str, object], lost: int, kind: FailureKind, rank: int, says: str
+) -> None:
     it = running()
-    raised(it, 0, "ValueError", "no such token", 3.0)
-    it.lose(1, 3.1, code=-6)
+    step(it, 0, 2.0)
+    it.hear(0, {"event": "failed", "run": RUN, "step": 1, **first}, 3.0)
+    it.lose(1, 3.1, code=lost)
     idle(it, 0, now_s=3.2)
-    failure = end(it).failure
-    assert failure is not None
-    assert (failure.kind, failure.rank, failure.exception) == (FailureKind.ERROR, 0, "ValueError: no such token")
-
-
-def test_the_death_of_a_rank_counts_more_than_what_its_peer_raised_in_a_collective() -> None:
-    it = running()
-    raised(it, 0, "RuntimeError", "an error that nobody knows", 3.0, waited=True)
-    it.lose(1, 3.1, code=-9)
-    idle(it, 0, now_s=3.2)
-    failure = end(it).failure
-    assert failure is not None
-    assert (failure.kind, failure.rank) == (FailureKind.WORKER_LOST, 1)
+    failure = failure_of(it)
+    assert (failure.kind, failure.rank) == (kind, rank)
+    assert says in failure.message or says == failure.exception
+    assert it.healthy == {0}
 
 
 def test_what_a_rank_raises_after_it_was_aborted_is_no_cause() -> None:
@@ -343,6 +355,4 @@ def test_what_a_rank_raises_after_it_was_aborted_is_no_cause() -> None:
     raised(it, 0, "DistBackendError", "NCCL error of a kind that nobody knows", 3.0)
     raised(it, 1, "ValueError", "Default process group has not been initialized", 3.1, aborted=True)
     idle(it, 0, 1, now_s=3.2)
-    failure = end(it).failure
-    assert failure is not None
-    assert failure.rank == 0
+    assert failure_of(it).rank == 0
