@@ -1,12 +1,23 @@
-"""Requests of tiny trials on CPU ranks."""
+"""Requests of tiny trials on CPU ranks, and how they end."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from autotune.ports import TrialRequest
-from autotune.spec import ClusterSpec, GpuSpec, LinkSpec, MeasureSpec, ModelSpec, ParallelConfig, Workload
+from autotune.ports import AttemptEnded, TrialRequest, TrialRunner
+from autotune.spec import (
+    ClusterSpec,
+    Failure,
+    GpuSpec,
+    LinkSpec,
+    Measurement,
+    MeasureSpec,
+    ModelSpec,
+    ParallelConfig,
+    Workload,
+)
+from autotune.testing.runners import ended, events_until_ended
 
 GIB = float(1 << 30)
 DOUBLE = "tests.workers.double_trial:run_trial"
@@ -40,3 +51,21 @@ def request(
         measure=measure,
     )
     return replace(base, **fields)
+
+
+def one(runner: TrialRunner, asked: TrialRequest, *, deadline_s: float = 900.0) -> AttemptEnded:
+    """Runs this attempt to its end."""
+    runner.start(asked)
+    return ended(events_until_ended(runner, [asked.id], deadline_s=deadline_s))
+
+
+def failure_of(end: AttemptEnded) -> Failure:
+    """Why it failed, as it must have."""
+    assert end.failure is not None
+    return end.failure
+
+
+def measurement_of(end: AttemptEnded) -> Measurement:
+    """What it measured, as it must have."""
+    assert end.measurement is not None
+    return end.measurement

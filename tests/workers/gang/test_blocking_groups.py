@@ -19,7 +19,7 @@ from tests.matrix import sampled
 from tests.workers.blocking_groups import COLLECTIVES
 from tests.workers.fault_table import with_small_memory
 from tests.workers.rank_pids import rank_pids
-from tests.workers.requests import PATIENT, request
+from tests.workers.requests import PATIENT, one, request
 
 pytestmark = pytest.mark.alone
 
@@ -71,9 +71,7 @@ def end_of(runner: LocalRunner, asked: TrialRequest) -> tuple[AttemptEnded, floa
 def test_a_failure_is_told_at_once_by_the_rank_that_failed_and_its_peer_stays_warm(
     runner: LocalRunner, asked: TrialRequest, kind: FailureKind, rank: int, says: str
 ) -> None:
-    healthy = request(HEALTHY)
-    runner.start(healthy)
-    assert ended(events_until_ended(runner, [healthy.id])).failure is None
+    assert one(runner, request(HEALTHY)).failure is None
     before = set(rank_pids(runner))
     end, told_s = end_of(runner, asked)
     assert end.failure is not None
@@ -98,9 +96,7 @@ def test_the_rank_that_sleeps_in_a_forward_pass_is_named_and_replaced_and_its_pe
     runner: LocalRunner, cut: str
 ) -> None:
     number = ASLEEP + list(CUTS).index(cut)
-    healthy = request(HEALTHY)
-    runner.start(healthy)
-    assert ended(events_until_ended(runner, [healthy.id])).failure is None
+    assert one(runner, request(HEALTHY)).failure is None
     before = rank_pids(runner)
     end, _ = end_of(runner, request(number, measure=HASTY, config=CUTS[cut]))
     assert end.failure is not None

@@ -15,7 +15,7 @@ from autotune_workers.training.faults import Fault
 from tests.matrix import sampled
 from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
 from tests.workers.rank_pids import rank_pids
-from tests.workers.requests import request
+from tests.workers.requests import failure_of, one, request
 from tests.workers.unformed_groups import COLLECTIVES, FILE
 
 pytestmark = pytest.mark.alone
@@ -57,13 +57,10 @@ def test_a_rank_whose_group_could_not_be_formed_is_replaced(tmp_path: Path, monk
     monkeypatch.setenv(FILE, str(file))
     with LocalRunner(max_ranks=4, device="cpu", collectives=COLLECTIVES) as runner:
         first, second = request(1), request(2, dp=4)
-        runner.start(first)
-        failure = ended(events_until_ended(runner, [first.id])).failure
-        assert failure is not None
+        failure = failure_of(one(runner, first))
         assert "Connection closed by peer" in failure.message
         file.unlink()
-        runner.start(second)
-        assert ended(events_until_ended(runner, [second.id])).failure is None
+        assert one(runner, second).failure is None
 
 
 @pytest.mark.thorough
@@ -72,9 +69,7 @@ def test_a_rank_that_keeps_memory_is_replaced(runner: LocalRunner) -> None:
     runner.start(warm)
     events_until_ended(runner, [warm.id])
     before = set(rank_pids(runner))
-    leaky = request(LEAKY)
-    runner.start(leaky)
-    assert ended(events_until_ended(runner, [leaky.id])).failure is None
+    assert one(runner, request(LEAKY)).failure is None
     assert len(before - set(rank_pids(runner))) == 1
 
 
@@ -84,7 +79,6 @@ def test_a_fault_in_one_trial_leaves_another_at_its_side_alone(runner: LocalRunn
     runner.start(hit)
     runner.start(beside)
     events = events_until_ended(runner, [hit.id, beside.id])
-    failure = ended(events, hit.id).failure
-    assert failure is not None
+    failure = failure_of(ended(events, hit.id))
     assert failure.kind is FailureKind.WORKER_LOST
     assert ended(events, beside.id).failure is None

@@ -14,7 +14,7 @@ from autotune_workers.gang.failure_kind import Evidence, weigh
 from autotune_workers.process.failure.cause import CauseReader
 from autotune_workers.process.program.evidence import NodeEnd
 from autotune_workers.process.program.state import ProgramTrial
-from tests.workers.requests import request
+from tests.workers.requests import failure_of, request
 
 LOGS = Path(__file__).parent / "failing_programs"
 ERROR, INVALID = FailureKind.ERROR, FailureKind.INVALID
@@ -190,8 +190,7 @@ def test_a_silent_program_whose_rank_raised_is_told_with_its_exception() -> None
     for line in lines_of("rank_raises")[:11]:
         trial.hear([(0.0, line)], 0.0)
     trial.tick(1e6)
-    found = trial.end([NodeEnd(node=0, code=-15, was_told=True)]).failure
-    assert found is not None
+    found = failure_of(trial.end([NodeEnd(node=0, code=-15, was_told=True)]))
     assert found.kind in (FailureKind.HANG, FailureKind.TIMEOUT)
     assert "before that, rank 1 during start raised ValueError" in found.message
 
@@ -216,6 +215,5 @@ def test_steps_of_a_peer_after_the_last_words_of_a_node_do_not_mean_that_it_surv
         trial.hear([(0.0, line)], 0.0, 1)
     for step in range(4):
         trial.hear([(0.1 * step, f'{{"step": {step}, "step_time_s": 0.1}}')], 0.1 * step, 0)
-    failure = trial.end([NodeEnd(node=1, code=1), NodeEnd(node=0, code=-15, was_told=True)]).failure
-    assert failure is not None
+    failure = failure_of(trial.end([NodeEnd(node=1, code=1), NodeEnd(node=0, code=-15, was_told=True)]))
     assert "raised ValueError: no data" in failure.message

@@ -13,7 +13,7 @@ from autotune_workers.gang.deadlines import Deadlines
 from autotune_workers.process.failure.cause import CauseReader
 from autotune_workers.process.program.evidence import NodeEnd, explain
 from autotune_workers.process.program.state import ProgramTrial
-from tests.workers.requests import request
+from tests.workers.requests import failure_of, request
 
 OOM, DIVERGED, HANG = FailureKind.OUT_OF_MEMORY, FailureKind.DIVERGED, FailureKind.HANG
 INVALID, LOST, ERROR, TIMEOUT = FailureKind.INVALID, FailureKind.WORKER_LOST, FailureKind.ERROR, FailureKind.TIMEOUT
@@ -244,9 +244,7 @@ def silent(*lines: str, compile_: bool = False) -> Failure:
     for line in answer.splitlines():
         trial.hear([(0.0, line)], 0.0)
     tail = (*lines, *answer.splitlines())
-    found = trial.end([NodeEnd(node=0, code=1, was_told=True, log_tail=tail)]).failure
-    assert found is not None
-    return found
+    return failure_of(trial.end([NodeEnd(node=0, code=1, was_told=True, log_tail=tail)]))
 
 
 @pytest.mark.parametrize(

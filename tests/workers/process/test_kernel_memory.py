@@ -21,7 +21,7 @@ from autotune_workers.training.faults import Fault
 from tests.workers.process.test_program_runner import one
 from tests.workers.process.test_program_runner import request as program
 from tests.workers.rank_pids import rank_pids
-from tests.workers.requests import PATIENT, request
+from tests.workers.requests import PATIENT, failure_of, request
 
 pytestmark = [pytest.mark.thorough, pytest.mark.alone]
 
@@ -73,8 +73,7 @@ def small_group() -> Iterator[Path]:
 def test_a_rank_that_the_kernel_kills_is_out_of_memory(runner: LocalRunner, small_group: Path) -> None:
     assert one(runner, request(0)).failure is None
     (small_group / "cgroup.procs").write_text(str(rank_pids(runner)[1]))
-    failure = one(runner, request(1)).failure
-    assert failure is not None
+    failure = failure_of(one(runner, request(1)))
     assert (failure.kind, failure.rank) == (FailureKind.OUT_OF_MEMORY, 1), failure
     assert "killed by the kernel" in failure.message
     assert one(runner, request(2)).failure is None
@@ -82,8 +81,7 @@ def test_a_rank_that_the_kernel_kills_is_out_of_memory(runner: LocalRunner, smal
 
 def test_a_program_that_the_kernel_kills_is_out_of_memory(runner: LocalRunner, small_group: Path) -> None:
     arguments = ("--fault=hold@2", f"--group={small_group / 'cgroup.procs'}")
-    failure = one(runner, program(3, *arguments, measure=replace(PATIENT, precision=0.0))).failure
-    assert failure is not None
+    failure = failure_of(one(runner, program(3, *arguments, measure=replace(PATIENT, precision=0.0))))
     assert failure.kind is FailureKind.OUT_OF_MEMORY, failure
     assert "killed by the kernel" in failure.message
     assert one(runner, program(4)).failure is None

@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 
 from autotune.errors import RunnerError
-from autotune.ports import AttemptEnded, TrialRequest, TrialRunner
+from autotune.ports import TrialRequest
 from autotune.spec import FailureKind, MeasureSpec
-from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.process.attempt_logs import FIRST_CHARACTERS, LAST_CHARACTERS
 from autotune_workers.process.machine import status_bytes
 from autotune_workers.runners.local import LocalRunner
 from tests.workers.process import misbehaving_program
 from tests.workers.program_requests import METRICS, running
-from tests.workers.requests import DOUBLE, PATIENT
+from tests.workers.requests import DOUBLE, PATIENT, failure_of, one
 from tests.workers.requests import request as asking
 
 pytestmark = pytest.mark.alone
@@ -106,11 +105,6 @@ def runner() -> Iterator[LocalRunner]:
         yield runner
 
 
-def one(runner: TrialRunner, request: TrialRequest) -> AttemptEnded:
-    runner.start(request)
-    return ended(events_until_ended(runner, [request.id]))
-
-
 def size_of(folder: Path) -> int:
     """Bytes of the files below it."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -163,8 +157,7 @@ def test_garbage_between_good_steps_does_no_harm(runner: LocalRunner, nodes: int
 @pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_python_without_the_module_is_the_cause(runner: LocalRunner, tmp_path: Path, nodes: int) -> None:
     venv.create(tmp_path / "bare", symlinks=True)
-    failure = one(runner, asked(1, "torch", nodes=nodes, program="python", python=str(tmp_path / "bare"))).failure
-    assert failure is not None
+    failure = failure_of(one(runner, asked(1, "torch", nodes=nodes, program="python", python=str(tmp_path / "bare"))))
     assert failure.kind is FailureKind.ERROR
     assert "ModuleNotFoundError: No module named 'torch'" in failure.message
 

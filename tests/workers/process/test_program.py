@@ -17,7 +17,7 @@ from autotune.trainers.logs.formats import pattern_reader, stock_reader
 from autotune_workers.process.program.evidence import NodeEnd
 from autotune_workers.process.program.log import RESOLUTION_S
 from autotune_workers.process.program.state import ProgramTrial
-from tests.workers.requests import request
+from tests.workers.requests import failure_of, request
 
 
 def told(read: LineReader, lines: Iterable[tuple[float, str]]) -> tuple[ProgramTrial, list[StepsReported]]:
@@ -117,8 +117,7 @@ def test_a_log_that_comes_at_once_says_no_time_and_what_to_do() -> None:
     trial = patient()
     ((*burst,),) = in_bursts([40], 0.0, numbered)
     assert trial.hear(burst, 5.0) == []
-    failure = trial.end([NodeEnd(node=0, code=0)]).failure
-    assert failure is not None
+    failure = failure_of(trial.end([NodeEnd(node=0, code=0)]))
     assert failure.kind is FailureKind.METRICS_MISSING
     assert "the lines of all its 40 steps arrived at once" in failure.message
     assert "flush" in failure.message
@@ -175,8 +174,7 @@ def test_rounding_is_part_of_the_spread() -> None:
 
 def test_a_log_without_steps_is_said_to_have_none() -> None:
     trial, _ = told(stock_reader(), [(1.0, "hello"), (2.0, "{'loss': 2.0}")])
-    failure = trial.end([NodeEnd(node=0, code=0)]).failure
-    assert failure is not None
+    failure = failure_of(trial.end([NodeEnd(node=0, code=0)]))
     assert failure.kind is FailureKind.METRICS_MISSING
 
 

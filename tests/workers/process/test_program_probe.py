@@ -15,7 +15,7 @@ from autotune.trainers.logs.formats import stock_reader
 from autotune_workers.process.program.evidence import NodeEnd
 from autotune_workers.process.program.probe import ProgramProbe
 from autotune_workers.process.program.state import OWN_END_S, ProgramTrial
-from tests.workers.requests import PATIENT, request
+from tests.workers.requests import PATIENT, failure_of, request
 
 TORCH = {"kind": "torch", "pid": 7, "version": "2", "rank": 0}
 
@@ -121,8 +121,7 @@ def test_a_step_that_is_not_the_configs_is_no_measurement(seen: dict[str, Any], 
     for number in range(4):
         of.see([report(step(1.0 + number, **seen))], 1.0 + number)
     assert of.ending
-    failure = ended(of).failure
-    assert failure is not None
+    failure = failure_of(ended(of))
     assert failure.kind is FailureKind.INVALID
     assert words in failure.message
     assert "trainer.argv" in failure.message
@@ -173,8 +172,7 @@ def test_a_program_that_starts_fewer_ranks_than_the_config_has_trains_less() -> 
     of.see([{"kind": "facts", "pid": 7, "rank": 0, "world": 1}], 0.0)
     for number in range(4):
         of.see([report(step(1.0 + number))], 1.0 + number)
-    failure = ended(of).failure
-    assert failure is not None
+    failure = failure_of(ended(of))
     assert "global_batch_size=16" in failure.message
 
 
@@ -236,8 +234,7 @@ def test_a_program_about_to_change_a_file_that_cannot_be_kept_is_ended_and_says_
     trial = ProgramTrial(request(), [stock_reader()], 0.0)
     trial.see([{"kind": "unkept", "pid": 1, "files": ["/data/big.bin"]}], 1.0)
     assert trial.ending
-    failure = trial.end([NodeEnd(node=0, code=-15)]).failure
-    assert failure is not None
+    failure = failure_of(trial.end([NodeEnd(node=0, code=-15)]))
     assert failure.kind is FailureKind.INVALID
     assert "/data/big.bin" in failure.message
     assert "outputs: keep" in failure.message

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from autotune.errors import RunnerError
-from autotune.ports import AttemptEnded, AttemptStarted, ProgramSeen, TrialRequest
+from autotune.ports import AttemptStarted, ProgramSeen, TrialRequest
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.process.machine import descendants, is_alive
 from autotune_workers.runners.local import LocalRunner
 from tests.matrix import sampled
-from tests.workers.requests import DOUBLE, PATIENT
+from tests.workers.requests import DOUBLE, PATIENT, failure_of, one
 from tests.workers.requests import request as asking
 
 pytestmark = pytest.mark.alone
@@ -48,11 +48,6 @@ def request(number: int, *arguments: str, metrics: Mapping[str, str] = METRICS, 
     """A trial of the program on one rank."""
     chosen = {"trainer_options": options(*arguments, metrics=metrics), "config": {"precision": "bf16"}, **fields}
     return asking(number, dp=1, trainer="command", **chosen)
-
-
-def one(runner: LocalRunner, asked: TrialRequest) -> AttemptEnded:
-    runner.start(asked)
-    return ended(events_until_ended(runner, [asked.id]))
 
 
 def programs() -> list[int]:
@@ -179,24 +174,21 @@ def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner
 @pytest.mark.thorough
 def test_a_trial_that_takes_too_long_ends_in_time(runner: LocalRunner) -> None:
     slow = replace(PATIENT, min_steps=8, max_steps=1000, precision=0.0, trial_timeout_s=3.0)
-    failure = one(runner, request(0, "--step-s=0.5", measure=replace(slow, warmup_steps=100))).failure
-    assert failure is not None
+    failure = failure_of(one(runner, request(0, "--step-s=0.5", measure=replace(slow, warmup_steps=100))))
     assert failure.kind is FailureKind.TIMEOUT
 
 
 @pytest.mark.thorough
 def test_a_program_that_never_speaks_hangs_in_start(runner: LocalRunner) -> None:
     measure = replace(PATIENT, start_timeout_s=3.0)
-    failure = one(runner, request(0, "--fault=sleep@0", measure=measure)).failure
-    assert failure is not None
+    failure = failure_of(one(runner, request(0, "--fault=sleep@0", measure=measure)))
     assert failure.kind is FailureKind.HANG
     assert "start_timeout_s" in failure.message
 
 
 def test_what_a_program_started_elsewhere_ends_with_it(runner: LocalRunner) -> None:
     few = {**options("--fault=orphan@1"), "steps": 3}
-    failed = one(runner, request(0, trainer_options=few)).failure
-    assert failed is not None
+    failed = failure_of(one(runner, request(0, trainer_options=few)))
     (pid,) = [int(line.split()[1]) for line in failed.log_tail if line.startswith("orphan")]
     assert not is_alive(pid)
 
@@ -210,8 +202,7 @@ def test_a_loser_ends_early(runner: LocalRunner) -> None:
 
 
 def test_a_knob_that_the_program_would_not_hear_of_is_refused(runner: LocalRunner) -> None:
-    failure = one(runner, request(0, config={"precision": "bf16", "recompute": "full"})).failure
-    assert failure is not None
+    failure = failure_of(one(runner, request(0, config={"precision": "bf16", "recompute": "full"})))
     assert failure.kind is FailureKind.INVALID
     assert "{recompute}" in failure.message
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from autotune.ports import AttemptEnded, LogRead, TrialRequest
+from autotune.ports import LogRead, TrialRequest
 from autotune.spec import FailureKind
 from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.runners.local import LocalRunner
 from tests.workers.process.test_program_runner import METRICS
-from tests.workers.requests import DOUBLE, PATIENT
+from tests.workers.requests import DOUBLE, PATIENT, failure_of, one
 from tests.workers.requests import request as asking
 
 pytestmark = pytest.mark.alone
@@ -46,11 +46,6 @@ def on_two_nodes(number: int, argv: list[str], **fields: Any) -> TrialRequest:
 def program(number: int, *arguments: str, **fields: Any) -> TrialRequest:
     argv = [sys.executable, str(HERE / "node_program.py"), "--node={node_rank}", "--micro-batch={micro_batch_size}"]
     return on_two_nodes(number, [*argv, *arguments], measure=BRIEF, **fields)
-
-
-def one(runner: LocalRunner, asked: TrialRequest) -> AttemptEnded:
-    runner.start(asked)
-    return ended(events_until_ended(runner, [asked.id]))
 
 
 def left() -> list[str]:
@@ -111,16 +106,14 @@ def test_a_program_that_one_node_lacks_is_refused_there(runner: LocalRunner, tmp
     script = tmp_path / "train"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
-    failure = one(runner, on_two_nodes(0, [str(script), "{micro_batch_size}"])).failure
-    assert failure is not None
+    failure = failure_of(one(runner, on_two_nodes(0, [str(script), "{micro_batch_size}"])))
     assert failure.kind is FailureKind.ERROR
     assert failure.message.startswith("the program cannot be started on node ")
 
 
 @pytest.mark.thorough
 def test_standalone_would_stay_on_one_node(runner: LocalRunner) -> None:
-    failure = one(runner, on_two_nodes(0, ["torchrun", "--standalone", "x.py", "{micro_batch_size}"])).failure
-    assert failure is not None
+    failure = failure_of(one(runner, on_two_nodes(0, ["torchrun", "--standalone", "x.py", "{micro_batch_size}"])))
     assert failure.kind is FailureKind.INVALID
     assert "leave --standalone out" in failure.message
 

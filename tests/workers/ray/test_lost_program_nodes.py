@@ -16,6 +16,7 @@ from tests.nodes.ray_nodes import RayNodes
 from tests.workers.program_requests import GLOO, on_two_nodes, until_it_steps
 from tests.workers.ray.test_lost_nodes import FAULTS, boot
 from tests.workers.ray.two_node_trials import ALONE
+from tests.workers.requests import one
 
 pytestmark = ALONE
 
@@ -56,6 +57,4 @@ def test_a_lost_node_is_a_lost_worker_and_no_program_lives_on(
     if name == "cut off":
         fault.repair(two_nodes, lost)
     boot(two_nodes, lost)
-    asked = on_two_nodes(1)
-    runner.start(asked)
-    assert ended(events_until_ended(runner, [asked.id])).failure is None
+    assert one(runner, on_two_nodes(1)).failure is None

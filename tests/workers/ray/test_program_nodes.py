@@ -24,6 +24,7 @@ from autotune_workers.runners.ray import RayRunner
 from tests.ray_roles import played, played_head, played_node
 from tests.workers.program_requests import GLOO, on_one_node, on_two_nodes, running, until_it_steps
 from tests.workers.ray.test_ray import heard
+from tests.workers.requests import failure_of, one
 
 pytestmark = [
     pytest.mark.thorough,
@@ -134,9 +135,7 @@ def test_a_folder_that_was_sent_along_is_needed_no_more(shared: RayRunner, tmp_p
 @pytest.mark.thorough
 def test_a_node_without_the_program_refuses_it_with_its_path(shared: RayRunner) -> None:
     asked = on_two_nodes(0, argv=["/nowhere/bin/torchrun", "x", "--b={micro_batch_size}", "--r={dp}"])
-    shared.start(asked)
-    failure = ended(events_until_ended(shared, [asked.id])).failure
-    assert failure is not None
+    failure = failure_of(one(shared, asked))
     assert "node 127.0.0." in failure.message
     assert "no program '/nowhere/bin/torchrun'" in failure.message
     assert "trainer.python" in failure.message
@@ -151,8 +150,7 @@ def test_a_killed_actor_is_a_lost_worker_and_nothing_is_left(shared: RayRunner) 
     until_it_steps(shared, asked)
     node = shared._groups.handles("program")[1]
     os.kill(ray.get(node.actor.pid.remote(node.owner), timeout=600), signal.SIGKILL)
-    failure = ended(events_until_ended(shared, [asked.id])).failure
-    assert failure is not None
+    failure = failure_of(ended(events_until_ended(shared, [asked.id])))
     assert failure.kind is FailureKind.WORKER_LOST
     assert "is lost" in failure.message
     until_nothing_runs()

@@ -24,7 +24,7 @@ from autotune_workers.runners.ray import RayRunner
 from tests.ray_roles import AUTH, authenticated, go_away, played, played_head, played_node
 from tests.small_studies import spec
 from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
-from tests.workers.requests import DOUBLE, PATIENT, request
+from tests.workers.requests import DOUBLE, PATIENT, failure_of, one, request
 from tests.workers.requests import request as asking
 
 pytestmark = [
@@ -106,15 +106,11 @@ def test_it_listens_on_loopback_only(cluster: str) -> None:
 @pytest.mark.thorough
 def test_a_group_that_can_never_be_placed_fails_within_its_deadline(shared: RayRunner) -> None:
     asked = request(0, dp=8, measure=replace(PATIENT, start_timeout_s=3.0))
-    shared.start(asked)
-    failure = ended(events_until_ended(shared, [asked.id], deadline_s=900.0)).failure
-    assert failure is not None
+    failure = failure_of(one(shared, asked, deadline_s=900.0))
     assert failure.kind is FailureKind.INVALID
     assert "8 CPU" in failure.message
     assert "5 CPU" in failure.message
-    after = request(1, dp=2)
-    shared.start(after)
-    assert ended(events_until_ended(shared, [after.id])).failure is None
+    assert one(shared, request(1, dp=2)).failure is None
 
 
 @pytest.mark.slow
@@ -144,9 +140,7 @@ def test_actors_have_names_that_people_can_read_and_resources_come_back(shared: 
     before = free_cpus()
     runner = RayRunner(trial=DOUBLE)
     try:
-        asked = request(0, dp=2)
-        runner.start(asked)
-        assert ended(events_until_ended(runner, [asked.id])).failure is None
+        assert one(runner, request(0, dp=2)).failure is None
         names = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True)]
         assert any("gang-1-rank-1" in name for name in names), names
     finally:
@@ -180,16 +174,13 @@ def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner, free_cluste
     host = shared._groups.handles("gang")[0]
     actor, rank = ray.get(host.actor.pids.remote(), timeout=300)
     os.kill(actor, signal.SIGKILL)
-    failure = ended(events_until_ended(shared, [asked.id])).failure
-    assert failure is not None
+    failure = failure_of(ended(events_until_ended(shared, [asked.id])))
     assert failure.kind is FailureKind.WORKER_LOST
     end = time.monotonic() + 600
     while is_alive(rank) and time.monotonic() < end:
         time.sleep(0.05)
     assert not is_alive(rank)
-    after = request(8, dp=2)
-    shared.start(after)
-    assert ended(events_until_ended(shared, [after.id])).failure is None
+    assert one(shared, request(8, dp=2)).failure is None
 
 
 def all_free() -> float:
@@ -368,13 +359,10 @@ def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str, fr
             while time.monotonic() < end and not any(isinstance(e, StepsReported) for e in runner.poll(0.2)):
                 pass
             go_away(node)
-            failure = ended(events_until_ended(runner, [asked.id], deadline_s=900.0)).failure
-            assert failure is not None
+            failure = failure_of(ended(events_until_ended(runner, [asked.id], deadline_s=900.0)))
             assert failure.kind is FailureKind.WORKER_LOST
             assert "node 127.0.0.2" in failure.message
-            after = request(1, dp=2)
-            runner.start(after)
-            assert ended(events_until_ended(runner, [after.id])).failure is None
+            assert one(runner, request(1, dp=2)).failure is None
         finally:
             runner.close()
 

@@ -17,6 +17,7 @@ from tests.nodes.ray_nodes import RayNodes
 from tests.workers import own_models
 from tests.workers.program_requests import GLOO, on_two_nodes
 from tests.workers.ray.two_node_trials import ALONE, measured, spread
+from tests.workers.requests import one
 
 pytestmark = ALONE
 
@@ -41,9 +42,7 @@ def test_nodes_that_do_not_see_the_folder_are_sent_it(two_nodes: RayNodes, runne
     lines = [line for e in events if isinstance(e, LogRead) for line in e.lines if line.startswith("rank ")]
     assert {line.split()[3] for line in lines} == {node.name for node in two_nodes.nodes}
     assert not any(str(folder) in line for line in lines)
-    asked = on_two_nodes(1, cwd=folder)
-    runner.start(asked)
-    assert ended(events_until_ended(runner, [asked.id])).failure is not None
+    assert one(runner, on_two_nodes(1, cwd=folder)).failure is not None
 
 
 @pytest.mark.slow

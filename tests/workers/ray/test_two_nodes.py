@@ -17,7 +17,7 @@ from tests.nodes import programs
 from tests.nodes.network import until
 from tests.nodes.ray_nodes import RayNodes
 from tests.workers.ray.two_node_trials import ALONE, ENDLESS, LADDER_S, RANKS, measured, ranks, spread, train
-from tests.workers.requests import request
+from tests.workers.requests import failure_of, request
 
 pytestmark = ALONE
 
@@ -57,8 +57,7 @@ def test_a_node_that_is_cut_off_is_lost_within_the_deadline(two_nodes: RayNodes,
     node = two_nodes.nodes[1]
     began_s = time.monotonic()
     node.cut()
-    failure = ended(events_until_ended(runner, [asked.id], deadline_s=90.0)).failure
-    assert failure is not None
+    failure = failure_of(ended(events_until_ended(runner, [asked.id], deadline_s=90.0)))
     assert failure.kind is FailureKind.WORKER_LOST
     assert f"node {node.address} was silent for 8 s" in failure.message
     assert time.monotonic() - began_s < LOST_S + LADDER_S

@@ -23,7 +23,7 @@ from autotune_workers.runners import turn_queue
 from autotune_workers.runners.local import LocalRunner
 from tests.workers.process.test_machine_turn import other
 from tests.workers.rank_pids import rank_pids
-from tests.workers.requests import DOUBLE, request
+from tests.workers.requests import DOUBLE, failure_of, one, request
 from tests.workers.requests import request as asking
 
 pytestmark = pytest.mark.alone
@@ -52,9 +52,7 @@ class TestLocalRunner(RunnerContract):
 def test_ranks_stay_warm_between_trials(warm: LocalRunner) -> None:
     pids = []
     for number in range(3):
-        asked = request(number, dp=2)
-        warm.start(asked)
-        assert ended(events_until_ended(warm, [asked.id])).failure is None
+        assert one(warm, request(number, dp=2)).failure is None
         pids.append(rank_pids(warm))
     assert pids[0] == pids[1] == pids[2]
 
@@ -65,8 +63,8 @@ def test_trials_run_at_once_on_disjoint_ranks(warm: LocalRunner) -> None:
     events_until_ended(warm, [all_up.id])
     slow = {"step_s": 0.1}
     asked = [request(n, dp=2, trainer_options=slow) for n in range(2)]
-    for one in asked:
-        warm.start(one)
+    for trial in asked:
+        warm.start(trial)
     events = events_until_ended(warm, [r.id for r in asked])
     started = [i for i, e in enumerate(events) if isinstance(e, AttemptStarted)]
     first_end = min(i for i, e in enumerate(events) if isinstance(e, AttemptEnded))
@@ -125,19 +123,14 @@ def test_a_study_with_several_trials_at_once_lets_others_have_their_turn(warm: L
 
 @pytest.mark.thorough
 def test_a_gang_of_eight_works_here(warm: LocalRunner) -> None:
-    asked = request(0, dp=8)
-    warm.start(asked)
-    end = ended(events_until_ended(warm, [asked.id]))
+    end = one(warm, request(0, dp=8))
     assert end.failure is None
     assert end.measurement is not None
     assert end.measurement.num_ranks == 8
 
 
 def test_a_config_that_is_larger_than_the_runner_is_invalid(warm: LocalRunner) -> None:
-    asked = request(0, dp=16)
-    warm.start(asked)
-    failure = ended(events_until_ended(warm, [asked.id])).failure
-    assert failure is not None
+    failure = failure_of(one(warm, request(0, dp=16)))
     assert failure.kind is FailureKind.INVALID
     assert "16" in failure.message
 
@@ -222,12 +215,9 @@ def test_a_fork_server_that_is_killed_while_ranks_start_is_a_lost_worker() -> No
             assert time.monotonic() < end
             runner.poll(0.01)
         os.kill(server[0], signal.SIGKILL)
-        failure = ended(events_until_ended(runner, [asked.id])).failure
-        assert failure is not None
+        failure = failure_of(ended(events_until_ended(runner, [asked.id])))
         assert failure.kind is FailureKind.WORKER_LOST
-        after = request(1, dp=2)
-        runner.start(after)
-        assert ended(events_until_ended(runner, [after.id])).failure is None
+        assert one(runner, request(1, dp=2)).failure is None
 
 
 @pytest.mark.thorough
@@ -242,9 +232,7 @@ def test_a_fork_server_that_hangs_is_replaced(
         monkeypatch.setattr(children, "ANSWER_S", 1.0)
         os.kill(server, signal.SIGSTOP)
         asked = request(1, dp=2)  # one rank more than there is
-        runner.start(asked)
-        failure = ended(events_until_ended(runner, [asked.id])).failure
-        assert failure is not None
+        failure = failure_of(one(runner, asked))
         assert failure.kind is FailureKind.WORKER_LOST
         assert "did not answer for 1 s" in caplog.text
         assert not is_alive(server)
@@ -258,8 +246,7 @@ def parent(pid: int) -> int:
 
 def train(runner: LocalRunner, asked: TrialRequest) -> None:
     """Runs a trial that must end well."""
-    runner.start(asked)
-    assert ended(events_until_ended(runner, [asked.id])).failure is None
+    assert one(runner, asked).failure is None
 
 
 def is_fork_server(pid: int) -> bool:

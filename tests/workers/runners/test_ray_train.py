@@ -12,10 +12,10 @@ import pytest
 from autotune.ports import TrialRequest, TrialRunner
 from autotune.spec import FailureKind
 from autotune.store import MemoryStore
-from autotune.testing.runners import RunnerContract, ended, events_until_ended
+from autotune.testing.runners import RunnerContract
 from autotune_workers.runners.ray_train import RayTrainRunner
 from tests.ray_roles import authenticated
-from tests.workers.requests import PATIENT
+from tests.workers.requests import PATIENT, failure_of, one
 from tests.workers.requests import request as asking
 
 pytest.importorskip("ray.train")
@@ -125,10 +125,7 @@ class TestRayTrainRunner(RunnerContract):
         assert (runner.capacity, tuple(runner.trainers)) == (2, ("ray_train",))
 
     def test_a_loop_that_diverges_or_never_leaves_ends(self, runner: TrialRunner) -> None:
-        diverging = asking(0, trainer="ray_train", config={"micro_batch_size": 8})
-        runner.start(diverging)
-        failure = ended(events_until_ended(runner, [diverging.id])).failure
-        assert failure is not None
+        failure = failure_of(one(runner, asking(0, trainer="ray_train", config={"micro_batch_size": 8})))
         assert failure.kind is FailureKind.DIVERGED
 
 
@@ -142,8 +139,7 @@ def test_a_loop_that_hangs_is_ended_with_its_workers() -> None:
     runner = RayTrainRunner(trainer=trainer(hang))
     try:
         asked = asking(0, trainer="ray_train", measure=replace(PATIENT, start_timeout_s=60.0))
-        runner.start(asked)
-        failure = ended(events_until_ended(runner, [asked.id], deadline_s=900)).failure
+        failure = one(runner, asked, deadline_s=900).failure
     finally:
         runner.close()
     assert failure is not None

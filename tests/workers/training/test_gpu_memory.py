@@ -15,7 +15,7 @@ from autotune_workers.runners.local import LocalRunner
 from autotune_workers.runners.machine_limits import visible_gpus
 from autotune_workers.training.faults import Fault
 from tests.workers.process.test_program_runner import one
-from tests.workers.requests import PATIENT
+from tests.workers.requests import PATIENT, failure_of
 from tests.workers.requests import request as asking
 
 pytestmark = pytest.mark.gpu
@@ -66,8 +66,7 @@ def test_memory_is_free_after_each_end_of_a_rank(runner: LocalRunner, kind: str)
     number, verdict = FAULTS[kind]
     assert one(runner, request(100 + number)).failure is None
     warm = used_bytes()
-    failure = one(runner, request(number)).failure
-    assert failure is not None
+    failure = failure_of(one(runner, request(number)))
     assert failure.kind is verdict
     assert falls_to(warm + SLACK_BYTES)
     assert one(runner, request(200 + number)).failure is None
