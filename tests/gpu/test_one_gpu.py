@@ -16,9 +16,8 @@ from autotune_workers.runners.local import LocalRunner
 from autotune_workers.training.model.decoder import fused_attention
 from autotune_workers.training.precision import takes_float8
 from autotune_workers.training.torch_version import check_torch_version
-from tests.workers.process.test_program_runner import one
 from tests.workers.rank_pids import rank_pids
-from tests.workers.requests import request
+from tests.workers.requests import one, request
 
 pytestmark = pytest.mark.gpu
 

@@ -14,6 +14,7 @@ from autotune.schema.files import transformers_model
 from autotune.spec import ModelCode, ModelSpec, ParallelConfig, Workload, catalog
 from autotune_workers.own_model.inspection import decoder_of_kinds, inspect
 from tests.matrix import sampled
+from tests.workers.test_own_model import code_of
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "num_hidden_layers": 4}  # fmt: skip
 LINEAR = {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32}  # fmt: skip
@@ -45,12 +46,12 @@ def described(model: ModelSpec) -> Workload:
 @pytest.mark.parametrize("family", sampled(FILES, ["qwen3_next"]))
 def test_weights_of_every_answer_are_those_that_the_class_has(family: str) -> None:
     model = built({**FILES[family], "model_type": family})
-    assert model.code is not None
-    total = model.code.num_parameters
-    layers = sum(kind.count * kind.parameters for kind in model.code.layers)
+    code = code_of(model)
+    total = code.num_parameters
+    layers = sum(kind.count * kind.parameters for kind in code.layers)
     tables = (1 if model.tied_embeddings else 2) * 512 * 64
     assert layers + tables == pytest.approx(total, rel=0.005)
-    assert model.shape_parameters + model.code.other_parameters == pytest.approx(total, rel=0.01)
+    assert model.shape_parameters + code.other_parameters == pytest.approx(total, rel=0.01)
     fp32 = autotune.estimate(described(model), ParallelConfig(dp=8, micro_batch_size=2, precision="fp32"))
     assert float(fp32.memory_parts_bytes.weights) == pytest.approx(4 * total, rel=0.01)
     assert any("layers that are not a decoder's" in words for words in model.assumptions)
@@ -61,9 +62,9 @@ def test_experts_that_a_token_does_not_visit_cost_no_compute_and_are_kept() -> N
     assert (model.num_experts, model.experts_per_token, model.ffn_hidden_size) == (16, 2, 128)
     idle = 4 * 14 * 3 * 64 * 128
     assert model.active_parameters == model.num_parameters - idle
-    assert model.code is not None
-    assert [(kind.count, kind.attends) for kind in model.code.layers] == [(3, False), (1, True)]
-    assert model.code.attending_share == 0.25
+    code = code_of(model)
+    assert [(kind.count, kind.attends) for kind in code.layers] == [(3, False), (1, True)]
+    assert code.attending_share == 0.25
 
 
 def test_a_model_of_eighty_billion_weights_does_not_fit_where_its_weights_alone_do_not() -> None:
@@ -92,10 +93,10 @@ def tower() -> dict[str, Any]:
 
 def test_towers_are_counted_in_memory_and_named() -> None:
     model = built(tower())
-    assert model.code is not None
+    code = code_of(model)
     assert (model.num_layers, model.hidden_size, model.ffn_hidden_size) == (2, 64, 128)
-    assert model.code.other_parameters == model.num_parameters - model.shape_parameters > model.shape_parameters
-    assert not model.code.layers
+    assert code.other_parameters == model.num_parameters - model.shape_parameters > model.shape_parameters
+    assert not code.layers
     fp32 = autotune.estimate(described(model), ParallelConfig(dp=8, micro_batch_size=2, precision="fp32"))
     assert float(fp32.memory_parts_bytes.weights) == pytest.approx(4 * model.num_parameters, rel=0.01)
     (words,) = model.assumptions
@@ -104,8 +105,7 @@ def test_towers_are_counted_in_memory_and_named() -> None:
 
 def test_where_no_class_is_built_towers_are_named_as_left_out() -> None:
     model = transformers_model("other", json.dumps(tower()), base=None, inspect=None)
-    assert model.code is not None
-    assert model.code.num_parameters == 0
+    assert code_of(model).num_parameters == 0
     (words,) = model.assumptions
     assert "counts only its language model" in words
 
@@ -117,8 +117,7 @@ def test_layers_of_other_kinds_are_refused_where_no_class_is_built() -> None:
 
 def test_experts_without_a_number_of_visited_ones_have_no_shape() -> None:
     model = built({**FILES["qwen3_next"], "model_type": "qwen3_next"})
-    assert model.code is not None
-    assert decoder_of_kinds(model.code.layers, {"hidden_size": 64, "vocab_size": 512, "num_experts": 16}) is None
+    assert decoder_of_kinds(code_of(model).layers, {"hidden_size": 64, "vocab_size": 512, "num_experts": 16}) is None
 
 
 def test_kinds_of_layers_survive_plain_values() -> None:

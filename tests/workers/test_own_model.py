@@ -27,12 +27,16 @@ def unknown(function: str, module: str = "tests.workers.own_models", folder: str
     return ModelSpec(name="own", num_layers=1, hidden_size=1, num_attention_heads=1, vocab_size=1, code=code)
 
 
+def code_of(model: ModelSpec) -> ModelCode:
+    assert model.code is not None
+    return model.code
+
+
 def test_shapes_are_told_counted_or_guessed() -> None:
     found = inspect(unknown("language_model", width=32, depth=3))
     with torch.device("meta"):
         built = language_model(width=32, depth=3)
-    code = found.code
-    assert code is not None
+    code = code_of(found)
     assert (found.num_layers, found.hidden_size, found.vocab_size) == (3, 32, 256)
     assert (found.num_attention_heads, found.ffn_hidden_size) == (4, 128)
     assert found.num_parameters == code.num_parameters == sum(p.numel() for p in built["model"].parameters())
@@ -43,11 +47,11 @@ def test_shapes_are_told_counted_or_guessed() -> None:
 
 def test_what_nothing_tells_is_that_of_a_decoder_with_as_many_weights() -> None:
     found = inspect(unknown("recommender", width=64))
-    assert found.code is not None
     sizes = {"num_layers", "hidden_size", "num_attention_heads", "vocab_size", "ffn_hidden_size"}
-    assert set(found.code.guessed) == sizes
-    assert not found.code.reads_tokens
-    assert not found.code.has_tensor_plan
+    code = code_of(found)
+    assert set(code.guessed) == sizes
+    assert not code.reads_tokens
+    assert not code.has_tensor_plan
     assert replace(found, code=None).num_parameters == pytest.approx(found.num_parameters, rel=0.2)
 
 
@@ -75,8 +79,7 @@ def test_a_guessed_decoder_has_the_weights_within_and_outside_of_the_repeated_bl
     function: str, module: str
 ) -> None:
     found = inspect(unknown(function, f"tests.workers.{module}"))
-    assert found.code is not None
-    assert "ffn_hidden_size" in found.code.guessed
+    assert "ffn_hidden_size" in code_of(found).guessed
     assert replace(found, code=None).num_parameters == pytest.approx(found.num_parameters, rel=0.005)
 
 
@@ -96,9 +99,7 @@ def test_a_guessed_width_is_a_multiple_of_the_heads_that_are_told() -> None:
 
 
 def test_the_fingerprint_follows_arguments_and_code(tmp_path: Path) -> None:
-    first, second = (inspect(unknown("language_model", depth=depth)).code for depth in (2, 3))
-    assert first is not None
-    assert second is not None
+    first, second = (code_of(inspect(unknown("language_model", depth=depth))) for depth in (2, 3))
     assert first.fingerprint != second.fingerprint
     assert inspect(unknown("language_model", depth=2)).code == first
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, NodePlace, RunnerEvent
-from autotune.spec import FailureKind
+from autotune.ports import AttemptQueued, AttemptStarted, NodePlace, RunnerEvent
+from autotune.spec import FailureKind, MeasureSpec
+from autotune.testing.runners import ended
 from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang import attempt_runner
 from autotune_workers.gang.attempt_runner import Place
 from autotune_workers.gang.gang_runner import GangRunner
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
-from tests.workers.requests import PATIENT, request
+from tests.workers.requests import PATIENT, failure_of, request
 
 
 class Rank:
@@ -124,14 +125,38 @@ def test_waiting_for_others_outlasts_every_deadline_and_is_reported() -> None:
         assert pools.asked == asked
 
 
-def test_more_than_the_cluster_has_is_refused_after_the_start_timeout() -> None:
+@pytest.mark.parametrize(
+    ("dp", "measure", "patience", "kind", "says"),
+    [
+        pytest.param(8, HASTY, Patience(), FailureKind.INVALID, "too large", id="more than the cluster has"),
+        pytest.param(
+            16,
+            PATIENT,
+            Patience(),
+            FailureKind.INVALID,
+            "16 ranks do not fit on 1 nodes of 8",
+            id="more than the cluster that is described",
+        ),
+        pytest.param(
+            2,
+            PATIENT,
+            Patience(placement_s=0.1),
+            FailureKind.WORKER_LOST,
+            "others use the cluster",
+            id="others use it for too long",
+        ),
+    ],
+)
+def test_a_config_that_gets_no_place_ends_with_the_reason(
+    dp: int, measure: MeasureSpec, patience: Patience, kind: FailureKind, says: str
+) -> None:
     pools = Elsewhere()
-    with GangRunner(pools) as runner:
-        runner.start(request(dp=8, measure=HASTY))
-        (end,) = [e for e in heard(runner, 0.4) if isinstance(e, AttemptEnded)]
-        assert end.failure is not None
-        assert (end.failure.kind, end.failure.message) == (FailureKind.INVALID, "too large")
-        assert len(pools.disbanded) == 1
+    with GangRunner(pools, patience=patience) as runner:
+        runner.start(request(dp=dp, measure=measure))
+        failure = failure_of(ended(heard(runner, 0.5)))
+    assert failure.kind is kind
+    assert says in failure.message
+    assert pools.disbanded == pools._pools
 
 
 def test_a_config_of_several_nodes_is_placed_on_whole_nodes() -> None:
@@ -145,16 +170,6 @@ def test_a_config_of_several_nodes_is_placed_on_whole_nodes() -> None:
     assert shapes == [(1, 4), (2, 2)]
 
 
-def test_a_config_that_does_not_fit_the_described_cluster_is_invalid() -> None:
-    pools = Elsewhere()
-    with GangRunner(pools) as runner:
-        runner.start(request(dp=16))
-        (end,) = [e for e in heard(runner, 0.1) if isinstance(e, AttemptEnded)]
-        assert end.failure is not None
-        assert end.failure.kind is FailureKind.INVALID
-        assert "16 ranks do not fit on 1 nodes of 8" in end.failure.message
-
-
 def test_a_config_waits_for_nodes_that_are_away() -> None:
     pools = Elsewhere()
     pools.away = "one of its 2 nodes is unavailable"
@@ -163,16 +178,6 @@ def test_a_config_waits_for_nodes_that_are_away() -> None:
         *waits, end = heard(runner, 0.6)
         assert waits
         assert all(isinstance(e, AttemptQueued) and pools.away in e.reason for e in waits)
-        assert isinstance(end, AttemptEnded)
-        assert end.failure is not None
-        assert end.failure.kind is FailureKind.WORKER_LOST
-        assert pools.away in end.failure.message
-
-
-def test_waiting_for_a_placement_has_a_deadline() -> None:
-    with GangRunner(Elsewhere(), patience=Patience(placement_s=0.1)) as runner:
-        runner.start(request())
-        (end,) = [e for e in heard(runner, 0.5) if isinstance(e, AttemptEnded)]
-        assert end.failure is not None
-        assert end.failure.kind is FailureKind.WORKER_LOST
-        assert "others use the cluster" in end.failure.message
+        failure = failure_of(ended([end]))
+        assert failure.kind is FailureKind.WORKER_LOST
+        assert pools.away in failure.message

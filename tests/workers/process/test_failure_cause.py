@@ -39,9 +39,7 @@ def failure(*logs: Sequence[str], code: int = 1) -> Failure:
         for line in lines:
             trial.hear([(0.0, line)], 0.0, node)
     ends = [NodeEnd(node=node, code=code, log_tail=tuple(lines[-30:])) for node, lines in enumerate(logs)]
-    end = trial.end(ends)
-    assert end.failure is not None
-    return end.failure
+    return failure_of(trial.end(ends))
 
 
 RECORDED = [

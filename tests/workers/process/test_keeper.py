@@ -64,6 +64,25 @@ def pid_in(messages: list[Message]) -> int:
     return next(int(message["pid"]) for message in messages if message["event"] == "started")
 
 
+def lines_in(messages: list[Message]) -> list[str]:
+    return [line for message in messages for _, line in message.get("lines", ())]
+
+
+def stamps_in(messages: list[Message]) -> list[float]:
+    return [at_s for message in messages for at_s, _ in message.get("lines", ())]
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets what passes of a log."""
+
+    def set_limits(**values: float) -> None:
+        for name, value in values.items():
+            monkeypatch.setattr(keeper_log, name.upper(), value)
+
+    return set_limits
+
+
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -110,7 +129,7 @@ def test_what_a_keeper_wrote_is_gone_with_the_program(keeper: KeeperProcess) -> 
     code = "import os, sys; print(open(sys.argv[1]).read(), os.getcwd())"
     begin(keeper, code, f"{FOLDER}/sub/a.txt", files={"sub/a.txt": "text"})
     heard = until(keeper, "ended")
-    (line,) = [line for message in heard if message["event"] == "lines" for _, line in message["lines"]]
+    (line,) = lines_in(heard)
     text, folder = line.split()
     assert text == "text"
     assert not Path(folder).exists()
@@ -211,7 +230,7 @@ def test_files_are_utf8_in_any_locale(monkeypatch: pytest.MonkeyPatch) -> None:
         heard = until(keeper, "ended")
     finally:
         keeper.close(30.0)
-    (line,) = [line for message in heard if message["event"] == "lines" for _, line in message["lines"]]
+    (line,) = lines_in(heard)
     assert line == repr("größer".encode())
 
 
@@ -232,46 +251,26 @@ TRACEBACK = b"Traceback (most recent call last):\n  File 'train.py', line 7, in 
 @pytest.mark.thorough
 @pytest.mark.parametrize("lines", [10_000, 300_000])
 def test_the_last_words_reach_an_owner_that_is_far_behind(lines: int) -> None:
-    ours, theirs = socket.socketpair()
-    reading, writing = os.pipe()
-    with ours, theirs:
-        outbox = Outbox(theirs)
-        while not outbox.is_behind:
-            outbox.send({"event": "lines", "lines": [[0.0, "x" * 100_000]]})
-        reader = LogReader(reading, outbox, steps_are)
-        reader.start()
-        with os.fdopen(writing, "wb") as log:
-            log.write(b"a line of the program\n" * lines + TRACEBACK)
-        reader.join(300.0)
-        heard = b""
-        while outbox.is_full or not heard:
-            heard += ours.recv(1 << 20)
-            outbox.flush()
-        theirs.shutdown(socket.SHUT_WR)
-        while chunk := ours.recv(1 << 20):
-            heard += chunk
-    arrived = [line for message in Lines().feed(heard) for _, line in message["lines"]]
+    first = {"event": "lines", "lines": [[0.0, "x" * (keeper_log.BACKLOG_BYTES + MORE_THAN_A_SOCKET_HOLDS)]]}
+    arrived = lines_in(heard_late(b"a line of the program\n" * lines + TRACEBACK, first))
     assert arrived[-3:] == TRACEBACK.decode().splitlines()
 
 
-def test_a_traceback_that_begins_while_lines_are_left_out_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_log, "BURST_BYTES", 1000)
-    monkeypatch.setattr(keeper_log, "RATE_BYTES_PER_S", 10_000)
+def test_a_traceback_that_begins_while_lines_are_left_out_arrives_whole(limit: Callable[..., None]) -> None:
+    limit(burst_bytes=1000, rate_bytes_per_s=10_000)
     messages = sent(b"a line of the program\n" * 10_000 + TRACEBACK[:40], TRACEBACK[40:], pause_s=0.02)
     assert left_out_of(messages).lines > 0
-    assert [line for message in messages for _, line in message["lines"]][-3:] == TRACEBACK.decode().splitlines()
+    assert lines_in(messages)[-3:] == TRACEBACK.decode().splitlines()
 
 
 def test_lines_that_wait_pass_as_soon_as_the_rate_allows_with_the_time_of_their_arrival(
-    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[..., None],
 ) -> None:
-    monkeypatch.setattr(keeper_log, "BURST_BYTES", 1000)
-    monkeypatch.setattr(keeper_log, "RATE_BYTES_PER_S", 4000)
-    monkeypatch.setattr(keeper_log, "RETRY_S", 0.01)
+    limit(burst_bytes=1000, rate_bytes_per_s=4000, retry_s=0.01)
     messages = sent(b"line\n" * 300, pause_s=0.3)  # in one piece
     assert len(messages) > 1
     assert "left_out" not in messages[0]
-    stamps = [at_s for message in messages for at_s, _ in message["lines"]]
+    stamps = stamps_in(messages)
     assert len(stamps) == 300
     assert len(set(stamps)) == 1
 
@@ -312,23 +311,46 @@ def sent(*pieces: bytes, pause_s: float = 0.0, test: Callable[[], StepTest] = st
     return heard
 
 
+MORE_THAN_A_SOCKET_HOLDS = 4_000_000
+
+
+def heard_late(log: bytes, *first: Message) -> list[Message]:
+    """What an owner gets that reads only when the program has ended, and was sent `first` before it wrote its log."""
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+    heard, lines = [], Lines()
+    with ours, theirs:
+        outbox = Outbox(theirs)
+        for message in first:
+            outbox.send(message)
+        reader = LogReader(reading, outbox, steps_are)
+        reader.start()
+        with os.fdopen(writing, "wb") as file:
+            file.write(log)
+        reader.join(300.0)
+        assert not reader.is_alive()
+        outbox.send({"event": "ended"})
+        while not any(message["event"] == "ended" for message in heard):
+            heard += lines.feed(ours.recv(1 << 16))
+            outbox.flush()
+    return heard
+
+
 def test_lines_end_by_carriage_returns_and_the_last_one_needs_no_end() -> None:
     messages = sent(b"1/3\r2/", b"3\r3/", b"3\r", b"\nend")
-    assert [line for message in messages for _, line in message["lines"]] == ["1/3", "2/3", "3/3", "end"]
-    stamps = [at_s for message in messages for at_s, _ in message["lines"]]
+    assert lines_in(messages) == ["1/3", "2/3", "3/3", "end"]
+    stamps = stamps_in(messages)
     assert stamps == sorted(stamps)
     assert time.monotonic() - 30 < stamps[0] <= time.monotonic()
 
 
 def test_more_than_can_be_passed_on_is_left_out_and_counted_and_the_last_lines_are_kept(
-    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[..., None],
 ) -> None:
-    monkeypatch.setattr(keeper_log, "BURST_BYTES", 1000)
-    monkeypatch.setattr(keeper_log, "RATE_BYTES_PER_S", 0)
-    monkeypatch.setattr(keeper_log, "LAST_BYTES", 200)
+    limit(burst_bytes=1000, rate_bytes_per_s=0, last_bytes=200)
     log = b"".join(b"line %03d\n" % number for number in range(500))
     messages = sent(*(log[start : start + 500] for start in range(0, len(log), 500)))
-    lines = [line for message in messages for _, line in message["lines"]]
+    lines = lines_in(messages)
     left_out = left_out_of(messages).lines
     assert lines[0] == "line 000"
     assert lines[-1] == "line 499"
@@ -336,25 +358,10 @@ def test_more_than_can_be_passed_on_is_left_out_and_counted_and_the_last_lines_a
     assert len("".join(lines)) < 1400
 
 
-def test_an_owner_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_log, "BACKLOG_BYTES", 1000)
-    ours, theirs = socket.socketpair()
-    reading, writing = os.pipe()
-    with ours, theirs:
-        outbox = Outbox(theirs)
-        reader = LogReader(reading, outbox, steps_are)
-        reader.start()
-        with os.fdopen(writing, "wb") as log:
-            log.write(b"a line of the program\n" * 200_000)
-        reader.join(300.0)
-        assert not reader.is_alive()
-        outbox.send({"event": "ended"})
-        heard, lines = [], Lines()
-        while not any(message["event"] == "ended" for message in heard):
-            heard += lines.feed(ours.recv(1 << 16))
-            outbox.flush()
-    passed = sum(len(message.get("lines", ())) for message in heard)
-    left_out = left_out_of(heard).lines
+def test_an_owner_that_does_not_read_holds_nobody_up(limit: Callable[..., None]) -> None:
+    limit(backlog_bytes=1000)
+    heard = heard_late(b"a line of the program\n" * 200_000)
+    passed, left_out = len(lines_in(heard)), left_out_of(heard).lines
     assert passed + left_out == 200_000
     assert passed < left_out
 
@@ -368,26 +375,23 @@ def flood(steps: int, junk: bytes, times: int) -> bytes:
 @pytest.mark.parametrize("test", [steps_are, marked_steps_are])
 @pytest.mark.parametrize("junk", [b"a line of the program\n", b"x" * 200_000 + b"\n"], ids=["short", "long"])
 def test_of_the_lines_that_cannot_pass_the_step_lines_do(
-    monkeypatch: pytest.MonkeyPatch, junk: bytes, test: Callable[[], StepTest]
+    limit: Callable[..., None], junk: bytes, test: Callable[[], StepTest]
 ) -> None:
-    monkeypatch.setattr(keeper_log, "BURST_BYTES", 1000)
-    monkeypatch.setattr(keeper_log, "RATE_BYTES_PER_S", 0)
-    monkeypatch.setattr(keeper_log, "LAST_BYTES", 200)
+    limit(burst_bytes=1000, rate_bytes_per_s=0, last_bytes=200)
     messages = sent(flood(300, junk, 1_000_000 // 300 // len(junk) + 1), test=test)
-    lines = [line for message in messages for _, line in message["lines"]]
+    lines = lines_in(messages)
     assert [line for line in lines if line.startswith("step ")] == [f"step {number}" for number in range(300)]
     left_out = left_out_of(messages)
     assert left_out.lines > 250
     assert left_out.step_lines == 0
     assert left_out.bytes > 200 * left_out.lines // 10
-    stamps = [at_s for message in messages for at_s, _ in message["lines"]]
+    stamps = stamps_in(messages)
     assert stamps == sorted(stamps)
 
 
-def test_of_a_flood_only_lines_with_a_mark_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_flood_only_lines_with_a_mark_are_looked_at(limit: Callable[..., None]) -> None:
     """The program waits for whoever reads its log: a look at each line would slow the steps that are measured."""
-    monkeypatch.setattr(keeper_log, "BURST_BYTES", 1000)
-    monkeypatch.setattr(keeper_log, "RATE_BYTES_PER_S", 0)
+    limit(burst_bytes=1000, rate_bytes_per_s=0)
     looked: list[str] = []
 
     def may_tell(line: str) -> bool:
@@ -396,7 +400,7 @@ def test_of_a_flood_only_lines_with_a_mark_are_looked_at(monkeypatch: pytest.Mon
 
     log = flood(300, b"a line of the program\r\n", 1000).replace(b"step 7\n", b"step 7\rno step\n\n")
     messages = sent(log, test=lambda: StepTest.of(may_tell, ("step",)))
-    lines = [line for message in messages for _, line in message["lines"]]
+    lines = lines_in(messages)
     assert [line for line in lines if line.startswith("step ")] == [f"step {number}" for number in range(300)]
     assert set(looked) <= {"no step", *(f"step {number}" for number in range(300))}
     assert len(lines) + left_out_of(messages).lines >= 300_000
@@ -410,52 +414,33 @@ for step in range(200):
     print(f"{{'loss': 2.5, 'learning_rate': {step}}}")
 """
     begin(keeper, code, trainer="command")
-    lines = [line for message in until(keeper, "ended", 120.0) for _, line in message.get("lines", ())]
+    lines = lines_in(until(keeper, "ended", 120.0))
     assert [line for line in lines if "loss" in line] == [f"{{'loss': 2.5, 'learning_rate': {n}}}" for n in range(200)]
     assert len(lines) < 200 * 700
 
 
-def test_step_lines_that_a_busy_owner_cannot_take_are_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_log, "BACKLOG_BYTES", 0)
-    monkeypatch.setattr(keeper_log, "STEP_BYTES", 1000)
-    monkeypatch.setattr(keeper_log, "BURST_BYTES", 0)
-    ours, theirs = socket.socketpair()
-    reading, writing = os.pipe()
-    with ours, theirs:
-        outbox = Outbox(theirs)
-        outbox.send({"event": "started", "why": "x" * 4_000_000})  # more than a socket holds: the owner is behind
-        reader = LogReader(reading, outbox, steps_are)
-        reader.start()
-        with os.fdopen(writing, "wb") as log:
-            log.write(flood(20_000, b"", 0))
-        reader.join(300.0)
-        assert not reader.is_alive()
-        heard, lines = [], Lines()
-        outbox.send({"event": "ended"})
-        while not any(message["event"] == "ended" for message in heard):
-            heard += lines.feed(ours.recv(1 << 16))
-            outbox.flush()
+def test_step_lines_that_a_busy_owner_cannot_take_are_bounded_and_counted(limit: Callable[..., None]) -> None:
+    limit(backlog_bytes=0, step_bytes=1000, burst_bytes=0)
+    heard = heard_late(flood(20_000, b"", 0), {"event": "started", "why": "x" * MORE_THAN_A_SOCKET_HOLDS})
     left_out = left_out_of(heard)
-    passed = sum(len(message.get("lines", ())) for message in heard)
     assert left_out.step_lines == left_out.lines > 0
-    assert passed + left_out.lines == 20_000
+    assert len(lines_in(heard)) + left_out.lines == 20_000
     assert "step lines among them" in left_out.text
 
 
-def test_without_the_trainer_nothing_is_taken_for_a_step_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_trainer_nothing_is_taken_for_a_step_and_that_is_said(limit: Callable[..., None]) -> None:
     def missing() -> StepTest:
         raise LookupError("there is no trainer 'ours'")
 
-    monkeypatch.setattr(keeper_log, "BURST_BYTES", 0)
-    monkeypatch.setattr(keeper_log, "LAST_BYTES", 200)
+    limit(burst_bytes=0, last_bytes=200)
     messages = sent(flood(300, b"a line of the program\n", 100), test=missing)
     left_out = left_out_of(messages)
     assert left_out.lines > 20_000
     assert left_out.text.endswith("perhaps with step lines among them (LookupError: there is no trainer 'ours')")
 
 
-def test_output_without_lines_is_told_at_least_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_log, "LIFE_S", 0.05)
+def test_output_without_lines_is_told_at_least_every_second(limit: Callable[..., None]) -> None:
+    limit(life_s=0.05)
     messages = sent(*[b"."] * 5, b"\n", pause_s=0.1)
     assert [message["lines"] for message in messages[:-1]].count([]) >= 3
     assert messages[-1]["lines"][-1][1] == "....."

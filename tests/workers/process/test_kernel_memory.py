@@ -18,10 +18,9 @@ from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.process.machine import EXPENDABLE, be_expendable, oom_kills
 from autotune_workers.runners.local import LocalRunner
 from autotune_workers.training.faults import Fault
-from tests.workers.process.test_program_runner import one
 from tests.workers.process.test_program_runner import request as program
 from tests.workers.rank_pids import rank_pids
-from tests.workers.requests import PATIENT, failure_of, request
+from tests.workers.requests import PATIENT, failure_of, one, request
 
 pytestmark = [pytest.mark.thorough, pytest.mark.alone]
 

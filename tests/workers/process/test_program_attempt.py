@@ -16,6 +16,7 @@ from torch.distributed.run import get_args_parser
 from autotune.errors import AutotuneError, RunnerError
 from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, NodePlace, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind
+from autotune.testing.runners import ended
 from autotune.trainers.base.torchrun import Placement
 from autotune_workers.gang import attempt_runner
 from autotune_workers.gang.attempt_runner import Place
@@ -28,7 +29,7 @@ from autotune_workers.process.program import attempt as program_attempt
 from autotune_workers.process.program.attempt import ProgramAttempt, ProgramRunner
 from autotune_workers.process.program.launch import prepare
 from autotune_workers.process.program.places import ProgramOrder
-from tests.workers.requests import PATIENT
+from tests.workers.requests import PATIENT, failure_of, measurement_of
 from tests.workers.requests import request as asking
 
 METRICS = {"step": r"^step (\d+)", "step_time_s": r"time ([\d.]+)", "loss": r"loss ([\d.]+)"}
@@ -82,6 +83,10 @@ class Two:
         readings = {"peak_bytes": 10 * (node + 1), "gpu_peak_bytes": None, "kernel_oom": False, "left": [], **fields}
         self.say(node, "ended", code=code, **readings)
 
+    def both_ended(self, code: int) -> None:
+        for node in (0, 1):
+            self.ended(node, code)
+
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
         self.attempt.tick(self.now_s)
@@ -94,9 +99,13 @@ class Two:
 
     @property
     def failure(self) -> Failure:
-        failure = self.end.failure
-        assert failure is not None
-        return failure
+        return failure_of(self.end)
+
+
+def begun(**fields: Any) -> Two:
+    two = Two(**fields)
+    two.begin()
+    return two
 
 
 def test_all_start_when_all_are_ready_and_meet_at_node_0() -> None:
@@ -130,25 +139,22 @@ def test_torchrun_takes_these_variables_and_an_argument_wins(monkeypatch: pytest
 
 
 def test_the_first_node_that_ends_a_step_is_measured_and_memory_is_that_of_all() -> None:
-    two = Two()
-    two.begin()
+    two = begun()
     for step in range(12):
         two.lines(1, f"step {step} time 2.0 loss 3.0")
         two.lines(0, f"step {step} time 1.0 loss 3.0")
     two.wait(0.0)
     assert all(node.told_to_end for node in two.nodes)
-    two.ended(0, -15)
-    two.ended(1, -15)
+    two.both_ended(-15)
     end = two.end
     assert end.failure is None
-    assert end.measurement is not None
-    assert set(end.measurement.step_times_s) == {2.0}
-    assert end.measurement.peak_memory_bytes == 20
+    measured = measurement_of(end)
+    assert set(measured.step_times_s) == {2.0}
+    assert measured.peak_memory_bytes == 20
 
 
 def test_a_node_that_merely_lost_its_peer_is_no_cause() -> None:
-    two = Two()
-    two.begin()
+    two = begun()
     two.lines(0, "RuntimeError: [gloo] Connection closed by peer [10.0.0.2]")
     two.ended(0, 1)
     two.lines(1, "ValueError: the cause")
@@ -163,8 +169,7 @@ def test_a_node_that_merely_lost_its_peer_is_no_cause() -> None:
 
 
 def test_a_node_that_goes_on_alone_is_ended() -> None:
-    two = Two()
-    two.begin()
+    two = begun()
     two.ended(0, 3)
     two.wait(program_attempt.PEERS_S)
     assert two.nodes[1].told_to_end
@@ -173,8 +178,7 @@ def test_a_node_that_goes_on_alone_is_ended() -> None:
 
 
 def test_a_lost_node_ends_the_others_at_once_and_is_the_cause_of_their_end() -> None:
-    two = Two()
-    two.begin()
+    two = begun()
     two.lines(1, "RuntimeError: out of luck")
     two.ended(1, 1)
     two.say(0, "gone", why="was silent for 10 s")
@@ -185,8 +189,7 @@ def test_a_lost_node_ends_the_others_at_once_and_is_the_cause_of_their_end() -> 
 
 
 def test_a_trial_that_was_late_because_a_node_was_lost_is_no_hang() -> None:
-    two = Two(measure=replace(PATIENT, start_timeout_s=5.0))
-    two.begin()
+    two = begun(measure=replace(PATIENT, start_timeout_s=5.0))
     two.wait(6.0)
     two.ended(0, -15)
     two.say(1, "gone", why="was silent for 10 s")
@@ -194,8 +197,7 @@ def test_a_trial_that_was_late_because_a_node_was_lost_is_no_hang() -> None:
 
 
 def test_a_keeper_that_does_not_confirm_the_end_is_given_up() -> None:
-    two = Two(measure=replace(PATIENT, start_timeout_s=5.0))
-    two.begin()
+    two = begun(measure=replace(PATIENT, start_timeout_s=5.0))
     two.wait(6.0)
     two.ended(0, -15)
     two.wait(program_attempt.GONE_S)
@@ -204,12 +206,10 @@ def test_a_keeper_that_does_not_confirm_the_end_is_given_up() -> None:
 
 
 def test_left_out_lines_show_in_the_log() -> None:
-    two = Two()
-    two.begin()
+    two = begun()
     two.say(0, "lines", lines=[[0.0, "the end"]], left_out=LeftOut(lines=7, bytes=3 << 20).plain())
     two.say(1, "lines", lines=[], left_out=LeftOut(lines=1, bytes=1 << 20, step_lines=1).plain())
-    two.ended(0, 1)
-    two.ended(1, 1)
+    two.both_ended(1)
     failure = two.failure
     assert failure.log_tail[:2] == (
         "[node 0] [autotune left out 7 lines (3.0 MiB), with no step lines among them: more than it can read]",
@@ -219,16 +219,14 @@ def test_left_out_lines_show_in_the_log() -> None:
 
 
 def test_output_of_any_node_is_life_until_the_trial_is_over() -> None:
-    two = Two(measure=replace(PATIENT, step_timeout_s=10.0, trial_timeout_s=100.0))
-    two.begin()
+    two = begun(measure=replace(PATIENT, step_timeout_s=10.0, trial_timeout_s=100.0))
     two.lines(0, "step 0 time 1.0 loss 2.0")
     for _ in range(9):
         two.wait(9.0)
         two.say(1, "lines", lines=[])  # output without a line
         assert not two.nodes[0].told_to_end
     two.wait(20.0)
-    two.ended(0, -15)
-    two.ended(1, -15)
+    two.both_ended(-15)
     failure = two.failure
     assert failure.kind is FailureKind.TIMEOUT
     assert failure.message == (
@@ -237,16 +235,14 @@ def test_output_of_any_node_is_life_until_the_trial_is_over() -> None:
 
 
 def test_a_program_that_prints_nothing_more_hangs() -> None:
-    two = Two(measure=replace(PATIENT, step_timeout_s=10.0, trial_timeout_s=100.0))
-    two.begin()
+    two = begun(measure=replace(PATIENT, step_timeout_s=10.0, trial_timeout_s=100.0))
     two.lines(0, "step 0 time 1.0 loss 2.0")
     two.wait(9.0)
     two.lines(0, "a checkpoint is written")
     two.wait(9.0)
     assert not two.nodes[0].told_to_end
     two.wait(2.0)
-    two.ended(0, -15)
-    two.ended(1, -15)
+    two.both_ended(-15)
     failure = two.failure
     assert failure.kind is FailureKind.HANG
     assert failure.message == "the log has no step after step 0, and nothing else, within step_timeout_s=10"
@@ -256,14 +252,13 @@ def test_the_logs_of_a_failed_attempt_are_kept_and_the_failure_says_where(tmp_pa
     places = Elsewhere()
     places.free = True
     places.last_words = ["step 0 time 1.0 loss 2.0", "the last words"]
-    runner = ProgramRunner(places, logs=tmp_path)
-    runner.start(asked())
-    (end,) = [event for event in poll_until(runner, is_over) if isinstance(event, AttemptEnded)]
-    assert end.failure is not None
-    assert end.failure.log_tail[-1] == f"[autotune keeps the logs of all nodes in {tmp_path / 's' / '0-1'}]"
+    with ProgramRunner(places, logs=tmp_path) as runner:
+        runner.start(asked())
+        assert (
+            failure_at_end(runner).log_tail[-1] == f"[autotune keeps the logs of all nodes in {tmp_path / 's' / '0-1'}]"
+        )
     kept = [(tmp_path / "s" / "0-1" / f"node-{node}.log").read_text() for node in (0, 1)]
     assert kept[0] == "step 0 time 1.0 loss 2.0\nthe last words\n"
-    runner.close()
 
 
 def test_a_log_keeps_its_beginning_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,8 +371,11 @@ def poll_until(runner: ProgramRunner, done: Callable[[list[RunnerEvent]], bool])
     return events
 
 
-def is_over(events: list[RunnerEvent]) -> bool:
-    return any(isinstance(event, AttemptEnded) for event in events)
+def failure_at_end(runner: ProgramRunner) -> Failure:
+    def is_over(events: list[RunnerEvent]) -> bool:
+        return any(isinstance(event, AttemptEnded) for event in events)
+
+    return failure_of(ended(poll_until(runner, is_over)))
 
 
 HASTY = replace(PATIENT, start_timeout_s=0.05, trial_timeout_s=0.1)
@@ -391,9 +389,7 @@ def test_waiting_for_a_place_outlasts_every_deadline_and_is_reported(monkeypatch
     events = poll_until(runner, lambda events: len(events) > 10)
     assert all(isinstance(event, AttemptQueued) and "2 nodes with 2 ranks each" in event.reason for event in events)
     places.free = True
-    (end,) = [event for event in poll_until(runner, is_over) if isinstance(event, AttemptEnded)]
-    assert end.failure is not None
-    assert end.failure.kind is FailureKind.WORKER_LOST
+    assert failure_at_end(runner).kind is FailureKind.WORKER_LOST
     assert places.disbanded == [(places.places[0], False)]
     runner.close()
 
@@ -410,17 +406,15 @@ def test_a_place_that_cannot_be_had_is_an_end(short: str, patience: Patience, ki
     places.short = short
     runner = ProgramRunner(places, patience=patience)
     runner.start(asked(measure=HASTY))
-    (end,) = [event for event in poll_until(runner, is_over) if isinstance(event, AttemptEnded)]
-    assert end.failure is not None
-    assert end.failure.kind is kind
-    assert says in end.failure.message
+    failure = failure_at_end(runner)
+    assert failure.kind is kind
+    assert says in failure.message
     assert places.places[0].handles[0].order is None, "nothing was started"
     runner.close()
 
 
 def test_a_program_that_falls_silent_is_asked_for_its_collectives_and_the_rank_behind_is_named() -> None:
-    it = Two(measure=replace(PATIENT, start_timeout_s=5.0))
-    it.begin()
+    it = begun(measure=replace(PATIENT, start_timeout_s=5.0))
     it.wait(5.1)
     assert all(node.hung for node in it.nodes)
     last = [7, "nccl:all_reduce"]

@@ -14,8 +14,7 @@ from autotune.spec import FailureKind
 from autotune_workers.runners.local import LocalRunner
 from autotune_workers.runners.machine_limits import visible_gpus
 from autotune_workers.training.faults import Fault
-from tests.workers.process.test_program_runner import one
-from tests.workers.requests import PATIENT, failure_of
+from tests.workers.requests import PATIENT, failure_of, one
 from tests.workers.requests import request as asking
 
 pytestmark = pytest.mark.gpu

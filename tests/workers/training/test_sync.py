@@ -8,7 +8,7 @@ import pytest
 
 from autotune_workers.runners.local import LocalRunner
 from tests.matrix import sampled
-from tests.workers.process.test_program_runner import one
+from tests.workers.requests import one
 from tests.workers.trial_ranks import request
 
 
