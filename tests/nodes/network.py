@@ -18,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune_workers.process.machine import is_alive
 from autotune_workers.ray.cluster import watchdog
+from tests.workers.processes import until
 
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "setpriv": "util-linux"}
 """commands, and the Debian packages that have them"""
@@ -292,16 +293,6 @@ def command(*argv: str) -> str:
     if done.returncode:
         raise RuntimeError(f"{' '.join(argv)}: {done.stderr.strip()}")
     return done.stdout
-
-
-def until(is_so: Callable[[], Any], timeout_s: float, what: str = "") -> float:
-    """Waits for it; returns how long that took, in seconds. Raises `TimeoutError`."""
-    began_s = time.monotonic()
-    while not is_so():
-        if time.monotonic() - began_s > timeout_s:
-            raise TimeoutError(f"not within {timeout_s:g} s: {what or is_so}")
-        time.sleep(0.05)
-    return time.monotonic() - began_s
 
 
 def _freezers() -> list[Path]:

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.nodes.network import Network, Node, until
+from tests.nodes.network import Network, Node
 from tests.ray_roles import AUTH, authenticated
+from tests.workers.processes import CHECKOUT_PATH, until
 
 QUICK = {
     "RAY_health_check_initial_delay_ms": "1000",
@@ -73,9 +74,7 @@ class RayNodes:
         argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--node-ip-address={at}"]
         argv += [f"--temp-dir={folder}", f"--num-cpus={cpus}", "--num-gpus=0", "--disable-usage-stats"]
         argv += [f"--object-store-memory={OBJECT_STORE_BYTES}", "--include-log-monitor=false", *options]
-        root = Path(__file__).resolve().parents[2]
-        path = os.pathsep.join([str(root), str(root / "workers")])
-        its = {**AUTH, "PYTHONPATH": path, **(environment or {})}
+        its = {**AUTH, "PYTHONPATH": CHECKOUT_PATH, **(environment or {})}
         streams = {"stdin": subprocess.DEVNULL, "stdout": self._log, "stderr": self._log}
         if on is not None:
             on.start(*argv, environment=its, **streams)

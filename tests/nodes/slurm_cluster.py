@@ -20,8 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.nodes.network import Network, Node, until
+from tests.nodes.network import Network, Node
 from tests.nodes.network import what_is_missing as no_network
+from tests.workers.processes import until
 
 TOOLS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge", "mungekey": "munge"}
 """programs, and the Debian packages that have them"""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes.network import BRIDGE, Network, Node, command, until, what_is_missing
+from tests.nodes.network import BRIDGE, Network, Node, command, what_is_missing
+from tests.workers.processes import owner_that_runs, until
 
 pytestmark = [
     pytest.mark.thorough,
@@ -116,17 +117,10 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next_one() -> None:
         "from tests.nodes.network import Network; n = Network(1); n.nodes[0].start('sleep', '987');"
         "import time; print(n.bridge, n.folder, flush=True); time.sleep(60)"
     )
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "workers")])
-    run = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
-    )
-    assert run.stdout is not None
-    bridge, folder = run.stdout.readline().split()
-    assert bridge.startswith(BRIDGE)
-    assert f"{bridge}:" in command("ip", "link")
-    run.kill()
-    run.wait()
-    run.stdout.close()
+    with owner_that_runs(script) as (_, said):
+        bridge, folder = next(said).split()
+        assert bridge.startswith(BRIDGE)
+        assert f"{bridge}:" in command("ip", "link")
     with Network(1):
         assert not Path(folder).exists()
     assert f" {bridge}:" not in command("ip", "link")

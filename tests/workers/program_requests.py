@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,16 +41,6 @@ def on_one_node(number: int, *arguments: str) -> TrialRequest:
     argv = [sys.executable, program.__file__, "--micro-batch={micro_batch_size}", "--steps={steps}", *arguments]
     options = {"argv": argv, "metrics": METRICS}
     return request(number, dp=1, trainer="command", config={"precision": "bf16"}, trainer_options=options)
-
-
-def running(script: str) -> list[int]:
-    """Processes that run this script, launchers among them."""
-    found = []
-    for entry in os.listdir("/proc"):
-        with suppress(OSError):  # it ended meanwhile
-            if entry.isdigit() and script.encode() in Path(f"/proc/{entry}/cmdline").read_bytes():
-                found.append(int(entry))
-    return found
 
 
 def until_it_steps(runner: TrialRunner, asked: TrialRequest, *, deadline_s: float = 900.0) -> None:

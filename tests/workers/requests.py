@@ -65,7 +65,8 @@ def failure_of(end: AttemptEnded) -> Failure:
     return end.failure
 
 
-def measurement_of(end: AttemptEnded) -> Measurement:
-    """What it measured, as it must have."""
+def measured(end: AttemptEnded) -> Measurement:
+    """What it measured; it must not have failed."""
+    assert end.failure is None, end.failure
     assert end.measurement is not None
     return end.measurement

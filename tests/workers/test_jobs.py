@@ -23,6 +23,7 @@ from autotune.trainers.launch_files import NODE_RANK
 from autotune.trainers.schedulers import job_of, scheduler, split_options
 from autotune_workers.process.machine import is_alive
 from tests.ray_roles import AUTH, go_away
+from tests.workers.processes import CHECKOUT_PATH, until
 
 pytestmark = [pytest.mark.thorough, pytest.mark.alone]
 
@@ -74,7 +75,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {
         **os.environ,
         "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "workers"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([CHECKOUT_PATH, os.environ.get("PYTHONPATH", "")]),
         "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_JOB_NODELIST": "host[1-2]",
         "SLURM_SUBMIT_DIR": str(tmp_path / "job"),
@@ -138,7 +139,7 @@ def ray_start(folder: str, *arguments: str) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, **AUTH, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "workers")])},
+            env={**os.environ, **AUTH, "PYTHONPATH": CHECKOUT_PATH},
         )
 
 
@@ -160,10 +161,7 @@ def cluster() -> Iterator[str]:
                 f"--node-ip-address={host}",
             )
             nodes.append(ray_start(short, "--head", *arguments))
-            end_s = time.monotonic() + 900
-            while not answers(host, port):
-                assert time.monotonic() < end_s, Path(short, "log").read_text()
-                time.sleep(0.5)
+            until(lambda: answers(host, port), 900)
             nodes.append(ray_start(short, f"--address={host}:{port}", f"--node-ip-address={host}"))
             yield f"{host}:{port}"
         finally:

@@ -14,6 +14,7 @@ from autotune.spec import ModelSpec, ParallelConfig, Workload
 from autotune.spec.catalog import cluster_of
 from autotune.trainers import trainer, write_launch
 from autotune_workers.launch import main
+from tests.workers.processes import CHECKOUT_PATH
 
 pytestmark = pytest.mark.alone
 
@@ -35,7 +36,7 @@ def test_it_trains_with_torchrun(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         **launch.env,
-        "PYTHONPATH": os.pathsep.join([str(WORKERS), str(WORKERS / "workers"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([CHECKOUT_PATH, os.environ.get("PYTHONPATH", "")]),
     }
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *launch.argv[1:]],

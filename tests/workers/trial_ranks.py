@@ -25,6 +25,7 @@ from autotune.spec import ClusterSpec, GpuSpec, MeasureSpec, ModelCode, ModelSpe
 from autotune.spec.hugging_face.shapes import PIPELINE_SPLITS, TENSOR_PLANS
 from autotune.spec.lengths import Lengths
 from autotune.spec.post_training import PostTraining, Rollout
+from tests.workers.processes import CHECKOUT, CHECKOUT_PATH
 
 SIZE: dict[str, Any] = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
 MODELS = {
@@ -162,11 +163,10 @@ def run_jobs(
 
 def run_module(module: str, directory: Path, *, deadline_s: float) -> None:
     """Runs the module on the directory in a process group of its own, which is gone afterwards; its words go to DIRECTORY/log."""
-    root = Path(__file__).parents[2]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join((str(root / "workers"), str(root))),
+        "PYTHONPATH": CHECKOUT_PATH,
     }
     with (directory / "log").open("w") as log:
         parent = subprocess.Popen(
@@ -175,7 +175,7 @@ def run_module(module: str, directory: Path, *, deadline_s: float) -> None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            cwd=root,
+            cwd=CHECKOUT,
             start_new_session=True,
         )
         try:

@@ -27,6 +27,7 @@ from autotune_workers.process.keeper.log import LeftOut, LogReader, Outbox, Step
 from autotune_workers.process.keeper.owner import KeeperProcess
 from autotune_workers.process.machine import GpuMemory, descendants, interface_of, is_alive
 from autotune_workers.process.program.places import ProgramOrder
+from tests.workers.processes import parent_of, until
 
 pytestmark = pytest.mark.alone
 
@@ -40,7 +41,7 @@ def keeper() -> Iterator[KeeperProcess]:
     keeper.close(30.0)
 
 
-def until(
+def heard_to(
     keeper: KeeperProcess, event: str, timeout_s: float = 30.0, every: Callable[[], None] = lambda: None
 ) -> list[Message]:
     """Messages up to the first one of this event."""
@@ -83,19 +84,15 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return set_limits
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def test_a_lease_that_nobody_renews_ends_the_program(keeper: KeeperProcess) -> None:
     begin(keeper, SLEEPS, lease_s=3.0)
-    pid = pid_in(until(keeper, "lines", every=keeper.renew))
+    pid = pid_in(heard_to(keeper, "lines", every=keeper.renew))
     end_s = time.monotonic() + 4.0
     while time.monotonic() < end_s:
         keeper.renew()
         assert is_alive(pid), "a renewed lease lasts"
         time.sleep(0.2)
-    ended = until(keeper, "ended")[-1]
+    ended = heard_to(keeper, "ended")[-1]
     assert (ended["code"], ended["left"]) == (-signal.SIGTERM, [])
     assert not is_alive(pid)
 
@@ -103,7 +100,7 @@ def test_a_lease_that_nobody_renews_ends_the_program(keeper: KeeperProcess) -> N
 @pytest.mark.thorough
 def test_the_time_for_which_a_machine_stands_still_is_not_counted(keeper: KeeperProcess) -> None:
     begin(keeper, SLEEPS, lease_s=3.0)
-    pid = pid_in(until(keeper, "lines", every=keeper.renew))
+    pid = pid_in(heard_to(keeper, "lines", every=keeper.renew))
     parent = parent_of(pid)
     keeper.renew()
     os.kill(parent, signal.SIGSTOP)
@@ -111,7 +108,7 @@ def test_the_time_for_which_a_machine_stands_still_is_not_counted(keeper: Keeper
     os.kill(parent, signal.SIGCONT)
     time.sleep(0.5)
     assert is_alive(pid)
-    until(keeper, "ended")
+    heard_to(keeper, "ended")
 
 
 def test_a_keeper_is_a_child_that_is_reaped_unless_it_is_detached() -> None:
@@ -119,7 +116,7 @@ def test_a_keeper_is_a_child_that_is_reaped_unless_it_is_detached() -> None:
     for detached in (False, True):
         keeper = KeeperProcess(detached=detached)
         begin(keeper, SLEEPS)
-        pid = parent_of(pid_in(until(keeper, "lines")))
+        pid = parent_of(pid_in(heard_to(keeper, "lines")))
         assert (pid in descendants(os.getpid())) is not detached
         keeper.close(30.0)
         assert detached or not Path(f"/proc/{pid}").exists()
@@ -128,7 +125,7 @@ def test_a_keeper_is_a_child_that_is_reaped_unless_it_is_detached() -> None:
 def test_what_a_keeper_wrote_is_gone_with_the_program(keeper: KeeperProcess) -> None:
     code = "import os, sys; print(open(sys.argv[1]).read(), os.getcwd())"
     begin(keeper, code, f"{FOLDER}/sub/a.txt", files={"sub/a.txt": "text"})
-    heard = until(keeper, "ended")
+    heard = heard_to(keeper, "ended")
     (line,) = lines_in(heard)
     text, folder = line.split()
     assert text == "text"
@@ -152,15 +149,13 @@ def test_files_are_put_back_though_the_keeper_is_killed(tmp_path: Path) -> None:
     (tmp_path / "also.txt").write_text("more of it")
     keeper = KeeperProcess(detached=False)
     begin(keeper, CUTS, cwd=str(tmp_path))
-    heard = until(keeper, "lines")
+    heard = heard_to(keeper, "lines")
     assert (tmp_path / "also.txt").read_text() == "its child"
     os.kill(parent_of(pid_in(heard)), signal.SIGKILL)
-    until(keeper, "gone")
+    heard_to(keeper, "gone")
     as_before = {"mine.txt": "weeks of work", "also.txt": "more of it"}
-    deadline = time.monotonic() + 60.0  # another autotune of this user may be the one that puts them back
-    while (found := {p.name: p.read_text() for p in tmp_path.iterdir()}) != as_before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert found == as_before
+    # another autotune of this user may be the one that puts them back
+    until(lambda: {p.name: p.read_text() for p in tmp_path.iterdir()} == as_before, 60.0)
     keeper.close(1.0)
 
 
@@ -176,7 +171,7 @@ def test_files_of_an_attempt_of_which_everything_was_killed_are_put_back_by_the_
     os.close(probe._lock)  # as the kernel does when the keeper is killed
     keeper = KeeperProcess(detached=False)
     begin(keeper, "pass", cwd=str(tmp_path))
-    until(keeper, "ended")
+    heard_to(keeper, "ended")
     keeper.close(30.0)
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"mine.txt": "weeks of work"}
     assert not probe.path.exists()
@@ -189,9 +184,9 @@ def test_a_file_that_is_too_long_to_be_kept_is_not_changed(keeper: KeeperProcess
     begin(keeper, code, cwd=str(tmp_path))
     heard: list[Message] = []
     while not any(r["kind"] == "unkept" for m in heard if m["event"] == "probe" for r in m["reports"]):
-        heard += until(keeper, "probe")
+        heard += heard_to(keeper, "probe")
     keeper.end()
-    heard += until(keeper, "ended")
+    heard += heard_to(keeper, "ended")
     assert not any(message["event"] == "lines" for message in heard)
     with (tmp_path / "big.bin").open("rb") as file:
         assert file.read(1) == b"\0"
@@ -205,7 +200,7 @@ def test_what_is_not_on_the_node_is_refused_with_what_to_do(
     keeper: KeeperProcess, argv: tuple[str, ...], cwd: str, says: str
 ) -> None:
     keeper.begin(ProgramOrder(argv=argv, cwd=cwd), address="127.0.0.1")
-    reason = until(keeper, "refused")[-1]["reason"]
+    reason = heard_to(keeper, "refused")[-1]["reason"]
     assert says in reason
     assert socket.gethostname() in reason
 
@@ -215,7 +210,7 @@ def test_of_files_that_cannot_be_written_nothing_stays(tmp_path: Path, monkeypat
     keeper = KeeperProcess(detached=False)
     try:
         begin(keeper, SLEEPS, files={"a": "text", "a/b": "a file in a file"})
-        assert "Error" in until(keeper, "refused")[-1]["reason"]
+        assert "Error" in heard_to(keeper, "refused")[-1]["reason"]
     finally:
         keeper.close(30.0)
     assert list(tmp_path.iterdir()) == []
@@ -227,7 +222,7 @@ def test_files_are_utf8_in_any_locale(monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = KeeperProcess(detached=False)
     try:
         begin(keeper, "import sys; print(open(sys.argv[1], 'rb').read())", f"{FOLDER}/a", files={"a": "größer"})
-        heard = until(keeper, "ended")
+        heard = heard_to(keeper, "ended")
     finally:
         keeper.close(30.0)
     (line,) = lines_in(heard)
@@ -236,13 +231,10 @@ def test_files_are_utf8_in_any_locale(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_keeper_that_is_killed_takes_the_program_with_it(keeper: KeeperProcess) -> None:
     begin(keeper, SLEEPS)
-    pid = pid_in(until(keeper, "lines"))
+    pid = pid_in(heard_to(keeper, "lines"))
     os.kill(parent_of(pid), signal.SIGKILL)
-    assert until(keeper, "gone")[-1] == {"event": "gone", "why": "its keeper was lost"}
-    end_s = time.monotonic() + 10.0
-    while is_alive(pid) and time.monotonic() < end_s:
-        time.sleep(0.02)
-    assert not is_alive(pid)
+    assert heard_to(keeper, "gone")[-1] == {"event": "gone", "why": "its keeper was lost"}
+    until(lambda: not is_alive(pid), 10.0)
 
 
 TRACEBACK = b"Traceback (most recent call last):\n  File 'train.py', line 7, in <module>\nValueError: the last words\n"
@@ -414,7 +406,7 @@ for step in range(200):
     print(f"{{'loss': 2.5, 'learning_rate': {step}}}")
 """
     begin(keeper, code, trainer="command")
-    lines = lines_in(until(keeper, "ended", 120.0))
+    lines = lines_in(heard_to(keeper, "ended", 120.0))
     assert [line for line in lines if "loss" in line] == [f"{{'loss': 2.5, 'learning_rate': {n}}}" for n in range(200)]
     assert len(lines) < 200 * 700
 
@@ -522,6 +514,6 @@ time.sleep(3600)
 
 def test_a_hung_program_is_asked_for_its_collectives_before_it_ends(keeper: KeeperProcess) -> None:
     begin(keeper, RECORDS)
-    until(keeper, "lines")
+    heard_to(keeper, "lines")
     keeper.end(hung=True)
-    assert until(keeper, "ended", 15.0)[-1]["collectives"] == {"0": {"0": [8, "nccl:all_reduce"]}}
+    assert heard_to(keeper, "ended", 15.0)[-1]["collectives"] == {"0": {"0": [8, "nccl:all_reduce"]}}

@@ -21,8 +21,9 @@ from autotune_workers.process.attempt_logs import FIRST_CHARACTERS, LAST_CHARACT
 from autotune_workers.process.machine import status_bytes
 from autotune_workers.runners.local import LocalRunner
 from tests.workers.process import misbehaving_program
-from tests.workers.program_requests import METRICS, running
-from tests.workers.requests import DOUBLE, PATIENT, failure_of, one
+from tests.workers.processes import running
+from tests.workers.program_requests import METRICS
+from tests.workers.requests import DOUBLE, PATIENT, failure_of, measured, one
 from tests.workers.requests import request as asking
 
 pytestmark = pytest.mark.alone
@@ -134,9 +135,8 @@ def test_a_program_that_misbehaves_fails_with_its_kind_and_cause_and_leaves_noth
     held, began_s = status_bytes("VmRSS") or 0, time.monotonic()
     request = asked(1, case.does, *case.arguments, nodes=nodes)
     request = replace(request, measure=case.measure)
-    failure = one(runner, request).failure
+    failure = failure_of(one(runner, request))
     took_s = time.monotonic() - began_s
-    assert failure is not None
     assert failure.kind is case.kind, failure
     assert case.says in failure.message
     assert took_s >= HASTY.step_timeout_s if case.hangs else took_s < BRIEF.step_timeout_s / 2
@@ -148,10 +148,8 @@ def test_a_program_that_misbehaves_fails_with_its_kind_and_cause_and_leaves_noth
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_garbage_between_good_steps_does_no_harm(runner: LocalRunner, nodes: int) -> None:
-    end = one(runner, asked(1, "noise", nodes=nodes, at=EVERYWHERE))
-    assert end.failure is None, end.failure
-    assert end.measurement is not None
-    assert end.measurement.step_time_s == pytest.approx(0.05, abs=0.002)  # node 1 says 51 ms
+    seen = measured(one(runner, asked(1, "noise", nodes=nodes, at=EVERYWHERE)))
+    assert seen.step_time_s == pytest.approx(0.05, abs=0.002)  # node 1 says 51 ms
 
 
 @pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow)])

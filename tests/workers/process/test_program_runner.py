@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +20,8 @@ from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.process.machine import descendants, is_alive
 from autotune_workers.runners.local import LocalRunner
 from tests.matrix import sampled
-from tests.workers.requests import DOUBLE, PATIENT, failure_of, one
+from tests.workers.processes import owner_that_runs, parent_of, running, until
+from tests.workers.requests import DOUBLE, PATIENT, failure_of, measured, one
 from tests.workers.requests import request as asking
 
 pytestmark = pytest.mark.alone
@@ -48,21 +45,6 @@ def request(number: int, *arguments: str, metrics: Mapping[str, str] = METRICS, 
     """A trial of the program on one rank."""
     chosen = {"trainer_options": options(*arguments, metrics=metrics), "config": {"precision": "bf16"}, **fields}
     return asking(number, dp=1, trainer="command", **chosen)
-
-
-def programs() -> list[int]:
-    """Processes of the program, whoever their parent is."""
-    found = []
-    for entry in os.listdir("/proc"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            if entry.isdigit() and os.fsencode(PROGRAM) in Path(f"/proc/{entry}/cmdline").read_bytes():
-                found.append(int(entry))
-    return found
-
-
-def keeper_of(pid: int) -> int:
-    """The process that started the program."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +71,7 @@ def test_a_program_is_measured_by_its_log(runner: LocalRunner) -> None:
     asked = request(0, config={"precision": "bf16", "micro_batch_size": 4})
     runner.start(asked)
     events = events_until_ended(runner, [asked.id])
-    end = ended(events)
-    assert end.failure is None, end.failure
-    seen = end.measurement
-    assert seen is not None
+    seen = measured(ended(events))
     assert isinstance(events[0], AttemptStarted)
     assert seen.step_time_s == pytest.approx(0.016)
     assert seen.peak_memory_bytes == 1.5 * 2**30
@@ -105,10 +84,8 @@ def test_a_program_is_measured_by_its_log(runner: LocalRunner) -> None:
 @pytest.mark.thorough
 def test_without_a_word_of_memory_the_fullest_process_counts(runner: LocalRunner) -> None:
     metrics = {name: pattern for name, pattern in METRICS.items() if name != "peak_memory_gib"}
-    end = one(runner, request(0, "--fault=hold@1", "--step-s=0.3", metrics=metrics))
-    assert end.failure is None, end.failure
-    assert end.measurement is not None
-    assert 200 * 2**20 < (end.measurement.peak_memory_bytes or 0) < 2**30
+    seen = measured(one(runner, request(0, "--fault=hold@1", "--step-s=0.3", metrics=metrics)))
+    assert 200 * 2**20 < (seen.peak_memory_bytes or 0) < 2**30
 
 
 LINE = """{'loss': 2.0, 'learning_rate': 5e-05}"""
@@ -162,12 +139,11 @@ FAULTS = {
 def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner, fault: str) -> None:
     kind, says, step = FAULTS[fault]
     measure = HASTY if kind is FailureKind.HANG else PATIENT
-    end = one(runner, request(1, f"--fault={fault}", measure=replace(measure, precision=0.0)))
-    assert end.failure is not None
-    assert (end.failure.kind, end.failure.step) == (kind, step), end.failure
-    assert says in end.failure.message
-    assert "settings []" in end.failure.log_tail, "the log is the evidence, and no setting of the service is in it"
-    assert programs() == [], "nothing of the program is left"
+    failure = failure_of(one(runner, request(1, f"--fault={fault}", measure=replace(measure, precision=0.0))))
+    assert (failure.kind, failure.step) == (kind, step), failure
+    assert says in failure.message
+    assert "settings []" in failure.log_tail, "the log is the evidence, and no setting of the service is in it"
+    assert running(PROGRAM) == [], "nothing of the program is left"
     assert one(runner, request(2)).failure is None
 
 
@@ -229,9 +205,7 @@ def test_a_program_reads_its_rendered_files_in_its_own_folder(runner: LocalRunne
         "cwd": str(tmp_path),
         "files": {"train.json": {"micro_batch": "{micro_batch_size}", "compile": "{compile}"}},
     }
-    end = one(runner, request(0, trainer_options=rendered))
-    assert end.failure is None, end.failure
-    assert end.measurement is not None
+    measured(one(runner, request(0, trainer_options=rendered)))
 
 
 def test_a_folder_that_is_not_there_stops_the_study(runner: LocalRunner) -> None:
@@ -262,28 +236,15 @@ while True:
 
 
 def test_programs_end_with_their_owner_even_when_it_is_killed() -> None:
-    root = Path(__file__).resolve().parents[3]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "workers")])}
-    owner = subprocess.Popen(
-        [sys.executable, "-c", _OWNER], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, cwd=root
-    )
-    try:
-        assert owner.stdout is not None
-        while "Steps" not in (line := owner.stdout.readline().decode()) and line:
-            pass
-        (program,) = programs()
-        below = [program, keeper_of(program)]
+    with owner_that_runs(_OWNER) as (owner, said):
+        assert any("Steps" in line for line in said)
+        (program,) = running(PROGRAM)
+        below = [program, parent_of(program)]
         assert b"keeper" in Path(f"/proc/{below[1]}/cmdline").read_bytes()
         assert set(below) <= set(descendants(owner.pid)), "its children, which it reaps"
         owner.send_signal(signal.SIGKILL)
         owner.wait(timeout=300)
-        end = time.monotonic() + 300
-        while any(is_alive(pid) for pid in below) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert not any(is_alive(pid) for pid in below)
-    finally:
-        owner.kill()
-        owner.communicate()
+        until(lambda: not any(map(is_alive, below)), 300)
 
 
 def test_a_study_finds_the_best_config_of_somebodys_program() -> None:

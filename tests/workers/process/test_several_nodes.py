@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +16,8 @@ from autotune.spec import FailureKind
 from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.runners.local import LocalRunner
 from tests.workers.process.test_program_runner import METRICS
-from tests.workers.requests import DOUBLE, PATIENT, failure_of, one
+from tests.workers.processes import running
+from tests.workers.requests import DOUBLE, PATIENT, failure_of, measured, one
 from tests.workers.requests import request as asking
 
 pytestmark = pytest.mark.alone
@@ -48,26 +47,13 @@ def program(number: int, *arguments: str, **fields: Any) -> TrialRequest:
     return on_two_nodes(number, [*argv, *arguments], measure=BRIEF, **fields)
 
 
-def left() -> list[str]:
-    """Command lines of what is left of the programs."""
-    found = []
-    for entry in os.listdir("/proc"):
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{entry}/cmdline").read_bytes() if entry.isdigit() else b""
-            if os.fsencode(HERE / "node_program.py") in words:
-                found.append(words.decode())
-    return found
-
-
 def test_each_node_is_told_its_number_and_where_all_meet_and_one_is_measured(runner: LocalRunner) -> None:
     asked = replace(program(0), with_log=True)
     runner.start(asked)
     events = events_until_ended(runner, [asked.id])
-    end = ended(events)
-    assert end.failure is None, end.failure
-    assert end.measurement is not None
-    assert len(set(end.measurement.step_times_s)) == 1, "steps of one node"
-    assert end.measurement.peak_memory_bytes, "seen by the keepers"
+    seen = measured(ended(events))
+    assert len(set(seen.step_times_s)) == 1, "steps of one node"
+    assert seen.peak_memory_bytes, "seen by the keepers"
     logs = [event for event in events if isinstance(event, LogRead)]
     told = {event.node: line for event in logs for line in event.lines if line.startswith("told")}
     for node in (0, 1):
@@ -90,13 +76,12 @@ FAULTS = {
 def test_each_fault_gets_the_kind_of_the_node_that_failed(runner: LocalRunner, fault: str) -> None:
     kind, says, logged = FAULTS[fault]
     began_s = time.monotonic()
-    failure = one(runner, program(1, f"--fault={fault}")).failure
+    failure = failure_of(one(runner, program(1, f"--fault={fault}")))
     took_s = time.monotonic() - began_s
-    assert failure is not None
     assert failure.kind is kind, failure
     assert says in failure.message
     assert any(line.startswith(logged) for line in failure.log_tail), failure.log_tail
-    assert left() == [], "nothing is left on any node"
+    assert running(HERE / "node_program.py") == [], "nothing is left on any node"
     assert took_s < BRIEF.step_timeout_s / 2, "no deadline was waited for"
     assert one(runner, program(2)).failure is None
 
@@ -121,7 +106,4 @@ def test_standalone_would_stay_on_one_node(runner: LocalRunner) -> None:
 @pytest.mark.thorough
 def test_a_plain_torchrun_command_runs_on_two_nodes_as_it_is(runner: LocalRunner) -> None:
     argv = ["torchrun", str(HERE / "gloo_program.py"), "--micro-batch={micro_batch_size}"]
-    end = one(runner, on_two_nodes(0, argv))
-    assert end.failure is None, end.failure
-    assert end.measurement is not None
-    assert end.measurement.num_ranks == 2
+    assert measured(one(runner, on_two_nodes(0, argv))).num_ranks == 2

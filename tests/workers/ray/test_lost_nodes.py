@@ -18,9 +18,10 @@ from autotune.spec import FailureKind
 from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.ray.actor_handle import LOST_S
 from autotune_workers.runners.ray import ABANDONED_S, RayRunner
-from tests.nodes.network import Node, until
+from tests.nodes.network import Node
 from tests.nodes.ray_nodes import RayNodes
 from tests.ray_roles import played
+from tests.workers.processes import until
 from tests.workers.ray.test_ray import heard
 from tests.workers.ray.two_node_trials import (
     ALONE,
@@ -33,7 +34,7 @@ from tests.workers.ray.two_node_trials import (
     train,
     until_steps,
 )
-from tests.workers.requests import PATIENT, request
+from tests.workers.requests import PATIENT, failure_of, request
 
 pytestmark = ALONE
 
@@ -98,11 +99,10 @@ def test_a_lost_node_is_a_lost_worker_and_no_rank_lives_on(two_nodes: RayNodes, 
     train(runner, asked)
     began_s = struck_s = time.monotonic()
     fault.strike(two_nodes, node)
-    failure = ended(events_until_ended(runner, [asked.id], deadline_s=900.0)).failure
+    failure = failure_of(ended(events_until_ended(runner, [asked.id], deadline_s=900.0)))
     verdict_s = time.monotonic() - began_s
     elsewhere_s = until(lambda: not two_nodes.nodes[0].processes(RANKS), 30.0) + time.monotonic() - began_s
     print(f"\n{name}: verdict after {verdict_s:.1f} s, ranks elsewhere gone after {elsewhere_s:.1f} s; {failure}")
-    assert failure is not None
     assert failure.kind is FailureKind.WORKER_LOST
     assert verdict_s < fault.within_s
     groups = placement_group_table().values()
@@ -203,9 +203,8 @@ def test_a_driver_that_is_cut_off_from_all_nodes_loses_its_trial(two_nodes: RayN
     began_s = time.monotonic()
     for node in two_nodes.nodes:
         node.cut()
-    failure = ended(events_until_ended(runner, [asked.id], deadline_s=900.0)).failure
+    failure = failure_of(ended(events_until_ended(runner, [asked.id], deadline_s=900.0)))
     print(f"\ndriver cut off: verdict after {time.monotonic() - began_s:.1f} s; {failure}")
-    assert failure is not None
     assert failure.kind is FailureKind.WORKER_LOST
     until(lambda: not ranks(two_nodes), ABANDONED_S + 10.0)
     print(f"driver cut off: no rank anywhere {time.monotonic() - began_s:.1f} s after it, without a link")

@@ -11,7 +11,7 @@ import pytest
 from autotune_workers.runners.ray import RayRunner
 from tests.ray_roles import played_head, played_node
 from tests.workers.process.test_misbehaving_programs import BRIEF, CASES, HASTY, SCRIPT, Case, asked
-from tests.workers.program_requests import running
+from tests.workers.processes import running
 from tests.workers.requests import one
 
 pytestmark = [

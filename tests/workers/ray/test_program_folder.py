@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from autotune.errors import RunnerError
 from autotune_workers.ray.nodes.program_folder import MB, pack, unpack
+from tests.workers.processes import until
 
 pytest.importorskip("ray")
 
@@ -106,7 +106,4 @@ def test_an_unpacked_folder_goes_with_the_process_that_holds_it(tmp_path: Path) 
     assert done.returncode == -signal.SIGKILL, done.stderr
     path, text = done.stdout.split(maxsplit=1)
     assert text.strip() == "x = 1"
-    end_s = time.monotonic() + 300.0
-    while Path(path).exists() and time.monotonic() < end_s:
-        time.sleep(0.05)
-    assert not Path(path).exists()
+    until(lambda: not Path(path).exists(), 300.0)

@@ -9,8 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,8 @@ from autotune.trainers.base.torchrun import Placement
 from autotune_workers.ray.janitor import is_node
 from autotune_workers.runners.ray import RayRunner
 from tests.ray_roles import played, played_head, played_node
-from tests.workers.program_requests import GLOO, on_one_node, on_two_nodes, running, until_it_steps
+from tests.workers.processes import running, until
+from tests.workers.program_requests import GLOO, on_one_node, on_two_nodes, until_it_steps
 from tests.workers.ray.test_ray import heard
 from tests.workers.requests import failure_of, one
 
@@ -51,15 +51,8 @@ def shared(cluster: str) -> Iterator[RayRunner]:
         yield runner
 
 
-def until(is_so: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + SOON_S
-    while not is_so():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.1)
-
-
 def until_nothing_runs() -> None:
-    until(lambda: not running(GLOO.name), f"processes are left: {running(GLOO.name)}")
+    until(lambda: not running(GLOO.name), SOON_S, "processes are left")
 
 
 def remove_idle(runner: RayRunner) -> None:
@@ -165,7 +158,7 @@ def test_a_killed_driver_leaves_nothing_running(cluster: str, shared: RayRunner)
         assert running(GLOO.name)
         os.kill(driver.pid, signal.SIGKILL)
         until_nothing_runs()
-    until(lambda: not node_actors(), "actors are left")
+    until(lambda: not node_actors(), SOON_S, "actors are left")
 
 
 @pytest.mark.thorough
@@ -180,7 +173,7 @@ def test_the_next_controller_of_the_study_ends_what_an_earlier_one_left(cluster:
             heard(heir, "StepsReported")
             assert not left.intersection(running(GLOO.name))
     until_nothing_runs()
-    until(lambda: not node_actors(), "actors are left")
+    until(lambda: not node_actors(), SOON_S, "actors are left")
 
 
 @pytest.mark.thorough

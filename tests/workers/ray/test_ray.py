@@ -15,7 +15,7 @@ import pytest
 
 from autotune.api import load_study
 from autotune.errors import RunnerError
-from autotune.ports import AttemptEnded, AttemptQueued, RunnerEvent, StepsReported
+from autotune.ports import AttemptEnded, AttemptQueued, RunnerEvent
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.process.machine import is_alive
@@ -24,6 +24,8 @@ from autotune_workers.runners.ray import RayRunner
 from tests.ray_roles import AUTH, authenticated, go_away, played, played_head, played_node
 from tests.small_studies import spec
 from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
+from tests.workers.processes import until
+from tests.workers.program_requests import until_it_steps
 from tests.workers.requests import DOUBLE, PATIENT, failure_of, one, request
 from tests.workers.requests import request as asking
 
@@ -52,20 +54,14 @@ def cluster() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def native(cluster: str) -> Iterator[RayRunner]:
-    runner = RayRunner(faults=FAULTS)
-    try:
+    with RayRunner(faults=FAULTS) as runner:
         yield runner
-    finally:
-        runner.close()
 
 
 @pytest.fixture(scope="module")
 def shared(cluster: str) -> Iterator[RayRunner]:
-    runner = RayRunner(trial=DOUBLE)
-    try:
+    with RayRunner(trial=DOUBLE) as runner:
         yield runner
-    finally:
-        runner.close()
 
 
 @pytest.fixture
@@ -88,11 +84,8 @@ class TestRayRunner(RunnerContract):
         if "clos" not in request.node.name:
             yield shared
             return
-        runner = RayRunner(trial=DOUBLE)
-        try:
+        with RayRunner(trial=DOUBLE) as runner:
             yield runner
-        finally:
-            runner.close()
 
     @pytest.fixture
     def request_for(self):
@@ -105,8 +98,7 @@ def test_it_listens_on_loopback_only(cluster: str) -> None:
 
 @pytest.mark.thorough
 def test_a_group_that_can_never_be_placed_fails_within_its_deadline(shared: RayRunner) -> None:
-    asked = request(0, dp=8, measure=replace(PATIENT, start_timeout_s=3.0))
-    failure = failure_of(one(shared, asked, deadline_s=900.0))
+    failure = failure_of(one(shared, request(0, dp=8, measure=replace(PATIENT, start_timeout_s=3.0))))
     assert failure.kind is FailureKind.INVALID
     assert "8 CPU" in failure.message
     assert "5 CPU" in failure.message
@@ -138,17 +130,11 @@ def test_actors_have_names_that_people_can_read_and_resources_come_back(shared: 
     import ray
 
     before = free_cpus()
-    runner = RayRunner(trial=DOUBLE)
-    try:
+    with RayRunner(trial=DOUBLE) as runner:
         assert one(runner, request(0, dp=2)).failure is None
         names = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True)]
         assert any("gang-1-rank-1" in name for name in names), names
-    finally:
-        runner.close()
-    end = time.monotonic() + 600
-    while free_cpus() < before and time.monotonic() < end:
-        time.sleep(0.1)
-    assert free_cpus() >= before
+    until(lambda: free_cpus() >= before)
 
 
 @pytest.mark.parametrize(
@@ -168,28 +154,19 @@ def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner, free_cluste
 
     asked = request(7, dp=2, trainer_options={"step_s": 2.0})
     shared.start(asked)
-    end = time.monotonic() + 600
-    while time.monotonic() < end and not shared.poll(0.2):
-        pass
+    until(lambda: shared.poll(0.2))
     host = shared._groups.handles("gang")[0]
     actor, rank = ray.get(host.actor.pids.remote(), timeout=300)
     os.kill(actor, signal.SIGKILL)
     failure = failure_of(ended(events_until_ended(shared, [asked.id])))
     assert failure.kind is FailureKind.WORKER_LOST
-    end = time.monotonic() + 600
-    while is_alive(rank) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not is_alive(rank)
+    until(lambda: not is_alive(rank))
     assert one(shared, request(8, dp=2)).failure is None
 
 
-def all_free() -> float:
-    """CPUs of the cluster once nobody uses any."""
-    end = time.monotonic() + 600
-    while (free := free_cpus()) < 5 and time.monotonic() < end:
-        time.sleep(0.2)
-    assert free == 5
-    return free
+def all_free() -> None:
+    """Waits until nobody uses the cluster."""
+    until(lambda: free_cpus() == 5)
 
 
 def rank_actors() -> list[dict[str, str]]:
@@ -210,13 +187,9 @@ def until_all_gone(pids: list[int], deadline_s: float) -> float:
     """Seconds until no process lives, nothing is taken and no group has a place."""
     from ray.util.placement_group import placement_group_table
 
-    began = time.monotonic()
-    while (free_cpus() < 5 or any(map(is_alive, pids))) and time.monotonic() < began + deadline_s:
-        time.sleep(0.2)
-    assert free_cpus() == 5
-    assert not any(map(is_alive, pids))
+    took_s = until(lambda: free_cpus() == 5 and not any(map(is_alive, pids)), deadline_s)
     assert {g["state"] for g in placement_group_table().values()} == {"REMOVED"}
-    return time.monotonic() - began
+    return took_s
 
 
 def heard(process: subprocess.Popen[str], beginning: str) -> str:
@@ -232,20 +205,19 @@ def heard(process: subprocess.Popen[str], beginning: str) -> str:
 
 @pytest.mark.slow
 def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(cluster: str, free_cluster: None) -> None:
-
-    before, known = all_free(), rank_actors()
+    all_free()
+    known = rank_actors()
     with played("study", cluster) as study:
         heard(study, "StepsReported")
         pids = pids_of([actor for actor in rank_actors() if actor not in known])
         assert len(pids) == 4
-        assert free_cpus() == before - 2
+        assert free_cpus() == 3
         os.kill(study.pid, signal.SIGKILL)
         print(f"free {until_all_gone(pids, 60):.1f} s after the driver was killed; its gang waits 3 s for another")
 
 
 @pytest.mark.thorough
 def test_the_next_driver_adopts_the_gang_with_its_trial(cluster: str, free_cluster: None) -> None:
-
     all_free()
     known = rank_actors()
     with played("study", cluster, "20", "30") as study:
@@ -282,10 +254,7 @@ def test_a_placement_group_without_actors_is_removed(cluster: str, free_cluster:
             heard(driver, "started")
             time.sleep(8.0)
             assert placement_group_table(group)["state"] == "CREATED", "its driver lives, however silent"
-    end = time.monotonic() + 600
-    while (state := placement_group_table(group)["state"]) != "REMOVED" and time.monotonic() < end:
-        time.sleep(0.2)
-    assert state == "REMOVED"
+    until(lambda: placement_group_table(group)["state"] == "REMOVED")
     until_all_gone([], 60)
 
 
@@ -302,9 +271,7 @@ def test_a_gang_that_still_waits_for_its_placement_ends_with_its_driver(
     assert others.wait(300)
     known = rank_actors()
     with played("study", cluster, "3", "3", "1") as study:
-        end = time.monotonic() + 600
-        while len(rank_actors()) < len(known) + 2 and time.monotonic() < end:
-            time.sleep(0.2)
+        until(lambda: len(rank_actors()) >= len(known) + 2)
         os.kill(study.pid, signal.SIGKILL)
         if heir:
             with played("study", cluster, "3", "30", "1") as driver:
@@ -313,10 +280,7 @@ def test_a_gang_that_still_waits_for_its_placement_ends_with_its_driver(
                 assert heard(driver, "AttemptEnded") == "AttemptEnded measured"
                 heard(driver, "closed")
         else:
-            end = time.monotonic() + 600
-            while len(rank_actors()) > len(known) and time.monotonic() < end:
-                time.sleep(0.2)
-            assert rank_actors() == known
+            until(lambda: rank_actors() == known)
             assert "PENDING" not in {g["state"] for g in placement_group_table().values()}
             remove_placement_group(others)
     until_all_gone([], 60)
@@ -324,7 +288,6 @@ def test_a_gang_that_still_waits_for_its_placement_ends_with_its_driver(
 
 @pytest.mark.slow
 def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(cluster: str, free_cluster: None) -> None:
-
     all_free()
     known = rank_actors()
     with played("study", cluster, "40", "60", "1") as study:
@@ -345,26 +308,16 @@ def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(cluster: 
 
 @pytest.mark.slow
 def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str, free_cluster: None) -> None:
-    runner = RayRunner(trial=DOUBLE)
-    with played_node(cluster, num_cpus=4) as node:
-        try:
-            end = time.monotonic() + 900
-            while runner.capacity < 9 and time.monotonic() < end:
-                time.sleep(0.5)
-            assert runner.capacity == 9
-            endless = replace(PATIENT, min_steps=500, max_steps=500, trial_timeout_s=1500.0)
-            asked = request(0, dp=6, trainer_options={"step_s": 0.5}, measure=endless)
-            runner.start(asked)
-            end = time.monotonic() + 600
-            while time.monotonic() < end and not any(isinstance(e, StepsReported) for e in runner.poll(0.2)):
-                pass
-            go_away(node)
-            failure = failure_of(ended(events_until_ended(runner, [asked.id], deadline_s=900.0)))
-            assert failure.kind is FailureKind.WORKER_LOST
-            assert "node 127.0.0.2" in failure.message
-            assert one(runner, request(1, dp=2)).failure is None
-        finally:
-            runner.close()
+    with RayRunner(trial=DOUBLE) as runner, played_node(cluster, num_cpus=4) as node:
+        until(lambda: runner.capacity == 9, 900)
+        endless = replace(PATIENT, min_steps=500, max_steps=500, trial_timeout_s=1500.0)
+        asked = request(0, dp=6, trainer_options={"step_s": 0.5}, measure=endless)
+        until_it_steps(runner, asked, deadline_s=600.0)
+        go_away(node)
+        failure = failure_of(ended(events_until_ended(runner, [asked.id], deadline_s=900.0)))
+        assert failure.kind is FailureKind.WORKER_LOST
+        assert "node 127.0.0.2" in failure.message
+        assert one(runner, request(1, dp=2)).failure is None
 
 
 @pytest.mark.slow

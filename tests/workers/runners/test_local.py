@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +20,9 @@ from autotune_workers.process.machine import descendants, is_alive
 from autotune_workers.runners import turn_queue
 from autotune_workers.runners.local import LocalRunner
 from tests.workers.process.test_machine_turn import other
+from tests.workers.processes import owner_that_runs, parent_of, until
 from tests.workers.rank_pids import rank_pids
-from tests.workers.requests import DOUBLE, failure_of, one, request
+from tests.workers.requests import DOUBLE, failure_of, measured, one, request
 from tests.workers.requests import request as asking
 
 pytestmark = pytest.mark.alone
@@ -123,10 +122,7 @@ def test_a_study_with_several_trials_at_once_lets_others_have_their_turn(warm: L
 
 @pytest.mark.thorough
 def test_a_gang_of_eight_works_here(warm: LocalRunner) -> None:
-    end = one(warm, request(0, dp=8))
-    assert end.failure is None
-    assert end.measurement is not None
-    assert end.measurement.num_ranks == 8
+    assert measured(one(warm, request(0, dp=8))).num_ranks == 8
 
 
 def test_a_config_that_is_larger_than_the_runner_is_invalid(warm: LocalRunner) -> None:
@@ -164,6 +160,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
 _OWNER = """
 from pathlib import Path
 from autotune_workers.runners.local import LocalRunner
+from tests.workers.processes import owner_that_runs, parent_of, until
 from tests.workers.rank_pids import rank_pids
 from tests.workers.requests import DOUBLE, request
 
@@ -183,24 +180,12 @@ if __name__ == "__main__":
 
 @pytest.mark.thorough
 def test_ranks_end_with_their_owner_even_when_it_is_killed_and_one_is_stopped() -> None:
-    root = Path(__file__).resolve().parents[3]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "workers")])}
-    owner = subprocess.Popen(
-        [sys.executable, "-c", _OWNER], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, cwd=root
-    )
-    try:
-        assert owner.stdout is not None
-        pids = [int(word) for word in owner.stdout.readline().split()]
+    with owner_that_runs(_OWNER) as (owner, said):
+        pids = [int(word) for word in next(said).split()]
         assert len(pids) == 2
         owner.send_signal(signal.SIGKILL)
         owner.wait(timeout=600)
-        end = time.monotonic() + 600
-        while any(is_alive(pid) for pid in pids) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert not any(is_alive(pid) for pid in pids)
-    finally:
-        owner.kill()
-        owner.communicate()
+        until(lambda: not any(map(is_alive, pids)))
 
 
 @pytest.mark.thorough
@@ -228,20 +213,14 @@ def test_a_fork_server_that_hangs_is_replaced(
     with LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE) as runner:
         train(runner, request(0, dp=1))
         (rank,) = rank_pids(runner)
-        server = parent(rank)
+        server = parent_of(rank)
         monkeypatch.setattr(children, "ANSWER_S", 1.0)
         os.kill(server, signal.SIGSTOP)
-        asked = request(1, dp=2)  # one rank more than there is
-        failure = failure_of(one(runner, asked))
+        failure = failure_of(one(runner, request(1, dp=2)))  # one rank more than there is
         assert failure.kind is FailureKind.WORKER_LOST
         assert "did not answer for 1 s" in caplog.text
         assert not is_alive(server)
         train(runner, request(2, dp=2))
-
-
-def parent(pid: int) -> int:
-    """The process that forked it."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def train(runner: LocalRunner, asked: TrialRequest) -> None:
