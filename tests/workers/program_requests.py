@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from autotune.ports import AttemptEnded, StepsReported, TrialRequest, TrialRunner
+from autotune.ports import TrialRequest
 from tests.workers.process import program
 from tests.workers.requests import PATIENT, request
 
@@ -41,15 +38,3 @@ def on_one_node(number: int, *arguments: str) -> TrialRequest:
     argv = [sys.executable, program.__file__, "--micro-batch={micro_batch_size}", "--steps={steps}", *arguments]
     options = {"argv": argv, "metrics": METRICS}
     return request(number, dp=1, trainer="command", config={"precision": "bf16"}, trainer_options=options)
-
-
-def until_it_steps(runner: TrialRunner, asked: TrialRequest, *, deadline_s: float = 900.0) -> None:
-    """Starts the trial and waits for its first step."""
-    runner.start(asked)
-    end_s = time.monotonic() + deadline_s
-    while time.monotonic() < end_s:
-        events = runner.poll(0.2)
-        assert not any(isinstance(event, AttemptEnded) for event in events), events
-        if any(isinstance(event, StepsReported) for event in events):
-            return
-    pytest.fail("no step was reported")

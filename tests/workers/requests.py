@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from autotune.ports import AttemptEnded, TrialRequest, TrialRunner
+from autotune.ports import AttemptEnded, RunnerEvent, StepsReported, TrialRequest, TrialRunner
 from autotune.spec import (
     ClusterSpec,
     Failure,
@@ -18,6 +18,7 @@ from autotune.spec import (
     Workload,
 )
 from autotune.testing.runners import ended, events_until_ended
+from tests.workers.processes import until
 
 GIB = float(1 << 30)
 DOUBLE = "tests.workers.double_trial:run_trial"
@@ -53,10 +54,32 @@ def request(
     return replace(base, **fields)
 
 
-def one(runner: TrialRunner, asked: TrialRequest, *, deadline_s: float = 900.0) -> AttemptEnded:
+def events_of(runner: TrialRunner, asked: TrialRequest, *, deadline_s: float = 900.0) -> list[RunnerEvent]:
     """Runs this attempt to its end."""
     runner.start(asked)
-    return ended(events_until_ended(runner, [asked.id], deadline_s=deadline_s))
+    return events_until_ended(runner, [asked.id], deadline_s=deadline_s)
+
+
+def one(runner: TrialRunner, asked: TrialRequest, *, deadline_s: float = 900.0) -> AttemptEnded:
+    """The end of this attempt."""
+    return ended(events_of(runner, asked, deadline_s=deadline_s))
+
+
+def until_it_steps(runner: TrialRunner, asked: TrialRequest, *, deadline_s: float = 900.0) -> None:
+    """Starts the attempt and waits for its first step."""
+    runner.start(asked)
+    until_steps(runner, deadline_s)
+
+
+def until_steps(runner: TrialRunner, deadline_s: float = 900.0) -> float:
+    """Waits until an attempt reports steps; returns how long that took, in seconds."""
+
+    def are_reported() -> bool:
+        events = runner.poll(0.2)
+        assert not any(isinstance(event, AttemptEnded) for event in events), events
+        return any(isinstance(event, StepsReported) for event in events)
+
+    return until(are_reported, deadline_s)
 
 
 def failure_of(end: AttemptEnded) -> Failure:
@@ -65,7 +88,7 @@ def failure_of(end: AttemptEnded) -> Failure:
     return end.failure
 
 
-def measured(end: AttemptEnded) -> Measurement:
+def measurement_of(end: AttemptEnded) -> Measurement:
     """What it measured; it must not have failed."""
     assert end.failure is None, end.failure
     assert end.measurement is not None

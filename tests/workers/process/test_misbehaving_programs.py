@@ -23,7 +23,7 @@ from autotune_workers.runners.local import LocalRunner
 from tests.workers.process import misbehaving_program
 from tests.workers.processes import running
 from tests.workers.program_requests import METRICS
-from tests.workers.requests import DOUBLE, PATIENT, failure_of, measured, one
+from tests.workers.requests import DOUBLE, PATIENT, failure_of, measurement_of, one
 from tests.workers.requests import request as asking
 
 pytestmark = pytest.mark.alone
@@ -148,7 +148,7 @@ def test_a_program_that_misbehaves_fails_with_its_kind_and_cause_and_leaves_noth
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_garbage_between_good_steps_does_no_harm(runner: LocalRunner, nodes: int) -> None:
-    seen = measured(one(runner, asked(1, "noise", nodes=nodes, at=EVERYWHERE)))
+    seen = measurement_of(one(runner, asked(1, "noise", nodes=nodes, at=EVERYWHERE)))
     assert seen.step_time_s == pytest.approx(0.05, abs=0.002)  # node 1 says 51 ms
 
 

@@ -17,7 +17,7 @@ from autotune.trainers.logs.formats import pattern_reader, stock_reader
 from autotune_workers.process.program.evidence import NodeEnd
 from autotune_workers.process.program.log import RESOLUTION_S
 from autotune_workers.process.program.state import ProgramTrial
-from tests.workers.requests import failure_of, request
+from tests.workers.requests import failure_of, measurement_of, request
 
 
 def told(read: LineReader, lines: Iterable[tuple[float, str]]) -> tuple[ProgramTrial, list[StepsReported]]:
@@ -26,9 +26,7 @@ def told(read: LineReader, lines: Iterable[tuple[float, str]]) -> tuple[ProgramT
 
 
 def measured(trial: ProgramTrial) -> Measurement:
-    end = trial.end([NodeEnd(node=0, code=0)])
-    assert end.measurement is not None, end.failure
-    return end.measurement
+    return measurement_of(trial.end([NodeEnd(node=0, code=0)]))
 
 
 LOSS = "{'loss': 2.0}"

@@ -29,7 +29,7 @@ from autotune_workers.process.program import attempt as program_attempt
 from autotune_workers.process.program.attempt import ProgramAttempt, ProgramRunner
 from autotune_workers.process.program.launch import prepare
 from autotune_workers.process.program.places import ProgramOrder
-from tests.workers.requests import PATIENT, failure_of, measured
+from tests.workers.requests import PATIENT, failure_of, measurement_of
 from tests.workers.requests import request as asking
 
 METRICS = {"step": r"^step (\d+)", "step_time_s": r"time ([\d.]+)", "loss": r"loss ([\d.]+)"}
@@ -146,7 +146,7 @@ def test_the_first_node_that_ends_a_step_is_measured_and_memory_is_that_of_all()
     two.wait(0.0)
     assert all(node.told_to_end for node in two.nodes)
     two.both_ended(-15)
-    seen = measured(two.end)
+    seen = measurement_of(two.end)
     assert set(seen.step_times_s) == {2.0}
     assert seen.peak_memory_bytes == 20
 

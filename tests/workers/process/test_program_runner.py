@@ -21,7 +21,7 @@ from autotune_workers.process.machine import descendants, is_alive
 from autotune_workers.runners.local import LocalRunner
 from tests.matrix import sampled
 from tests.workers.processes import owner_that_runs, parent_of, running, until
-from tests.workers.requests import DOUBLE, PATIENT, failure_of, measured, one
+from tests.workers.requests import DOUBLE, PATIENT, events_of, failure_of, measurement_of, one
 from tests.workers.requests import request as asking
 
 pytestmark = pytest.mark.alone
@@ -69,9 +69,8 @@ class TestProgramsKeepTheRunnersContract(RunnerContract):
 
 def test_a_program_is_measured_by_its_log(runner: LocalRunner) -> None:
     asked = request(0, config={"precision": "bf16", "micro_batch_size": 4})
-    runner.start(asked)
-    events = events_until_ended(runner, [asked.id])
-    seen = measured(ended(events))
+    events = events_of(runner, asked)
+    seen = measurement_of(ended(events))
     assert isinstance(events[0], AttemptStarted)
     assert seen.step_time_s == pytest.approx(0.016)
     assert seen.peak_memory_bytes == 1.5 * 2**30
@@ -84,7 +83,7 @@ def test_a_program_is_measured_by_its_log(runner: LocalRunner) -> None:
 @pytest.mark.thorough
 def test_without_a_word_of_memory_the_fullest_process_counts(runner: LocalRunner) -> None:
     metrics = {name: pattern for name, pattern in METRICS.items() if name != "peak_memory_gib"}
-    seen = measured(one(runner, request(0, "--fault=hold@1", "--step-s=0.3", metrics=metrics)))
+    seen = measurement_of(one(runner, request(0, "--fault=hold@1", "--step-s=0.3", metrics=metrics)))
     assert 200 * 2**20 < (seen.peak_memory_bytes or 0) < 2**30
 
 
@@ -107,8 +106,7 @@ def test_steps_whose_lines_come_in_bursts_all_count(runner: LocalRunner, kind: s
     asked = asking(
         0, dp=1, trainer="command", trainer_options={"argv": argv}, config={"precision": "bf16"}, measure=measure
     )
-    runner.start(asked)
-    events = events_until_ended(runner, [asked.id])
+    events = events_of(runner, asked)
     found = ended(events).measurement
     assert found is not None, ended(events).failure
     assert found.time_from == "arrival"
@@ -205,7 +203,7 @@ def test_a_program_reads_its_rendered_files_in_its_own_folder(runner: LocalRunne
         "cwd": str(tmp_path),
         "files": {"train.json": {"micro_batch": "{micro_batch_size}", "compile": "{compile}"}},
     }
-    measured(one(runner, request(0, trainer_options=rendered)))
+    measurement_of(one(runner, request(0, trainer_options=rendered)))
 
 
 def test_a_folder_that_is_not_there_stops_the_study(runner: LocalRunner) -> None:

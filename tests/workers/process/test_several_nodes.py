@@ -13,18 +13,17 @@ import pytest
 
 from autotune.ports import LogRead, TrialRequest
 from autotune.spec import FailureKind
-from autotune.testing.runners import ended, events_until_ended
+from autotune.testing.runners import ended
 from autotune_workers.runners.local import LocalRunner
-from tests.workers.process.test_program_runner import METRICS
 from tests.workers.processes import running
-from tests.workers.requests import DOUBLE, PATIENT, failure_of, measured, one
+from tests.workers.program_requests import GLOO, METRICS
+from tests.workers.requests import DOUBLE, PATIENT, events_of, failure_of, measurement_of, one
 from tests.workers.requests import request as asking
 
 pytestmark = pytest.mark.alone
 
 HERE = Path(__file__).parent
 BRIEF = replace(PATIENT, min_steps=6, max_steps=8, precision=0.0)
-READ = {name: pattern for name, pattern in METRICS.items() if name != "peak_memory_gib"}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def runner() -> Iterator[LocalRunner]:
 
 def on_two_nodes(number: int, argv: list[str], **fields: Any) -> TrialRequest:
     """A trial of two nodes with one rank each."""
-    options = {"argv": argv, "metrics": READ, "fixed": {"dp": 2}, "env": {"OMP_NUM_THREADS": "1"}}
+    options = {"argv": argv, "metrics": METRICS, "fixed": {"dp": 2}, "env": {"OMP_NUM_THREADS": "1"}}
     config = {"precision": "bf16"}
     asked = asking(number, dp=2, trainer="command", trainer_options=options, config=config, **fields)
     cluster = replace(asked.workload.cluster, num_nodes=2, gpus_per_node=1)
@@ -49,9 +48,8 @@ def program(number: int, *arguments: str, **fields: Any) -> TrialRequest:
 
 def test_each_node_is_told_its_number_and_where_all_meet_and_one_is_measured(runner: LocalRunner) -> None:
     asked = replace(program(0), with_log=True)
-    runner.start(asked)
-    events = events_until_ended(runner, [asked.id])
-    seen = measured(ended(events))
+    events = events_of(runner, asked)
+    seen = measurement_of(ended(events))
     assert len(set(seen.step_times_s)) == 1, "steps of one node"
     assert seen.peak_memory_bytes, "seen by the keepers"
     logs = [event for event in events if isinstance(event, LogRead)]
@@ -105,5 +103,5 @@ def test_standalone_would_stay_on_one_node(runner: LocalRunner) -> None:
 
 @pytest.mark.thorough
 def test_a_plain_torchrun_command_runs_on_two_nodes_as_it_is(runner: LocalRunner) -> None:
-    argv = ["torchrun", str(HERE / "gloo_program.py"), "--micro-batch={micro_batch_size}"]
-    assert measured(one(runner, on_two_nodes(0, argv))).num_ranks == 2
+    argv = ["torchrun", str(GLOO), "--micro-batch={micro_batch_size}", "--steps=10", "--ranks=2"]
+    assert measurement_of(one(runner, on_two_nodes(0, argv))).num_ranks == 2

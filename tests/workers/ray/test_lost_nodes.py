@@ -23,18 +23,8 @@ from tests.nodes.ray_nodes import RayNodes
 from tests.ray_roles import played
 from tests.workers.processes import until
 from tests.workers.ray.test_ray import heard
-from tests.workers.ray.two_node_trials import (
-    ALONE,
-    ENDLESS,
-    LADDER_S,
-    RANKS,
-    measured,
-    ranks,
-    spread,
-    train,
-    until_steps,
-)
-from tests.workers.requests import PATIENT, failure_of, request
+from tests.workers.ray.two_node_trials import ALONE, ENDLESS, LADDER_S, RANKS, measured, ranks, spread
+from tests.workers.requests import PATIENT, failure_of, request, until_it_steps, until_steps
 
 pytestmark = ALONE
 
@@ -96,7 +86,7 @@ def test_a_lost_node_is_a_lost_worker_and_no_rank_lives_on(two_nodes: RayNodes, 
     fault, node = FAULTS[name], two_nodes.nodes[1]
     number = 10 * list(FAULTS).index(name)
     asked = spread(number, measure=ENDLESS)
-    train(runner, asked)
+    until_it_steps(runner, asked)
     began_s = struck_s = time.monotonic()
     fault.strike(two_nodes, node)
     failure = failure_of(ended(events_until_ended(runner, [asked.id], deadline_s=900.0)))
@@ -136,7 +126,7 @@ def test_a_lost_node_is_a_lost_worker_and_no_rank_lives_on(two_nodes: RayNodes, 
 @pytest.mark.slow
 def test_a_short_cut_is_no_loss(two_nodes: RayNodes, runner: RayRunner) -> None:
     asked = spread(100, measure=ENDLESS)
-    train(runner, asked)
+    until_it_steps(runner, asked)
     node = two_nodes.nodes[1]
     node.cut()
     end_s = time.monotonic() + 12.0
@@ -199,7 +189,7 @@ def test_a_config_waits_for_a_node_that_is_away_and_runs_when_it_is_back(
 @pytest.mark.slow
 def test_a_driver_that_is_cut_off_from_all_nodes_loses_its_trial(two_nodes: RayNodes, runner: RayRunner) -> None:
     asked = spread(110, measure=ENDLESS)
-    train(runner, asked)
+    until_it_steps(runner, asked)
     began_s = time.monotonic()
     for node in two_nodes.nodes:
         node.cut()

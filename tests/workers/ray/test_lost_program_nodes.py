@@ -11,12 +11,12 @@ from autotune.spec import FailureKind
 from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.ray.actor_handle import LOST_S
 from autotune_workers.runners.ray import ABANDONED_S, RayRunner
-from tests.nodes.network import until
 from tests.nodes.ray_nodes import RayNodes
-from tests.workers.program_requests import GLOO, on_two_nodes, until_it_steps
+from tests.workers.processes import until
+from tests.workers.program_requests import GLOO, on_two_nodes
 from tests.workers.ray.test_lost_nodes import FAULTS, boot
 from tests.workers.ray.two_node_trials import ALONE
-from tests.workers.requests import one
+from tests.workers.requests import failure_of, one, until_it_steps
 
 pytestmark = ALONE
 
@@ -42,10 +42,9 @@ def test_a_lost_node_is_a_lost_worker_and_no_program_lives_on(
     assert lost.processes(GLOO.name)
     began_s = time.monotonic()
     fault.strike(two_nodes, lost)
-    failure = ended(events_until_ended(runner, [asked.id])).failure
+    failure = failure_of(ended(events_until_ended(runner, [asked.id])))
     verdict_s = time.monotonic() - began_s
     print(f"\n{name}: verdict after {verdict_s:.1f} s: {failure}")
-    assert failure is not None
     assert failure.kind is FailureKind.WORKER_LOST
     assert lost.address in failure.message
     assert verdict_s < LOST_S + PROGRAM_END_S

@@ -37,6 +37,23 @@ def host() -> Iterator[Any]:
         host._abandon()
 
 
+def begin(host: Any, asked: ProgramOrder) -> None:
+    """The first attempt."""
+    host.prepare("owner", 1)
+    host.begin("owner", 1, asked)
+
+
+def send_along(host: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, *files: str) -> None:
+    """Empty files of a folder, which is unpacked below `folder`."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name in files:
+            archive.writestr(name, "")
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setattr("ray.get", lambda reference: reference)
+    host._package = [packed.getvalue()]
+
+
 class Owner:
     """Listens as `RayNode` does."""
 
@@ -78,8 +95,7 @@ def test_each_attempt_has_its_own_port_and_messages(host: Any) -> None:
 def test_a_long_log_comes_in_few_messages_without_a_gap(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_UNHEARD", 2)
     owner = Owner(host)
-    host.prepare("owner", 1)
-    host.begin("owner", 1, order(COUNT))
+    begin(host, order(COUNT))
     kept = settled(lambda: host._log.unheard)
     messages = owner.until("ended")
     assert kept < messages[-1]["number"], "while nobody listens the keeper keeps the log back"
@@ -97,8 +113,7 @@ def settled(value: Callable[[], int]) -> int:
 
 
 def test_a_missing_program_is_refused_with_its_node(host: Any) -> None:
-    host.prepare("owner", 1)
-    host.begin("owner", 1, ProgramOrder(argv=("/nowhere/bin/python",)))
+    begin(host, ProgramOrder(argv=("/nowhere/bin/python",)))
     reason = Owner(host).until("refused")[-1]["reason"]
     assert reason.startswith("node 127.0.0.1: there is no program '/nowhere/bin/python'")
 
@@ -106,15 +121,8 @@ def test_a_missing_program_is_refused_with_its_node(host: Any) -> None:
 def test_a_folder_that_cannot_be_unpacked_is_refused_and_nothing_of_it_stays(
     host: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        archive.writestr("first.py", "")
-        archive.writestr("x" * 300, "")  # longer than names may be
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("ray.get", lambda reference: reference)
-    host._package = [packed.getvalue()]
-    host.prepare("owner", 1)
-    host.begin("owner", 1, order(SLEEP))
+    send_along(host, tmp_path, monkeypatch, "first.py", "x" * 300)  # longer than names may be
+    begin(host, order(SLEEP))
     assert "File name too long" in Owner(host).until("refused")[-1]["reason"]
     assert list(tmp_path.iterdir()) == []
 
@@ -125,14 +133,9 @@ def test_of_a_keeper_that_cannot_be_started_no_folder_stays(
     def refuse(*, detached: bool) -> None:
         raise OSError("no process is left")
 
-    packed = io.BytesIO()
-    zipfile.ZipFile(packed, "w").close()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("ray.get", lambda reference: reference)
+    send_along(host, tmp_path, monkeypatch)
     monkeypatch.setattr(module, "KeeperProcess", refuse)
-    host._package = [packed.getvalue()]
-    host.prepare("owner", 1)
-    host.begin("owner", 1, order(SLEEP))
+    begin(host, order(SLEEP))
     assert "no process is left" in Owner(host).until("refused")[-1]["reason"]
     assert list(tmp_path.iterdir()) == []
 
@@ -140,8 +143,7 @@ def test_of_a_keeper_that_cannot_be_started_no_folder_stays(
 @pytest.mark.parametrize("how", ["end", "prepare", "abandon"])
 def test_the_program_ends_when_its_owner_wants_it_or_is_gone(host: Any, how: str) -> None:
     owner = Owner(host)
-    host.prepare("owner", 1)
-    host.begin("owner", 1, order(SLEEP))
+    begin(host, order(SLEEP))
     pid = owner.until("lines")[1]["pid"]
     assert is_alive(pid)
     host.end("stranger")

@@ -22,9 +22,9 @@ from autotune_workers.ray.janitor import is_node
 from autotune_workers.runners.ray import RayRunner
 from tests.ray_roles import played, played_head, played_node
 from tests.workers.processes import running, until
-from tests.workers.program_requests import GLOO, on_one_node, on_two_nodes, until_it_steps
+from tests.workers.program_requests import GLOO, on_one_node, on_two_nodes
 from tests.workers.ray.test_ray import heard
-from tests.workers.requests import failure_of, one
+from tests.workers.requests import events_of, failure_of, measurement_of, one, until_it_steps
 
 pytestmark = [
     pytest.mark.thorough,
@@ -62,10 +62,8 @@ def remove_idle(runner: RayRunner) -> None:
 
 
 def measured(runner: RayRunner, asked: TrialRequest) -> list[RunnerEvent]:
-    runner.start(asked)
-    events = events_until_ended(runner, [asked.id])
-    assert ended(events).failure is None, ended(events).failure
-    assert ended(events).measurement is not None
+    events = events_of(runner, asked)
+    measurement_of(ended(events))
     return events
 
 
@@ -116,13 +114,12 @@ def test_a_folder_that_was_sent_along_is_needed_no_more(shared: RayRunner, tmp_p
     here.mkdir()
     shutil.copy(GLOO, here)
     before = set(Path(tempfile.gettempdir()).glob("autotune-folder-*"))
-    asked = on_two_nodes(0, cwd=here, working_dir="upload")
-    events = measured(shared, asked)
+    events = measured(shared, on_two_nodes(0, cwd=here, working_dir="upload"))
     folders = {line.split()[5] for line in said(events, "rank ").values()}
     assert len(folders) == 2, "a folder for each node"
     (here / GLOO.name).unlink()
     measured(shared, on_two_nodes(1, cwd=here, working_dir="upload"))
-    until(lambda: set(Path(tempfile.gettempdir()).glob("autotune-folder-*")) <= before, "unpacked folders are left")
+    until(lambda: set(Path(tempfile.gettempdir()).glob("autotune-folder-*")) <= before, SOON_S, "unpacked folders")
 
 
 @pytest.mark.thorough
@@ -187,9 +184,6 @@ def test_a_node_that_is_left_out_gets_no_rank_and_one_that_is_needed_stays(clust
         for number, left_out in ((0, "127.0.0.2"), (1, "127.0.0.1")):
             runner._cluster.left_out = frozenset({left_out})
             remove_idle(runner)
-            asked = on_one_node(number, "--step-s=0.01")
-            runner.start(asked)
-            events = events_until_ended(runner, [asked.id])
-            assert ended(events).failure is None, ended(events).failure
+            measured(runner, on_one_node(number, "--step-s=0.01"))
             (begun,) = {node.address for node in runner._groups.handles("program", or_idle=True)}
             assert begun != left_out

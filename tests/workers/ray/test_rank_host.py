@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,22 +64,24 @@ def test_what_the_last_trial_log_is_kept_for_a_later_owner() -> None:
     assert [m["event"] for m in log.after(0)] == []
 
 
-def a_host(process: Talker) -> Any:
+@contextlib.contextmanager
+def a_host(*says: str) -> Iterator[Any]:
     host: Any = object.__new__(RankHost)
     host._size = host._nodes = 1
     host._prepare("first")
-    host._rank = process
+    host._rank = process = Talker(*says)
     host._read(process, 0)
-    return host
+    try:
+        yield host
+    finally:
+        process.close()
 
 
 def test_a_new_owner_learns_the_state_of_the_rank() -> None:
-    process = Talker()
-    host = a_host(process)
     orders: list[str] = []
-    process.send = lambda message: orders.append(message["command"])  # type: ignore[attr-defined]
-    process.begin = lambda: orders.append("begin")  # type: ignore[attr-defined]
-    try:
+    with a_host() as host:
+        host._rank.send = lambda message: orders.append(message["command"])
+        host._rank.begin = lambda: orders.append("begin")
         host.send("first", {"command": "run", "rank": 1, "run": 3})
         state = host.adopt("second")
         assert (state.trial["run"], state.knows_store, state.is_ending, state.is_idle) == (3, False, False, False)
@@ -93,14 +96,10 @@ def test_a_new_owner_learns_the_state_of_the_rank() -> None:
         state = host.adopt("third")
         assert (state.knows_store, state.is_ending, state.is_idle) == (True, False, False)
         assert orders == ["begin", "run", "store", "stop", "begin", "run"]
-    finally:
-        process.close()
 
 
 def test_an_actor_obeys_one_owner_at_a_time() -> None:
-    process = Talker("step", "step")
-    host = a_host(process)
-    try:
+    with a_host("step", "step") as host:
         assert [m["event"] for m in host.listen("first")] == ["step", "step"]
         assert host.adopt("second").size == 1
         assert [m["event"] for m in host.listen("first", 2)] == ["superseded"]
@@ -113,16 +112,12 @@ def test_an_actor_obeys_one_owner_at_a_time() -> None:
         assert [m["event"] for m in host.listen("second")] == ["step", "step"], "the new owner gets all messages again"
         assert host.release("second")
         assert host.adopt("third") is None, "an actor that was released cannot be adopted"
-    finally:
-        process.close()
 
 
 @pytest.mark.parametrize("lost", [{0}, {1}, {0, 1}, {2, 3}, set()])
 def test_an_answer_that_ray_loses_is_given_again(monkeypatch: pytest.MonkeyPatch, lost: set[int]) -> None:
     import ray
 
-    process = Talker("store", "step", "step", "done", "idle")
-    host = a_host(process)
     asked: list[Callable[[], list[Message]]] = []
 
     def remote(owner: str, heard: int) -> Callable[[], list[Message]]:
@@ -141,12 +136,10 @@ def test_an_answer_that_ray_loses_is_given_again(monkeypatch: pytest.MonkeyPatch
         "rank-0", SimpleNamespace(listen=SimpleNamespace(remote=remote)), "first", SentFolders(limit_bytes=0)
     )
     heard: list[str] = []
-    try:
+    with a_host("store", "step", "step", "done", "idle") as host:
         for _ in range(8):
             if rank.listen_call is None:
                 rank.listen()
             heard += [m["event"] for m in rank.receive(0.0)]
-    finally:
-        process.close()
     assert heard == ["store", "step", "step", "done", "idle"]
     assert not rank.dead

@@ -25,8 +25,7 @@ from tests.ray_roles import AUTH, authenticated, go_away, played, played_head, p
 from tests.small_studies import spec
 from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
 from tests.workers.processes import until
-from tests.workers.program_requests import until_it_steps
-from tests.workers.requests import DOUBLE, PATIENT, failure_of, one, request
+from tests.workers.requests import DOUBLE, PATIENT, failure_of, one, request, until_it_steps
 from tests.workers.requests import request as asking
 
 pytestmark = [

@@ -11,13 +11,13 @@ import pytest
 
 from autotune.ports import LogRead
 from autotune.spec import ModelCode
-from autotune.testing.runners import ended, events_until_ended
+from autotune.testing.runners import ended
 from autotune_workers.runners.ray import RayRunner
 from tests.nodes.ray_nodes import RayNodes
 from tests.workers import own_models
 from tests.workers.program_requests import GLOO, on_two_nodes
 from tests.workers.ray.two_node_trials import ALONE, measured, spread
-from tests.workers.requests import one
+from tests.workers.requests import events_of, measurement_of, one
 
 pytestmark = ALONE
 
@@ -28,17 +28,21 @@ def runner(two_nodes: RayNodes) -> Iterator[RayRunner]:
         yield runner
 
 
-@pytest.mark.slow
-def test_nodes_that_do_not_see_the_folder_are_sent_it(two_nodes: RayNodes, runner: RayRunner, tmp_path: Path) -> None:
+def unseen(nodes: RayNodes, tmp_path: Path, file: str | Path, name: str = "") -> Path:
+    """A folder of the driver's with this file, which is empty on all nodes."""
     folder = tmp_path / "project"
     folder.mkdir()
-    shutil.copy(GLOO, folder)
-    for node in two_nodes.nodes:
+    shutil.copy(file, folder / name)
+    for node in nodes.nodes:
         assert node.start("mount", "-t", "tmpfs", "tmpfs", str(folder)).wait() == 0
-    asked = on_two_nodes(0, cwd=folder, working_dir="upload")
-    runner.start(asked)
-    events = events_until_ended(runner, [asked.id])
-    assert ended(events).failure is None, ended(events).failure
+    return folder
+
+
+@pytest.mark.slow
+def test_nodes_that_do_not_see_the_folder_are_sent_it(two_nodes: RayNodes, runner: RayRunner, tmp_path: Path) -> None:
+    folder = unseen(two_nodes, tmp_path, GLOO)
+    events = events_of(runner, on_two_nodes(0, cwd=folder, working_dir="upload"))
+    measurement_of(ended(events))
     lines = [line for e in events if isinstance(e, LogRead) for line in e.lines if line.startswith("rank ")]
     assert {line.split()[3] for line in lines} == {node.name for node in two_nodes.nodes}
     assert not any(str(folder) in line for line in lines)
@@ -49,11 +53,7 @@ def test_nodes_that_do_not_see_the_folder_are_sent_it(two_nodes: RayNodes, runne
 def test_ranks_that_do_not_see_the_folder_of_a_module_are_sent_it(
     two_nodes: RayNodes, runner: RayRunner, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    shutil.copy(own_models.__file__, folder / "mine.py")
-    for node in two_nodes.nodes:
-        assert node.start("mount", "-t", "tmpfs", "tmpfs", str(folder)).wait() == 0
+    folder = unseen(two_nodes, tmp_path, own_models.__file__, "mine.py")
     asked = spread(2, trainer_options={"working_dir": "upload"})
     code = ModelCode(module="mine:language_model", args='{"depth": 2}', folder=str(folder), num_parameters=100_000)
     model = replace(asked.workload.model, vocab_size=256, code=code)

@@ -14,10 +14,10 @@ from autotune.spec import FailureKind
 from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.runners.ray import ABANDONED_S, RayRunner
 from tests.nodes import programs
-from tests.nodes.network import until
 from tests.nodes.ray_nodes import RayNodes
-from tests.workers.ray.two_node_trials import ALONE, ENDLESS, LADDER_S, RANKS, measured, ranks, spread, train
-from tests.workers.requests import failure_of, request
+from tests.workers.processes import until
+from tests.workers.ray.two_node_trials import ALONE, ENDLESS, LADDER_S, RANKS, measured, ranks, spread
+from tests.workers.requests import failure_of, request, until_it_steps
 
 pytestmark = ALONE
 
@@ -53,7 +53,7 @@ def test_native_ranks_are_two_on_each_node(two_nodes: RayNodes, runner: RayRunne
 
 def test_a_node_that_is_cut_off_is_lost_within_the_deadline(two_nodes: RayNodes, runner: RayRunner) -> None:
     asked = spread(1, measure=ENDLESS)
-    train(runner, asked)
+    until_it_steps(runner, asked)
     node = two_nodes.nodes[1]
     began_s = time.monotonic()
     node.cut()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from autotune.ports import AttemptEnded, RunnerEvent, StepsReported, TrialRequest
+from autotune.ports import RunnerEvent, TrialRequest
 from autotune.spec import ClusterSpec
-from autotune.testing.runners import ended, events_until_ended
+from autotune.testing.runners import ended
 from autotune_workers.runners.ray import RayRunner
 from tests.nodes.ray_nodes import RayNodes
-from tests.workers.requests import CPU, LINK, PATIENT, request
+from tests.workers.requests import CPU, LINK, PATIENT, events_of, measurement_of, request
 
 ALONE = [
     pytest.mark.alone,
@@ -41,29 +40,8 @@ def ranks(cluster: RayNodes) -> int:
     return sum(len(node.processes(RANKS)) for node in cluster.nodes if node.is_on)
 
 
-def until_steps(runner: RayRunner, timeout_s: float = 240.0) -> float:
-    """Waits until an attempt reports steps; returns how long that took, in seconds."""
-    began_s = time.monotonic()
-    while True:
-        events = runner.poll(0.5)
-        assert not any(isinstance(event, AttemptEnded) for event in events), events
-        if any(isinstance(event, StepsReported) for event in events):
-            return time.monotonic() - began_s
-        assert time.monotonic() - began_s < timeout_s
-
-
-def train(runner: RayRunner, asked: TrialRequest) -> None:
-    """Starts the attempt and waits until it has made some steps."""
-    runner.start(asked)
-    until_steps(runner)
-
-
 def measured(runner: RayRunner, asked: TrialRequest, timeout_s: float = 240.0) -> list[RunnerEvent]:
     """What happens of an attempt that is measured to its end."""
-    runner.start(asked)
-    events = events_until_ended(runner, [asked.id], deadline_s=timeout_s)
-    end = ended(events)
-    assert end.failure is None, end.failure
-    assert end.measurement is not None
-    assert len(end.measurement.step_times_s) >= PATIENT.min_steps
+    events = events_of(runner, asked, deadline_s=timeout_s)
+    assert len(measurement_of(ended(events)).step_times_s) >= PATIENT.min_steps
     return events

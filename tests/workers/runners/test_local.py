@@ -22,7 +22,7 @@ from autotune_workers.runners.local import LocalRunner
 from tests.workers.process.test_machine_turn import other
 from tests.workers.processes import owner_that_runs, parent_of, until
 from tests.workers.rank_pids import rank_pids
-from tests.workers.requests import DOUBLE, failure_of, measured, one, request
+from tests.workers.requests import DOUBLE, failure_of, measurement_of, one, request
 from tests.workers.requests import request as asking
 
 pytestmark = pytest.mark.alone
@@ -122,7 +122,7 @@ def test_a_study_with_several_trials_at_once_lets_others_have_their_turn(warm: L
 
 @pytest.mark.thorough
 def test_a_gang_of_eight_works_here(warm: LocalRunner) -> None:
-    assert measured(one(warm, request(0, dp=8))).num_ranks == 8
+    assert measurement_of(one(warm, request(0, dp=8))).num_ranks == 8
 
 
 def test_a_config_that_is_larger_than_the_runner_is_invalid(warm: LocalRunner) -> None:
