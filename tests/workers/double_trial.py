@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,29 +14,13 @@ from autotune.ports import TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
 
 
-@dataclass(frozen=True)
-class Step:
-    step: int
-    time_s: float
-    loss: float
-    grad_norm: float
-    finite: bool = True
-    skipped: bool = False
-
-
-@dataclass(frozen=True)
-class Result:
-    measurement: Measurement
-    stopped: str = ""
-
-
 class RefusedError(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
 
 
-def run_trial(request: TrialRequest, context: Any, report: Callable[[Any], bool]) -> Result:
+def run_trial(request: TrialRequest, context: Any, report: Callable[[Any], bool]) -> SimpleNamespace:
     options = request.trainer_options
     if options.get("refuse"):
         raise RefusedError(Failure(kind=FailureKind.INVALID, message="this config is refused"))
@@ -47,10 +31,12 @@ def run_trial(request: TrialRequest, context: Any, report: Callable[[Any], bool]
         go_on = torch.ones(1, device=context.device)
         dist.all_reduce(go_on, dist.ReduceOp.MIN)
         times.append(time.perf_counter() - began)
-        go_on.fill_(float(report(Step(number, times[-1], 1.0 / (number + 1), 1.0))))
+        step = SimpleNamespace(step=number, time_s=times[-1], loss=1.0 / (number + 1), grad_norm=1.0)
+        go_on.fill_(float(report(step)))
         dist.broadcast(go_on, 0)
         if not go_on.item():
             break
     counted = tuple(times[measure.warmup_steps :])
     tokens = request.config.global_batch_size * request.workload.seq_len
-    return Result(Measurement(step_times_s=counted, num_ranks=context.world_size, tokens_per_step=tokens))
+    measurement = Measurement(step_times_s=counted, num_ranks=context.world_size, tokens_per_step=tokens)
+    return SimpleNamespace(measurement=measurement, stopped="")

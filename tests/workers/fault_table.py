@@ -13,7 +13,7 @@ from autotune.ports import AttemptEnded, StepsReported, TrialRequest, TrialRunne
 from autotune.spec import Failure, FailureKind, ModelSpec
 from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.training.faults import Fault
-from tests.workers.requests import CPU, PATIENT, request
+from tests.workers.requests import PATIENT, request
 
 HASTY = replace(PATIENT, step_timeout_s=10.0)
 LONG_STEPS = {"accumulation_steps": 8}
@@ -38,19 +38,16 @@ def _fault(number: int, kind: str, **fields: Any) -> Fault:
 
 def _big_model(number: int) -> TrialRequest:
     """A model whose weights and moments exceed what the rank may hold."""
-    asked = request(number)
+    asked = request(number, memory_bytes=256.0 * (1 << 20))
     model = ModelSpec(
         name="big", num_layers=2, hidden_size=512, num_attention_heads=4, vocab_size=50_000, max_positions=64
     )
-    cluster = replace(asked.workload.cluster, gpu=replace(CPU, memory_bytes=256.0 * (1 << 20)))
-    return replace(asked, workload=replace(asked.workload, model=model, cluster=cluster))
+    return replace(asked, workload=replace(asked.workload, model=model))
 
 
 def with_small_memory(number: int) -> TrialRequest:
     """Whose ranks may hold 512 MiB."""
-    asked = request(number)
-    cluster = replace(asked.workload.cluster, gpu=replace(CPU, memory_bytes=512.0 * (1 << 20)))
-    return replace(asked, workload=replace(asked.workload, cluster=cluster))
+    return request(number, memory_bytes=512.0 * (1 << 20))
 
 
 def _hasty(number: int) -> TrialRequest:

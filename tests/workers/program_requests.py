@@ -20,7 +20,7 @@ def on_two_nodes(number: int, *, endless: bool = False, cwd: Path = GLOO.parent,
     argv = ["torchrun", GLOO.name, "--micro-batch={micro_batch_size}", "--steps={steps}", "--ranks={dp}"]
     if endless:
         argv += ["--step-s=0.2"]
-    asked = request(
+    return request(
         number,
         dp=2,
         trainer="command",
@@ -28,9 +28,8 @@ def on_two_nodes(number: int, *, endless: bool = False, cwd: Path = GLOO.parent,
         with_log=True,
         trainer_options={"argv": argv, "cwd": str(cwd), "metrics": METRICS, **options},
         measure=replace(PATIENT, min_steps=5000, max_steps=5000, trial_timeout_s=1500.0) if endless else PATIENT,
+        cluster={"num_nodes": 2, "gpus_per_node": 1},
     )
-    cluster = replace(asked.workload.cluster, num_nodes=2, gpus_per_node=1)
-    return replace(asked, workload=replace(asked.workload, cluster=cluster))
 
 
 def on_one_node(number: int, *arguments: str) -> TrialRequest:

@@ -39,9 +39,11 @@ PATIENT = MeasureSpec(
 def request(
     number: int = 0, *, dp: int = 2, attempt: int = 1, measure: MeasureSpec = PATIENT, **fields: Any
 ) -> TrialRequest:
-    """A trial on `dp` ranks; `fields` replace those of the request, `config` those of the config."""
+    """A trial on `dp` ranks; `fields` replace those of the request, `config`, `cluster` and `memory_bytes` (of a rank) what these say."""
     config = {"dp": dp, "precision": "fp32", **fields.pop("config", {})}
-    cluster = ClusterSpec(name="cpu-1x8", gpu=CPU, num_nodes=1, gpus_per_node=8, intra_node=LINK, inter_node=LINK)
+    gpu = replace(CPU, memory_bytes=fields.pop("memory_bytes", CPU.memory_bytes))
+    sizes = {"num_nodes": 1, "gpus_per_node": 8, **fields.pop("cluster", {})}
+    cluster = ClusterSpec(name="cpu-1x8", gpu=gpu, intra_node=LINK, inter_node=LINK, **sizes)
     workload = Workload(model=NANO, cluster=cluster, seq_len=16, global_batch_size=(1, 2, 4, 8, 16))
     base = TrialRequest(
         study="s",

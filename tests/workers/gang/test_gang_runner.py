@@ -161,11 +161,9 @@ def test_a_config_that_gets_no_place_ends_with_the_reason(
 
 def test_a_config_of_several_nodes_is_placed_on_whole_nodes() -> None:
     pools = Elsewhere()
-    asked = request(dp=4)
-    cluster = replace(asked.workload.cluster, num_nodes=2, gpus_per_node=2)
     with GangRunner(pools) as runner:
-        runner.start(asked)
-        runner.start(replace(asked, number=1, workload=replace(asked.workload, cluster=cluster)))
+        runner.start(request(dp=4))
+        runner.start(request(1, dp=4, cluster={"num_nodes": 2, "gpus_per_node": 2}))
     shapes = [(placement.nnodes, placement.nproc_per_node) for placement in pools.placements]
     assert shapes == [(1, 4), (2, 2)]
 

@@ -18,6 +18,7 @@ from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.process.machine import EXPENDABLE, be_expendable, oom_kills
 from autotune_workers.runners.local import LocalRunner
 from autotune_workers.training.faults import Fault
+from tests.workers.fault_table import with_small_memory
 from tests.workers.process.test_program_runner import request as program
 from tests.workers.rank_pids import rank_pids
 from tests.workers.requests import PATIENT, failure_of, one, request
@@ -115,9 +116,8 @@ def test_kills_are_counted_in_every_file_that_tells_them(tmp_path: Path) -> None
 
 def test_running_out_of_memory_waits_for_no_deadline(runner: LocalRunner) -> None:
     """Ranks say at once what happened; the loser's peers are woken up, not waited for."""
-    asked = request(11)
-    small = replace(asked.workload.cluster, gpu=replace(asked.workload.cluster.gpu, memory_bytes=512.0 * (1 << 20)))
-    runner.start(replace(asked, workload=replace(asked.workload, cluster=small)))
+    asked = with_small_memory(11)
+    runner.start(asked)
     stepped_s: list[float] = []
 
     def note(event: object) -> None:

@@ -94,10 +94,15 @@ def asked(
     ]
     argv += [f"--do={does}", f"--at={nodes - 1 if at is None else at}", *arguments]
     chosen = {"argv": argv, "metrics": METRICS, **options}
-    config = {"precision": "bf16"}
-    request = asking(number, dp=nodes, trainer="command", trainer_options=chosen, config=config, measure=BRIEF)
-    cluster = replace(request.workload.cluster, num_nodes=nodes, gpus_per_node=1)
-    return replace(request, workload=replace(request.workload, cluster=cluster))
+    return asking(
+        number,
+        dp=nodes,
+        trainer="command",
+        trainer_options=chosen,
+        config={"precision": "bf16"},
+        measure=BRIEF,
+        cluster={"num_nodes": nodes, "gpus_per_node": 1},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +138,7 @@ def test_a_program_that_misbehaves_fails_with_its_kind_and_cause_and_leaves_noth
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))  # of the keepers
     held, began_s = status_bytes("VmRSS") or 0, time.monotonic()
-    request = asked(1, case.does, *case.arguments, nodes=nodes)
-    request = replace(request, measure=case.measure)
+    request = replace(asked(1, case.does, *case.arguments, nodes=nodes), measure=case.measure)
     failure = failure_of(one(runner, request))
     took_s = time.monotonic() - began_s
     assert failure.kind is case.kind, failure

@@ -53,9 +53,15 @@ class FakeNode:
 def asked(measure: Any = PATIENT, **options: Any) -> TrialRequest:
     argv = [sys.executable, "train.py", "--mb={micro_batch_size}", "--dp={dp}"]
     chosen = {"argv": argv, "metrics": METRICS, **options}
-    request = asking(0, dp=4, trainer="command", trainer_options=chosen, config={"precision": "bf16"}, measure=measure)
-    cluster = replace(request.workload.cluster, num_nodes=2, gpus_per_node=2)
-    return replace(request, workload=replace(request.workload, cluster=cluster))
+    return asking(
+        0,
+        dp=4,
+        trainer="command",
+        trainer_options=chosen,
+        config={"precision": "bf16"},
+        measure=measure,
+        cluster={"num_nodes": 2, "gpus_per_node": 2},
+    )
 
 
 class Two:

@@ -35,10 +35,8 @@ def runner() -> Iterator[LocalRunner]:
 def on_two_nodes(number: int, argv: list[str], **fields: Any) -> TrialRequest:
     """A trial of two nodes with one rank each."""
     options = {"argv": argv, "metrics": METRICS, "fixed": {"dp": 2}, "env": {"OMP_NUM_THREADS": "1"}}
-    config = {"precision": "bf16"}
-    asked = asking(number, dp=2, trainer="command", trainer_options=options, config=config, **fields)
-    cluster = replace(asked.workload.cluster, num_nodes=2, gpus_per_node=1)
-    return replace(asked, workload=replace(asked.workload, cluster=cluster))
+    fixed = {"config": {"precision": "bf16"}, "cluster": {"num_nodes": 2, "gpus_per_node": 1}}
+    return asking(number, dp=2, trainer="command", trainer_options=options, **fixed, **fields)
 
 
 def program(number: int, *arguments: str, **fields: Any) -> TrialRequest:

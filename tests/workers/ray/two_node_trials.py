@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from autotune.ports import RunnerEvent, TrialRequest
-from autotune.spec import ClusterSpec
 from autotune.testing.runners import ended
 from autotune_workers.runners.ray import RayRunner
 from tests.nodes.ray_nodes import RayNodes
-from tests.workers.requests import CPU, LINK, PATIENT, events_of, measurement_of, request
+from tests.workers.requests import PATIENT, events_of, measurement_of, request
 
 ALONE = [
     pytest.mark.alone,
@@ -21,7 +20,6 @@ ALONE = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-TWO_BY_TWO = ClusterSpec(name="cpu-2x2", gpu=CPU, num_nodes=2, gpus_per_node=2, intra_node=LINK, inter_node=LINK)
 ENDLESS = replace(PATIENT, min_steps=100_000, max_steps=100_000, trial_timeout_s=1500.0, step_timeout_s=300.0)
 RANKS = "process.fork_server"
 """part of the command line of a rank, and of the fork server that each rank has for itself"""
@@ -31,8 +29,7 @@ LADDER_S = 10.0
 
 def spread(number: int, **fields: Any) -> TrialRequest:
     """Four ranks on two nodes."""
-    asked = request(number, dp=4, **fields)
-    return replace(asked, workload=replace(asked.workload, cluster=TWO_BY_TWO))
+    return request(number, dp=4, cluster={"num_nodes": 2, "gpus_per_node": 2}, **fields)
 
 
 def ranks(cluster: RayNodes) -> int:

@@ -12,7 +12,7 @@ from autotune.spec import FIELDS, FailureKind, ParallelConfig
 from autotune.testing.knobs import EXPERT_KNOBS, base_configs, complaints_of, variations
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.runners.simulated import SIMULATED_RUNNER, SimulatedRunner
-from tests.workers.requests import CPU, NANO, request
+from tests.workers.requests import NANO, request
 
 
 class TestSimulatedRunner(RunnerContract):
@@ -62,9 +62,7 @@ def test_a_lost_worker_is_drawn_for_each_attempt_and_other_faults_are_not() -> N
 
 
 def test_a_config_that_needs_more_than_the_gpu_has_runs_out_of_memory() -> None:
-    asked = request(0)
-    small = replace(asked.workload.cluster, gpu=replace(CPU, memory_bytes=1000.0))
-    (end,) = outcome(SimulatedRunner(), replace(asked, workload=replace(asked.workload, cluster=small)))
+    (end,) = outcome(SimulatedRunner(), request(0, memory_bytes=1000.0))
     assert end.failure.kind is FailureKind.OUT_OF_MEMORY
     assert "on a rank, which has 1000 B" in end.failure.message
 
