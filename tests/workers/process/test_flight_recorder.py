@@ -24,7 +24,7 @@ def entry(group: str, number: int, name: str = "nccl:all_reduce", **fields: Any)
     return {"process_group": (group, "desc"), "collective_seq_id": number, "profiling_name": name, **fields}
 
 
-def rank(folder: Path, number: int, dump: bytes) -> threading.Thread:
+def rank(folder: Path, number: int, dump: bytes) -> None:
     """A rank of torch's NCCL backend: opens its pipe, and writes its file when it is asked."""
     pipe = folder / f"pipe-{number}.pipe"
     os.mkfifo(pipe)
@@ -38,9 +38,7 @@ def rank(folder: Path, number: int, dump: bytes) -> threading.Thread:
         (folder / f"rank-{number}").write_bytes(dump)
         os.close(reader)
 
-    thread = threading.Thread(target=answer, daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=answer, daemon=True).start()
 
 
 def dumped(*entries: dict[str, Any]) -> bytes:
@@ -49,14 +47,12 @@ def dumped(*entries: dict[str, Any]) -> bytes:
 
 def test_each_rank_tells_the_last_collective_of_each_group(tmp_path: Path) -> None:
     one = dumped(entry("0", 4), entry("0", 5, "nccl:all_gather"), entry("1", 2), entry("1", 9, is_p2p=True))
-    ranks = [rank(tmp_path, 0, one), rank(tmp_path, 3, dumped(entry("0", 4)))]
-    begun = collectives_begun(str(tmp_path))
-    assert begun == {
+    rank(tmp_path, 0, one)
+    rank(tmp_path, 3, dumped(entry("0", 4)))
+    assert collectives_begun(str(tmp_path)) == {
         "0": {"0": [5, "nccl:all_gather"], "1": [2, "nccl:all_reduce"]},
         "3": {"0": [4, "nccl:all_reduce"]},
     }
-    for thread in ranks:
-        thread.join(300.0)
 
 
 def test_groups_of_one_name_that_share_no_rank_are_told_apart(tmp_path: Path) -> None:
@@ -93,9 +89,8 @@ def test_the_record_of_the_installed_torch_is_read(tmp_path: Path) -> None:
     file = tmp_path / "recorded"
     environment = {**os.environ, **variables(str(tmp_path), {})}
     subprocess.run([sys.executable, "-c", TORCH_PROGRAM, str(file)], env=environment, check=True, timeout=120)
-    thread = rank(tmp_path, 0, file.read_bytes())
+    rank(tmp_path, 0, file.read_bytes())
     assert collectives_begun(str(tmp_path)) == {"0": {"0": [3, "gloo:all_reduce"], "1": [1, "gloo:barrier"]}}
-    thread.join(300.0)
 
 
 def test_the_variables_are_those_that_the_installed_torch_reads() -> None:
@@ -136,9 +131,8 @@ def test_links_and_other_kinds_of_files_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_file_that_names_a_function_is_not_read(tmp_path: Path) -> None:
-    thread = rank(tmp_path, 0, pickle.dumps({"entries": [os.system]}))
+    rank(tmp_path, 0, pickle.dumps({"entries": [os.system]}))
     assert collectives_begun(str(tmp_path), dump_s=0.3) == {}
-    thread.join(300.0)
 
 
 def test_who_has_set_up_the_recorder_keeps_it() -> None:

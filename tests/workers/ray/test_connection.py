@@ -81,21 +81,24 @@ def test_a_runner_whose_cluster_does_not_answer_ends_its_connection(monkeypatch:
     assert Headless.closed
 
 
+class Unconnected(connection.RayCluster):
+    """Of a head at this address, which it has not asked anything yet."""
+
+    address = ""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._retry_at_s, self._unanswered = 0.0, ""
+        self._silent_since_s = None
+        self._questions = []
+
+
 def test_an_answer_is_not_waited_for_once_the_head_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "CHECK_S", 0.05)
     monkeypatch.setattr(connection, "ANSWERLESS_S", 0.3)
     head = socket.create_server(("127.0.0.1", 0))
     host, port = head.getsockname()
-
-    class Cluster(connection.RayCluster):
-        address = f"{host}:{port}"
-
-        def __init__(self) -> None:
-            self._retry_at_s, self._unanswered = 0.0, ""
-            self._silent_since_s = None
-            self._questions = []
-
-    cluster, never = Cluster(), threading.Event()
+    cluster, never = Unconnected(f"{host}:{port}"), threading.Event()
     try:
         assert cluster.ask(lambda: never.wait(0.5) or 7) == 7, "a head that accepts connections has its time"
         head.close()
@@ -119,20 +122,18 @@ def test_whoever_asks_after_the_end_of_the_job_is_told_of_it_each_time() -> None
         def has_ended(self) -> bool:
             return True
 
-    class Cluster(connection.RayCluster):
-        address = "127.0.0.1:1"
-        _step = EndedStep()
-
-        def __init__(self) -> None:
-            self._retry_at_s, self._unanswered = 0.0, ""
-            self._silent_since_s = None
-            self._questions = []
-
-    cluster, never = Cluster(), threading.Event()
+    cluster, never = Unconnected("127.0.0.1:1"), threading.Event()
+    cluster._step = EndedStep()
     for _ in range(2):
         with pytest.raises(JobEndedError, match="job 7 was preempted or cancelled"):
             cluster.ask(never.wait)
     never.set()
+
+
+def run_without_rays_variables(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | variables
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
 
 STARTED = """
@@ -149,15 +150,8 @@ print(os.path.exists(path), [name for name in os.environ if name.startswith("RAY
 @pytest.mark.alone
 @pytest.mark.thorough
 def test_a_cluster_that_is_started_here_has_a_token_of_its_own_and_leaves_none_in_the_home(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    done = subprocess.run(
-        [sys.executable, "-c", STARTED],
-        env={**environment, "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-    )
+    done = run_without_rays_variables(STARTED, HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["0o600 token 1.0", "False []"]
     assert not (tmp_path / ".ray").exists()
 
@@ -189,7 +183,5 @@ cluster.close()
 @pytest.mark.alone
 @pytest.mark.thorough
 def test_a_signal_while_ray_starts_is_heard_as_at_any_other_time() -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = [sys.executable, "-c", ENDED_AS_IT_CONNECTS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = run_without_rays_variables(ENDED_AS_IT_CONNECTS)
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["heard heard heard 1.0"]), done.stderr

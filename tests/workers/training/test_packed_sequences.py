@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from autotune.spec import ModelSpec
-from autotune_workers.training.model.decoder import DecoderStage, global_names
-from autotune_workers.training.model.initialization import initial_value
+from autotune_workers.training.model.decoder import DecoderStage
 from autotune_workers.training.model.loss import IGNORED
 from autotune_workers.training.model.packed_sequences import (
     apply_documents,
@@ -16,15 +15,12 @@ from autotune_workers.training.model.packed_sequences import (
     document_positions,
     without_document_ends,
 )
+from tests.workers.training.test_parts import whole
 from tests.workers.trial_ranks import MODELS
 
 
 def model_of(spec: ModelSpec, seq_len: int, document_len: int) -> DecoderStage:
-    stage = DecoderStage(spec, range(spec.num_layers), is_first=True, is_last=True, dtype=torch.float32)
-    for name, parameter in global_names(stage):
-        parameter.data.copy_(initial_value(name, parameter.shape, spec, 0, torch.device("cpu")))
-    positions = document_positions(torch.arange(seq_len), document_len)
-    stage.place(positions, positions)
+    stage = whole(spec, document_positions(torch.arange(seq_len), document_len))
     if document_len:
         apply_documents(stage, document_len)
     return stage

@@ -23,11 +23,13 @@ from autotune_workers.training.precision import LossScaler
 from tests.workers.trial_ranks import MODELS
 
 
-def whole(spec: ModelSpec) -> DecoderStage:
+def whole(spec: ModelSpec, positions: torch.Tensor | None = None) -> DecoderStage:
+    """The model; `positions`: of the tokens that it is given, by default 16 in their order."""
     stage = DecoderStage(spec, range(spec.num_layers), is_first=True, is_last=True, dtype=torch.float32)
     for name, parameter in global_names(stage):
         parameter.data.copy_(initial_value(name, parameter.shape, spec, 0, torch.device("cpu")))
-    stage.place(torch.arange(16), torch.arange(16))
+    where = torch.arange(16) if positions is None else positions
+    stage.place(where, where)
     return stage
 
 
