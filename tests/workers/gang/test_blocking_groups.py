@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.ports import AttemptEnded, StepsReported, TrialRequest
-from autotune.spec import FailureKind
+from autotune.spec import Failure, FailureKind
 from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.runners.local import LocalRunner
@@ -19,7 +19,7 @@ from tests.matrix import sampled
 from tests.workers.blocking_groups import COLLECTIVES
 from tests.workers.fault_table import with_small_memory
 from tests.workers.rank_pids import rank_pids
-from tests.workers.requests import PATIENT, one, request
+from tests.workers.requests import PATIENT, failure_of, one, request
 
 pytestmark = pytest.mark.alone
 
@@ -47,8 +47,8 @@ def runner() -> Iterator[LocalRunner]:
         yield runner
 
 
-def end_of(runner: LocalRunner, asked: TrialRequest) -> tuple[AttemptEnded, float]:
-    """How the attempt ended, and s since its last step."""
+def failed(runner: LocalRunner, asked: TrialRequest) -> tuple[Failure, float]:
+    """Why the attempt failed, and s since its last step."""
     runner.start(asked)
     last_s = time.monotonic()
     while True:
@@ -56,7 +56,7 @@ def end_of(runner: LocalRunner, asked: TrialRequest) -> tuple[AttemptEnded, floa
             if isinstance(event, StepsReported):
                 last_s = time.monotonic()
             elif isinstance(event, AttemptEnded):
-                return event, time.monotonic() - last_s
+                return failure_of(event), time.monotonic() - last_s
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,9 @@ def test_a_failure_is_told_at_once_by_the_rank_that_failed_and_its_peer_stays_wa
 ) -> None:
     assert one(runner, request(HEALTHY)).failure is None
     before = set(rank_pids(runner))
-    end, told_s = end_of(runner, asked)
-    assert end.failure is not None
-    assert (end.failure.kind, end.failure.rank) == (kind, rank), end.failure
-    assert says in end.failure.message
+    failure, told_s = failed(runner, asked)
+    assert (failure.kind, failure.rank) == (kind, rank), failure
+    assert says in failure.message
     assert told_s < TOLD_S
     assert len(before - set(rank_pids(runner))) == (kind is FailureKind.WORKER_LOST)
 
@@ -84,9 +83,8 @@ def test_a_failure_is_told_at_once_by_the_rank_that_failed_and_its_peer_stays_wa
 @pytest.mark.thorough
 def test_numbers_that_are_none_are_told_at_once_and_the_ranks_stay_warm(runner: LocalRunner) -> None:
     before = set(rank_pids(runner))
-    end, told_s = end_of(runner, request(NAN, measure=ENDLESS))
-    assert end.failure is not None
-    assert end.failure.kind is FailureKind.DIVERGED, end.failure
+    failure, told_s = failed(runner, request(NAN, measure=ENDLESS))
+    assert failure.kind is FailureKind.DIVERGED, failure
     assert told_s < TOLD_S
     assert before <= set(rank_pids(runner))
 
@@ -98,10 +96,9 @@ def test_the_rank_that_sleeps_in_a_forward_pass_is_named_and_replaced_and_its_pe
     number = ASLEEP + list(CUTS).index(cut)
     assert one(runner, request(HEALTHY)).failure is None
     before = rank_pids(runner)
-    end, _ = end_of(runner, request(number, measure=HASTY, config=CUTS[cut]))
-    assert end.failure is not None
-    assert (end.failure.kind, end.failure.rank) == (FailureKind.HANG, 1), end.failure
-    assert end.failure.exception.endswith("time.sleep(3600)"), end.failure
+    failure, _ = failed(runner, request(number, measure=HASTY, config=CUTS[cut]))
+    assert (failure.kind, failure.rank) == (FailureKind.HANG, 1), failure
+    assert failure.exception.endswith("time.sleep(3600)"), failure
     assert before[0] in rank_pids(runner)
     assert before[1] not in rank_pids(runner)
 

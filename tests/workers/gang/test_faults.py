@@ -41,9 +41,7 @@ def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner
 
 @pytest.mark.thorough
 def test_only_the_rank_that_failed_is_replaced(runner: LocalRunner) -> None:
-    warm = request(2000)
-    runner.start(warm)
-    events_until_ended(runner, [warm.id])
+    one(runner, request(2000))
     before = set(rank_pids(runner))
     play(runner, "killed in the middle of a step")
     assert len(before - set(rank_pids(runner))) == 1
@@ -56,18 +54,15 @@ def test_a_rank_whose_group_could_not_be_formed_is_replaced(tmp_path: Path, monk
     file.touch()
     monkeypatch.setenv(FILE, str(file))
     with LocalRunner(max_ranks=4, device="cpu", collectives=COLLECTIVES) as runner:
-        first, second = request(1), request(2, dp=4)
-        failure = failure_of(one(runner, first))
+        failure = failure_of(one(runner, request(1)))
         assert "Connection closed by peer" in failure.message
         file.unlink()
-        assert one(runner, second).failure is None
+        assert one(runner, request(2, dp=4)).failure is None
 
 
 @pytest.mark.thorough
 def test_a_rank_that_keeps_memory_is_replaced(runner: LocalRunner) -> None:
-    warm = request(2001)
-    runner.start(warm)
-    events_until_ended(runner, [warm.id])
+    one(runner, request(2001))
     before = set(rank_pids(runner))
     assert one(runner, request(LEAKY)).failure is None
     assert len(before - set(rank_pids(runner))) == 1

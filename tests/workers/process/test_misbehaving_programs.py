@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import RunnerError
-from autotune.ports import TrialRequest
+from autotune.ports import TrialRequest, TrialRunner
 from autotune.spec import FailureKind, MeasureSpec
 from autotune_workers.process.attempt_logs import FIRST_CHARACTERS, LAST_CHARACTERS
 from autotune_workers.process.machine import status_bytes
@@ -111,6 +111,18 @@ def runner() -> Iterator[LocalRunner]:
         yield runner
 
 
+def check_failure(runner: TrialRunner, case: Case, nodes: int, *, within_s: float) -> None:
+    """Kind, cause and time of the failure, after which nothing of the program runs."""
+    began_s = time.monotonic()
+    request = replace(asked(1, case.does, *case.arguments, nodes=nodes), measure=case.measure)
+    failure = failure_of(one(runner, request))
+    took_s = time.monotonic() - began_s
+    assert failure.kind is case.kind, failure
+    assert case.says in failure.message
+    assert took_s >= HASTY.step_timeout_s if case.hangs else took_s < within_s
+    assert running(SCRIPT.name) == []
+
+
 def size_of(folder: Path) -> int:
     """Bytes of the files below it."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -137,14 +149,8 @@ def test_a_program_that_misbehaves_fails_with_its_kind_and_cause_and_leaves_noth
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))  # of the keepers
-    held, began_s = status_bytes("VmRSS") or 0, time.monotonic()
-    request = replace(asked(1, case.does, *case.arguments, nodes=nodes), measure=case.measure)
-    failure = failure_of(one(runner, request))
-    took_s = time.monotonic() - began_s
-    assert failure.kind is case.kind, failure
-    assert case.says in failure.message
-    assert took_s >= HASTY.step_timeout_s if case.hangs else took_s < BRIEF.step_timeout_s / 2
-    assert running(SCRIPT.name) == []
+    held = status_bytes("VmRSS") or 0
+    check_failure(runner, case, nodes, within_s=BRIEF.step_timeout_s / 2)
     assert list(scratch.iterdir()) == []
     assert size_of(own_house) <= nodes * LOG_BYTES
     assert (status_bytes("VmRSS") or 0) - held < 64 * MIB

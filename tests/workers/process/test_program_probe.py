@@ -38,6 +38,12 @@ def report(*steps: dict[str, Any], pid: int = 7, rank: int = 0, **more: Any) -> 
     return {"kind": "step", "pid": pid, "rank": rank, "steps": list(steps), **more}
 
 
+def see_steps(of: ProgramTrial, count: int, **seen: Any) -> None:
+    """One each second."""
+    for number in range(count):
+        of.see([report(step(1.0 + number, **seen))], 1.0 + number)
+
+
 def bar(count: int) -> str:
     return f"  1%|# | {count}/400 [00:01<00:01, 10.0it/s, loss={5 - count / 100:.2f}]"
 
@@ -118,8 +124,7 @@ def test_without_a_probe_the_log_counts_at_once() -> None:
 def test_a_step_that_is_not_the_configs_is_no_measurement(seen: dict[str, Any], words: str) -> None:
     """The second is accumulation that does not reach the program, the third a batch that it finds by itself."""
     of = trial()
-    for number in range(4):
-        of.see([report(step(1.0 + number, **seen))], 1.0 + number)
+    see_steps(of, 4, **seen)
     assert of.ending
     failure = failure_of(ended(of))
     assert failure.kind is FailureKind.INVALID
@@ -161,8 +166,7 @@ def test_steps_that_agree_in_one_of_the_ways_in_which_programs_count(seen: dict[
     seq_len = of.request.workload.seq_len
     if "tokens" in seen:
         seen = {**seen, "tokens": 8 * seq_len - 8 if seq_len > 64 else 8 * seq_len}
-    for number in range(4):
-        of.see([report(step(1.0 + number, **seen))], 1.0 + number)
+    see_steps(of, 4, **seen)
     assert not of.ending
     assert of.seen().disagreement == ""
 
@@ -170,8 +174,7 @@ def test_steps_that_agree_in_one_of_the_ways_in_which_programs_count(seen: dict[
 def test_a_program_that_starts_fewer_ranks_than_the_config_has_trains_less() -> None:
     of = trial(dp=2)
     of.see([{"kind": "facts", "pid": 7, "rank": 0, "world": 1}], 0.0)
-    for number in range(4):
-        of.see([report(step(1.0 + number))], 1.0 + number)
+    see_steps(of, 4)
     failure = failure_of(ended(of))
     assert "global_batch_size=16" in failure.message
 
@@ -210,8 +213,7 @@ def test_a_loss_that_is_not_finite_is_divergence_though_the_probe_counts() -> No
 
 def test_a_program_that_may_end_by_itself_is_given_time_once_it_is_measured() -> None:
     of = trial(ends_itself=True, measure=replace(PATIENT, warmup_steps=1, min_steps=2, max_steps=2, first_look=0))
-    for number in range(5):
-        of.see([report(step(1.0 + number))], 1.0 + number)
+    see_steps(of, 5)
     assert not of.ending
     assert len(of._steps) == 3
     of.tick(4.0 + OWN_END_S - 2)

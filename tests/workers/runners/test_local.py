@@ -57,9 +57,7 @@ def test_ranks_stay_warm_between_trials(warm: LocalRunner) -> None:
 
 
 def test_trials_run_at_once_on_disjoint_ranks(warm: LocalRunner) -> None:
-    all_up = request(9, dp=4)
-    warm.start(all_up)
-    events_until_ended(warm, [all_up.id])
+    one(warm, request(9, dp=4))  # all are up
     slow = {"step_s": 0.1}
     asked = [request(n, dp=2, trainer_options=slow) for n in range(2)]
     for trial in asked:

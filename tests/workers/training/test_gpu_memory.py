@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from autotune.spec import FailureKind
 from autotune_workers.runners.local import LocalRunner
 from autotune_workers.runners.machine_limits import visible_gpus
 from autotune_workers.training.faults import Fault
+from tests.workers.processes import until
 from tests.workers.requests import PATIENT, failure_of, one
 from tests.workers.requests import request as asking
 
@@ -38,12 +38,9 @@ def used_bytes() -> int:
     return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split()[0]) << 20
 
 
-def falls_to(level_bytes: int) -> bool:
-    """Whether use comes down to that level soon: the driver needs a moment after a process has ended."""
-    end = time.monotonic() + 60
-    while used_bytes() > level_bytes and time.monotonic() < end:
-        time.sleep(0.2)
-    return used_bytes() <= level_bytes
+def until_it_falls_to(level_bytes: int) -> None:
+    """The driver needs a moment after a process has ended."""
+    until(lambda: used_bytes() <= level_bytes, 60)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +54,7 @@ def runner(before: int) -> Iterator[LocalRunner]:
     faults = [Fault(kind=kind, step=2, trial=number) for kind, (number, _) in FAULTS.items()]
     with LocalRunner(max_ranks=1, device="cuda", faults=faults) as runner:
         yield runner
-    assert falls_to(before + SLACK_BYTES), "a closed runner leaves nothing on the GPU"
+    until_it_falls_to(before + SLACK_BYTES)  # a closed runner leaves nothing on the GPU
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -67,6 +64,6 @@ def test_memory_is_free_after_each_end_of_a_rank(runner: LocalRunner, kind: str)
     warm = used_bytes()
     failure = failure_of(one(runner, request(number)))
     assert failure.kind is verdict
-    assert falls_to(warm + SLACK_BYTES)
+    until_it_falls_to(warm + SLACK_BYTES)
     assert one(runner, request(200 + number)).failure is None
-    assert falls_to(warm + SLACK_BYTES)
+    until_it_falls_to(warm + SLACK_BYTES)
