@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
 
 from autotune.errors import RunnerError
-from autotune.spec import Measurement, ParallelConfig
+from autotune.spec import Measurement
 from autotune_workers.process.machine import bind_near_gpu, cpus_near, gpu_handle
 from autotune_workers.runners.local import LocalRunner
 from autotune_workers.training.model.decoder import fused_attention
 from autotune_workers.training.precision import takes_float8
 from autotune_workers.training.torch_version import check_torch_version
 from tests.workers.rank_pids import rank_pids
-from tests.workers.requests import one, request
+from tests.workers.requests import measurement_of, one, request
 
 pytestmark = pytest.mark.gpu
 
@@ -33,10 +32,7 @@ def runner() -> Iterator[LocalRunner]:
 
 
 def measured(runner: LocalRunner, number: int, precision: str) -> Measurement:
-    asked = request(number, dp=1)
-    end = one(runner, replace(asked, config=ParallelConfig(precision=precision)))
-    assert end.measurement is not None, end.failure
-    return end.measurement
+    return measurement_of(one(runner, request(number, dp=1, config={"precision": precision})))
 
 
 def test_no_rank_is_replaced_for_the_workspaces_of_cublas(runner: LocalRunner) -> None:
