@@ -205,8 +205,8 @@ def recorded(model: ModelSpec, text: str) -> dict[str, Any]:
     small, config, _, s = setting(model, text)
     found = []
     for layers in (LAYERS, LAYERS + 1):
-        asked = stand_in(workload_of(replace(small, num_layers=layers), config, s), config)
-        found.append(dry_run(asked.request, rank=0))
+        request, _ = stand_in(workload_of(replace(small, num_layers=layers), config, s), config)
+        found.append(dry_run(request, rank=0))
         forget_shardings()  # a later mesh of the same shape would be given groups that are gone
     return {"model": model.name, "config": text, "figures": by_dry_run(*found, config)}
 

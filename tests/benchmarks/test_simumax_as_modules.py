@@ -27,7 +27,7 @@ def test_rank_with_experts_allocates_what_was_measured() -> None:
 
     row = ROWS["deepseekv2-l4 4096 tp=1 pp=2 dp=4 cp=1 ep=4 rank 0"]
     workload, config = training_of(row, inspect)
-    run = dry_run(stand_in(workload, config).request, rank=first_rank_of_stage(config, row.pp_rank))
+    run = dry_run(stand_in(workload, config)[0], rank=first_rank_of_stage(config, row.pp_rank))
     assert run.peak.total_bytes == pytest.approx(row.bytes, rel=WITHIN)
 
 

@@ -33,7 +33,7 @@ def run_here(function: str) -> DryRun:
     """In this process, which is faster; errors as the process of a dry run tells them."""
     watches: list[RankWatch] = []
     try:
-        return dry_run(stand_in(workload(function), CONFIG).request, rank=0, watched=watches.append)
+        return dry_run(stand_in(workload(function), CONFIG)[0], rank=0, watched=watches.append)
     except Exception as error:
         raise error_of(error, 2.0**30, watches[0].position.said()) from error
 

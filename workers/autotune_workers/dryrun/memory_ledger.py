@@ -84,12 +84,7 @@ class MemoryLedger:
             known = self._live.get(storage_id(part))
             if known is None:  # on the meta device
                 continue
-            size = known.size_bytes
-            self._move(known, -size)
-            known.category = INDEX[category]
-            if module is not None:
-                known.module = module
-            self._move(known, size)
+            self._retype(known, INDEX[category], known.module if module is None else module)
 
     def mark_passing(self, tensor: Tensor, category: str) -> None:
         """Says what the memory is for now, where nothing says what it is for good."""
@@ -101,7 +96,7 @@ class MemoryLedger:
         """Gives all temporaries of now this category."""
         for known in self._live.values():
             if known.category == INDEX["temporaries"]:
-                self._retype(known, INDEX[category])
+                self._retype(known, INDEX[category], known.module)
 
     def _add(self, key: int, storage: Any, category: int) -> None:
         made = Allocation(storage.nbytes(), category, self._position.module)
@@ -137,9 +132,9 @@ class MemoryLedger:
         self.parts_bytes[which.category] += by_bytes
         self.module_bytes[which.module] = self.module_bytes.get(which.module, 0) + by_bytes
 
-    def _retype(self, which: Allocation, category: int) -> None:
+    def _retype(self, which: Allocation, category: int, module: str) -> None:
         self._move(which, -which.size_bytes)
-        which.category = category
+        which.category, which.module = category, module
         self._move(which, which.size_bytes)
 
     # modules
@@ -164,7 +159,7 @@ class MemoryLedger:
         for key in keys:
             known = self._live.get(key)
             if known is not None and known.category == INDEX["temporaries"]:
-                self._retype(known, INDEX["activations"])
+                self._retype(known, INDEX["activations"], known.module)
 
     def activations_by_module(self) -> dict[str, int]:
         """Bytes of activations that are alive, by the module that made them."""

@@ -71,14 +71,8 @@ def _rms_norm(original: Any) -> Any:
 
 
 @contextlib.contextmanager
-def taken_for_real(*, own_model: bool) -> Iterator[None]:
-    """A block in which this holds. `own_model`: whether code outside of autotune builds the model; transformers is imported only then."""
-    with torch_patches.single_draws(), _no_tracing() if own_model else contextlib.nullcontext():
-        yield
-
-
-@contextlib.contextmanager
 def _no_tracing() -> Iterator[None]:
+    """A block for a model that code outside of autotune builds; transformers is imported only then."""
     if find_spec("transformers") is None:
         yield
         return
@@ -157,7 +151,8 @@ def dry_run(
             torch_patches.shards_of_one_rank(),
             torch_patches.held_messages(),
             _kernels_of(workload.cluster.gpu),
-            taken_for_real(own_model=workload.model.code is not None),
+            torch_patches.single_draws(),
+            _no_tracing() if workload.model.code is not None else contextlib.nullcontext(),
         ):
             run = watched_run(request, context, mesh, watch, know_inputs=answers.know_inputs)
     return replace(run, guesses=(*notes, *answers.guesses))

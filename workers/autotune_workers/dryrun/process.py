@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from autotune.errors import AutotuneError, DryRunError
@@ -136,18 +136,8 @@ def _root_cause(error: BaseException) -> BaseException:
     return error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandIn:
-    """A request that can be run dry."""
-
-    request: TrialRequest
-    """in place of the one that was meant"""
-    notes: tuple[str, ...]
-    """what was replaced, in words"""
-
-
-def stand_in(workload: Workload, config: ParallelConfig) -> StandIn:
-    """The request of that config, without what needs a compiler or kernels of a GPU."""
+def stand_in(workload: Workload, config: ParallelConfig) -> tuple[TrialRequest, list[str]]:
+    """The request of that config, without what needs a compiler or kernels of a GPU; what was replaced, in words."""
     notes = []
     if config.compile:
         notes.append("torch.compile is skipped: layers run in eager mode, which needs at least as much memory")
@@ -165,7 +155,7 @@ def stand_in(workload: Workload, config: ParallelConfig) -> StandIn:
         config=config,
         measure=MeasureSpec(),
     )
-    return StandIn(request=request, notes=tuple(notes))
+    return request, notes
 
 
 PLACE_S = 0.2
@@ -258,11 +248,11 @@ def _run(
     from autotune_workers.dryrun.played_rank import dry_run, first_rank_of_stage
 
     reach("building the model")
-    replaced = stand_in(workload, config)
+    request, notes = stand_in(workload, config)
     return dry_run(
-        replaced.request,
+        request,
         rank=first_rank_of_stage(config, task["pp_rank"]),
-        notes=replaced.notes,
+        notes=notes,
         watched=lambda watch: follow(watch.position.said),
     )
 
