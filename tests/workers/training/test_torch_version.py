@@ -33,7 +33,7 @@ def test_releases_inside_the_bound_are_taken(version: str) -> None:
     check_torch_version(version)
 
 
-@pytest.mark.parametrize("version", ["1.13.1", "2.9.1", "2.14.0", "3.0", "nightly"])
+@pytest.mark.parametrize("version", ["1.13.1", "2.9.1", "2.14.0", "2.99.0", "3.0", "nightly"])
 def test_a_release_outside_is_refused_with_bound_version_and_remedy(version: str) -> None:
     with pytest.raises(RunnerError) as raised:
         check_torch_version(version)
@@ -67,6 +67,8 @@ def private_uses(source: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             used += [name for alias in node.names if is_private(name := f"{node.module}.{alias.name}")]
+        elif isinstance(node, ast.Import):
+            used += [alias.name for alias in node.names if alias.name.startswith("torch.") and is_private(alias.name)]
         elif isinstance(node, ast.Attribute):
             name = ast.unparse(node)
             if is_private(name) and name.startswith(("torch.", "dist.")):
@@ -76,9 +78,10 @@ def private_uses(source: str) -> list[str]:
 
 def test_private_names_of_torch_are_found() -> None:
     source = (
-        "from torch.a._b import c\nimport torch\ndef f():\n    return torch._foo(1), dist.x._y.z, torch.__version__"
+        "from torch.a._b import c\nimport torch, torch._d\n"
+        "def f():\n    return torch._foo(1), dist.x._y.z, torch.__version__"
     )
-    assert set(private_uses(source)) >= {"torch.a._b.c", "torch._foo", "dist.x._y"}
+    assert set(private_uses(source)) >= {"torch.a._b.c", "torch._d", "torch._foo", "dist.x._y"}
     assert not private_uses("from torch import nn\nprint(torch.__version__, self._torch.x)")
 
 
