@@ -5,7 +5,7 @@ Losses are scaled so that the sum of a gradient over ranks is the mean gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -94,12 +94,12 @@ def weights_of(
     *,
     tied: str,
     tied_group: dist.ProcessGroup | None,
-    in_layer: Callable[[str], bool] = lambda name: name.startswith("layers."),
+    layers: tuple[str, ...] = ("layers.",),
     partial_over_tp: Container[str] = (),
 ) -> Iterator[Weight]:
     """The weights of a stage that are trained, each with the ranks over which its gradient is summed.
 
-    `parameters`: with their names in the whole model. `tied`: the one that the first and the last stage share. `partial_over_tp`: whole weights that see a
+    `parameters`: with their names in the whole model. `tied`: the one that the first and the last stage share. `layers`: how names of weights in layers begin. `partial_over_tp`: whole weights that see a
     part of what flows, so that their gradients are summed over tp.
     """
     ranks = config.dp * config.cp
@@ -122,7 +122,7 @@ def weights_of(
             shard_group=mesh.group(f"{axis}_shard") if is_cut else None,
             replica_group=mesh.group(f"{axis}_replica") if is_cut else None,
             also_group=also_group,
-            in_layer=in_layer(name),
+            in_layer=name.startswith(layers),
             copies=(1 if _is_sharded(parameter, "tp") else config.tp) * (2 if is_tied else 1),
         )
 

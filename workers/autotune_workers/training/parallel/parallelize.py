@@ -187,14 +187,13 @@ def parallelize_own(
         stage = own_stage(replace(built, model=model), number, config)
         partial = _parallelize_stage(stage, request, plan, mesh, context.device)
         stages[number] = stage
-        names = tuple(f"{name}." for name in stage.layers if name)
         weights += weights_of(
             ((shared.get(name, name), parameter) for name, parameter in stage.module.named_parameters()),
             config,
             mesh,
             tied=next(iter(shared.values()), ""),
             tied_group=tied_group if shared else None,
-            in_layer=functools.partial(_is_inside, names),
+            layers=tuple(f"{name}." for name in stage.layers if name),
             partial_over_tp=partial,
         )
     return ParallelModel(stages=stages, weights=weights, sync=gradient_sync(stages.values(), weights, config))
@@ -251,10 +250,6 @@ def _parallelize_stage(
     if any(tensor.device.type != device.type for tensor in (*stage.parameters(), *stage.buffers())):
         stage.to(device)  # torch refuses to move fake tensors, also to where they are
     return partial
-
-
-def _is_inside(prefixes: tuple[str, ...], name: str) -> bool:
-    return bool(prefixes) and name.startswith(prefixes)
 
 
 def _attention(stage: OwnStage) -> list[nn.Module]:
