@@ -24,7 +24,7 @@ class Rank:
     """Ready when its pool is placed."""
 
     def __init__(self) -> None:
-        self.name, self.ready, self.host = "rank", False, "here"
+        self.name, self.ready, self.address = "rank", False, "here"
         self.node, self.gpus = "here", ()
         self.sent: list[Message] = []
         self.ended = self.reported = False

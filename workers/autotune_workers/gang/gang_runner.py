@@ -27,8 +27,8 @@ class RankHandle(Protocol):
 
     name: str
     ready: bool
-    host: str
-    """address of its node, known once it is ready"""
+    address: str
+    """of its node, known once it is ready"""
     node: str
     """hostname of its node; empty until it is ready"""
     gpus: tuple[str, ...]
@@ -147,8 +147,8 @@ class GangAttempt:
 
     def _seat_by_node(self) -> None:
         """Gives neighbouring rank numbers to ranks of one node, where tensor-parallel groups belong."""
-        hosts = [h.host for h in self.place.handles]
-        self.place.handles.sort(key=lambda h: hosts.index(h.host))
+        hosts = [h.address for h in self.place.handles]
+        self.place.handles.sort(key=lambda h: hosts.index(h.address))
         self._rank_of = {handle: rank for rank, handle in enumerate(self.place.handles)}
 
     def _places(self) -> tuple[NodePlace, ...]:

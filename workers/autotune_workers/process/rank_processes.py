@@ -58,7 +58,7 @@ class RankProcess:
         """Asks for the process; `ready` once its message of that name has come."""
         self.name = name
         self.ready = False
-        self.host = starter.host
+        self.address = starter.host
         self.node, self.gpus = "", ()
         self._oom_kills = oom_kills()
         self._log = tempfile.TemporaryFile(prefix="autotune-rank-")  # noqa: SIM115 - closed by `close`

@@ -74,6 +74,8 @@ class ActorHandle(ABC):
         self.name = name
         self.actor = actor
         self.owner = owner
+        self.address = ""
+        """of its node; empty until it is known"""
         self.silence = silence or Silence()
         self.dead = False
         """whether no more messages can come"""
@@ -89,11 +91,6 @@ class ActorHandle(ABC):
         self.listen_call: Any = None
         """the call that waits for messages; None after one that Ray could not answer"""
         self.listen()
-
-    @property
-    @abstractmethod
-    def address(self) -> str:
-        """Of its node; empty until it is known."""
 
     @abstractmethod
     def accept(self, messages: list[Message]) -> list[Message]:

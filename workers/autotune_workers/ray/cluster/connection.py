@@ -69,8 +69,10 @@ class RayCluster:
 
     def __init__(self, *, address: str | None, num_cpus: int | None, num_gpus: int | None, dashboard: bool) -> None:
         """Joins or starts. Raises `MissingExtraError` without Ray, `RunnerError` when Ray cannot be reached or started."""
-        self._owned = False
-        self._joined = False
+        self.is_here = False
+        """whether the cluster was started here, so that all of it is on this machine"""
+        self.outlives_us = False
+        """whether it goes on when this process ends"""
         self._temp = ""
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._reports = contextlib.ExitStack()
@@ -114,7 +116,7 @@ class RayCluster:
         root = tempfile.gettempdir()
         self._temp = tempfile.mkdtemp(prefix="at-", dir=root if len(root) <= _LONGEST_TEMP else "/tmp")
         os.chmod(self._temp, 0o700)
-        self._owned = True
+        self.is_here = True
         self._watchdog = subprocess.Popen(
             [sys.executable, "-S", "-E", watchdog.__file__, self._temp],
             stdin=subprocess.PIPE,
@@ -152,7 +154,7 @@ class RayCluster:
     def _join(self, address: str) -> None:
         with _on_loopback() if answers_on_loopback(address) else contextlib.nullcontext():
             self._connect(address=address)
-        self._joined = True
+        self.outlives_us = True
 
     def _connect(self, **options: Any) -> None:
         import ray
@@ -161,16 +163,6 @@ class RayCluster:
         with _own_signals(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Ray's own, about its future defaults
             ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options)
-
-    @property
-    def outlives_us(self) -> bool:
-        """Whether the cluster goes on when this process ends."""
-        return self._joined
-
-    @property
-    def is_here(self) -> bool:
-        """Whether the cluster was started here, so that all of it is on this machine."""
-        return self._owned
 
     @property
     def address(self) -> str:
@@ -286,7 +278,7 @@ class RayCluster:
 
     def close(self) -> None:
         """Ends the connection, and the cluster when we started it."""
-        if not (self._owned or self._joined or self._step):
+        if not (self.is_here or self.outlives_us or self._step):
             self._reports.close()  # of a connection that failed
             return
         import ray
@@ -294,7 +286,7 @@ class RayCluster:
         self._await_answers()
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Ray leaves sockets to the garbage collector
-            if self._owned:
+            if self.is_here:
                 ray.shutdown()
             else:  # which waits for the head, should it be gone
                 leaving = threading.Thread(target=ray.shutdown, name="autotune-ray-shutdown", daemon=True)
@@ -309,7 +301,7 @@ class RayCluster:
             self._step.close()
             self._step = None
         self._reports.close()
-        self._owned = self._joined = False
+        self.is_here = self.outlives_us = False
 
     @property
     def _leave_s(self) -> float:

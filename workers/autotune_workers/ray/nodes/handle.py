@@ -19,14 +19,8 @@ class RayNode(ActorHandle):
     """free at `address`, for this attempt"""
     is_running = False
     """whether a keeper has the order, and has not said its last word"""
-    _address = ""
     _attempt = 0
     """how many attempts it has served, with this one"""
-
-    @property
-    def address(self) -> str:
-        """Of the node, once it was ready."""
-        return self._address
 
     def prepare(self) -> None:
         """Another attempt uses it; it will be ready again."""
@@ -48,11 +42,11 @@ class RayNode(ActorHandle):
         current = [message for message in messages if message.pop("attempt") == self._attempt]
         for message in current:
             if message["event"] == "ready":
-                self.ready, self._address, self.port = True, message["address"], message["port"]
+                self.ready, self.address, self.port = True, message["address"], message["port"]
             elif message["event"] in ("refused", "ended", "gone"):
                 self.is_running = False
         return current
 
     def loss(self, error: BaseException) -> str:
         """Why its actor is gone."""
-        return f"node {self._address or '(not yet placed)'} is lost: {' '.join(str(error).split())[:500]}"
+        return f"node {self.address or '(not yet placed)'} is lost: {' '.join(str(error).split())[:500]}"

@@ -31,7 +31,7 @@ class RayRank(ActorHandle):
         super().__init__(name, actor, owner, silence=silence)
         self._folders = folders
         self.ready = state.ready if state else False
-        self.host = state.host if state else ""
+        self.address = state.host if state else ""
         self.node, self.gpus = (state.node, state.gpus) if state else ("", ())
         self.generation = state.generation if state else 0
         self.kill_asked_s: float | None = None
@@ -39,14 +39,9 @@ class RayRank(ActorHandle):
         """whether the actor had to be killed with its rank"""
         self.tail: tuple[str, ...] = ()
 
-    @property
-    def address(self) -> str:
-        """Of its node."""
-        return self.host
-
     def loss(self, error: BaseException) -> str:
         """Why its actor is gone."""
-        place = f"its host on node {self.host or '(not yet placed)'}"
+        place = f"its host on node {self.address or '(not yet placed)'}"
         words = f"is lost: {' '.join(str(error).split())[:500]}"
         return f"{place} {f'did not answer for {HOST_KILL_S:g} s' if self.given_up else words}"
 
@@ -61,7 +56,7 @@ class RayRank(ActorHandle):
             if "log_tail" in message:
                 self.tail = tuple(message.pop("log_tail"))
             if message["event"] == "ready":
-                self.ready, self.host = True, message["host"]
+                self.ready, self.address = True, message["host"]
                 self.node, self.gpus = message["hostname"], tuple(message["gpus"])
             elif message["event"] == "gone":
                 self.ready, self.kill_asked_s = False, None
