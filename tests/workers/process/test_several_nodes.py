@@ -44,6 +44,11 @@ def program(number: int, *arguments: str, **fields: Any) -> TrialRequest:
     return on_two_nodes(number, [*argv, *arguments], measure=BRIEF, **fields)
 
 
+def left() -> list[int]:
+    """What is left of the programs."""
+    return running(HERE / "node_program.py")
+
+
 def test_each_node_is_told_its_number_and_where_all_meet_and_one_is_measured(runner: LocalRunner) -> None:
     asked = replace(program(0), with_log=True)
     events = events_of(runner, asked)
@@ -77,7 +82,7 @@ def test_each_fault_gets_the_kind_of_the_node_that_failed(runner: LocalRunner, f
     assert failure.kind is kind, failure
     assert says in failure.message
     assert any(line.startswith(logged) for line in failure.log_tail), failure.log_tail
-    assert running(HERE / "node_program.py") == [], "nothing is left on any node"
+    assert left() == [], "nothing is left on any node"
     assert took_s < BRIEF.step_timeout_s / 2, "no deadline was waited for"
     assert one(runner, program(2)).failure is None
 
