@@ -401,8 +401,12 @@ READ = {
         f"weights whose type the text says: {dtype}": Launch(
             {"train.py": LOADED.format(dtype=dtype)}, Read(unsaid=("weights are planned as fp32 (line 3 of train.py",))
         )
-        for dtype in (", dtype=torch.float32", ", torch_dtype='bfloat16'", ", dtype=chosen", ", **how")
+        for dtype in (", dtype=torch.float32", ", torch_dtype='bfloat16'", ", **how")
     },
+    "weights whose type the text computes are an assumption": Launch(
+        {"train.py": LOADED.format(dtype=", dtype=chosen")},
+        Read(notes=("weights are planned as fp32 (line 3 of train.py computes their type)",)),
+    ),
     **{
         f"a loaded model that is not certain is asked for: {why}": Launch({"train.py": text}, Read(asked=("model",)))
         for why, text in {

@@ -190,7 +190,7 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
     entries = {entry.key: entry for entry in as_options.entries}
     workload = entries["workload"]
     told = {**workload.value, **written.workload}
-    if told.get("loop") == "deepspeed":  # it keeps masters in fp32
+    if told.get("loop") == "deepspeed" or "peft" in told:  # DeepSpeed keeps masters, and PEFT adapters, in fp32
         told = {name: value for name, value in told.items() if name not in ("pure_bf16", "shards_in_fp32")}
     entries["workload"] = replace(workload, value=told)
     as_options = replace(as_options, entries=tuple(entries.values()))

@@ -95,9 +95,16 @@ def targets_of(modules: Iterable[str]) -> str:
 
 
 def loaded_in(script: Script) -> str:
-    """The type in which a program of transformers loads its weights, as its option says it ('bfloat16', 'auto'); empty where none does."""
+    """The type in which a program of transformers loads its weights, as its option or else its text says it ('bfloat16', 'auto'); empty where neither does."""
     said = _said(script)
-    return next((str(said[name]) for name in ("torch_dtype", "dtype") if said.get(name) is not None), "")
+    if (
+        told := next((said[name] for name in ("torch_dtype", "dtype") if said.get(name) is not None), None)
+    ) is not None:
+        return str(told)
+    by_text = script.loads_as[0]
+    if by_text == "bf16":
+        return "bfloat16" if said.get("bf16") not in _OFF else ""
+    return "" if by_text == "?" else by_text
 
 
 def optimizer_of(script: Script) -> str:

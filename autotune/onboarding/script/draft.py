@@ -378,8 +378,12 @@ def _workload(found: OptionMatches, ranks: RanksToday) -> tuple[Entry, tuple[str
         value["loop"] = loop
     if peft := peft_of(found.script):
         value["peft"] = dict(peft)
-    elif loop == "hf_trainer" and loaded_in(found.script) == "bfloat16":
-        value |= {"pure_bf16": True, "shards_in_fp32": True}
+    elif (
+        loop not in ("deepspeed", "lightning")
+        and loaded_in(found.script) == "bfloat16"
+        and _precisions(found)[0] == "bf16"
+    ):
+        value |= {"pure_bf16": True, **({"shards_in_fp32": True} if loop in ("hf_trainer", "accelerate") else {})}
     if loop in ("hf_trainer", "deepspeed") and (optimizer := optimizer_named(optimizer_of(found.script))):
         value |= {} if optimizer == "adamw" else {"optimizer": optimizer}
     if is_unfused(found.script):
@@ -537,6 +541,8 @@ def _what_weights(script: Script) -> Iterator[str]:
         return
     if loaded == "auto":
         why = "dtype is auto"
+    elif script.loads_as[0] == "?" and not loaded and not peft_of(script):
+        why = f"line {script.loads_as[1]} of {script.name} computes their type"
     elif script.untyped and not loaded:
         why = f"line {script.untyped} of {script.name} loads them without dtype"
     elif not (loaded or script.is_read) and _loop(script) == "hf_trainer" and not peft_of(script):

@@ -17,6 +17,7 @@ from typing import Any, final
 
 from autotune.onboarding.configuration_files import decided_for
 from autotune.onboarding.draft import Place
+from autotune.onboarding.script.adapters import loaded_in
 from autotune.onboarding.script.option_names import (
     OF_MODEL,
     Meaning,
@@ -103,6 +104,8 @@ class OptionMatches:
     @property
     def plain_format(self) -> str:
         """What it computes in where no flag switches another format on."""
+        if loaded_in(self.script) == "bfloat16" and not any(meaning.default for _, meaning in self.precision_flags):
+            return "bf16"  # as its weights are
         has_switch = any("tf32" in meaning.values for _, meaning in self.precision_flags)
         return "tf32" if "tf32" in self.script.does and not has_switch else "fp32"
 
@@ -221,8 +224,9 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
         found.precision_flags.clear()
         decided = {**decided, "precision": found.template.precision}
         told -= {"precision"}
-    if "precision" not in told and "precision" not in decided and script.autocast:
-        decided = {**decided, "precision": script.autocast}
+    computes_in = script.autocast or ("bf16" if script.loads_as[0] == "bfloat16" else "")
+    if "precision" not in told and "precision" not in decided and computes_in:
+        decided = {**decided, "precision": computes_in}
     for knob, value in (("recompute", "full"), ("compile", True)):
         if knob in script.does or (knob == "recompute" and decided.get(knob) == value):
             found.used.pop(knob, None)

@@ -35,6 +35,7 @@ from autotune.onboarding.script.syntax import called_name, calls_of, keywords_of
 from autotune.onboarding.script.unconditional import unconditional
 from autotune.onboarding.script.written_arguments import (
     Written,
+    loaded_as,
     loaded_model,
     loaded_without_dtype,
     unread_arguments,
@@ -145,6 +146,8 @@ class Script:
     """what its text gives transformers' or Lightning's Trainer beside its options"""
     beyond: str = ""
     """the class of a trainer's arguments whose step does more than train (`BEYOND`); empty: none"""
+    loads_as: tuple[str, int] = ("", 0)
+    """(type of the weights, line) of the models that its text loads (`loaded_as`)"""
     untyped: int = 0
     """the line that loads a model without saying the type of its weights"""
     loaded: tuple[str, int] | None = None
@@ -229,6 +232,7 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         loops=tuple(counted_loops(tree)),
         written=written,
         beyond=next((name for name in BEYOND if re.search(rf"\b{name}\b", text)), ""),
+        loads_as=loaded_as(whole),
         untyped=loaded_without_dtype(tree),
         loaded=loaded_model(tree),
         targets=_targets(whole),

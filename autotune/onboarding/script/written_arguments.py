@@ -120,7 +120,7 @@ def written_arguments(tree: ast.Module) -> Written | None:
         if (peft := _peft(calls, constants, names)) is None:
             return None
         workload["peft"] = peft
-    elif any(_is_bf16(call) for call in calls if _loads_a_model(call)):
+    elif loaded_as(tree)[0] == "bfloat16":
         workload |= {"pure_bf16": True, "shards_in_fp32": True}
     values = {name: _value(node, constants) for name, node in given.items()}
     if isinstance(parts := values.get("fsdp"), list):  # as its own word does
@@ -343,7 +343,20 @@ def loaded_without_dtype(tree: ast.Module) -> int:
     return 0
 
 
-def _is_bf16(call: ast.Call) -> bool:
-    given = keywords_of(call)
-    said = given.get("dtype") or given.get("torch_dtype")
-    return said is not None and ast.unparse(said).strip("'\"").rpartition(".")[2] == "bfloat16"
+def loaded_as(tree: ast.Module) -> tuple[str, int]:
+    """(type of the weights, line) of the models that a text loads: `bfloat16`, `float16`, `float32`; `bf16` for bfloat16 where the option of that name is on;
+    `?` where the text computes it. Both are empty where no call says a type, or several say different ones."""
+    found = {}
+    for call in calls_of(tree):
+        said = keywords_of(call).get("dtype") or keywords_of(call).get("torch_dtype")
+        if said is not None and _loads_a_model(call):
+            found[_type_of(said)] = call.lineno
+    return next(iter(found.items())) if len(found) == 1 else ("", 0)
+
+
+def _type_of(said: ast.expr) -> str:
+    name = ast.unparse(said).strip("'\"").rpartition(".")[2]
+    if name in ("bfloat16", "float16", "float32", "auto"):
+        return name
+    is_switched = isinstance(said, ast.IfExp) and "bf16" in ast.unparse(said.test) and _type_of(said.body) == "bfloat16"
+    return "bf16" if is_switched else "?"

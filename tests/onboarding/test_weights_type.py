@@ -1,0 +1,106 @@
+"""The type in which a program of transformers loads its weights is the one that it trains in, unless a flag of autocast says another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.onboarding.first_spec import first_draft
+from autotune.reviews import review
+from autotune.reviews.answer import Review
+
+ARGUMENTS = "TrainingArguments(output_dir='out', per_device_train_batch_size=4, gradient_accumulation_steps=4{more})"
+WRITTEN = """import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-1.5B", torch_dtype={dtype})
+args = {arguments}
+Trainer(model=model, args=args, train_dataset=data).train()
+"""
+PARSED = """import torch
+from dataclasses import dataclass
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = ""
+    model_max_length: int = 2048
+names, args = HfArgumentParser((ModelArguments, TrainingArguments)).parse_args_into_dataclasses()
+model = AutoModelForCausalLM.from_pretrained(names.model_name_or_path, torch_dtype={dtype})
+Trainer(model=model, args=args, train_dataset=data).train()
+"""
+COMMAND = "torchrun --nproc_per_node=8 train.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --gradient_accumulation_steps 4 "
+BF16, SWITCHED = "torch.bfloat16", "torch.bfloat16 if args.bf16 else None"
+
+
+def written(folder: Path, dtype: str, more: str = "", peft: str = "") -> Path:
+    text = WRITTEN.format(dtype=dtype, arguments=ARGUMENTS.format(more=more))
+    (folder / "train.py").write_text(text.replace("args = ", f"{peft}args = ", 1))
+    return folder / "train.py"
+
+
+def parsed(folder: Path, dtype: str, options: str = "") -> Path:
+    (folder / "train.py").write_text(PARSED.format(dtype=dtype))
+    (folder / "train.sh").write_text(f"{COMMAND}{options}\n")
+    return folder / "train.sh"
+
+
+def reviewed(path: Path) -> Review:
+    return review(path, cluster="a100-80gb-1x8", seq_len=1024)
+
+
+def planned(found: Review) -> tuple[str, bool]:
+    assert found.config is not None
+    assert found.study is not None
+    return found.config.precision, found.study.workload.pure_bf16
+
+
+@pytest.mark.parametrize(
+    ("dtype", "more", "plan"),
+    [
+        (BF16, "", ("bf16", True)),
+        (BF16, ", bf16=True", ("bf16", True)),
+        ("torch.float32", ", bf16=True", ("bf16", False)),
+        ("torch.float32", "", ("fp32", False)),
+    ],
+)
+def test_a_program_without_options(tmp_path: Path, dtype: str, more: str, plan: tuple[str, bool]) -> None:
+    assert planned(reviewed(written(tmp_path, dtype, more))) == plan
+
+
+def test_adapters_on_weights_in_16_bits(tmp_path: Path) -> None:
+    peft = "from peft import LoraConfig, get_peft_model\nmodel = get_peft_model(model, LoraConfig(r=8))\n"
+    found = reviewed(written(tmp_path, BF16, peft=peft))
+    assert planned(found) == ("bf16", False)
+    assert not any("precision" in edit.changes for edit in found.edits)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "plan"),
+    [
+        (BF16, "", ("bf16", True)),
+        (BF16, "--bf16 True", ("bf16", True)),
+        (SWITCHED, "--bf16 True", ("bf16", True)),
+        (SWITCHED, "", ("fp32", False)),
+        ("kind(args)", "--bf16 True", ("bf16", False)),
+        ("torch.float32", "--bf16 True", ("bf16", False)),
+        (BF16, "--deepspeed zero3.json --bf16 True", ("bf16", False)),
+    ],
+)
+def test_a_program_with_options(tmp_path: Path, dtype: str, options: str, plan: tuple[str, bool]) -> None:
+    assert planned(reviewed(parsed(tmp_path, dtype, options))) == plan
+
+
+def test_a_type_that_is_computed_is_said_to_be_assumed(tmp_path: Path) -> None:
+    found = reviewed(parsed(tmp_path, "kind(args)", "--bf16 True"))
+    assert any("weights are planned as fp32 (line 9 of train.py computes their type)" in each for each in found.assumed)
+    assert not any("weights are planned" in each for each in reviewed(parsed(tmp_path, BF16)).assumed)
+
+
+def test_the_baseline_of_a_study_starts_the_program_as_it_is(tmp_path: Path) -> None:
+    """No flag of autocast is added to a program that trains in the type of its weights."""
+    draft: dict[str, Any] = first_draft(parsed(tmp_path, BF16), cluster="a100-80gb-1x8", folder=tmp_path).document
+    assert "precision=bf16" in draft["baseline"]
+    assert "fp32" not in draft["space"].get("precision", [])
+    precision = draft["trainer"].get("values", {}).get("precision", {})
+    assert precision.get("bf16") is None
