@@ -21,6 +21,8 @@ from autotune.onboarding.configuration_files import unread_files
 from autotune.onboarding.draft import Draft, Entry, Place, around, baseline_text, file_name, named_cluster
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.script.adapters import (
+    NEEDS_LESS,
+    NOT_COUNTED,
     NOT_PREDICTED,
     frozen,
     is_unfused,
@@ -156,6 +158,10 @@ def script_draft(
     if is_plain:
         notes.append(
             f"on CPUs {script.name} always computes in fp32 (line {script.plain_on_cpu}), so precision stays fp32"
+        )
+    if script.shards and ranks.today > 1 and not found.template and "zero_stage" not in {*found.used, *found.fixed}:
+        notes.append(
+            f"{NOT_COUNTED}sharding that {script.name} does under a condition, or in a module that it imports, planned as none: if it shards, {NEEDS_LESS}"
         )
     if why_one := _one_config(found, ranks):
         notes.append(why_one)

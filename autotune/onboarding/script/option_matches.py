@@ -227,6 +227,15 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
     computes_in = script.autocast or ("bf16" if script.loads_as[0] == "bfloat16" else "")
     if "precision" not in told and "precision" not in decided and computes_in:
         decided = {**decided, "precision": computes_in}
+    if (
+        "accumulation_steps" not in told
+        and isinstance(steps := found.constant("accumulation_steps"), int)
+        and steps > 0
+    ):
+        decided = {"accumulation_steps": steps, **decided}
+    shards = next((stage for stage in (3, 2) if f"zero_stage={stage}" in script.does), None)
+    if shards is not None and "zero_stage" not in told and "zero_stage" not in decided:
+        decided = {**decided, "zero_stage": shards}
     for knob, value in (("recompute", "full"), ("compile", True)):
         if knob in script.does or (knob == "recompute" and decided.get(knob) == value):
             found.used.pop(knob, None)

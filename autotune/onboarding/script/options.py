@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.onboarding.script.library_options import LIGHTNING_TRAINER, TRAINER_ARGUMENTS
+from autotune.onboarding.script.library_options import ACCUMULATION, LIGHTNING_TRAINER, TRAINER_ARGUMENTS
 from autotune.onboarding.script.syntax import (
     called_name,
     calls_of,
@@ -123,7 +123,8 @@ def options_of(tree: ast.Module) -> tuple[str, tuple[ScriptOption, ...]]:
 
 
 def constants_of(tree: ast.Module) -> tuple[ScriptOption, ...]:
-    """Numbers that the text assigns to names and attributes; not what it sets again and again in a loop, as for its samples."""
+    """Numbers that the text assigns to names and attributes, and gives accelerate's `Accelerator`; not what it sets again and again in a loop, as for
+    its samples."""
     found: dict[str, ScriptOption] = {}
     loops = (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While | ast.AsyncFor))
     repeated = {id(node) for loop in loops for node in ast.walk(loop)}
@@ -132,6 +133,10 @@ def constants_of(tree: ast.Module) -> tuple[ScriptOption, ...]:
             name, value = last_name(node.targets[0]), literal_or_none(node.value)
             if name and isinstance(value, int | float) and not isinstance(value, bool):
                 found.setdefault(name, ScriptOption(name=name, default=value, kind=kind_of(value), line=node.lineno))
+        elif isinstance(node, ast.Call) and called_name(node) == "Accelerator":
+            value = literal_or_none(keywords_of(node).get(ACCUMULATION))
+            if isinstance(value, int):
+                found[ACCUMULATION] = ScriptOption(name=ACCUMULATION, default=value, kind="int", line=node.lineno)
     return tuple(found.values())
 
 

@@ -1,7 +1,8 @@
-"""What a program does whatever it is told: its code recomputes, compiles or allows TF32 under no condition.
+"""What a program does whatever it is told: its code recomputes, compiles, shards or allows TF32 under no condition.
 
     model.gradient_checkpointing_enable()            recompute
     model = torch.compile(model)                     compile
+    fully_shard(model), FSDP(model)                  zero_stage=3; 2 where weights stay gathered between the passes
     torch.backends.cuda.matmul.allow_tf32 = True     fp32 is computed as tf32
 
 A test for a GPU alone guards nothing where there is one. Any other statement under a test says nothing of a launch, nor does one in a function that is called under tests alone.
@@ -11,11 +12,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from autotune.onboarding.script.syntax import called_name, calls_of, literal_or_none
+from autotune.onboarding.script.syntax import called_name, calls_of, keywords_of, literal_or_none
 
 _RECOMPUTES = frozenset({"gradient_checkpointing_enable", "enable_gradient_checkpointing"})
+_SHARDS = frozenset({"fully_shard", "FSDP", "FullyShardedDataParallel"})
 _ALLOWS_TF32 = re.compile(r"(torch\.)?backends\.cuda\.matmul\.allow_tf32")
 
 _GUARDS_NOTHING = re.compile(
@@ -25,7 +27,7 @@ _MODEL = re.compile(r"(self\.)?(\w+_)?(model|net|network|module|transformer|back
 
 
 def unconditional(tree: ast.Module) -> dict[str, int]:
-    """The line of each: `recompute`, `compile`, `tf32`."""
+    """The line of each: `recompute`, `compile`, `tf32`, `zero_stage=3`, `zero_stage=2`."""
     plain = list(_plain(tree.body))
     calls = {called_name(node) for node in plain if isinstance(node, ast.Call)}
     every = {called_name(call) for call in calls_of(tree)}
@@ -37,6 +39,11 @@ def unconditional(tree: ast.Module) -> dict[str, int]:
         if (what := _done_by(node)) is not None:
             found.setdefault(what, getattr(node, "lineno", 0))
     return found
+
+
+def shards(tree: ast.Module) -> bool:
+    """Whether a call of torch's FSDP is anywhere in the text."""
+    return any(called_name(call) in _SHARDS and _stage(keywords_of(call)) for call in calls_of(tree))
 
 
 def _plain(body: list[ast.stmt]) -> Iterator[ast.AST]:
@@ -61,6 +68,8 @@ def _done_by(node: ast.AST) -> str | None:
         name = called_name(node)
         if name in _RECOMPUTES:
             return "recompute"
+        if name in _SHARDS:
+            return _stage(keywords_of(node))
         if name == "set_float32_matmul_precision" and node.args:
             return "tf32" if literal_or_none(node.args[0]) in ("high", "medium") else None
     if isinstance(node, ast.Assign) and len(node.targets) == 1:
@@ -70,3 +79,16 @@ def _done_by(node: ast.AST) -> str | None:
         is_compile = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "torch.compile"
         return "compile" if is_compile and _MODEL.fullmatch(target) else None
     return None
+
+
+def _stage(given: Mapping[str, ast.expr]) -> str | None:
+    """What a call of torch's FSDP shards."""
+    strategy = ast.unparse(given["sharding_strategy"]) if "sharding_strategy" in given else ""
+    if strategy.endswith("NO_SHARD"):
+        return None
+    stays_gathered = strategy.endswith(("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2"))
+    return (
+        "zero_stage=2"
+        if stays_gathered or literal_or_none(given.get("reshard_after_forward")) is False
+        else "zero_stage=3"
+    )

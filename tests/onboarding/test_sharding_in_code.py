@@ -1,0 +1,74 @@
+"""What a program's code shards or accumulates under no condition is part of its launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.onboarding.first_spec import first_draft
+from autotune.reviews import review
+
+PROGRAM = """import argparse, torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, ShardingStrategy, fully_shard
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=2)
+parser.add_argument("--seq-len", type=int, default=2048)
+parser.add_argument("--shard", action="store_true")
+args = parser.parse_args()
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", torch_dtype=torch.bfloat16)
+{code}
+"""
+
+
+def program(folder: Path, code: str) -> Path:
+    (folder / "train.py").write_text(PROGRAM.format(code=code))
+    (folder / "train.sh").write_text("torchrun --nproc_per_node=8 train.py --batch-size 2\n")
+    return folder / "train.sh"
+
+
+@pytest.mark.parametrize(
+    ("code", "stage"),
+    [
+        ("for layer in model.model.layers:\n    fully_shard(layer)\nfully_shard(model)", 3),
+        ("fully_shard(model, reshard_after_forward=False)", 2),
+        ("model = FSDP(model)", 3),
+        ("model = FSDP(model, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)", 2),
+        ("model = FSDP(model, sharding_strategy=ShardingStrategy.NO_SHARD)", 0),
+        ("if args.shard:\n    fully_shard(model)", 0),
+        ("def shard(model):\n    fully_shard(model)\nshard(model)", 3),
+        ("", 0),
+    ],
+)
+def test_what_is_sharded(tmp_path: Path, code: str, stage: int) -> None:
+    found = review(program(tmp_path, code), cluster="h100-sxm-1x8")
+    assert found.config is not None
+    assert found.config.zero_stage == stage
+
+
+@pytest.mark.parametrize(
+    ("code", "is_said"),
+    [("if args.shard:\n    fully_shard(model)", True), ("fully_shard(model)", False), ("", False)],
+)
+def test_sharding_under_a_condition_leaves_the_memory_an_upper_bound(tmp_path: Path, code: str, is_said: bool) -> None:
+    found = review(program(tmp_path, code), cluster="h100-sxm-1x8")
+    assert any("sharding that train.py does under a condition" in each for each in found.assumed) == is_said
+    assert found.is_upper_bound == is_said
+
+
+@pytest.mark.parametrize(
+    ("code", "steps"),
+    [
+        ("accelerator = Accelerator(gradient_accumulation_steps=4)", 4),
+        ("accelerator = Accelerator()", 1),
+    ],
+)
+def test_what_accelerate_accumulates(tmp_path: Path, code: str, steps: int) -> None:
+    path = program(tmp_path, code)
+    found = review(path, cluster="h100-sxm-1x8")
+    assert found.config is not None
+    assert (found.config.accumulation_steps, found.config.global_batch_size) == (steps, 16 * steps)
+    fixed = first_draft(path, cluster="h100-sxm-1x8", folder=tmp_path).document["trainer"].get("fixed", {})
+    assert fixed.get("accumulation_steps", 1) == steps
