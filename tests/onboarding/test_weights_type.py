@@ -104,3 +104,30 @@ def test_the_baseline_of_a_study_starts_the_program_as_it_is(tmp_path: Path) -> 
     assert "fp32" not in draft["space"].get("precision", [])
     precision = draft["trainer"].get("values", {}).get("precision", {})
     assert precision.get("bf16") is None
+
+
+TRL = """import torch
+from trl import SFTConfig, SFTTrainer
+config = SFTConfig(output_dir="out", per_device_train_batch_size=2, max_length=1024{more})
+SFTTrainer("Qwen/Qwen2.5-7B", args=config, train_dataset=data).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "plan"),
+    [("", ("bf16", False)), (', model_init_kwargs={"torch_dtype": torch.bfloat16}', ("bf16", True))],
+)
+def test_a_model_that_a_trainer_of_trl_loads_by_its_name(tmp_path: Path, more: str, plan: tuple[str, bool]) -> None:
+    (tmp_path / "train.py").write_text(TRL.replace("{more}", more))
+    found = reviewed(tmp_path / "train.py")
+    assert planned(found) == plan
+    assert found.study is not None
+    assert found.study.workload.model.name == "qwen2.5-7b"
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_recomputation_in_the_settings_of_fsdp(tmp_path: Path, is_on: bool) -> None:
+    more = f", bf16=True, fsdp='full_shard', fsdp_config={{'activation_checkpointing': {is_on}}}"
+    found = reviewed(written(tmp_path, BF16, more))
+    assert found.config is not None
+    assert found.config.recompute == ("full" if is_on else "none")

@@ -1,6 +1,6 @@
 """What a program does whatever it is told: its code recomputes, compiles, shards or allows TF32 under no condition.
 
-    model.gradient_checkpointing_enable()            recompute
+    model.gradient_checkpointing_enable()            recompute; so does fsdp_config={"activation_checkpointing": True}
     model = torch.compile(model)                     compile
     fully_shard(model), FSDP(model)                  zero_stage=3; 2 where weights stay gathered between the passes
     torch.backends.cuda.matmul.allow_tf32 = True     fp32 is computed as tf32
@@ -66,7 +66,8 @@ def _plain(body: list[ast.stmt]) -> Iterator[ast.AST]:
 def _done_by(node: ast.AST) -> str | None:
     if isinstance(node, ast.Call):
         name = called_name(node)
-        if name in _RECOMPUTES:
+        settings = literal_or_none(keywords_of(node).get("fsdp_config"))
+        if name in _RECOMPUTES or (isinstance(settings, dict) and settings.get("activation_checkpointing") is True):
             return "recompute"
         if name in _SHARDS:
             return _stage(keywords_of(node))

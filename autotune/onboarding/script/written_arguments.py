@@ -279,8 +279,11 @@ def _model(calls: list[ast.Call], constants: dict[str, Any]) -> str | None:
     named: set[Any] = set()
     for call in calls:
         given = keywords_of(call)
-        if called_name(call).endswith("Trainer") and "model" in given:
-            named.add(_value(given["model"], constants))
+        if (
+            called_name(call).endswith("Trainer")
+            and (model := given.get("model", next(iter(call.args), None))) is not None
+        ):
+            named.add(_value(model, constants))
         elif _loads_a_model(call):
             named.add(_named_model(call, constants))
     texts = {each for each in named if isinstance(each, str)}
@@ -348,8 +351,12 @@ def loaded_as(tree: ast.Module) -> tuple[str, int]:
     `?` where the text computes it. Both are empty where no call says a type, or several say different ones."""
     found = {}
     for call in calls_of(tree):
-        said = keywords_of(call).get("dtype") or keywords_of(call).get("torch_dtype")
-        if said is not None and _loads_a_model(call):
+        given = keywords_of(call)
+        init = given.get("model_init_kwargs")
+        if isinstance(init, ast.Dict):  # of trl's arguments, whose trainer loads the model
+            given = {str(literal_or_none(key)): value for key, value in zip(init.keys, init.values, strict=True)}
+        said = given.get("dtype") or given.get("torch_dtype")
+        if said is not None and (isinstance(init, ast.Dict) or _loads_a_model(call)):
             found[_type_of(said)] = call.lineno
     return next(iter(found.items())) if len(found) == 1 else ("", 0)
 
