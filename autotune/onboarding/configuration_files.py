@@ -26,7 +26,7 @@ from autotune.errors import SpecError
 from autotune.onboarding.launch.launch_script import Started
 from autotune.trainers import Trainer, trainer, trainer_names
 from autotune.trainers.launch_files import MANIFEST
-from autotune.trainers.present_configuration import DOCUMENTS, PresentConfiguration, parse_document
+from autotune.trainers.present_configuration import DOCUMENTS, PresentConfiguration, flat, parse_document
 from autotune.trainers.readers.accelerate_yaml import PRECISIONS
 
 
@@ -213,6 +213,8 @@ def decided_for(started: Started, base: Path) -> dict[str, Any]:
             found["zero_stage"] = int(stage) if stage in ("0", "1", "2", "3") else 0
         if file := started.option("deepspeed_config_file"):
             found |= decided_by("deepspeed", file, base)
+        if started.option("offload_optimizer_device") in _HOST:
+            found["offload"] = "optimizer"
         if any(option.name == "use_fsdp" for option in started.options):
             found["zero_stage"] = _FSDP_STAGES.get(started.option("fsdp_sharding_strategy").upper(), 3)
     if str(settings.get("use_liger_kernel", "")) in map(str, ON):
@@ -245,6 +247,56 @@ def unread_files(started: Started, base: Path) -> Iterator[str]:
             yield f"{UNREAD}{file} was not found: ZeRO stage {stage} is assumed{why or MAY_SHARD}"
 
 
+def _by_plugin(document: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """What accelerate's DeepSpeed plugin decides beside the stage."""
+    plugin = document.get("deepspeed_config")
+    if not isinstance(plugin, Mapping) or document.get("distributed_type") != "DEEPSPEED":
+        return {}
+    if file := plugin.get("deepspeed_config_file"):
+        return decided_by("deepspeed", str(file), base)
+    return {"offload": "optimizer"} if plugin.get("offload_optimizer_device") in _HOST else {}
+
+
+_HOST = ("cpu", "nvme")
+"""where DeepSpeed offloads to"""
+
+
+def _accelerate_file(started: Started, base: Path) -> Mapping[str, Any]:
+    """The file of `accelerate launch --config_file`; empty if there is none."""
+    path = base / started.option("config_file")
+    if started.launcher != "accelerate" or not path.is_file():
+        return {}
+    with suppress(SpecError):
+        return document_of(path.name, read_present(path).files[path.name])
+    return {}
+
+
+def runs_deepspeed(started: Started, base: Path) -> bool:
+    """Whether accelerate runs the steps by DeepSpeed, by its options or its file."""
+    if started.launcher != "accelerate":
+        return False
+    says = any(option.name in ("use_deepspeed", "deepspeed_config_file") for option in started.options)
+    return says or _accelerate_file(started, base).get("distributed_type") == "DEEPSPEED"
+
+
+def offloaded_weights(started: Started, base: Path) -> str:
+    """The setting of accelerate's or DeepSpeed's file by which weights wait on the host; empty if none does."""
+    settings = {a.name.rpartition(".")[2]: a.values[0] for a in started.arguments if a.values}
+    named = settings.get("deepspeed") or settings.get("deepspeed_config") or started.option("deepspeed_config_file")
+    path = base / str(named or "")
+    held: Mapping[str, Any] = {}
+    if path.is_file():
+        with suppress(SpecError):
+            held = document_of(path.name, read_present(path).files[path.name])
+    told = dict(flat(held)) | dict(flat(_accelerate_file(started, base)))
+    if any(
+        told.get(key) in _HOST
+        for key in ("zero_optimization.offload_param.device", "deepspeed_config.offload_param_device")
+    ):
+        return "offload_param"
+    return "fsdp_offload_params" if told.get("fsdp_config.fsdp_offload_params") in ON else ""
+
+
 MAY_SHARD = ", the most that it may need"
 """how the words on a file end that may shard what is counted as whole"""
 UNREAD = "not read: "
@@ -273,7 +325,10 @@ def decided_by(name: str, file: str, base: Path) -> dict[str, Any]:
             if path.suffix == ".conf":  # JSON, as DeepSpeed takes any name
                 present = PresentConfiguration(files={f"{path.stem}.json": present.files[path.name]})
             found = trainer(name).read_config(present).knobs
-            return {knob: found[knob] for knob in knobs if found.get(knob) is not None}
+            told = {knob: found[knob] for knob in knobs if found.get(knob) is not None}
+            return told | (
+                _by_plugin(document_of(path.name, present.files[path.name]), base) if name == "accelerate" else {}
+            )
     tail = path.name.lower()
     if stage := re.search(r"(?:z(?:ero)?[_-]?(?:stage)?|stage)[_-]?([0-3])", tail):
         return {"zero_stage": int(stage[1]), **({"offload": "optimizer"} if "offload" in tail else {})}

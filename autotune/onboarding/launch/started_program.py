@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 from autotune.errors import SpecError
-from autotune.onboarding.configuration_files import decided_for, read_present
+from autotune.onboarding.configuration_files import decided_for, read_present, runs_deepspeed
 from autotune.onboarding.draft import Draft, Entry, Place
 from autotune.onboarding.launch.command_words import TASKS
 from autotune.onboarding.launch.given_options import named, with_given
@@ -174,7 +174,8 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
 
     def drafted(script: Script, started: Started) -> Draft:
         started = replace(started, arguments=tuple(named(started.arguments, script.options)))
-        script = replace(script, started=started, options=tuple(with_given(script.options, started.arguments)))
+        options = tuple(with_given(script.options, started.arguments))
+        script = replace(script, started=started, options=options, by_deepspeed=runs_deepspeed(started, cwd))
         return script_draft(script, place, cwd=cwd, source=path, model=model, folder=folder)
 
     written = script.written

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.onboarding.configuration_files import unread_files
+from autotune.onboarding.configuration_files import offloaded_weights, unread_files
 from autotune.onboarding.draft import Draft, Entry, Place, around, baseline_text, file_name, named_cluster
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.script.adapters import (
@@ -145,6 +145,8 @@ def script_draft(
         notes += _what_weights(script)
     if script.started is not None:
         notes += unread_files(script.started, cwd)
+        if away := offloaded_weights(script.started, cwd):
+            notes.append(f"{NOT_COUNTED}weights on the host ({away}), planned on the GPU: {NEEDS_LESS}")
     if _tunes_nothing(found):
         fill_in.append("trainer.argv")
         notes.append(_how_to_be_told(found))
@@ -497,7 +499,9 @@ def _model(found: OptionMatches, asked: str | None, cwd: Path, folder: Path) -> 
 
 def _loop(script: Script) -> str:
     """The training loop that the program runs, by its options, imports and launcher; empty where none of them says. transformers' Trainer leaves the step to DeepSpeed where it is told to."""
-    if any(a.name.rpartition(".")[2] in ("deepspeed", "deepspeed_config") for a in script.arguments):
+    if script.by_deepspeed or any(
+        a.name.rpartition(".")[2] in ("deepspeed", "deepspeed_config") for a in script.arguments
+    ):
         return "deepspeed"
     if script.parser == "HfArgumentParser":
         return "hf_trainer"

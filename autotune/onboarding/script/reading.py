@@ -136,6 +136,8 @@ class Script:
     """whether a call of torch's FSDP is anywhere in its text or in a module that it imports, under whatever condition"""
     overridden: str = ""
     """the file of settings any of which its command overrides by `key=value`: Hydra's, or OmegaConf's"""
+    by_deepspeed: bool = False
+    """whether accelerate's launcher runs its steps by DeepSpeed"""
     started: Started | None = None
     """how a launch script starts it; None: not known"""
     is_read: bool = True
