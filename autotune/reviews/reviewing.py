@@ -85,6 +85,10 @@ _LOOPS = {
     "torchtitan": "torchtitan",
 }
 """training loops as people call them"""
+_DATA_PARALLEL = (
+    "one visible GPU: with several, transformers' Trainer in one process copies the model to each of them in every step (DataParallel), "
+    "which is slow and multiplies the batch; start one process per GPU instead: torchrun --nproc_per_node=8 ..."
+)
 _NEEDS_ROOM = "try it first: the launch needs more memory than is predicted"
 _OF_WORKLOAD = {"seq_len": "seq_len", "batch": "global_batch_size"}
 """what is said of the workload: its keys there"""
@@ -223,6 +227,11 @@ def _review(
         assumed += (
             f"the launch uses {used} of the {study.workload.cluster.num_gpus} GPUs of {study.workload.cluster.name}",
         )
+        starts_one = (
+            found.started is not None and found.started.launcher == "python" and "CUDA_VISIBLE_DEVICES" not in launch
+        )
+        if study.workload.loop == "hf_trainer" and starts_one:
+            assumed += (_DATA_PARALLEL,)
     constants = stored_calibration(study.workload, store, program_of(study)) or calibration_for(study.workload)
     predicted = estimate(study.workload, config, calibration=constants)
     measured_s, source = _measured(study, config, predicted, measured_s, log)

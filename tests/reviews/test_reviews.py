@@ -763,3 +763,13 @@ REVIEWED = {
 @pytest.mark.parametrize("name", REVIEWED)
 def test_what_is_said(name: str, tmp_path: Path) -> None:
     REVIEWED[name].check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("start", "is_said"), [("python", True), ("CUDA_VISIBLE_DEVICES=0 python", False), ("torchrun", False)]
+)
+def test_one_process_of_transformers_trainer_uses_every_visible_gpu(tmp_path: Path, start: str, is_said: bool) -> None:
+    command = "run_clm.py --model_name_or_path Qwen/Qwen2.5-7B --bf16 --per_device_train_batch_size 1 --gradient_accumulation_steps 4 --block_size 2048"
+    (tmp_path / "a.sh").write_text(f"{start} {command}\n")
+    found = review(tmp_path / "a.sh", cluster="h200-sxm-1x8")
+    assert any("(DataParallel)" in each for each in found.assumed) == is_said
