@@ -289,6 +289,14 @@ def offloaded_weights(started: Started, base: Path) -> str:
         with suppress(SpecError):
             held = document_of(path.name, read_present(path).files[path.name])
     told = dict(flat(held)) | dict(flat(_accelerate_file(started, base)))
+    told |= (
+        {
+            "deepspeed_config.offload_param_device": started.option("offload_param_device"),
+            "fsdp_config.fsdp_offload_params": started.option("fsdp_offload_params").lower(),
+        }
+        if started.launcher == "accelerate" and not started.option("config_file")
+        else {}
+    )
     if any(
         told.get(key) in _HOST
         for key in ("zero_optimization.offload_param.device", "deepspeed_config.offload_param_device")

@@ -27,6 +27,13 @@ COMMAND = "accelerate launch {options} run_clm_no_trainer.py --model_name_or_pat
         ("--config_file a.yaml", FSDP, "accelerate", "none", ""),
         ("--config_file a.yaml", f"{FSDP}  fsdp_offload_params: true\n", "accelerate", "none", "fsdp_offload_params"),
         (
+            "--num_processes 8 --mixed_precision bf16 --use_fsdp --fsdp_offload_params true",
+            "",
+            "accelerate",
+            "none",
+            "fsdp_offload_params",
+        ),
+        (
             "--num_processes 8 --mixed_precision bf16 --use_deepspeed --zero_stage 3 --offload_optimizer_device cpu",
             "",
             "deepspeed",
