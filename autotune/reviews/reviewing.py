@@ -85,10 +85,12 @@ _LOOPS = {
     "torchtitan": "torchtitan",
 }
 """training loops as people call them"""
-_DATA_PARALLEL = (
-    "one visible GPU: with several, transformers' Trainer in one process copies the model to each of them in every step (DataParallel), "
-    "which is slow and multiplies the batch; start one process per GPU instead: torchrun --nproc_per_node=8 ..."
-)
+_STARTS_MORE = {
+    "hf_trainer": "one visible GPU: with several, transformers' Trainer in one process copies the model to each of them in every step (DataParallel), "
+    "which is slow and multiplies the batch; start one process per GPU instead: torchrun --nproc_per_node=8 ...",
+    "lightning": "one visible GPU: Lightning's Trainer starts a rank on each unless `devices` says otherwise; to review several, start them with torchrun",
+}
+"""what one process of a training loop does with several GPUs"""
 _NEEDS_ROOM = "try it first: the launch needs more memory than is predicted"
 _OF_WORKLOAD = {"seq_len": "seq_len", "batch": "global_batch_size"}
 """what is said of the workload: its keys there"""
@@ -230,8 +232,8 @@ def _review(
         starts_one = (
             found.started is not None and found.started.launcher == "python" and "CUDA_VISIBLE_DEVICES" not in launch
         )
-        if study.workload.loop == "hf_trainer" and starts_one:
-            assumed += (_DATA_PARALLEL,)
+        if starts_one and study.workload.loop in _STARTS_MORE:
+            assumed += (_STARTS_MORE[study.workload.loop],)
     constants = stored_calibration(study.workload, store, program_of(study)) or calibration_for(study.workload)
     predicted = estimate(study.workload, config, calibration=constants)
     measured_s, source = _measured(study, config, predicted, measured_s, log)

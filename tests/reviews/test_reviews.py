@@ -773,3 +773,33 @@ def test_one_process_of_transformers_trainer_uses_every_visible_gpu(tmp_path: Pa
     (tmp_path / "a.sh").write_text(f"{start} {command}\n")
     found = review(tmp_path / "a.sh", cluster="h200-sxm-1x8")
     assert any("(DataParallel)" in each for each in found.assumed) == is_said
+
+
+LIGHTNING = """import argparse
+import lightning as L
+from transformers import AutoModelForCausalLM
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch_size", type=int, default=4)
+parser.add_argument("--seq_len", type=int, default=2048)
+arguments = parser.parse_args()
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B")
+L.Trainer({more}).fit(Module(model), loader)
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "is_asked"),
+    [
+        ("devices=8, strategy=FSDPStrategy()", True),
+        ("strategy='deepspeed_stage_3'", True),
+        ("devices=4", True),
+        ("precision='bf16-mixed'", False),
+        ("devices=1, strategy='auto'", False),
+    ],
+)
+def test_what_lightning_is_told_of_ranks_in_a_text_beside_options(tmp_path: Path, more: str, is_asked: bool) -> None:
+    (tmp_path / "train.py").write_text(LIGHTNING.replace("{more}", more))
+    (tmp_path / "a.sh").write_text("python train.py\n")
+    found = review(tmp_path / "a.sh", cluster="h100-sxm-1x8")
+    assert any("does not understand Trainer(...)" in each.what for each in found.missing) == is_asked
+    assert any("Lightning's Trainer starts a rank on each" in each for each in found.assumed) != is_asked

@@ -38,6 +38,7 @@ _SHARDING = frozenset({"fsdp", "deepspeed", "optim"})
 _TYPES = frozenset({"bfloat16", "float16", "float32", "half", "set_default_dtype"})
 """names by which a text may say the type of its weights anywhere"""
 _LIGHTNING = frozenset({"lightning", "pytorch_lightning"})
+_OF_RANKS = ("accumulate_grad_batches", "strategy", "devices", "num_nodes")
 _OF_LIGHTNING = ("precision", "accumulate_grad_batches", "max_steps")
 _SAID = frozenset({
     "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "gradient_checkpointing", "torch_compile", "fsdp", "deepspeed", "max_length",
@@ -158,13 +159,18 @@ def unread_arguments(tree: ast.Module) -> str:
     endings = tuple(ending for ending, _ in TRAINER_ARGUMENTS)
     for call in calls_of(tree):
         name, given = called_name(call), keywords_of(call)
-        told = (literal_or_none(given[each]) for each in ("accumulate_grad_batches", "strategy") if each in given)
         says = (
-            is_lightning and name == "Trainer" and any(_asks(value) and value not in ("auto", "ddp") for value in told)
+            is_lightning and name == "Trainer" and any(_is_unread(given[each]) for each in _OF_RANKS if each in given)
         )
         if says or name.endswith(endings):
             return f"{name}(...) in line {call.lineno}"
     return ""
+
+
+def _is_unread(node: ast.expr) -> bool:
+    """Whether an argument of Lightning's Trainer decides ranks, sharding or accumulation in a way that is not read here: a strategy as an object, too."""
+    value = literal_or_none(node)
+    return isinstance(node, ast.Call) or (_asks(value) and value not in ("auto", "ddp"))
 
 
 def _of_lightning(tree: ast.Module, calls: list[ast.Call]) -> Written | None:
