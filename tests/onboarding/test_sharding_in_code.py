@@ -39,6 +39,7 @@ def program(folder: Path, code: str) -> Path:
         ("model = FSDP(model, sharding_strategy=ShardingStrategy.NO_SHARD)", 0),
         ("if args.shard:\n    fully_shard(model)", 0),
         ("def shard(model):\n    fully_shard(model)\nshard(model)", 3),
+        ("optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)", 1),
         ("", 0),
     ],
 )
@@ -72,3 +73,21 @@ def test_what_accelerate_accumulates(tmp_path: Path, code: str, steps: int) -> N
     assert (found.config.accumulation_steps, found.config.global_batch_size) == (steps, 16 * steps)
     fixed = first_draft(path, cluster="h100-sxm-1x8", folder=tmp_path).document["trainer"].get("fixed", {})
     assert fixed.get("accumulation_steps", 1) == steps
+
+
+@pytest.mark.parametrize(
+    ("code", "optimizer", "said"),
+    [
+        ("bnb.optim.AdamW8bit(model.parameters())", "adamw_8bit", ""),
+        ("Adafactor(model.parameters())", "adafactor", ""),
+        ("torch.optim.SGD(model.parameters(), lr=1)", "sgd", ""),
+        ("torch.optim.AdamW(model.parameters())", "adamw", ""),
+        ("Lion(model.parameters())", "adamw", "the optimizer Lion, planned as AdamW"),
+        ("SGD(model.parameters()) if args.shard else AdamW(model.parameters())", "adamw", "which of SGD, AdamW"),
+    ],
+)
+def test_the_optimizer_that_a_text_makes(tmp_path: Path, code: str, optimizer: str, said: str) -> None:
+    found = review(program(tmp_path, f"optimizer = {code}"), cluster="h100-sxm-1x8")
+    assert found.study is not None
+    assert found.study.workload.optimizer == optimizer
+    assert any(said in each for each in found.assumed if "optimizer" in each or "text makes" in each) == bool(said)

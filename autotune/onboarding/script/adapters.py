@@ -112,6 +112,11 @@ def optimizer_of(script: Script) -> str:
     return str(_said(script).get("optim") or "")
 
 
+def made_optimizer(script: Script) -> str:
+    """The optimizer that the text of a program makes, by its class; empty where it makes none, or several."""
+    return script.optimizers[0] if len(script.optimizers) == 1 else ""
+
+
 def of_unknown_optimizer(name: str) -> str:
     """What is said of an optimizer that no plan has."""
     return f"{NOT_COUNTED}the optimizer {name}, planned as AdamW; its own memory and time are unknown"
@@ -126,8 +131,10 @@ def is_unfused(script: Script) -> bool:
 def frozen(script: Script) -> Iterator[str]:
     """Notes on options that keep weights from training, add a second model, or name an optimizer, which no plan has."""
     said, given = _said(script), _given(script)
-    if (optimizer := optimizer_of(script)) and optimizer_named(optimizer) is None:
+    if (optimizer := optimizer_of(script) or made_optimizer(script)) and optimizer_named(optimizer) is None:
         yield of_unknown_optimizer(optimizer)
+    if not optimizer_of(script) and len(script.optimizers) > 1:
+        yield f"{NOT_COUNTED}which of {', '.join(script.optimizers)} its text makes, planned as AdamW"
     yield from _of_adapters(script)
     off = [name for name in given if _FROZEN.fullmatch(name.lower()) and said[name] not in _OFF]
     if off and not peft_of(script):

@@ -27,6 +27,7 @@ from autotune.onboarding.script.adapters import (
     frozen,
     is_unfused,
     loaded_in,
+    made_optimizer,
     optimizer_of,
     peft_of,
     second_models,
@@ -392,7 +393,8 @@ def _workload(found: OptionMatches, ranks: RanksToday) -> tuple[Entry, tuple[str
         and _precisions(found)[0] == "bf16"
     ):
         value |= {"pure_bf16": True, **({"shards_in_fp32": True} if loop in ("hf_trainer", "accelerate") else {})}
-    if loop in ("hf_trainer", "deepspeed") and (optimizer := optimizer_named(optimizer_of(found.script))):
+    by_option = optimizer_of(found.script) if loop in ("hf_trainer", "deepspeed") else ""
+    if optimizer := optimizer_named(by_option or made_optimizer(found.script)):
         value |= {} if optimizer == "adamw" else {"optimizer": optimizer}
     if is_unfused(found.script):
         value["unfused_attention"] = True

@@ -233,7 +233,7 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
         and steps > 0
     ):
         decided = {"accumulation_steps": steps, **decided}
-    shards = next((stage for stage in (3, 2) if f"zero_stage={stage}" in script.does), None)
+    shards = next((stage for stage in (3, 2, 1) if f"zero_stage={stage}" in script.does), None)
     if shards is not None and "zero_stage" not in told and "zero_stage" not in decided:
         decided = {**decided, "zero_stage": shards}
     for knob, value in (("recompute", "full"), ("compile", True)):

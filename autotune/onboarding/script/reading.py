@@ -136,6 +136,8 @@ class Script:
     """whether a call of torch's FSDP is anywhere in its text or in a module that it imports, under whatever condition"""
     overridden: str = ""
     """the file of settings any of which its command overrides by `key=value`: Hydra's, or OmegaConf's"""
+    optimizers: tuple[str, ...] = ()
+    """the optimizers of parameters that its text makes, by the names of their classes"""
     by_deepspeed: bool = False
     """whether accelerate's launcher runs its steps by DeepSpeed"""
     started: Started | None = None
@@ -238,12 +240,30 @@ def read_script(name: str, text: str, *, file: Path | None = None, base: Path | 
         written=written,
         beyond=next((name for name in BEYOND if re.search(rf"\b{name}\b", text)), ""),
         loads_as=loaded_as(whole),
+        optimizers=tuple(_optimizers(whole)),
         untyped=loaded_without_dtype(tree),
         loaded=loaded_model(tree),
         targets=_targets(whole),
         computes_targets=_computes_targets(whole),
         unread=unread,
     )
+
+
+_OPTIMIZER = re.compile(
+    r"(Paged)?(Adam|AdamW|Lion|RMSprop|SGD|LAMB|LARS|Ademamix)(8bit|32bit)?|Adafactor|FusedAdam|DeepSpeedCPUAdam|Muon|SOAP|Shampoo|Sophia\w*|"
+    r"Adagrad|Adamax|NAdam|RAdam|Adan|Came|GaLoreAdamW(8bit)?|StableAdamW|\w*LowBit\w*"
+)
+"""classes of optimizers of torch, transformers, bitsandbytes, apex, DeepSpeed and others"""
+
+
+def _optimizers(tree: ast.Module) -> Iterator[str]:
+    """Each class of optimizer that is made, or given to ZeroRedundancyOptimizer."""
+    found: dict[str, None] = {}
+    for call in calls_of(tree):
+        for name in (called_name(call), *(ast.unparse(each).rpartition(".")[2] for each in call.args)):
+            if (call.args or call.keywords) and _OPTIMIZER.fullmatch(name):
+                found[name] = None
+    yield from found
 
 
 def _given_targets(tree: ast.Module) -> Iterator[ast.expr]:

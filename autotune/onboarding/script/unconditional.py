@@ -3,6 +3,7 @@
     model.gradient_checkpointing_enable()            recompute; so does fsdp_config={"activation_checkpointing": True}
     model = torch.compile(model)                     compile
     fully_shard(model), FSDP(model)                  zero_stage=3; 2 where weights stay gathered between the passes
+    ZeroRedundancyOptimizer(...)                     zero_stage=1
     torch.backends.cuda.matmul.allow_tf32 = True     fp32 is computed as tf32
 
 A test for a GPU alone guards nothing where there is one. Any other statement under a test says nothing of a launch, nor does one in a function that is called under tests alone.
@@ -27,7 +28,7 @@ _MODEL = re.compile(r"(self\.)?(\w+_)?(model|net|network|module|transformer|back
 
 
 def unconditional(tree: ast.Module) -> dict[str, int]:
-    """The line of each: `recompute`, `compile`, `tf32`, `zero_stage=3`, `zero_stage=2`."""
+    """The line of each: `recompute`, `compile`, `tf32`, `zero_stage=3`, `zero_stage=2`, `zero_stage=1`."""
     plain = list(_plain(tree.body))
     calls = {called_name(node) for node in plain if isinstance(node, ast.Call)}
     every = {called_name(call) for call in calls_of(tree)}
@@ -69,6 +70,8 @@ def _done_by(node: ast.AST) -> str | None:
         settings = literal_or_none(keywords_of(node).get("fsdp_config"))
         if name in _RECOMPUTES or (isinstance(settings, dict) and settings.get("activation_checkpointing") is True):
             return "recompute"
+        if name == "ZeroRedundancyOptimizer":
+            return "zero_stage=1"
         if name in _SHARDS:
             return _stage(keywords_of(node))
         if name == "set_float32_matmul_precision" and node.args:
