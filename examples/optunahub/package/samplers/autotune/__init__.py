@@ -1,8 +1,8 @@
-"""Searchers of autotune as an Optuna sampler: few trials, because every config is predicted before any is run.
+"""autotune's searchers as an Optuna sampler. They need few trials, because every config is predicted before any is run.
 
-space   = space_of({...})              the legal configs of a study spec
+space   = space_of({...})              the valid configs in a study spec
 sampler = AutotuneSampler(space)       maximizes tokens per second
-config  = suggest_config(trial, space) the config that a trial stands for
+config  = suggest_config(trial, space) the config that a trial represents
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autotune.space import SearchSpace
 
 
 def space_of(spec: Mapping[str, Any] | str) -> SearchSpace:
-    """The legal configs of a study spec: a mapping, or the path of a YAML file."""
+        """The valid configs in a study spec, which is a mapping or the path to a YAML file."""
     return SearchSpace.of_study(autotune.load_study(spec))
 
 

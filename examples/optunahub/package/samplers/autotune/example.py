@@ -1,4 +1,4 @@
-"""Ten trials on one node of 8 H100, without a GPU: the objective is the analytical model, off by a factor that the sampler does not know."""
+"""Run ten trials for one node of 8 H100s, without a GPU. The objective is the analytical model times a factor that the sampler does not know."""
 
 from __future__ import annotations
 
