@@ -1,7 +1,10 @@
-"""Published sweeps of parallel training runs as a problem: which configuration trains a model fastest on a number of GPUs, and which ones run at all?
+"""Published sweeps of parallel training runs as a problem for samplers.
 
-`cells.csv` has one row for each configuration that was run. A cell is a model on a number of GPUs. The knobs are the tensor parallel degree `tp`, the pipeline parallel degree
-`pp`, `micro_batch_size` and the ZeRO stage `zero_stage`. The data parallel degree is the number of GPUs divided by `tp * pp`.
+Which configuration trains a model fastest on a number of GPUs, and which ones run at all?
+
+`cells.csv` has one row for each configuration that was run. A cell is a model on a number of GPUs. The knobs are the
+tensor parallel degree `tp`, the pipeline parallel degree `pp`, `micro_batch_size` and the ZeRO stage `zero_stage`. The
+data parallel degree is the number of GPUs divided by `tp * pp`.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class Problem(BaseProblem):
     def __init__(self, cell: str = "llama-8B, 32 GPUs") -> None:
         """`cell`: one of `cell_names()`."""
         if cell not in _cells():
-                        raise ValueError(f"there is no cell {cell!r}; use one of: {'; '.join(_cells())}")
+            raise ValueError(f"there is no cell {cell!r}; use one of: {'; '.join(_cells())}")
         self.cell = cell
         self._rows = _cells()[cell]
 
@@ -55,21 +58,21 @@ class Problem(BaseProblem):
 
     @property
     def best_value(self) -> float:
-                """Tokens per second of the fastest configuration in the cell."""
+        """Tokens per second of the fastest configuration in the cell."""
         return max(float(row["tokens_per_s"]) for row in self._rows.values() if row["tokens_per_s"])
 
     def evaluate(self, params: dict[str, Any]) -> float:
-                """Measured tokens per second of the whole job, or 0 for a configuration that did not run."""
+        """Measured tokens per second of the whole job, or 0 for a configuration that did not run."""
         row = self._row(params)
         return float(row["tokens_per_s"]) if row and row["tokens_per_s"] else 0.0
 
     def evaluate_constraints(self, params: dict[str, Any]) -> dict[str, float]:
-                """Above zero if a constraint is broken: `measured` if the point is not in the sweep, `runs` if it failed there, mostly because memory ran out."""
+        """Values above zero are violations: `measured` if the point is not in the sweep, `runs` if it failed there."""
         row = self._row(params)
         return {"measured": -1.0 if row else 1.0, "runs": 1.0 if row and row["failure"] else -1.0}
 
     def regret(self, params: dict[str, Any]) -> float:
-                """Fraction of the best throughput that a configuration falls short by, 0 to 1."""
+        """Fraction of the best throughput that a configuration falls short by, 0 to 1."""
         return 1.0 - self.evaluate(params) / self.best_value
 
     def _row(self, params: dict[str, Any]) -> dict[str, str] | None:

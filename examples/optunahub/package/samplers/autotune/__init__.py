@@ -1,4 +1,4 @@
-"""autotune's searchers as an Optuna sampler. They need few trials, because every config is predicted before any is run.
+"""autotune's searchers as an Optuna sampler, which needs few trials because every config is predicted first.
 
 space   = space_of({...})              the valid configs in a study spec
 sampler = AutotuneSampler(space)       maximizes tokens per second
@@ -17,7 +17,7 @@ from autotune.space import SearchSpace
 
 
 def space_of(spec: Mapping[str, Any] | str) -> SearchSpace:
-        """The valid configs in a study spec, which is a mapping or the path to a YAML file."""
+    """The valid configs in a study spec, which is a mapping or the path to a YAML file."""
     return SearchSpace.of_study(autotune.load_study(spec))
 
 

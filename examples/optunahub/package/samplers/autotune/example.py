@@ -1,4 +1,7 @@
-"""Run ten trials for one node of 8 H100s, without a GPU. The objective is the analytical model times a factor that the sampler does not know."""
+"""Run ten trials for one node of 8 H100s, without a GPU.
+
+The objective is the analytical model times a factor that the sampler does not know.
+"""
 
 from __future__ import annotations
 
