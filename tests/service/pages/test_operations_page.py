@@ -223,10 +223,9 @@ def test_the_options_and_variables_of_the_page_are_those_of_the_program() -> Non
 
 
 def test_the_limits_of_the_page_are_those_of_the_service(service: Service) -> None:
-    (of_bodies, of_texts), (mistakes,) = (
-        [int(number) for number in re.findall(r"(\d+) KiB", TEXT.partition("- Bodies have")[2].partition("\n")[0])],
-        re.findall(r"lists the first (\w+) errors", TEXT),
-    )
+    limits = TEXT.partition("- Bodies are limited to")[2].partition("\n")[0]
+    of_bodies, of_texts = (int(number) for number in re.findall(r"(\d+) KiB", limits))
+    (mistakes,) = re.findall(r"lists the first (\w+) errors", TEXT)
     assert (of_bodies * 1024, mistakes) == (service.options.max_body_bytes, "ten")
 
     def status(content: str, kind: str) -> int:
