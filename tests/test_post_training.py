@@ -15,6 +15,7 @@ from autotune.schema import parse_study
 from autotune.space import SearchSpace
 from autotune.space.baseline import default_config
 from autotune.spec import Study
+from tests.shortcuts import present
 from tests.trainers.test_verl import LINE
 
 SPEC: dict[str, Any] = {
@@ -47,12 +48,10 @@ def spec(path: str = "", value: Any = None, **more: Any) -> dict[str, Any]:
 
 def test_a_step_becomes_an_optimizer_step_of_its_mini_batch() -> None:
     study = parse_study(spec())
-    rl = study.workload.rl
-    assert rl is not None
+    rl = present(study.workload.rl)
     assert study.workload.global_batch_size == 16 * 16
     assert (rl.mini_batches, rl.sequences, rl.engine, rl.balance, rl.padded) == (4, 1024, "fsdp", "batch", False)
-    assert rl.rollout is not None
-    assert dict(rl.rollout.tokens_per_s_per_gpu) == {1: 6000.0, 2: 5000.0}
+    assert dict(present(rl.rollout).tokens_per_s_per_gpu) == {1: 6000.0, 2: 5000.0}
     assert parse_study(spec("rl.algorithm", "ppo")).workload.rl.critic == study.workload.model  # type: ignore[union-attr]
 
 
@@ -104,8 +103,7 @@ def test_mistakes_are_refused_at_their_field(path: str, value: Any, field: str, 
     ],
 )
 def test_placements_are_written_as_the_page_has_them(placement: Any, seen: tuple[str, int, float]) -> None:
-    rl = parse_study(spec("rl.placement", placement)).workload.rl
-    assert rl is not None
+    rl = present(parse_study(spec("rl.placement", placement)).workload.rl)
     assert (rl.placement, rl.rollout_gpus, rl.staleness) == seen
 
 
@@ -127,15 +125,13 @@ def test_a_reference_that_dpo_does_not_have_costs_nothing() -> None:
     del asked["rollout"]
     for said, expected in ((None, True), (False, False)):
         rl = {**asked["rl"], **({} if said is None else {"reference": said})}
-        found = parse_study({**asked, "rl": rl}).workload.rl
-        assert found is not None
+        found = present(parse_study({**asked, "rl": rl}).workload.rl)
         assert found.reference is expected
 
 
 def test_an_engine_without_a_share_of_memory_is_an_assumption() -> None:
     for fraction, said in ((0.0, True), (0.5, False)):
-        rl = parse_study(spec("rollout.memory_fraction", fraction)).workload.rl
-        assert rl is not None
+        rl = present(parse_study(spec("rollout.memory_fraction", fraction)).workload.rl)
         assert any("rollout.memory_fraction is not given" in text for text in rl.assumed) is said
 
 
@@ -149,10 +145,8 @@ def test_speed_and_lengths_come_from_a_log(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text(
         "\n".join(LINE.replace("step:3", f"step:{i}") for i in range(1, 5)), encoding="utf-8"
     )
-    found = parse_study(spec("rollout", {"log": "run.log", "memory_fraction": 0.5}), base=tmp_path).workload.rl
-    assert found is not None
-    assert found.rollout is not None
-    assert found.rollout.rate(1) == pytest.approx(1024 * found.response_lengths.mean / (144.5 * 16))
+    found = present(parse_study(spec("rollout", {"log": "run.log", "memory_fraction": 0.5}), base=tmp_path).workload.rl)
+    assert present(found.rollout).rate(1) == pytest.approx(1024 * found.response_lengths.mean / (144.5 * 16))
     own = parse_study(
         spec("rl.response_lengths", {"log": "run.log"}) | {"workload": {"seq_len": 99999}}, base=tmp_path
     ).workload.rl
@@ -211,8 +205,7 @@ def test_fine_tuning_on_unequal_lengths_is_a_step_without_generation() -> None:
     rows = api.plan_of(api.load_study(document), top=50).rows
     assert rows[0].config.extra["balance"] == "mini_batch"
     assert rows[0].config.extra["micro_batch_tokens"] > 0
-    phases = rows[0].estimate.phases_s
-    assert phases is not None
+    phases = present(rows[0].estimate.phases_s)
     assert phases.update == phases.total
     with pytest.raises(SpecError, match="generating responses"):
         parse_study({**document, "knobs": {"rollout_tp": [1, 2]}})

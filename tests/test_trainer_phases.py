@@ -9,6 +9,7 @@ import pytest
 
 from autotune import api
 from autotune.cost import estimate
+from tests.shortcuts import present
 
 pytestmark = pytest.mark.thorough
 
@@ -40,11 +41,9 @@ def test_a_study_measures_the_phases_of_the_trainer_and_says_what_was_told(tmp_p
     assert result.best is not None, result.trials
     assert all(trial.failure is None for trial in result.trials), result.trials
     for trial in result.measured:
-        measured = trial.measurement
-        assert measured is not None
+        measured = present(trial.measurement)
         phases = dict(measured.phases_s)
-        predicted = estimate(study.workload, trial.config).phases_s
-        assert predicted is not None
+        predicted = present(estimate(study.workload, trial.config).phases_s)
         assert phases["reward"] == 0.5
         assert phases["generation"] == pytest.approx(float(predicted.generation))
         assert min(phases[name] for name in ("log_prob", "reference", "update")) > 0

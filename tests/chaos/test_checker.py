@@ -12,6 +12,7 @@ from autotune.spec import StudyStatus, TrialPurpose, TrialStatus
 from tests.chaos.arena import undisturbed
 from tests.chaos.checker import Journal, Line, Seen, outcome, study_outcome, violations
 from tests.chaos.schedule import study_spec
+from tests.shortcuts import present
 
 FIRST, SECOND = "host:1:1", "host:2:2"
 
@@ -93,8 +94,7 @@ def test_a_real_trial_that_was_cut_off_by_more_than_a_lost_worker_is_found(truth
 
 
 def measured_twice(seen: Seen) -> Seen:
-    measurement = seen.trials[1].measurement
-    assert measurement is not None
+    measurement = present(seen.trials[1].measurement)
     return with_trial(seen, 1, measurement=replace(measurement, step_times_s=measurement.step_times_s[:-1]))
 
 

@@ -25,6 +25,7 @@ from tests.chaos.controller import AWAY, set_clock_by
 from tests.chaos.replay.faults import faults_of
 from tests.chaos.schedule import study_spec
 from tests.postgresql import PostgresServer, postgres_server
+from tests.shortcuts import present
 
 pytestmark = [pytest.mark.thorough, pytest.mark.alone]
 
@@ -186,6 +187,5 @@ def test_the_lease_of_a_controller_that_died_while_the_clock_was_ahead(
         assert store.claim(study, "here", lease_s=10.0) is None
         assert store.is_held(study)
         clock.write_text(str(HOUR_S + 11.0))
-        taken = store.claim(study, "here", lease_s=10.0)
-        assert taken is not None
+        taken = present(store.claim(study, "here", lease_s=10.0))
         assert taken.fence == 2

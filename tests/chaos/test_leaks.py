@@ -17,6 +17,7 @@ from autotune import api
 from autotune.spec import StudyStatus
 from autotune_workers.process.machine import descendants, is_alive
 from tests.chaos.replay.faults import faults_of
+from tests.shortcuts import present
 from tests.workers.requests import DOUBLE
 
 pytestmark = [pytest.mark.thorough, pytest.mark.alone]
@@ -72,8 +73,7 @@ def kill_and_look(tmp_path: Path, runner: dict[str, Any]) -> None:
     )
     family: list[int] = []
     try:
-        assert controller.stdout is not None
-        while not (line := controller.stdout.readline()).startswith("TrialStarted"):
+        while not (line := present(controller.stdout).readline()).startswith("TrialStarted"):
             assert line, "the controller ended by itself"
         family = descendants(controller.pid)
         assert len(family) >= 2

@@ -21,6 +21,7 @@ from autotune.reward import (
 )
 from autotune.spec import LossComparison, Measurement, ParallelConfig
 from tests.matrix import examples, sampled
+from tests.shortcuts import present
 
 SEQ_LEN, WARMUP = 64, 3
 NOISE_BATCH = 32.0
@@ -130,8 +131,7 @@ def test_a_larger_batch_that_learns_less_from_a_token_is_no_less_stable() -> Non
     small, large = curve(64, 0, number=2), curve(256, 0)
     at_equal_tokens = float(np.interp(5 * 256, (WARMUP + np.arange(20)) * 64, small.losses))
     assert large.losses[5 - WARMUP] > at_equal_tokens + 0.5
-    compared = compare_at_equal_tokens(large, [small])
-    assert compared is not None
+    compared = present(compare_at_equal_tokens(large, [small]))
     assert compared.excess < 0.1
 
 
@@ -147,12 +147,12 @@ def test_the_losses_of_fp32_are_preferred_and_then_those_of_the_nearest_batch() 
     bf16 = [curve(64, 0, number=k, shift=0.6) for k in (2, 3, 4)]
     exact = curve(64, 0, number=5, precision="fp32")
     mine = curve(64, 0, shift=0.6)
-    against_all = compare_at_equal_tokens(mine, [*bf16, curve(128, 0, number=6)])
-    assert against_all is not None
+    against_all = present(compare_at_equal_tokens(mine, [*bf16, curve(128, 0, number=6)]))
     assert against_all.curves == 3
     assert against_all.unexplained == 0
-    against_fp32 = compare_at_equal_tokens(mine, [*bf16, exact, curve(32, 0, steps=80, number=7, precision="fp32")])
-    assert against_fp32 is not None
+    against_fp32 = present(
+        compare_at_equal_tokens(mine, [*bf16, exact, curve(32, 0, steps=80, number=7, precision="fp32")])
+    )
     assert against_fp32.curves == 1
     assert against_fp32.excess == pytest.approx(0.6, abs=0.15)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from autotune.reward import efficiency, known_noise_scale, learning_rate_factor, noise_scale, with_noise_scale
 from tests.reward.samples import healthy
+from tests.shortcuts import present
 
 LAW = settings(deadline=None, derandomize=True)
 
@@ -27,22 +28,19 @@ def test_a_known_noise_scale_is_recovered_within_a_fifth(known: float, seed: int
     signal = rng.standard_normal(size)
     sigma = math.sqrt(known * float(signal @ signal) / size)
     small, big = (squared_norms(rng, batch=b, steps=steps, signal=signal, sigma=sigma) for b in (2, 16))
-    found = noise_scale(small, big, small=2, big=16)
-    assert found is not None
+    found = present(noise_scale(small, big, small=2, big=16))
     assert found.value == pytest.approx(known, rel=0.2)
     assert found.low <= found.value <= found.high
     assert found.high / found.low < 2
 
 
 def test_a_pure_signal_has_no_noise() -> None:
-    found = noise_scale([4.0] * 5, [4.0] * 5, small=1, big=8)
-    assert found is not None
+    found = present(noise_scale([4.0] * 5, [4.0] * 5, small=1, big=8))
     assert (found.value, found.low, found.high) == (0.0, 0.0, 0.0)
 
 
 def test_a_signal_that_drowns_is_infinitely_noisy() -> None:
-    found = noise_scale([8.0] * 4, [0.9] * 4, small=1, big=8)
-    assert found is not None
+    found = present(noise_scale([8.0] * 4, [0.9] * 4, small=1, big=8))
     assert math.isinf(found.value)
 
 

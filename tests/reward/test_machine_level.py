@@ -10,6 +10,7 @@ import pytest
 from autotune.reward import MachineLevels, at_first_level, counted_once
 from autotune.spec import Estimate, Measurement, ParallelConfig, Reward, Trial, TrialPurpose, TrialStatus
 from tests.benchmarks.drift import prediction
+from tests.shortcuts import present
 
 DEFAULT = ParallelConfig()
 BASELINE, FINAL = TrialPurpose.BASELINE, TrialPurpose.FINAL
@@ -120,8 +121,7 @@ def test_where_nothing_was_predicted_both_levels_are_possible_and_the_fast_one_c
     assert (levels.at(1).slow, levels.at(1).fast) == (pytest.approx(-math.log(4)), 0.0)
     assert not levels.at(1).is_known
     assert levels.seen(trials[1], 0.2) == trials[1]
-    best = levels.best_reward(trials[1], 0.2)
-    assert best is not None
+    best = present(levels.best_reward(trials[1], 0.2))
     assert best.throughput == pytest.approx(-math.log(0.5))
     assert best.total == pytest.approx(0.2 - 0.8 * math.log(0.5))
     assert best.parts["tokens_per_s_ratio"] == pytest.approx(2.0)

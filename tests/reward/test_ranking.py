@@ -17,6 +17,7 @@ from autotune.spec import (
 )
 from tests.report.worlds import estimate
 from tests.reward.samples import healthy, workload
+from tests.shortcuts import present
 from tests.study.controller.world import BASELINE, CONFIGS
 
 
@@ -99,8 +100,7 @@ def test_a_winner_is_explained_against_baseline_and_runner_up() -> None:
     shares = found.shares["throughput"] + found.shares["stability"]
     objective = Objective()
     (ranked,) = rerank([TRIALS[1]], objective=objective, workload=workload(), baseline=TRIALS[0].measurement)
-    assert ranked.reward is not None
-    assert abs(shares - ranked.reward.total) < 1e-12
+    assert abs(shares - present(ranked.reward).total) < 1e-12
 
 
 def test_profiles_say_which_parts_of_the_step_shrank() -> None:
@@ -155,8 +155,7 @@ def test_the_noise_scale_of_any_trial_is_that_of_the_study() -> None:
         assert words in " ".join(found.text)
         ranked = rerank(known, objective=objective, workload=workload(), baseline=base.measurement)
         (again,) = (t for t in ranked if t.number == 7)
-        assert again.reward is not None
-        assert again.reward.parts["efficiency"] == pytest.approx(16 / 24 if others else 0.5)
+        assert present(again.reward).parts["efficiency"] == pytest.approx(16 / 24 if others else 0.5)
 
 
 def test_another_batch_comes_with_its_learning_rate() -> None:
@@ -176,18 +175,16 @@ def test_without_a_baseline_all_is_relative_to_the_first_that_was_measured() -> 
     found = explain(
         TRIALS[2], baseline=None, other=TRIALS[3], objective=Objective(), workload=workload(), trials=trials
     )
-    assert found.reward is not None
-    assert found.reward.total == pytest.approx(totals[2])
+    assert present(found.reward).total == pytest.approx(totals[2])
     assert found.against["runner-up"]["total_difference"] == pytest.approx(totals[2] - totals[3])
     assert "ln of how many times trial 1's" in " ".join(found.text)
 
 
 def test_a_proxy_is_explained_by_its_prediction_and_not_by_other_jobs() -> None:
     proxy = replace(TRIALS[1], purpose=TrialPurpose.PROXY, estimate=estimate(0.5))
-    assert proxy.measurement is not None
     found = explain(proxy, baseline=None, other=TRIALS[2], objective=Objective(), workload=workload(), trials=TRIALS)
     text = " ".join(found.text)
-    ratio = proxy.measurement.tokens_per_s / float(proxy.estimate.tokens_per_s)  # type: ignore[union-attr]
+    ratio = present(proxy.measurement).tokens_per_s / float(proxy.estimate.tokens_per_s)  # type: ignore[union-attr]
     assert f"{ratio:.2f} times the" in text
     assert "trial 0" not in text
     assert (found.reward, found.against) == (None, {})

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from autotune.reward import STABILITY_PARTS, diverged, stability, stability_parts
 from autotune.spec import FailureKind, Measurement
 from tests.reward.samples import STEPS, healthy, losses
+from tests.shortcuts import present
 
 
 def with_spike(at: int, factor: float) -> tuple[float, ...]:
@@ -71,8 +72,7 @@ def test_a_norm_that_falls_fast_from_the_start_is_no_spike() -> None:
     ],
 )
 def test_a_hard_gate_comes_with_its_evidence(fields: dict[str, Any], words: str) -> None:
-    failure = diverged(healthy(**fields))
-    assert failure is not None
+    failure = present(diverged(healthy(**fields)))
     assert failure.kind is FailureKind.DIVERGED
     assert words in failure.message
     assert stability(healthy(**fields)) == 0.0
@@ -89,8 +89,7 @@ def test_a_loss_that_a_log_does_not_say_is_no_divergence() -> None:
 
 
 def test_the_step_of_the_first_bad_loss_is_named() -> None:
-    failure = diverged(healthy(losses=(*losses()[:12], math.nan, *losses()[13:])))
-    assert failure is not None
+    failure = present(diverged(healthy(losses=(*losses()[:12], math.nan, *losses()[13:]))))
     assert failure.step == 12
 
 

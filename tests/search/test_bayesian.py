@@ -19,6 +19,7 @@ from autotune.search.searcher import Problem
 from autotune.space import SearchSpace
 from autotune.spec import Estimate, FailureKind, Objective, Reward, Trial, TrialStatus
 from autotune.testing.searchers import MODEL, WORKLOAD, SearcherContract, candidates, failed, measured
+from tests.shortcuts import present
 
 SPACE = SearchSpace.of(WORKLOAD, candidates())
 BEST = max(t.measurement.tokens_per_s for t in map(measured, candidates()) if t.is_measured)
@@ -118,8 +119,7 @@ def test_proposes_the_candidate_that_keeps_it_from_stopping_whichever_model_expe
     searcher = _TwoModels(Problem(space=SPACE))
     runs = next(config for config in SPACE if measured(config).is_measured)
     searcher.tell([measured(runs)])
-    gain = searcher.expected_gain()
-    assert gain is not None
+    gain = present(searcher.expected_gain())
     assert gain > 0.1
     expected = SPACE[int(searcher.eligible()[-1])]
     assert searcher.ask(1) == [expected]
@@ -276,8 +276,7 @@ def test_a_measured_peak_above_the_prediction_makes_what_needs_more_less_likely_
         assert isinstance(searcher, BayesianSearcher)
         predicted = estimate(WORKLOAD, SPACE.table)
         for number, config in enumerate(searcher.ask(4)):
-            index = SPACE.index_of(config)
-            assert index is not None
+            index = present(SPACE.index_of(config))
             trial = measured(config, number=number)
             assert trial.measurement is not None
             peak = factor * float(predicted.row(index).peak_memory_bytes)
@@ -298,10 +297,8 @@ def test_one_peak_tells_most_of_the_others_where_no_peak_of_the_trainer_was_fitt
         searcher = BayesianSearcher(Problem(space=space))
         if factor is not None:
             (first,) = searcher.ask(1)
-            index = space.index_of(first)
-            assert index is not None
-            run = measured(candidates()[-1]).measurement
-            assert run is not None
+            index = present(space.index_of(first))
+            run = present(measured(candidates()[-1]).measurement)
             peak = factor * float(predicted.row(index).peak_memory_bytes)
             run = replace(run, peak_memory_bytes=peak)
             searcher.tell([Trial(config=first, number=0, status=TrialStatus.COMPLETED, measurement=run)])

@@ -13,6 +13,7 @@ from autotune.space import SearchSpace
 from autotune.spec import TrialStatus
 from tests.benchmarks.few_for_many import PROXIES, Outcome, SweptProxies, Task, constants_of, replay_task, tasks
 from tests.benchmarks.few_for_many_table import goals, summary
+from tests.shortcuts import present
 
 pytestmark = pytest.mark.thorough
 
@@ -46,8 +47,7 @@ def test_a_run_of_the_sweep_stands_for_a_config_with_its_tensor_degree_and_micro
     assert kept == (2, 2, 4)
     assert proxy.config.world_size == task.rungs[0].cluster.num_gpus
     trial = sweep.trial(proxy, config, 0)
-    assert trial.stands_for is not None
-    assert trial.stands_for.config == config
+    assert present(trial.stands_for).config == config
 
 
 def test_proxies_mend_wrong_constants_in_a_sample(every_task: list[Task]) -> None:

@@ -11,6 +11,7 @@ from autotune.search.history import MOST_CONFIGS, history_refit, informed
 from autotune.search.searcher import Problem
 from autotune.space import SearchSpace
 from autotune.spec import Measurement, SpaceSpec, Trial, TrialStatus, Workload, catalog
+from tests.shortcuts import present
 
 KNOBS = {"tp": (1, 2, 4), "pp": (1, 2, 4), "micro_batch_size": (1, 2, 4), "recompute": ("none", "full")}
 
@@ -50,8 +51,7 @@ def test_what_other_gpus_took_says_nothing_about_the_constants() -> None:
 
 def test_what_the_same_gpus_took_does() -> None:
     problem = replace(OURS, history=measured(on("h100-sxm-1x8"), level=3.0))
-    constants = informed(problem).calibration
-    assert constants is not None
+    constants = present(informed(problem).calibration)
     assert constants.level > 1.5 * calibration_for(OURS.space.workload).level
 
 

@@ -12,6 +12,7 @@ from autotune.spec import FailureKind
 from tests.benchmarks import replay as benchmark
 from tests.benchmarks.cells import Cell, read_cells
 from tests.benchmarks.figure import curves_svg
+from tests.shortcuts import present
 
 NANOTRON = benchmark.DATA / "nanotron_h100.csv"
 
@@ -34,8 +35,7 @@ def test_the_development_cells() -> None:
 def test_failures_are_trials_that_failed(cell: Cell) -> None:
     broken = next(c for c, row in cell.rows.items() if row.failure)
     trial = cell.trial(broken, 0)
-    assert trial.failure is not None
-    assert trial.failure.kind is FailureKind.OUT_OF_MEMORY
+    assert present(trial.failure).kind is FailureKind.OUT_OF_MEMORY
     assert cell.regret(broken) == 1.0
     assert min(cell.regret(c) for c in cell.rows) == 0.0
 

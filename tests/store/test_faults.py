@@ -28,6 +28,7 @@ from autotune.store.connection import database
 from autotune.store.upkeep import maintenance
 from autotune.testing.stores import LONG_S, a_study, measured, pending, run_trial, running_study
 from tests.postgresql import PostgresServer, postgres_server
+from tests.shortcuts import present
 
 pytestmark = pytest.mark.alone
 
@@ -165,8 +166,7 @@ def test_a_controller_that_wakes_up_after_its_lease_changes_nothing(
     try:
         writer.wait_for("ended")
         freeze_between_writes(writer, address, lease, monkeypatch)
-        newer = store.claim(lease.study, "newer", lease_s=LONG_S)
-        assert newer is not None
+        newer = present(store.claim(lease.study, "newer", lease_s=LONG_S))
         before = repr(store.trials(lease.study))
         writer.process.send_signal(signal.SIGCONT)
         writer.wait_for("fenced")

@@ -9,6 +9,7 @@ from autotune.cli import run
 from autotune.errors import SpecError
 from autotune.store.connection import file_systems
 from autotune.store.connection.file_systems import mount_of
+from tests.shortcuts import present
 
 LINES = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -39,8 +40,7 @@ broken line
     ],
 )
 def test_a_path_lies_on_the_innermost_and_newest_mount(path: str, kind: str, shared: bool) -> None:
-    found = mount_of(Path(path), LINES.splitlines())
-    assert found is not None
+    found = present(mount_of(Path(path), LINES.splitlines()))
     assert (found.kind, found.is_shared) == (kind, shared)
 
 

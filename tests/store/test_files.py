@@ -21,6 +21,7 @@ from autotune.store.connection import database
 from autotune.store.upkeep import maintenance
 from autotune.testing.stores import a_study, measured, pending, run_trial, running_study
 from tests.matrix import sampled
+from tests.shortcuts import present
 from tests.store.test_faults import without_override
 
 
@@ -31,9 +32,7 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
 
 
 def path_of(store: SqlStore) -> Path:
-    path = store.database.location.path
-    assert path is not None
-    return path
+    return present(store.database.location.path)
 
 
 READ = """

@@ -29,6 +29,7 @@ from autotune.testing.stores import (
     run_trial,
     running_study,
 )
+from tests.shortcuts import present
 from tests.store.forging import forge
 
 
@@ -167,8 +168,7 @@ def test_an_export_says_the_same_as_the_store(store: SqlStore, tmp_path: Path) -
     kept = [trial for record in reversed(store.studies()) for trial in store.trials(record.id)]
     assert [row["status"] for row in tables["trials"]] == [str(trial.status) for trial in kept]
     first = tables["trials"][0]
-    assert kept[0].measurement is not None
-    assert float(first["step_time_s"]) == kept[0].measurement.step_time_s
+    assert float(first["step_time_s"]) == present(kept[0].measurement).step_time_s
     assert (first["tp"], first["dp"], first["precision"], first["compile"]) == ("1", "8", "bf16", "False")
     assert [row["loss"] for row in tables["steps"]] == ["1.5", "1.25"]
     assert len(tables["events"]) == sum(len(store.events(record.id)) for record in store.studies())

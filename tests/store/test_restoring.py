@@ -25,6 +25,7 @@ from autotune.store.upkeep.restoring import migrate, restore
 from autotune.testing.stores import a_study, measured, pending, run_trial, running_study
 from tests.chaos.arena import forkserver
 from tests.postgresql import PostgresServer
+from tests.shortcuts import present
 from tests.store.test_schema import VERSION_2, old_file
 
 
@@ -135,11 +136,9 @@ def test_a_store_that_is_open_is_not_restored(tmp_path: Path, backup: Path) -> N
         [sys.executable, "-c", opened, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        assert process.stdout.readline().strip() == "open"
+        assert present(process.stdout).readline().strip() == "open"
         assert restored(path, backup) == 1
-        process.stdin.close()
+        present(process.stdin).close()
     assert names(path) == []
     assert restored(path, backup) == 0
     assert names(path) == ["backed-up"]

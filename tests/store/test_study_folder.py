@@ -21,6 +21,7 @@ from autotune.store.connection import file_systems
 from autotune.store.upkeep import study_folder
 from autotune.store.upkeep.study_folder import COPY, HOLDER, StudyFolder, opened_copy, wish
 from tests.nodes.network import until
+from tests.shortcuts import present
 
 SPEC = {
     "name": "small",
@@ -89,8 +90,7 @@ def test_two_processes_do_not_run_one_study(folder: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", other, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "runs\n"
+    assert present(child.stdout).readline() == "runs\n"
     with (
         pytest.raises(ConflictError, match=f"is being run by job 7, process {child.pid} on"),
         StudyFolder(folder, job="8"),

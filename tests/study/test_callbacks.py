@@ -12,6 +12,7 @@ from autotune.ports import Store
 from autotune.spec import StudyStatus, Trial
 from autotune.store import MemoryStore
 from autotune.study.progress import LoopEvent, TrialEnded
+from tests.shortcuts import present
 from tests.small_studies import spec
 
 SMALL = {"max_trials": 3, "min_gain": 0}
@@ -39,8 +40,7 @@ def test_callbacks_hear_of_every_trial_every_best_and_the_end(store: Store) -> N
     )
     assert [t.number for t in ended] == [t.number for t in result.trials]
     assert ended == [e.trial for e in events if isinstance(e, TrialEnded)]
-    assert result.best is not None
-    assert best[-1].config == result.best.config
+    assert best[-1].config == present(result.best).config
     assert results == [result]
 
 

@@ -9,6 +9,7 @@ import pytest
 from autotune import api
 from autotune.spec import Objective
 from autotune.store import MemoryStore
+from tests.shortcuts import present
 from tests.small_studies import QUIET, spec
 
 BATCHES = [64, 128, 256, 512]
@@ -37,8 +38,7 @@ def fast(store: MemoryStore) -> api.Result:
 
 
 def batch(result: api.Result) -> int:
-    assert result.best is not None
-    return result.best.config.global_batch_size
+    return present(result.best).config.global_batch_size
 
 
 def test_goodput_picks_a_smaller_batch_than_throughput_and_says_why(store: MemoryStore, fast: api.Result) -> None:

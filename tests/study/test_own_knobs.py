@@ -22,6 +22,7 @@ from autotune.spec import FIELDS, Measurement, ParallelConfig, Trial, TrialStatu
 from autotune.store import SqlStore, open_store
 from autotune.store.upkeep.table_files import export
 from tests.matrix import sampled
+from tests.shortcuts import present
 from tests.small_studies import spec
 
 OWN = {"num_workers": [2, 0, 4], "flash": [False, True]}
@@ -52,8 +53,7 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
 def test_every_searcher_tries_them(store: Store, searcher: str) -> None:
     result = api.tune(own_spec(searcher=searcher, budget={"max_trials": 8, "min_gain": 0}), store=store)
     assert result.best is not None
-    assert result.baseline is not None
-    assert dict(result.baseline.config.extra) == {"num_workers": 2, "flash": False}
+    assert dict(present(result.baseline).config.extra) == {"num_workers": 2, "flash": False}
     searched = [trial.config for trial in result.trials]
     assert all(set(config.extra) == set(OWN) for config in searched)
     assert searched[1].extra["num_workers"] == 4, "the enqueued guess goes first"
@@ -66,17 +66,15 @@ def test_every_searcher_tries_them(store: Store, searcher: str) -> None:
 
 def test_a_config_as_documents_hold_it_may_be_enqueued(store: Store) -> None:
     result = api.tune(own_spec(), store=store)
-    assert result.best is not None
     document = api.best_document(store, result.record.id)["best"]["config"]
     again = api.load_study({**own_spec(), "enqueue": [document, "tp=2,num_workers=4.0"]})
-    assert again.enqueue[0] == result.best.config
+    assert again.enqueue[0] == present(result.best).config
     assert '"num_workers":4}' in again.enqueue[1].key, "a value is kept as it is declared"
 
 
 def test_they_are_shown_ranked_and_exported(store: SqlStore, tmp_path: Path) -> None:
     result = api.tune(own_spec(), store=store)
-    best = result.best
-    assert best is not None
+    best = present(result.best)
     document = json.loads(json.dumps(api.best_document(store, result.record.id, top=2)))
     assert document["best"]["config"]["extra"] == dict(best.config.extra)
     launch = api.export_document(store, result.record.id, "command", {})
@@ -112,8 +110,7 @@ def test_the_surrogate_learns_what_an_own_knob_is_worth() -> None:
             break
         (config,) = asked
         tried.append(config)
-        index = space.index_of(config)
-        assert index is not None
+        index = present(space.index_of(config))
         time = float(predicted[index]) * (0.5 if config.extra["flash"] else 1.0)
         measurement = Measurement(
             step_times_s=(time,) * 5,

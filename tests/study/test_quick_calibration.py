@@ -19,6 +19,7 @@ from autotune.study.assembly import assemble
 from autotune.study.progress import LoopEvent, Notice, StudyOpened, TrialAsked
 from autotune.study.quick_calibration import calibrate_quickly, needs_calibration
 from tests.report.worlds import trial
+from tests.shortcuts import present
 
 MEASURED = {
     "matmul": [{"m": 512, "n": 512, "k": 512, "precision": "fp32", "flops_per_s": 2.5e10}],
@@ -94,8 +95,7 @@ def test_it_is_stored_as_quick_shown_and_used_until_a_full_one_replaces_it(store
     assert assembly.calibration == constants
     assert assembly.predict(assembly.baseline) != assemble(study).predict(assembly.baseline)
     store.save_calibration(local_cluster().name, "native", replace(constants, source="measured").to_dict())
-    found = assemble(study, store).calibration
-    assert found is not None
+    found = present(assemble(study, store).calibration)
     assert found.source == "measured"
 
 
@@ -171,5 +171,4 @@ def test_a_real_study_is_calibrated_before_its_first_trial_and_predicts_the_same
     assert [e.kind for e in store.events(result.record.id)].count("cluster.calibrated") == 1
     baseline = result.trials[0]
     again = assemble(study, store).predict(baseline.config)
-    assert baseline.estimate is not None
-    assert float(again.step_time_s) == pytest.approx(float(baseline.estimate.step_time_s))
+    assert float(again.step_time_s) == pytest.approx(float(present(baseline.estimate).step_time_s))

@@ -8,6 +8,7 @@ from autotune import api
 from autotune.ports import Store
 from autotune.spec import Objective, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore, open_store
+from tests.shortcuts import present
 from tests.small_studies import QUIET, spec
 
 BATCHES = [64, 128]
@@ -28,8 +29,7 @@ def referenced(store: Store, name: str, **changes: Any) -> list[int]:
     assert tried == set(BATCHES)
     for trial in result.trials:
         if trial.purpose in (TrialPurpose.SEARCH, TrialPurpose.FINAL) and trial.status is TrialStatus.COMPLETED:
-            assert trial.reward is not None
-            assert "fidelity" in trial.reward.parts
+            assert "fidelity" in present(trial.reward).parts
     return [t.config.global_batch_size for t in result.trials if t.purpose is TrialPurpose.REFERENCE]
 
 

@@ -21,6 +21,7 @@ from autotune.store import MemoryStore
 from autotune.study.lease import StudyLease
 from autotune.study.progress import LoopEvent, Notice, TrialEnded, TrialStarted
 from tests.matrix import sampled
+from tests.shortcuts import present
 from tests.small_studies import QUIET, configs, spec
 
 
@@ -48,8 +49,9 @@ def test_a_study_ends_with_a_winner_that_was_measured_again(store: Store) -> Non
     result = api.tune(spec(), store=store)
     assert result.record.status is StudyStatus.COMPLETED
     assert result.best is not None
-    assert result.baseline is not None
-    assert str(result.baseline.config) == "tp=1,pp=1,dp=8,micro_batch_size=1,accumulation_steps=8,precision=fp32"
+    assert (
+        str(present(result.baseline).config) == "tp=1,pp=1,dp=8,micro_batch_size=1,accumulation_steps=8,precision=fp32"
+    )
     assert result.speedup is not None
     assert result.speedup > 1.0
     assert result.record.result["final_rounds"] == 2
@@ -70,9 +72,7 @@ def test_after_ctrl_c_the_same_call_goes_on_and_ends_as_the_undisturbed_run(stor
     other.close()
     kept = [t for t in resumed.trials if t.status is not TrialStatus.CANCELLED]
     assert configs(kept) == configs(undisturbed.trials)
-    assert resumed.best is not None
-    assert undisturbed.best is not None
-    assert resumed.best.config == undisturbed.best.config
+    assert present(resumed.best).config == present(undisturbed.best).config
     assert resumed.speedup == pytest.approx(undisturbed.speedup)
 
 
@@ -109,8 +109,7 @@ def test_two_that_are_started_at_the_same_moment_run_one_study(store: Store) -> 
 def test_a_study_whose_controller_is_gone_is_stopped_at_once(store: Store) -> None:
     study = api.load_study(spec())
     record = api.submit_study(store, study, spec())
-    lease = store.claim(record.id, "gone", lease_s=0.01)
-    assert lease is not None
+    lease = present(store.claim(record.id, "gone", lease_s=0.01))
     store.set_status(record.id, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
     time.sleep(0.05)
     assert "autotune serve" in api.document(api.result_of(store, record.id))["study"]["message"]
@@ -119,8 +118,7 @@ def test_a_study_whose_controller_is_gone_is_stopped_at_once(store: Store) -> No
     assert "autotune serve" in api.document(api.result_of(store, record.id))["study"]["message"]
     assert api.act(store, record.id, "stop").status is StudyStatus.CANCELLED
     living = api.submit_study(store, study, spec())
-    held = store.claim(living.id, "lives", lease_s=600)
-    assert held is not None
+    held = present(store.claim(living.id, "lives", lease_s=600))
     store.set_status(living.id, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=held)
     assert api.document(api.result_of(store, living.id))["study"]["message"] == ""
     asked = api.act(store, living.id, "stop")
@@ -140,8 +138,7 @@ def test_a_later_study_learns_from_an_earlier_one_only(store: Store) -> None:
 
     first = api.tune(spec(), store=store)
     study = api.load_study(spec())
-    ended = first.record.ended_at
-    assert ended is not None
+    ended = present(first.record.ended_at)
     assert history_of(study, store, before=first.record.created_at) == []
     later = ended.replace(year=ended.year + 1)
     assert len(history_of(study, store, before=later)) == len(first.trials)
@@ -198,13 +195,9 @@ def test_with_goodput_a_token_of_a_larger_batch_counts_for_less(store: Store) ->
         "budget": {"max_trials": 6, "train_tokens": 1e9, "min_gain": 0},
     }
     result = api.tune(spec(**changes), store=store)
-    assert result.best is not None
-    assert result.best.reward is not None
     assert result.baseline is not None
-    assert result.baseline.reward is not None
-    assert result.baseline.measurement is not None
-    worth = result.best.reward.throughput - result.baseline.reward.throughput
-    takes = format_duration(1e9 / result.baseline.measurement.tokens_per_s / math.exp(worth))
+    worth = present(present(result.best).reward).throughput - present(result.baseline.reward).throughput
+    takes = format_duration(1e9 / present(result.baseline.measurement).tokens_per_s / math.exp(worth))
     assert f"training on 1e+09 tokens takes {takes} with the best config" in result.notes[-1]
 
 
@@ -290,9 +283,7 @@ def test_a_space_below_fp32_measures_its_reference_once_for_all_studies(store: S
     assert [t.number for t in first.trials if t.purpose is TrialPurpose.REFERENCE] == [1]
     assert [t.number for t in second.trials if t.purpose is TrialPurpose.REFERENCE] == []
     for result in (first, second):
-        assert result.best is not None
-        assert result.best.reward is not None
-        assert result.best.reward.parts["fidelity"] == 1.0
+        assert present(present(result.best).reward).parts["fidelity"] == 1.0
 
 
 def test_no_reference_is_measured_where_stability_counts_for_nothing(store: Store) -> None:
@@ -383,8 +374,7 @@ def test_a_study_whose_process_was_killed_is_taken_over_at_once(tmp_path: Path) 
     url = str(tmp_path / "results.db")
     child = subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(spec()), url], stdout=subprocess.PIPE, text=True)
     try:
-        assert child.stdout is not None
-        assert child.stdout.readline().strip() == "three"
+        assert present(child.stdout).readline().strip() == "three"
     finally:
         child.kill()
         child.wait()

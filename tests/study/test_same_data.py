@@ -14,6 +14,7 @@ from autotune.reward import stability, stability_parts
 from autotune.spec import Measurement, ParallelConfig, Study, Trial, TrialPurpose
 from autotune.study.assembly import assemble
 from autotune.study.controller.scoring import Scorer
+from tests.shortcuts import present
 from tests.small_studies import spec
 
 PROGRAM = {
@@ -61,8 +62,7 @@ def test_a_program_with_other_batches_is_not_called_unstable_for_other_losses(sa
     other = [4.5, 7.5, 4.0, 6.5, 5.5, 2.5, 6.0, 2.0, 1.8, 5.2, 1.6, 4.4]
 
     ended(scorer, 0, falling, TrialPurpose.BASELINE)
-    judged = ended(scorer, 1, other).measurement
-    assert judged is not None
+    judged = present(ended(scorer, 1, other).measurement)
     assert ("fidelity" in stability_parts(judged)) is same
     assert ("equal_tokens" in stability_parts(judged)) is not same
     assert (stability(judged) < 0.5) is same
@@ -83,8 +83,7 @@ def test_a_trial_is_held_against_those_that_ended_before_it_and_later_ones_chang
         ended(scorer, 2, noisy(2)),
     ]
     first, worse, last = (t.measurement for t in trials)
-    assert first is not None
-    assert first.loss_comparison is None, "nothing had ended before"
+    assert present(first).loss_comparison is None, "nothing had ended before"
     assert worse is not None
     assert stability_parts(worse)["equal_tokens"] < 0.9
     assert last is not None
@@ -100,8 +99,6 @@ def test_what_was_found_clearly_worse_is_no_reference() -> None:
     scorer = Scorer(study(PROGRAM), {})
     for number, shift in enumerate((0.0, 2.0, 2.0)):
         ended(scorer, number, noisy(number, shift=shift))
-    compared = ended(scorer, 3, noisy(3, shift=2.0)).measurement
-    assert compared is not None
-    assert compared.loss_comparison is not None
-    assert compared.loss_comparison.curves == 1
+    compared = present(ended(scorer, 3, noisy(3, shift=2.0)).measurement)
+    assert present(compared.loss_comparison).curves == 1
     assert stability_parts(compared)["equal_tokens"] == 0.0

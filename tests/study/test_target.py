@@ -34,6 +34,7 @@ from autotune.spec import (
 from autotune.store import MemoryStore
 from autotune.study.assembly import assemble, history_of
 from autotune.study.target_findings import TargetFindings
+from tests.shortcuts import present
 from tests.small_studies import spec
 from tests.study.test_running import interrupt_after
 
@@ -87,8 +88,7 @@ def test_every_trial_is_a_proxy_of_its_own_workload_that_stands_for_a_config_of_
         assert trial.stands_for.workload.global_batch_size == trial.config.global_batch_size
         assert why_not(trial.stands_for.workload, trial.config) is None
         assert why_not(study.workload, trial.stands_for.config) is None
-        assert trial.measurement is not None
-        assert trial.measurement.num_ranks == trial.config.world_size
+        assert present(trial.measurement).num_ranks == trial.config.world_size
 
 
 def test_no_proxy_runs_twice_whatever_configs_share_it(ended: Result) -> None:
@@ -124,8 +124,7 @@ def test_the_export_launches_the_first_pick_on_the_target(ended: Result, kept: S
     assert "--nnodes=4" in launch["argv"]
     assert "was not run on h100-sxm-4x8" in launch["notes"][0]
     of_trial = api.export_document(kept, ended.record.id, "native", {}, trial=0)
-    assert ended.trials[0].stands_for is not None
-    assert of_trial["config"] == ended.trials[0].stands_for.config.to_dict()
+    assert of_trial["config"] == present(ended.trials[0].stands_for).config.to_dict()
 
 
 @pytest.mark.parametrize("other", [{"pareto": True}, {"metric": "cost"}, {"stability_weight": 0.9}])
@@ -307,8 +306,7 @@ def test_proxies_stand_for_what_may_win_with_stalls_counted_and_failed_ones_are_
     assert standing.improvement[stalls].max() < 0.02, "which no proxy could find out"
     (config,) = searcher.ask(1)
     proxy = searcher.proxy_for(config)
-    index = searcher.space.index_of(config)
-    assert index is not None
+    index = present(searcher.space.index_of(config))
     assert not stalls[index]
     failure = Failure(kind=FailureKind.OUT_OF_MEMORY, message="out of memory")
     searcher.tell([Trial(number=7, config=proxy.config, status=TrialStatus.FAILED, failure=failure,

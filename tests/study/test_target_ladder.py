@@ -14,6 +14,7 @@ from autotune.results.result import Result
 from autotune.search.target_searcher import TargetSearcher
 from autotune.spec import StudyStatus, TrialPurpose
 from autotune.study.assembly import assemble, history_of
+from tests.shortcuts import present
 
 pytestmark = pytest.mark.slow
 
@@ -69,8 +70,7 @@ def test_each_rung_finds_the_proxies_of_those_before_it(store: Store, ended: lis
 def test_the_target_itself_begins_with_what_all_proxies_taught(store: Store, ended: list[Result]) -> None:
     last = api.tune(rung(TARGET, 2), store=store)
     assert last.record.study.at_hand is None
-    assert last.best is not None
-    assert last.best.config.world_size == 4
+    assert present(last.best).config.world_size == 4
     told = history_of(last.record.study, store, before=last.record.created_at)
     assert len(told) == sum(len(result.trials) for result in ended)
     first = next(t for t in last.trials if t.purpose is TrialPurpose.SEARCH)

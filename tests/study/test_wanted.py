@@ -15,6 +15,7 @@ from autotune.search.searcher import Problem, Searcher
 from autotune.spec import StudyStatus, Wanted
 from autotune.store import MemoryStore
 from autotune.study.progress import LoopEvent, TrialEnded
+from tests.shortcuts import present
 from tests.small_studies import QUIET, spec
 
 
@@ -59,8 +60,7 @@ def test_what_is_asked_for_while_the_controller_starts_is_obeyed(
 
 def test_a_study_that_is_to_pause_is_not_run(store: Store) -> None:
     study = submitted(store)
-    held = store.claim(study, "somebody", lease_s=60.0)
-    assert held is not None
+    held = present(store.claim(study, "somebody", lease_s=60.0))
     assert api.act(store, study, "pause").status is StudyStatus.QUEUED, "its controller has not heard it yet"
     store.release(held)
     result = api.run_study(store, study)
@@ -88,8 +88,7 @@ def test_a_stop_right_after_a_pause_is_not_lost(store: Store) -> None:
 
 def test_a_stop_or_cancel_is_not_taken_back(store: Store) -> None:
     study = submitted(store)
-    held = store.claim(study, "somebody", lease_s=60.0)
-    assert held is not None
+    assert store.claim(study, "somebody", lease_s=60.0) is not None
     api.act(store, study, "stop")
     for action in ("pause", "resume"):
         with pytest.raises(ConflictError, match="cannot be undone"):

@@ -8,6 +8,7 @@ from autotune import api
 from autotune.spec import ParallelConfig, Study
 from autotune.study.check.doubts import doubts_of, is_clock
 from autotune.trainers.logs.printed_rates import printed_rate
+from tests.shortcuts import present
 from tests.small_studies import spec
 
 CONFIG = ParallelConfig(dp=2, micro_batch_size=4, accumulation_steps=2, precision="fp32")  # 16 sequences
@@ -39,8 +40,7 @@ def doubts(*lines: str, pace_s: float = 0.5, time_from: str = "log") -> list[str
     ],
 )
 def test_rates_are_read_as_programs_print_them(line: str, per_s: float, unit: str) -> None:
-    found = printed_rate([line, line])
-    assert found is not None
+    found = present(printed_rate([line, line]))
     assert (found.per_s, found.unit) == (pytest.approx(per_s), unit)
 
 

@@ -9,6 +9,7 @@ import yaml
 
 from autotune.results.knobs_seen import Row
 from autotune.study.check.mended_spec import fixes_of, mended
+from tests.shortcuts import present
 
 FLOW = "name: a\nworkload: {seq_len: 64, global_batch_size: 8}   # mine\nspace: {seq_len: 3}\n"
 BLOCK = "workload:\n  # a comment\n  seq_len: 64   # tokens\n  optimizer: adamw\nspace:\n  optimizer: x\n"
@@ -19,8 +20,7 @@ BLOCK = "workload:\n  # a comment\n  seq_len: 64   # tokens\n  optimizer: adamw\
     [(FLOW, "seq_len", 128), (FLOW, "optimizer", "sgd"), (BLOCK, "seq_len", 128), (BLOCK, "optimizer", "sgd")],
 )
 def test_one_key_changes_and_nothing_else(text: str, key: str, value: Any) -> None:
-    found = mended(text, f"workload.{key}", value)
-    assert found is not None
+    found = present(mended(text, f"workload.{key}", value))
     before = yaml.safe_load(text)
     assert yaml.safe_load(found) == {**before, "workload": {**before["workload"], key: value}}
     assert "# " in found

@@ -15,6 +15,7 @@ from autotune.study.check.contrast import contrast_of
 from autotune.study.check.program_check import LogLine, ProgramCheck
 from autotune.study.check.said_and_seen import rows_of, without_effect
 from autotune.study.check.verdict import uncounted, verdict_of
+from tests.shortcuts import present
 from tests.small_studies import spec
 
 CONFIG = ParallelConfig(dp=2, micro_batch_size=4, accumulation_steps=8, precision="bf16")
@@ -309,8 +310,7 @@ def test_the_second_config_differs_in_what_can_be_seen_and_is_not_compiled_first
     )
     assembly = assemble(of)
     first = assembly.baseline
-    other = contrast_of(assembly, first, 8)
-    assert other is not None
+    other = present(contrast_of(assembly, first, 8))
     assert other.precision != first.precision
     assert other.recompute != first.recompute
     assert other.micro_batch_size != first.micro_batch_size

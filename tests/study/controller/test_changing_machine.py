@@ -17,6 +17,7 @@ from autotune.stopping import trial_decision
 from autotune.study.controller import NoteMachineChange, change_in_words, decide, plan_in_words
 from tests.benchmarks.drift import prediction
 from tests.matrix import sampled
+from tests.shortcuts import present
 from tests.study.controller.world import BASELINE, CONFIGS, World, measured, study
 
 OTHERS = [c for c in CONFIGS if c != BASELINE]
@@ -78,10 +79,10 @@ def seen_speeds(world: World) -> dict[ParallelConfig, float]:
     """Of each config that counts, relative to the default one."""
     index = world.controller.index
     first = [index.seen(t) for t in world.trials.values() if t.purpose is TrialPurpose.SEARCH]
-    base = index.baseline
-    assert base is not None
-    assert base.measurement is not None
-    return {t.config: t.measurement.tokens_per_s / base.measurement.tokens_per_s for t in first if t.measurement}
+    base = present(index.baseline)
+    return {
+        t.config: t.measurement.tokens_per_s / present(base.measurement).tokens_per_s for t in first if t.measurement
+    }
 
 
 def notes_of(world: World) -> list[NoteMachineChange]:
@@ -125,11 +126,11 @@ def test_every_speed_is_relative_to_the_default_config_of_its_time(slow_midway: 
 def test_the_searcher_is_told_figures_of_one_level(slow_midway: World) -> None:
     world = slow_midway
     told = {t.number: t for _, t in world.searcher.trials}
-    base = world.trials[0].measurement
-    assert base is not None
+    base = present(world.trials[0].measurement)
     for trial in told.values():
-        assert trial.measurement is not None
-        assert trial.measurement.tokens_per_s / base.tokens_per_s == pytest.approx(SPEEDS[trial.config], rel=0.01)
+        assert present(trial.measurement).tokens_per_s / base.tokens_per_s == pytest.approx(
+            SPEEDS[trial.config], rel=0.01
+        )
     assert len({t.config for t in told.values()}) == len(told), "a config that was re-measured counts once"
 
 
@@ -249,9 +250,7 @@ def test_the_change_and_the_plan_are_said_in_words() -> None:
     assert "re-measured" not in plan_in_words(())
     found = decide(list(timed.values()), world.study)
     assert found.notes[0] == said
-    assert found.baseline is not None
-    assert found.baseline.measurement is not None
-    shown = f"{found.baseline.measurement.tokens_per_s:,.0f} tokens/s"
+    shown = f"{present(present(found.baseline).measurement).tokens_per_s:,.0f} tokens/s"
     assert f"Speeds are corrected to the machine's speed in the final rounds (baseline: {shown})." in found.notes
     early = [t for t in timed.values() if t.purpose is not TrialPurpose.FINAL]
     assert any("when the baseline was first measured (baseline: 2,560" in n for n in decide(early, world.study).notes)

@@ -19,6 +19,7 @@ from autotune.spec import (
 from autotune.study.controller.finals.finalists import contenders, first_finalists, most_runs, next_final, participants
 from autotune.study.controller.finals.winner import decide
 from autotune.study.controller.trial_index import TrialIndex
+from tests.shortcuts import present
 from tests.study.controller.world import BASELINE, CONFIGS, measured, study
 
 A, B, C = CONFIGS[:3]
@@ -99,8 +100,7 @@ def test_rounds_are_played_to_and_fro() -> None:
 
 def test_a_cancelled_measurement_is_made_again() -> None:
     cancelled = replace(final(4, BASELINE, 0.1), status=TrialStatus.CANCELLED, measurement=None, reward=None)
-    upcoming = next_final((BASELINE, A), [*FIRST, cancelled], STUDY)
-    assert upcoming is not None
+    upcoming = present(next_final((BASELINE, A), [*FIRST, cancelled], STUDY))
     assert (upcoming.round, upcoming.config) == (0, BASELINE)
 
 
@@ -109,8 +109,7 @@ def test_the_finals_decide_and_not_the_search() -> None:
     winner = decide([*FIRST, *again], STUDY)
     assert winner.best is not None
     assert winner.best.number == 3
-    assert winner.best.measurement is not None
-    assert winner.best.measurement.step_time_s == pytest.approx(0.1)
+    assert present(winner.best.measurement).step_time_s == pytest.approx(0.1)
     assert winner.speedup == pytest.approx(3.0)
     assert winner.rounds == 2
     assert [t.config for t in winner.confirmed] == [C, A, BASELINE]
@@ -133,8 +132,7 @@ def test_a_round_that_the_end_of_the_study_cut_counts_for_those_who_ran_in_it() 
         replace(final(6, C, 0.1), status=TrialStatus.CANCELLED, measurement=None),
     ]
     winner = decide([*FIRST, *cut], STUDY)
-    assert winner.best is not None
-    assert (winner.best.config, winner.rounds) == (A, 1)
+    assert (present(winner.best).config, winner.rounds) == (A, 1)
     assert winner.speedup == pytest.approx(1.5)
     assert f"{C} was not re-measured before the end" in winner.notes
 
@@ -148,8 +146,7 @@ def test_who_fails_again_is_out_and_the_others_rounds_count() -> None:
         final(8, BASELINE, 0.3),
     ]
     winner = decide([*FIRST, *again], STUDY)
-    assert winner.best is not None
-    assert winner.best.config == A
+    assert present(winner.best).config == A
     assert winner.rounds == 2
     assert "failed when it was re-measured" in winner.notes[0]
 
@@ -159,8 +156,7 @@ def test_without_the_baseline_in_the_finals_first_measurements_are_compared() ->
     winner = decide([*FIRST, *again], STUDY)
     assert winner.rounds == 2
     assert winner.speedup is not None
-    assert winner.best is not None
-    assert winner.speedup == pytest.approx(0.3 / {A: 0.1, C: 0.15}[winner.best.config])
+    assert winner.speedup == pytest.approx(0.3 / {A: 0.1, C: 0.15}[present(winner.best).config])
     assert "the baseline was not re-measured" in winner.notes[1]
 
 
@@ -173,9 +169,7 @@ def test_each_round_gives_equally_many_steps() -> None:
         final(7, BASELINE, 0.3),
     ]
     winner = decide([*FIRST[:2], *again], STUDY)
-    assert winner.best is not None
-    assert winner.best.measurement is not None
-    assert winner.best.measurement.step_time_s == pytest.approx(0.15)
+    assert present(present(winner.best).measurement).step_time_s == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize("times_s", [(0.1, 0.2, 0.3), (0.3, 0.2, 0.1)])
@@ -189,8 +183,7 @@ def test_a_machine_that_changes_between_rounds_makes_no_config_unstable(times_s:
     assert winner.too_noisy is not None, "no two runs of the baseline agree"
     assert len(winner.confirmed) == 2
     for trial in winner.confirmed:
-        assert trial.reward is not None
-        assert trial.reward.parts["slowing"] == 1.0
+        assert present(trial.reward).parts["slowing"] == 1.0
 
 
 def test_a_machine_that_changes_between_pairs_of_rounds_costs_neither_stability_nor_a_figure() -> None:
@@ -203,10 +196,8 @@ def test_a_machine_that_changes_between_pairs_of_rounds_costs_neither_stability_
     assert winner.rounds == 4
     assert winner.speedup == pytest.approx(1.25)
     for trial in winner.confirmed:
-        assert trial.measurement is not None
-        assert trial.measurement.step_time_spread == pytest.approx(0.0, abs=1e-9)
-        assert trial.reward is not None
-        assert trial.reward.stability == 1.0
+        assert present(trial.measurement).step_time_spread == pytest.approx(0.0, abs=1e-9)
+        assert present(trial.reward).stability == 1.0
 
 
 def test_without_finals_the_interval_reaches_over_the_levels_that_the_machine_may_have_had() -> None:
@@ -237,8 +228,7 @@ def test_nothing_measured_has_no_winner() -> None:
 def test_the_claim_has_an_interval_and_names_who_cannot_be_told_from_the_winner() -> None:
     again = [final(n, c, t) for n, (c, t) in enumerate([(BASELINE, 0.3), (A, 0.2), (C, 0.2004)] * 2, start=4)]
     winner = decide([*FIRST, *again], STUDY)
-    assert winner.best is not None
-    assert winner.best.config == A
+    assert present(winner.best).config == A
     assert winner.tied_with == (3,)
     low, high = winner.speedup_low, winner.speedup_high
     assert low is not None
@@ -249,8 +239,7 @@ def test_the_claim_has_an_interval_and_names_who_cannot_be_told_from_the_winner(
 def test_nothing_is_claimed_that_the_noise_between_runs_explains() -> None:
     again = [final(n, c, t) for n, (c, t) in enumerate([(BASELINE, 0.3), (A, 0.299), (C, 0.4)] * 2, start=4)]
     winner = decide([*FIRST, *again], STUDY)
-    assert winner.best is not None
-    assert winner.best.config == BASELINE
+    assert present(winner.best).config == BASELINE
     assert (winner.speedup_low, winner.speedup, winner.speedup_high) == (1.0, 1.0, 1.0)
     assert winner.tied_with == (1,)
     assert "faster than the baseline by more than the noise between runs" in winner.notes[-1]
@@ -272,8 +261,7 @@ def test_where_no_round_is_undisturbed_for_both_each_has_its_own_undisturbed_run
     played = [(BASELINE, 0.4, 2), (A, 0.1, 1), (A, 0.1, 1), (BASELINE, 0.4, 0), (BASELINE, 0.4, 1), (A, 0.1, 0)]
     trials = [*FIRST[:2], *(busy(n, *what) for n, what in enumerate(played, start=4))]
     winner = decide(trials, study(measure=MeasureSpec(finalists=1, final_rounds=3)), (BASELINE, A))
-    assert winner.best is not None
-    assert winner.best.config == A
+    assert present(winner.best).config == A
     assert winner.speedup == pytest.approx(4.0, rel=0.01)
 
 
@@ -326,8 +314,7 @@ def test_a_round_that_the_default_config_opened_in_a_burst_and_did_not_close_cou
     ]
     winner = decide(trials, study(measure=MeasureSpec(finalists=1, final_rounds=2)), (BASELINE, A))
     assert winner.too_noisy is None, "or the test shows nothing"
-    assert winner.best is not None
-    assert winner.best.config == BASELINE
+    assert present(winner.best).config == BASELINE
     assert winner.speedup == 1.0
 
 
@@ -363,8 +350,7 @@ def test_who_stands_above_the_finalists_once_they_raced_is_measured_again() -> N
     assert order[late - 1] == BASELINE, "the baseline opens the rounds of late comers"
     assert {B, C} <= set(order[late:]) <= {BASELINE, B, C}
     winner = decide(trials, asked)
-    assert winner.best is not None
-    assert winner.best.config == C
+    assert present(winner.best).config == C
     assert winner.speedup == pytest.approx(1.5)
     assert {t.config for t in winner.confirmed} == {BASELINE, A, B, C}
 
@@ -379,8 +365,7 @@ def test_the_finals_are_bounded_however_many_stand_above() -> None:
     assert most_runs(asked) < len(order) <= 2 * most_runs(asked) + repeated
     assert [t.config for t in trials[: len(searched)]] == [t.config for t in searched]
     winner = decide(trials, asked)
-    assert winner.best is not None
-    assert winner.best.config == BASELINE
+    assert present(winner.best).config == BASELINE
 
 
 def test_a_machine_that_became_slower_brings_no_late_comers() -> None:
@@ -398,6 +383,5 @@ def test_late_comers_that_could_not_be_measured_leave_the_claim_of_the_first_fin
     assert B in order
     interrupted = trials[: len(searched) + order.index(B)]
     winner = decide(interrupted, asked)
-    assert winner.best is not None
-    assert winner.best.config == A
+    assert present(winner.best).config == A
     assert winner.speedup == pytest.approx(1.5)

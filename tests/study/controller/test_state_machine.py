@@ -33,6 +33,7 @@ from autotune.study.controller import (
 )
 from autotune.study.controller.attempts import CANCEL_GRACE_S, DEADLINE_GRACE_S, MAX_ATTEMPTS
 from autotune.testing.stores import an_estimate
+from tests.shortcuts import present
 from tests.study.controller.world import BASELINE, CONFIGS, World, measured, study
 
 FAST = CONFIGS[5]
@@ -144,8 +145,7 @@ def test_a_failed_baseline_is_said_and_the_study_goes_on(kind: FailureKind) -> N
     assert end.baseline is None
     assert end.speedup is None
     assert end.best is not None
-    assert world.trials[1].reward is not None
-    assert world.trials[1].reward.throughput == 0.0
+    assert present(world.trials[1].reward).throughput == 0.0
 
 
 def test_a_baseline_that_surely_does_not_fit_is_not_tried() -> None:
@@ -401,8 +401,7 @@ def test_a_silent_runner_is_cancelled_then_given_up_on_and_its_ranks_stay_taken(
     assert [type(c) for c in world.tick(1.0)] == [CancelAttempt]
     world.tick(CANCEL_GRACE_S)
     assert world.trials[0].status is TrialStatus.FAILED
-    assert world.trials[0].failure is not None
-    assert world.trials[0].failure.kind is FailureKind.TIMEOUT
+    assert present(world.trials[0].failure).kind is FailureKind.TIMEOUT
     assert world.end.status is StudyStatus.FAILED
     assert world.controller.attempts.free == 0
 
@@ -584,8 +583,7 @@ def test_an_attempt_that_ends_as_cancelled_without_being_asked_counts_as_lost() 
     for _ in range(3):
         world.cancel_confirmed(0)
     assert world.trials[0].status is TrialStatus.FAILED
-    assert world.trials[0].failure is not None
-    assert world.trials[0].failure.kind is FailureKind.WORKER_LOST
+    assert present(world.trials[0].failure).kind is FailureKind.WORKER_LOST
 
 
 @pytest.mark.parametrize("at", range(14))
@@ -640,16 +638,14 @@ def test_a_measurement_without_steps_is_no_result() -> None:
     world = World(study(max_trials=3))
     world.tick()
     world.report(AttemptEnded(id=world.request(0).id))
-    assert world.trials[0].failure is not None
-    assert world.trials[0].failure.kind is FailureKind.METRICS_MISSING
+    assert present(world.trials[0].failure).kind is FailureKind.METRICS_MISSING
 
 
 def test_a_loss_that_is_not_finite_fails_the_trial_with_its_evidence() -> None:
     world = World(study(max_trials=3))
     world.tick()
     world.finish(0, losses=(5.0, 4.0, float("nan"), float("nan"), 3.0))
-    failure = world.trials[0].failure
-    assert failure is not None
+    failure = present(world.trials[0].failure)
     warmup = world.study.measure.warmup_steps
     assert (failure.kind, failure.step) == (FailureKind.DIVERGED, 2 + warmup)
     assert world.trials[0].measurement is not None
@@ -661,11 +657,9 @@ def test_an_fp32_baseline_is_the_reference_of_later_losses() -> None:
     losses = (5.0, 4.8, 4.6, 4.4, 4.2)
     world.finish(0, losses=losses)
     world.finish(1, losses=(*losses[::-1][:3], 4.0, 4.1))
-    kept = world.trials[1].measurement
-    assert kept is not None
+    kept = present(world.trials[1].measurement)
     assert kept.reference_losses == losses
-    assert world.trials[1].reward is not None
-    assert world.trials[1].reward.parts["fidelity"] < 1.0
+    assert present(world.trials[1].reward).parts["fidelity"] < 1.0
 
 
 def test_without_an_fp32_baseline_a_reference_is_measured_once() -> None:
@@ -680,8 +674,7 @@ def test_without_an_fp32_baseline_a_reference_is_measured_once() -> None:
     world.tick()
     world.finish(1, losses=losses)
     world.finish(2, losses=losses)
-    assert world.trials[2].reward is not None
-    assert world.trials[2].reward.parts["fidelity"] == 1.0
+    assert present(world.trials[2].reward).parts["fidelity"] == 1.0
     assert purposes(world).count("reference") == 1
 
 
@@ -748,8 +741,7 @@ def test_losses_that_are_known_already_are_the_reference() -> None:
     world = World(study(max_trials=2), baseline=low, fp32_losses={8 * 32: losses})
     world.tick()
     world.finish(0, losses=losses)
-    assert world.trials[0].reward is not None
-    assert world.trials[0].reward.parts["fidelity"] == 1.0
+    assert present(world.trials[0].reward).parts["fidelity"] == 1.0
 
 
 def test_trials_are_told_what_they_must_beat_even_at_perfect_stability() -> None:
@@ -760,11 +752,9 @@ def test_trials_are_told_what_they_must_beat_even_at_perfect_stability() -> None
     world.report(
         AttemptEnded(id=world.request(0).id, measurement=replace(jittery, step_times_s=(0.05, 0.1, 0.2, 0.1, 0.02)))
     )
-    best = world.trials[0].reward
-    assert best is not None
+    best = present(world.trials[0].reward)
     assert best.stability < 1.0
-    beat = world.request(1).beat_step_time_s
-    assert beat is not None
+    beat = present(world.request(1).beat_step_time_s)
     assert beat > 0.1
 
 

@@ -9,6 +9,7 @@ import pytest
 from autotune.spec import MeasureSpec, Trial, TrialPurpose
 from autotune.study.controller import TooNoisy, decide
 from autotune.study.controller.finals.too_noisy import LIMIT, too_noisy
+from tests.shortcuts import present
 from tests.study.controller.test_changing_machine import BEST, Runs
 from tests.study.controller.test_finals import A, final, run
 from tests.study.controller.world import BASELINE, study
@@ -37,8 +38,7 @@ def defaults(speeds: Sequence[float], searched: int = 1) -> list[Trial]:
 )
 def test_runs_that_agree_with_nobody_are_noise(speeds: tuple[float, ...]) -> None:
     trials = defaults(speeds)
-    found = too_noisy(trials, trials[0])
-    assert found is not None
+    found = present(too_noisy(trials, trials[0]))
     assert (found.slowest, found.fastest, found.runs) == (
         pytest.approx(min(speeds)),
         pytest.approx(max(speeds)),
@@ -68,14 +68,12 @@ def test_nothing_is_claimed_and_the_default_config_stays() -> None:
         for n, (config, v) in enumerate([(BASELINE, 5_190), (A, 12_100), (A, 11_900), (BASELINE, 4_120)], start=2)
     ]
     winner = decide([*first, *again], study(measure=MeasureSpec(finalists=1, final_rounds=2)))
-    assert winner.best is not None
-    assert winner.best.config == BASELINE
+    assert present(winner.best).config == BASELINE
     assert (winner.speedup, winner.speedup_low, winner.speedup_high) == (None, None, None)
     assert winner.too_noisy == TooNoisy(slowest=pytest.approx(4_120), fastest=pytest.approx(10_500), runs=3)
     assert str(winner.too_noisy) == "too noisy to tell: the baseline ran between 4.1k and 10.5k tokens/s"
     assert "stop other jobs" in winner.notes[-1]
-    assert winner.too_noisy is not None
-    assert winner.too_noisy.to_dict()["factor"] == pytest.approx(2.55, abs=0.01)
+    assert present(winner.too_noisy).to_dict()["factor"] == pytest.approx(2.55, abs=0.01)
 
 
 def test_a_study_on_a_busy_machine_ends_with_the_spread_of_the_default_config() -> None:
