@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from autotune import api
 from autotune.errors import CallbackError
 from autotune.ports import Store
 from autotune.spec import StudyStatus, Trial
-from autotune.store import MemoryStore
 from autotune.study.progress import LoopEvent, TrialEnded
 from tests.shortcuts import present
 from tests.small_studies import spec
 
 SMALL = {"max_trials": 3, "min_gain": 0}
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    memory = MemoryStore()
-    yield memory
-    memory.close()
 
 
 def test_callbacks_hear_of_every_trial_every_best_and_the_end(store: Store) -> None:

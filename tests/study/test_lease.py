@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from autotune.errors import ConflictError, StoreUnavailableError
 from autotune.ports import EndTrial, KeepTrial, Store
 from autotune.spec import StudyStatus, Trial, TrialStatus
-from autotune.store import MemoryStore
 from autotune.study.lease import StudyLease
 from autotune.testing.stores import launch
 from tests.study.controller.world import CONFIGS, measured, study
@@ -34,13 +32,6 @@ class Away:
             return method(*args, **kwargs)
 
         return call
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    memory = MemoryStore()
-    yield memory
-    memory.close()
 
 
 @pytest.fixture

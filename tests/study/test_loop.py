@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from autotune.ports import (
     RunnerEvent,
     StepsReported,
     Store,
+    StudyRecord,
     TrialRequest,
 )
 from autotune.report.notes import placed_lines
@@ -25,7 +26,6 @@ from autotune.search.searcher import Problem
 from autotune.service.pages.trial_page import events_of_trial
 from autotune.space import SearchSpace
 from autotune.spec import Failure, FailureKind, StudyStatus, TrialPurpose, TrialStatus, Wanted
-from autotune.store import MemoryStore
 from autotune.study.controller import Controller
 from autotune.study.lease import StudyLease
 from autotune.study.loop import CHECKPOINT_S, Loop
@@ -77,13 +77,6 @@ class InstantRunner:
         self.events = []
 
 
-@pytest.fixture
-def store() -> Iterator[Store]:
-    memory = MemoryStore()
-    yield memory
-    memory.close()
-
-
 def loop_on(
     store: Any, lease: StudyLease, runner: InstantRunner, *, predict: Any = lambda _: None, **options: Any
 ) -> Loop:
@@ -107,11 +100,16 @@ def begun(store: Store) -> str:
     return store.submit(study(max_trials=5), {}).id
 
 
-def test_everything_is_kept_and_told(store: Store) -> None:
-    study_id, heard = begun(store), list[LoopEvent]()
+def ran(store: Any, study_id: str, runner: InstantRunner, **options: Any) -> StudyRecord:
+    """One controller runs the study, until it rests or the controller dies of an error."""
     with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
         lease.move(StudyStatus.RUNNING)
-        record = loop_on(store, lease, InstantRunner(), on_event=heard.append).run()
+        return loop_on(store, lease, runner, **options).run()
+
+
+def test_everything_is_kept_and_told(store: Store) -> None:
+    study_id, heard = begun(store), list[LoopEvent]()
+    record = ran(store, study_id, InstantRunner(), on_event=heard.append)
     trials = store.trials(study_id)
     assert record.status is StudyStatus.COMPLETED
     assert record.speedup == pytest.approx(2.0)
@@ -134,9 +132,7 @@ def test_the_study_says_which_job_runs_it_and_where_its_ranks_are(store: Store) 
             self.events[-3] = AttemptStarted(id=request.id, places=(there,))
 
     study_id, job = begun(store), {"ray": {"job": "abc", "url": "http://head:8265/#/jobs/abc"}}
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
-        lease.move(StudyStatus.RUNNING)
-        record = loop_on(store, lease, Placed(), about=job).run()
+    record = ran(store, study_id, Placed(), about=job)
     told = study_document(record)
     assert told["ray"] == job["ray"]
     last = store.trials(study_id)[-1].number
@@ -151,9 +147,7 @@ def test_what_was_seen_of_a_program_is_told_once_and_kept_for_each_trial(store: 
             self.events.insert(-1, ProgramSeen(id=request.id, facts={}, left_out="9 lines (3.0 MiB)"))
 
     study_id, heard = begun(store), list[LoopEvent]()
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
-        lease.move(StudyStatus.RUNNING)
-        loop_on(store, lease, Chatty(), on_event=heard.append).run()
+    ran(store, study_id, Chatty(), on_event=heard.append)
     assert [e.message for e in heard if isinstance(e, Notice)] == ["trial 0: left out of its log: 9 lines (3.0 MiB)"]
     for number in range(12):
         said = [e.data["message"] for e in events_of_trial(store, study_id, number) if e.kind == "trial.remark"]
@@ -177,9 +171,7 @@ def test_a_trial_that_waits_says_why_and_not_where_its_lost_attempt_was(store: S
             return super().poll(timeout_s)
 
     study_id, told = begun(store), list[dict[str, Any]]()
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
-        lease.move(StudyStatus.RUNNING)
-        record = loop_on(store, lease, Crowded()).run()
+    record = ran(store, study_id, Crowded())
     assert [(t["placed"], t["waiting"]) for t in told] == [([], [{"trial": 3, "reason": "no room"}])]
     assert placed_lines(told[0]) == ["trial 3 waits: no room"]
     assert record.status is StudyStatus.COMPLETED
@@ -189,9 +181,7 @@ def test_a_trial_that_waits_says_why_and_not_where_its_lost_attempt_was(store: S
 def test_a_changed_machine_is_told_kept_and_shown(store: Store) -> None:
     study_id, heard = begun(store), list[LoopEvent]()
     runner = InstantRunner(slowness=lambda number: 4.0 if number >= 2 else 1.0)
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
-        lease.move(StudyStatus.RUNNING)
-        loop_on(store, lease, runner, predict=lambda _: prediction(0.1, 0.1), on_event=heard.append).run()
+    ran(store, study_id, runner, predict=lambda _: prediction(0.1, 0.1), on_event=heard.append)
     (kept,) = [e for e in store.events(study_id, after=0, limit=1000) if e.kind == "machine.changed"]
     (told,) = [e.message for e in heard if isinstance(e, Notice)]
     assert kept.data["message"] == told
@@ -211,9 +201,7 @@ def test_a_trial_is_kept_before_it_is_run(store: Store) -> None:
     def look(request: TrialRequest) -> None:
         assert store.trials(study_id)[request.number].status is TrialStatus.RUNNING
 
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
-        lease.move(StudyStatus.RUNNING)
-        loop_on(store, lease, InstantRunner(look)).run()
+    ran(store, study_id, InstantRunner(look))
 
 
 @pytest.mark.parametrize("at", [0, 3, 7, 11])
@@ -226,12 +214,9 @@ def test_a_loop_that_dies_is_replaced_and_ends_the_same(store: Store, at: int) -
             raise DeathError
 
     study_id = begun(store)
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
-        lease.move(StudyStatus.RUNNING)
-        with pytest.raises(DeathError):
-            loop_on(store, lease, InstantRunner(die)).run()
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
-        record = loop_on(store, lease, InstantRunner()).run()
+    with pytest.raises(DeathError):
+        ran(store, study_id, InstantRunner(die))
+    record = ran(store, study_id, InstantRunner())
     trials = store.trials(study_id)
     assert [t.attempts for t in trials] == [2 if n == at else 1 for n in range(12)]
     assert trials[record.best or 0].config == CONFIGS[3]
@@ -316,8 +301,7 @@ def test_a_store_that_stays_away_ends_the_loop_and_nothing_acknowledged_is_lost(
         with pytest.raises(StoreUnavailableError):
             loop_on(away, lease, InstantRunner(unplug)).run()
         away.calls_away = 0
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
-        record = loop_on(store, lease, InstantRunner()).run()
+    record = ran(store, study_id, InstantRunner())
     assert record.status is StudyStatus.COMPLETED
     assert store.trials(study_id)[record.best or 0].config == CONFIGS[3]
 
@@ -330,9 +314,7 @@ def test_a_store_that_comes_back_in_time_is_not_noticed_in_the_result(store: Sto
     def unplug(request: TrialRequest) -> None:
         away.calls_away = 2
 
-    with StudyLease.claim(away, study_id, lease_s=LONG_S) as lease:
-        lease.move(StudyStatus.RUNNING)
-        record = loop_on(away, lease, InstantRunner(unplug)).run()
+    record = ran(away, study_id, InstantRunner(unplug))
     assert record.status is StudyStatus.COMPLETED
     assert all(t.attempts == 1 for t in store.trials(study_id))
 
@@ -342,7 +324,5 @@ def test_a_runner_that_can_run_nothing_is_the_callers_matter(store: Store) -> No
         raise RunnerError("gone")
 
     study_id = begun(store)
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
-        lease.move(StudyStatus.RUNNING)
-        with pytest.raises(RunnerError):
-            loop_on(store, lease, InstantRunner(refuse)).run()
+    with pytest.raises(RunnerError):
+        ran(store, study_id, InstantRunner(refuse))

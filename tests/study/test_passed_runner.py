@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -38,13 +37,6 @@ class Counting(Simulated):  # type: ignore[misc, valid-type]
     def close(self) -> None:
         self.closed = True
         super().close()
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    memory = MemoryStore()
-    yield memory
-    memory.close()
 
 
 def test_a_runner_that_is_passed_runs_the_trials_and_its_name_is_recorded(store: Store) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,13 +30,6 @@ class LastFirst(Searcher):
 def every_second(problem: Problem) -> Searcher:
     """A function makes a searcher as well as a class does."""
     return LastFirst(problem)
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    memory = MemoryStore()
-    yield memory
-    memory.close()
 
 
 def test_a_class_that_is_passed_proposes_the_trials_and_its_name_is_recorded(store: Store) -> None:

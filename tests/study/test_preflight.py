@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,6 @@ ON_CPU = {
     "workload": {"seq_len": 64, "global_batch_size": 8},
 }
 SPACE = {"micro_batch_size": [1, 2], "precision": ["fp32"]}
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    memory = MemoryStore()
-    yield memory
-    memory.close()
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,6 @@ from autotune.detect import local_cluster
 from autotune.errors import ConflictError, RunnerError
 from autotune.ports import Store
 from autotune.spec import Study, StudyStatus
-from autotune.store import MemoryStore
 from autotune.study import quick_calibration
 from autotune.study.assembly import assemble
 from autotune.study.progress import LoopEvent, Notice, StudyOpened, TrialAsked
@@ -27,13 +26,6 @@ MEASURED = {
     "host_overhead_s": 2e-3,
     "concurrency": [{"ranks": 1, "flops_per_s": 2.5e10}, {"ranks": 2, "flops_per_s": 2e10}],
 }
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    memory = MemoryStore()
-    yield memory
-    memory.close()
 
 
 def laptop(**changes: Any) -> Study:

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,6 @@ from autotune.study.progress import LoopEvent, Notice, TrialEnded, TrialStarted
 from tests.matrix import sampled
 from tests.shortcuts import present
 from tests.small_studies import QUIET, configs, spec
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    memory = MemoryStore()
-    yield memory
-    memory.close()
 
 
 def interrupt_after(ended: int) -> Any:

@@ -57,13 +57,6 @@ def target_spec(**changes: Any) -> dict[str, Any]:
     return spec(**{**asked, **changes})
 
 
-@pytest.fixture
-def store() -> Iterator[Store]:
-    memory = MemoryStore()
-    yield memory
-    memory.close()
-
-
 @pytest.fixture(scope="module")
 def kept() -> Iterator[Store]:
     memory = MemoryStore()

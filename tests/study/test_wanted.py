@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,17 +12,9 @@ from autotune.ports import Store
 from autotune.search.grid import GridSearcher
 from autotune.search.searcher import Problem, Searcher
 from autotune.spec import StudyStatus, Wanted
-from autotune.store import MemoryStore
 from autotune.study.progress import LoopEvent, TrialEnded
 from tests.shortcuts import present
 from tests.small_studies import QUIET, spec
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    memory = MemoryStore()
-    yield memory
-    memory.close()
 
 
 def submitted(store: Store) -> str:

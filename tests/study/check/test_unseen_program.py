@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,17 +10,9 @@ from autotune import api
 from autotune.errors import ProgramError
 from autotune.ports import EventKind, Store
 from autotune.spec import StudyStatus
-from autotune.store import MemoryStore
 from autotune.study.progress import LoopEvent, Notice
 from tests.program_specs import PROGRAM, program_spec
 from tests.small_studies import spec
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    memory = MemoryStore()
-    yield memory
-    memory.close()
 
 
 def history(store: Store, study_id: str) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.spec import MeasureSpec, StudyStatus, TrialPurpose
 from autotune.study.controller import TIME_IS_OVER, StudyPhase
-from tests.study.controller.world import World, study
+from tests.study.controller.world import World, begun, study
 
 SETUP_S = 9.5
 """with five steps of 0.1 s a trial takes 10 s"""
@@ -14,8 +14,7 @@ SETUP_S = 9.5
 
 def world(*, goes_on: bool = False) -> World:
     """A study whose first four trials have been measured, in a job without an end so far."""
-    found = World(study(max_trials=16, min_gain=0.0, measure=MeasureSpec(finalists=1, final_rounds=1)), goes_on=goes_on)
-    found.tick()
+    found = begun(study(max_trials=16, min_gain=0.0, measure=MeasureSpec(finalists=1, final_rounds=1)), goes_on=goes_on)
     for _ in range(4):
         found.finish(found.only, setup_s=SETUP_S)
         found.tick()
@@ -95,8 +94,7 @@ def test_a_long_job_changes_nothing(left_s: float | None) -> None:
 def test_further_rounds_that_a_tie_asks_for_are_left_out_in_time_but_not_the_first(
     finals: int, status: StudyStatus
 ) -> None:
-    job = World(study(max_trials=2, min_gain=0.0, measure=MeasureSpec(finalists=2, final_rounds=2)))
-    job.tick()
+    job = begun(study(max_trials=2, min_gain=0.0, measure=MeasureSpec(finalists=2, final_rounds=2)))
     while not job.ends:
         measured = [t for t in job.trials.values() if t.purpose is TrialPurpose.FINAL and t.is_measured]
         job.left_s = 5.0 if len(measured) >= finals - 1 else 1e6

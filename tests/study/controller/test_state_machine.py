@@ -34,9 +34,10 @@ from autotune.study.controller import (
 from autotune.study.controller.attempts import CANCEL_GRACE_S, DEADLINE_GRACE_S, MAX_ATTEMPTS
 from autotune.testing.stores import an_estimate
 from tests.shortcuts import present
-from tests.study.controller.world import BASELINE, CONFIGS, World, measured, study
+from tests.study.controller.world import BASELINE, CONFIGS, World, begun, measured, study
 
 FAST = CONFIGS[5]
+LOSSES = (5.0, 4.8, 4.6, 4.4, 4.2)
 
 
 def purposes(world: World) -> list[str]:
@@ -45,6 +46,12 @@ def purposes(world: World) -> list[str]:
 
 def speed(config: ParallelConfig) -> float:
     return 0.05 if config == FAST else 0.1
+
+
+def finish(world: World, runs: int = 1) -> None:
+    """So many trials, one after the other, each at its speed."""
+    for _ in range(runs):
+        world.finish(world.only, speed(world.request(world.only).config))
 
 
 def test_a_study_measures_the_baseline_then_searches_then_measures_the_best_again() -> None:
@@ -87,8 +94,7 @@ def test_only_the_last_final_round_is_profiled() -> None:
 
 
 def test_a_finalist_that_fails_when_measured_again_cannot_win() -> None:
-    world = World(study(max_trials=7))
-    world.tick()
+    world = begun(study(max_trials=7))
     while not world.ends:
         trial = world.trials[world.only]
         if trial.purpose is TrialPurpose.FINAL and trial.config == FAST:
@@ -137,10 +143,10 @@ def test_the_baseline_wins_when_nothing_beats_it() -> None:
 
 
 @pytest.mark.parametrize("kind", [k for k in FailureKind if not k.is_retried])
-def test_a_failed_baseline_is_said_and_the_study_goes_on(kind: FailureKind) -> None:
-    world = World(study(max_trials=3))
-    world.tick()
+def test_a_failed_baseline_is_final_and_said_and_the_study_goes_on(kind: FailureKind) -> None:
+    world = begun(study(max_trials=3))
     world.fail(0, kind)
+    assert (world.trials[0].status, world.trials[0].attempts) == (TrialStatus.FAILED, 1)
     end = world.run()
     assert end.baseline is None
     assert end.speedup is None
@@ -155,8 +161,7 @@ def test_a_baseline_that_surely_does_not_fit_is_not_tried() -> None:
         found = estimate(study().workload, config)
         return replace(found, oom_probability=1.0) if config == BASELINE else found
 
-    world = World(study(max_trials=2), predict=predict)
-    world.tick()
+    world = begun(study(max_trials=2), predict=predict)
     assert world.trials[world.only].purpose is TrialPurpose.SEARCH
     assert BASELINE not in [t.config for t in world.trials.values()]
     assert world.controller.infeasible == {"the baseline is predicted to run out of memory": 1}
@@ -165,8 +170,7 @@ def test_a_baseline_that_surely_does_not_fit_is_not_tried() -> None:
 
 
 def test_a_lost_worker_is_tried_again_twice_and_then_is_final() -> None:
-    world = World(study(max_trials=3))
-    world.tick()
+    world = begun(study(max_trials=3))
     for attempt in (1, 2):
         commands = world.fail(0, FailureKind.WORKER_LOST)
         assert [type(c) for c in commands] == [CloseAttempt, StartAttempt]
@@ -175,27 +179,15 @@ def test_a_lost_worker_is_tried_again_twice_and_then_is_final() -> None:
     assert world.trials[0].status is TrialStatus.FAILED
 
 
-@pytest.mark.parametrize("kind", [k for k in FailureKind if not k.is_retried])
-def test_other_failures_are_final(kind: FailureKind) -> None:
-    world = World(study(max_trials=3))
-    world.tick()
-    world.fail(0, kind)
-    assert world.trials[0].status is TrialStatus.FAILED
-    assert world.trials[0].attempts == 1
-
-
 def test_parallel_trials_share_the_ranks() -> None:
-    world = World(study(max_trials=8, parallel_trials=3))
-    world.tick()
-    world.finish(0)
+    world = begun(study(max_trials=8, parallel_trials=3), after=1)
     ranks = sorted(r.config.world_size for r in world.running.values())
     assert len(ranks) > 1
     assert sum(ranks) <= world.capacity
 
 
 def test_baseline_and_finals_run_alone() -> None:
-    world = World(study(max_trials=4, parallel_trials=4))
-    world.tick()
+    world = begun(study(max_trials=4, parallel_trials=4))
     while not world.ends:
         alone = {world.trials[r.number].purpose for r in world.running.values()} & {
             TrialPurpose.BASELINE,
@@ -216,8 +208,7 @@ def test_configs_that_need_too_many_ranks_are_counted_and_never_asked() -> None:
 
 
 def test_a_default_config_with_too_many_ranks_is_counted_once_and_a_restart_counts_the_same() -> None:
-    world = World(study(max_trials=2), capacity=2)
-    world.tick()
+    world = begun(study(max_trials=2), capacity=2)
     before = world.controller.infeasible
     assert world.trials[world.only].purpose is TrialPurpose.SEARCH
     world.restart()
@@ -241,9 +232,7 @@ def test_what_the_trainer_refuses_is_not_run_for_ever() -> None:
 
 
 def test_failed_trials_end_the_search_when_their_budget_is_spent() -> None:
-    world = World(study(max_trials=10, max_failed_trials=2))
-    world.tick()
-    world.finish(0)
+    world = begun(study(max_trials=10, max_failed_trials=2), after=1)
     world.fail(1, FailureKind.OUT_OF_MEMORY)
     world.finish(2)
     world.fail(3, FailureKind.ERROR)
@@ -252,34 +241,53 @@ def test_failed_trials_end_the_search_when_their_budget_is_spent() -> None:
 
 
 def test_a_study_in_which_nothing_could_be_measured_fails_and_says_why() -> None:
-    world = World(study(max_trials=10, max_failed_trials=3))
-    world.tick()
+    world = begun(study(max_trials=10, max_failed_trials=3))
     while not world.ends:
         world.fail(world.only, FailureKind.OUT_OF_MEMORY)
     assert world.end.status is StudyStatus.FAILED
     assert world.end.message == "no config could be measured: 3 OUT_OF_MEMORY"
 
 
-def test_the_search_ends_when_what_is_left_would_gain_too_little() -> None:
-    world = World(study(max_trials=10, min_gain=0.02))
-    world.tick()
-    world.finish(0)
+@pytest.mark.parametrize(
+    ("budget", "gain", "reason"),
+    [
+        pytest.param(
+            {"min_gain": 0.02},
+            0.01,
+            "the next trials, of about 500 ms each, are expected to gain 1.00%, less than the min_gain of 2.00%",
+            id="less than min_gain",
+        ),
+        pytest.param(
+            {"min_gain": 0.0, "train_tokens": 50_000},
+            0.01,
+            "the next trial would take about 500 ms and is expected to save 193 ms of a training run of 19.5 s",
+            id="a step of 256 tokens takes 0.1 s: 20 s of training do not pay for a trial of 0.5 s",
+        ),
+        pytest.param({"min_gain": 0.0, "train_tokens": 150_000}, 0.01, "", id="a minute of training does"),
+        pytest.param(
+            {"min_gain": None},
+            0.005,
+            "the next trial would take about 500 ms and is expected to save 498 ms of a training run of 1m 40s (assumed as long as 200 trials; budget.train_tokens sets its length)",
+            id="nothing is said about the training",
+        ),
+        pytest.param({"min_gain": None}, 0.0051, "", id="just enough to be gained"),
+    ],
+)
+def test_the_search_ends_when_what_is_left_would_gain_too_little(
+    budget: dict[str, Any], gain: float, reason: str
+) -> None:
+    world = begun(study(max_trials=10, **budget), after=1)
+    world.searcher.gain = gain
     world.finish(1)
-    world.searcher.gain = 0.01
-    world.finish(2)
-    assert world.trials[3].purpose is TrialPurpose.FINAL
-    assert world.controller.stop_reason == (
-        "the next trials, of about 500 ms each, are expected to gain 1.00%, less than the min_gain of 2.00%"
-    )
+    assert (world.trials[2].purpose is TrialPurpose.FINAL) == bool(reason)
+    assert world.controller.stop_reason == reason
 
 
 def test_a_space_that_was_tried_to_its_end_says_so() -> None:
     world = World(study(max_trials=50))
     end = world.run(lambda config: 0.1)
     assert end.message == f"all {len(CONFIGS)} configs of the space were tried"
-    world = World(study(max_trials=50, min_gain=0.02))
-    world.tick()
-    world.finish(0)
+    world = begun(study(max_trials=50, min_gain=0.02), after=1)
     world.searcher.gain = 0.0
     world.searcher.ruled_out[:] = True
     world.finish(1)
@@ -289,47 +297,14 @@ def test_a_space_that_was_tried_to_its_end_says_so() -> None:
 
 
 def test_min_gain_zero_never_ends_the_search() -> None:
-    world = World(study(max_trials=5, min_gain=0.0))
-    world.tick()
+    world = begun(study(max_trials=5, min_gain=0.0))
     world.searcher.gain = 0.0
     world.run()
     assert purposes(world).count("search") == 5
 
 
-@pytest.mark.parametrize(("tokens", "ends"), [(50_000, True), (150_000, False)])
-def test_the_search_ends_when_trials_would_cost_the_training_more_than_they_save(tokens: float, ends: bool) -> None:
-    """A trial takes 0.5 s, a step of 256 tokens 0.1 s: with 1% to be gained a training of a minute pays for it."""
-    world = World(study(max_trials=10, min_gain=0.0, train_tokens=tokens))
-    world.tick()
-    world.finish(0)
-    world.searcher.gain = 0.01
-    world.finish(1)
-    assert (world.trials[2].purpose is TrialPurpose.FINAL) == ends
-    assert world.controller.stop_reason == (
-        "the next trial would take about 500 ms and is expected to save 193 ms of a training run of 19.5 s"
-        if ends
-        else ""
-    )
-
-
-@pytest.mark.parametrize(("gain", "ends"), [(0.005, True), (0.0051, False)])
-def test_a_training_about_which_nothing_is_said_counts_as_long_as_200_trials(gain: float, ends: bool) -> None:
-    world = World(study(max_trials=10, min_gain=None))
-    world.tick()
-    world.finish(0)
-    world.searcher.gain = gain
-    world.finish(1)
-    assert (world.trials[2].purpose is TrialPurpose.FINAL) == ends
-    assert world.controller.stop_reason == (
-        "the next trial would take about 500 ms and is expected to save 498 ms of a training run of 1m 40s (assumed as long as 200 trials; budget.train_tokens sets its length)"
-        if ends
-        else ""
-    )
-
-
 def test_wall_time_keeps_a_part_for_the_finals_and_is_never_overrun() -> None:
-    world = World(study(max_trials=1000, max_wall_s=60.0))
-    world.tick()
+    world = begun(study(max_trials=1000, max_wall_s=60.0))
     while not world.ends:
         world.tick(4.0)
         if world.running and not world.cancelled:
@@ -343,8 +318,7 @@ def test_wall_time_keeps_a_part_for_the_finals_and_is_never_overrun() -> None:
 
 
 def test_pauses_are_not_counted_as_wall_time() -> None:
-    world = World(study(max_trials=3, max_wall_s=1000.0))
-    world.tick()
+    world = begun(study(max_trials=3, max_wall_s=1000.0))
     world.tick(10.0)
     world.do(PauseAsked())
     world.finish(0)
@@ -356,9 +330,7 @@ def test_pauses_are_not_counted_as_wall_time() -> None:
 
 
 def test_what_runs_when_the_wall_time_ends_is_cancelled_and_the_rest_counts() -> None:
-    world = World(study(max_trials=10, max_wall_s=50.0))
-    world.tick()
-    world.finish(0)
+    world = begun(study(max_trials=10, max_wall_s=50.0), after=1)
     world.finish(1, 0.05)
     commands = world.tick(60.0)
     assert [type(c) for c in commands] == [CancelAttempt, NoteRest]
@@ -369,8 +341,7 @@ def test_what_runs_when_the_wall_time_ends_is_cancelled_and_the_rest_counts() ->
 
 
 def test_rank_seconds_are_counted_and_limited() -> None:
-    world = World(study(max_trials=10, max_gpu_s=100.0))
-    world.tick()
+    world = begun(study(max_trials=10, max_gpu_s=100.0))
     world.tick(20.0)
     world.finish(0)
     assert world.controller.spent.gpu_s == pytest.approx(80.0)
@@ -381,8 +352,7 @@ def test_rank_seconds_are_counted_and_limited() -> None:
 
 
 def test_rank_seconds_go_on_from_the_checkpoint_whatever_the_clock_on_the_wall_did() -> None:
-    world = World(study(max_trials=10, max_gpu_s=1000.0))
-    world.tick()
+    world = begun(study(max_trials=10, max_gpu_s=1000.0))
     world.tick(20.0)
     world.finish(0)
     day = datetime(2026, 1, 1, tzinfo=UTC)
@@ -395,8 +365,7 @@ def test_rank_seconds_go_on_from_the_checkpoint_whatever_the_clock_on_the_wall_d
 
 
 def test_a_silent_runner_is_cancelled_then_given_up_on_and_its_ranks_stay_taken() -> None:
-    world = World(study(max_trials=3, measure=MeasureSpec(trial_timeout_s=100.0, start_timeout_s=10.0)))
-    world.tick()
+    world = begun(study(max_trials=3, measure=MeasureSpec(trial_timeout_s=100.0, start_timeout_s=10.0)))
     assert world.tick(110.0 + DEADLINE_GRACE_S - 1.0) == []
     assert [type(c) for c in world.tick(1.0)] == [CancelAttempt]
     world.tick(CANCEL_GRACE_S)
@@ -407,8 +376,7 @@ def test_a_silent_runner_is_cancelled_then_given_up_on_and_its_ranks_stay_taken(
 
 
 def test_waiting_for_ranks_that_others_use_counts_for_no_deadline_and_no_rank_seconds() -> None:
-    world = World(study(max_trials=1, max_gpu_s=1e9, max_wall_s=1e9))
-    world.tick()
+    world = begun(study(max_trials=1, max_gpu_s=1e9, max_wall_s=1e9))
     (request,) = world.running.values()
     longest = request.measure.start_timeout_s + request.measure.trial_timeout_s
     for _ in range(5):
@@ -425,8 +393,7 @@ def test_waiting_for_ranks_that_others_use_counts_for_no_deadline_and_no_rank_se
 
 def test_a_late_end_gives_the_ranks_back_and_changes_nothing() -> None:
     measure = MeasureSpec(trial_timeout_s=100.0, start_timeout_s=10.0)
-    world = World(study(max_trials=3, measure=measure), baseline=CONFIGS[0])
-    world.tick()
+    world = begun(study(max_trials=3, measure=measure), baseline=CONFIGS[0])
     stuck = world.request(0).id
     world.tick(110.0 + DEADLINE_GRACE_S)
     world.tick(CANCEL_GRACE_S)
@@ -439,8 +406,7 @@ def test_a_late_end_gives_the_ranks_back_and_changes_nothing() -> None:
 
 
 def test_pause_lets_the_running_trial_finish_and_resume_takes_it_back() -> None:
-    world = World(study(max_trials=3))
-    world.tick()
+    world = begun(study(max_trials=3))
     world.do(PauseAsked())
     world.do(ResumeAsked())
     world.finish(0)
@@ -451,9 +417,7 @@ def test_pause_lets_the_running_trial_finish_and_resume_takes_it_back() -> None:
 
 
 def test_stop_lets_the_running_trial_finish_and_names_a_winner_without_finals() -> None:
-    world = World(study(max_trials=9))
-    world.tick()
-    world.finish(0)
+    world = begun(study(max_trials=9), after=1)
     world.do(StopAsked())
     world.finish(1, 0.05)
     assert world.end.status is StudyStatus.COMPLETED
@@ -462,8 +426,7 @@ def test_stop_lets_the_running_trial_finish_and_names_a_winner_without_finals() 
 
 
 def test_cancel_kills_and_ends() -> None:
-    world = World(study(max_trials=9))
-    world.tick()
+    world = begun(study(max_trials=9))
     assert [type(c) for c in world.do(CancelAsked())] == [NoteRest, CancelAttempt]
     world.cancel_confirmed(0)
     assert world.trials[0].status is TrialStatus.CANCELLED
@@ -471,9 +434,7 @@ def test_cancel_kills_and_ends() -> None:
 
 
 def test_an_interrupted_trial_counts_for_nothing_and_is_asked_again() -> None:
-    world = World(study(max_trials=3))
-    world.tick()
-    world.finish(0)
+    world = begun(study(max_trials=3), after=1)
     config = world.trials[1].config
     world.do(InterruptAsked())
     world.cancel_confirmed(1)
@@ -487,17 +448,14 @@ def test_an_interrupted_trial_counts_for_nothing_and_is_asked_again() -> None:
 
 
 def test_what_was_measured_before_the_interrupt_reached_it_is_kept() -> None:
-    world = World(study(max_trials=3))
-    world.tick()
+    world = begun(study(max_trials=3))
     world.do(InterruptAsked())
     world.finish(0)
     assert world.trials[0].status is TrialStatus.COMPLETED
 
 
 def test_a_trial_cut_off_by_the_controllers_death_gets_another_attempt() -> None:
-    world = World(study(max_trials=3))
-    world.tick()
-    world.finish(0)
+    world = begun(study(max_trials=3), after=1)
     world.restart()
     commands = world.tick()
     assert [type(c) for c in commands] == [CloseAttempt, StartAttempt]
@@ -510,9 +468,7 @@ def test_a_stored_trial_that_the_runner_has_too_few_ranks_for_by_now_ends_infeas
     configs = (too_big, *CONFIGS[:4])
     undisturbed = World(study(max_trials=3), configs=configs)
     expected = undisturbed.run(speed)
-    world = World(study(max_trials=3), configs=configs)
-    world.tick()
-    world.finish(0)
+    world = begun(study(max_trials=3), configs=configs, after=1)
     world.trials = {0: world.trials[0], 1: Trial(config=too_big, number=1, study="s")}
     world.restart()
     end = world.run(speed)
@@ -521,8 +477,7 @@ def test_a_stored_trial_that_the_runner_has_too_few_ranks_for_by_now_ends_infeas
 
 
 def test_a_trial_that_was_cut_off_on_more_ranks_than_there_are_now_is_cancelled_and_the_search_goes_on() -> None:
-    world = World(study(max_trials=30))
-    world.tick()
+    world = begun(study(max_trials=30))
     while world.trials[world.only].config.world_size < 4 or world.only == 0:
         world.finish(world.only)
     cut_off = world.only
@@ -538,12 +493,10 @@ def test_a_trial_that_was_cut_off_on_more_ranks_than_there_are_now_is_cancelled_
 
 @pytest.mark.parametrize("finals", [0, 1, 3])
 def test_finals_that_need_more_ranks_than_there_are_now_end(finals: int) -> None:
-    world = World(study(max_trials=16))
-    world.tick()
+    world = begun(study(max_trials=16))
     while world.trials[world.only].purpose is not TrialPurpose.FINAL:
-        world.finish(world.only, speed(world.trials[world.only].config))
-    for _ in range(finals):
-        world.finish(world.only, speed(world.trials[world.only].config))
+        finish(world)
+    finish(world, finals)
     world.do(InterruptAsked())
     world.cancel_confirmed(world.only)
     world.capacity = 2
@@ -557,8 +510,7 @@ def test_finals_that_need_more_ranks_than_there_are_now_end(finals: int) -> None
 
 
 def test_a_pause_on_request_takes_nothing_back_of_an_interrupt() -> None:
-    world = World(study(max_trials=3))
-    world.tick()
+    world = begun(study(max_trials=3))
     assert any(isinstance(c, NoteRest) for c in world.do(PauseAsked()))
     assert [c.reason for c in world.do(InterruptAsked()) if isinstance(c, NoteRest)] == ["interrupted"]
     for asked in (PauseAsked(), InterruptAsked(), ResumeAsked(), InterruptAsked(reason="shut down")):
@@ -568,8 +520,7 @@ def test_a_pause_on_request_takes_nothing_back_of_an_interrupt() -> None:
 
 
 def test_a_config_that_takes_its_machine_down_is_given_up_in_the_end() -> None:
-    world = World(study(max_trials=3))
-    world.tick()
+    world = begun(study(max_trials=3))
     for _ in range(MAX_ATTEMPTS):
         assert world.trials[0].status is TrialStatus.RUNNING
         world.restart()
@@ -578,8 +529,7 @@ def test_a_config_that_takes_its_machine_down_is_given_up_in_the_end() -> None:
 
 
 def test_an_attempt_that_ends_as_cancelled_without_being_asked_counts_as_lost() -> None:
-    world = World(study(max_trials=3))
-    world.tick()
+    world = begun(study(max_trials=3))
     for _ in range(3):
         world.cancel_confirmed(0)
     assert world.trials[0].status is TrialStatus.FAILED
@@ -591,8 +541,7 @@ def test_a_restart_at_any_point_ends_as_the_undisturbed_run(at: int) -> None:
     undisturbed, disturbed = World(study(max_trials=7)), World(study(max_trials=7))
     undisturbed.run(speed)
     disturbed.tick()
-    for _ in range(at):
-        disturbed.finish(disturbed.only, speed(disturbed.trials[disturbed.only].config))
+    finish(disturbed, at)
     if not disturbed.ends:
         disturbed.restart()
         disturbed.run(speed)
@@ -606,8 +555,7 @@ def test_what_the_runner_adopts_goes_on_and_is_not_launched_again(at: int) -> No
     undisturbed, world = World(study(max_trials=7)), World(study(max_trials=7))
     undisturbed.run(speed)
     world.tick()
-    for _ in range(at):
-        world.finish(world.only, speed(world.trials[world.only].config))
+    finish(world, at)
     number = world.only
     (attempt,) = world.running
     world.restart([attempt])
@@ -622,9 +570,7 @@ def test_what_the_runner_adopts_goes_on_and_is_not_launched_again(at: int) -> No
 
 
 def test_only_what_was_cut_off_can_be_adopted() -> None:
-    world = World(study(max_trials=3))
-    world.tick()
-    world.finish(0)
+    world = begun(study(max_trials=3), after=1)
     world.restart()
     for stranger in (("s", 0, 1), ("s", 1, 2), ("another", 1, 1)):
         world.do(AttemptAdopted(id=stranger))
@@ -635,15 +581,13 @@ def test_only_what_was_cut_off_can_be_adopted() -> None:
 
 
 def test_a_measurement_without_steps_is_no_result() -> None:
-    world = World(study(max_trials=3))
-    world.tick()
+    world = begun(study(max_trials=3))
     world.report(AttemptEnded(id=world.request(0).id))
     assert present(world.trials[0].failure).kind is FailureKind.METRICS_MISSING
 
 
 def test_a_loss_that_is_not_finite_fails_the_trial_with_its_evidence() -> None:
-    world = World(study(max_trials=3))
-    world.tick()
+    world = begun(study(max_trials=3))
     world.finish(0, losses=(5.0, 4.0, float("nan"), float("nan"), 3.0))
     failure = present(world.trials[0].failure)
     warmup = world.study.measure.warmup_steps
@@ -652,28 +596,24 @@ def test_a_loss_that_is_not_finite_fails_the_trial_with_its_evidence() -> None:
 
 
 def test_an_fp32_baseline_is_the_reference_of_later_losses() -> None:
-    world = World(study(max_trials=3))
-    world.tick()
-    losses = (5.0, 4.8, 4.6, 4.4, 4.2)
-    world.finish(0, losses=losses)
-    world.finish(1, losses=(*losses[::-1][:3], 4.0, 4.1))
+    world = begun(study(max_trials=3))
+    world.finish(0, losses=LOSSES)
+    world.finish(1, losses=(*LOSSES[::-1][:3], 4.0, 4.1))
     kept = present(world.trials[1].measurement)
-    assert kept.reference_losses == losses
+    assert kept.reference_losses == LOSSES
     assert present(world.trials[1].reward).parts["fidelity"] < 1.0
 
 
 def test_without_an_fp32_baseline_a_reference_is_measured_once() -> None:
     low = replace(BASELINE, precision="bf16")
-    losses = (5.0, 4.8, 4.6, 4.4, 4.2)
-    world = World(study(max_trials=2), baseline=low, references={8: BASELINE})
-    world.tick()
-    world.finish(0, losses=losses)
+    world = begun(study(max_trials=2), baseline=low, references={8: BASELINE})
+    world.finish(0, losses=LOSSES)
     assert world.trials[1].purpose is TrialPurpose.REFERENCE
     assert world.trials[1].config == BASELINE
     world.restart()
     world.tick()
-    world.finish(1, losses=losses)
-    world.finish(2, losses=losses)
+    world.finish(1, losses=LOSSES)
+    world.finish(2, losses=LOSSES)
     assert present(world.trials[2].reward).parts["fidelity"] == 1.0
     assert purposes(world).count("reference") == 1
 
@@ -689,9 +629,6 @@ def two_batches(parallel: int = 1) -> World:
         baseline=replace(BASELINE, precision="bf16"),
         references={8: BASELINE, 16: replace(BASELINE, accumulation_steps=4)},
     )
-
-
-LOSSES = (5.0, 4.8, 4.6, 4.4, 4.2)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -736,18 +673,15 @@ def test_a_trainer_without_losses_needs_no_reference() -> None:
 
 
 def test_losses_that_are_known_already_are_the_reference() -> None:
-    losses = (5.0, 4.8, 4.6, 4.4, 4.2)
     low = replace(BASELINE, precision="bf16")
-    world = World(study(max_trials=2), baseline=low, fp32_losses={8 * 32: losses})
-    world.tick()
-    world.finish(0, losses=losses)
+    world = begun(study(max_trials=2), baseline=low, fp32_losses={8 * 32: LOSSES})
+    world.finish(0, losses=LOSSES)
     assert present(world.trials[0].reward).parts["fidelity"] == 1.0
 
 
 def test_trials_are_told_what_they_must_beat_even_at_perfect_stability() -> None:
     base = study(max_trials=3)
-    world = World(replace(base, objective=Objective(stability_weight=0.5)))
-    world.tick()
+    world = begun(replace(base, objective=Objective(stability_weight=0.5)))
     jittery = measured(BASELINE)
     world.report(
         AttemptEnded(id=world.request(0).id, measurement=replace(jittery, step_times_s=(0.05, 0.1, 0.2, 0.1, 0.02)))
@@ -759,9 +693,7 @@ def test_trials_are_told_what_they_must_beat_even_at_perfect_stability() -> None
 
 
 def test_a_trial_that_was_stopped_early_is_told_as_measured() -> None:
-    world = World(study(max_trials=3))
-    world.tick()
-    world.finish(0)
+    world = begun(study(max_trials=3), after=1)
     request = world.request(1)
     world.report(AttemptEnded(id=request.id, measurement=measured(request.config), stopped="it cannot win"))
     assert world.trials[1].status is TrialStatus.STOPPED

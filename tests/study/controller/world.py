@@ -262,3 +262,12 @@ class World:
                 self.ends.append(command)
                 if command.status.is_terminal:
                     assert all(t.status.is_terminal for t in self.trials.values())
+
+
+def begun(study: Study, *, after: int = 0, **options: Any) -> World:
+    """A study whose first so many trials have been measured."""
+    world = World(study, **options)
+    world.tick()
+    for number in range(after):
+        world.finish(number)
+    return world
