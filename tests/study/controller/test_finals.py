@@ -45,13 +45,24 @@ def failed(trial: Trial) -> Trial:
     return replace(trial, status=TrialStatus.FAILED, measurement=None, reward=None, failure=failure)
 
 
+STUDY = study(measure=MeasureSpec(finalists=2, final_rounds=2))
+
+
+def scored(number: int, config: ParallelConfig, step_time_s: float, default_s: float = 0.3) -> Trial:
+    """A measured trial with the reward of its speed against the baseline's."""
+    found = run(number, config, step_time_s)
+    reward = score(found, reference=measured(BASELINE, default_s), objective=STUDY.objective, workload=STUDY.workload)
+    return replace(found, reward=reward)
+
+
+DEFAULT = replace(scored(0, BASELINE, 0.3), purpose=TrialPurpose.BASELINE)
 FIRST = [
     run(0, BASELINE, 0.3, purpose=TrialPurpose.BASELINE),
     run(1, A, 0.1),
     run(2, B, 0.2),
     run(3, C, 0.15, status=TrialStatus.STOPPED),
 ]
-STUDY = study(measure=MeasureSpec(finalists=2, final_rounds=2))
+ONE = study(measure=MeasureSpec(finalists=1, final_rounds=2))
 
 
 def test_the_best_others_meet_the_baseline_and_a_stopped_one_may_come_back() -> None:
@@ -99,56 +110,57 @@ def test_rounds_are_played_to_and_fro() -> None:
 
 
 def test_a_cancelled_measurement_is_made_again() -> None:
-    cancelled = replace(final(4, BASELINE, 0.1), status=TrialStatus.CANCELLED, measurement=None, reward=None)
-    upcoming = present(next_final((BASELINE, A), [*FIRST, cancelled], STUDY))
+    upcoming = present(next_final((BASELINE, A), [*FIRST, cancelled(final(4, BASELINE, 0.1))], STUDY))
     assert (upcoming.round, upcoming.config) == (0, BASELINE)
 
 
-def test_the_finals_decide_and_not_the_search() -> None:
-    again = [final(n, c, t) for n, (c, t) in enumerate([(BASELINE, 0.3), (A, 0.2), (C, 0.1)] * 2, start=4)]
+def cancelled(trial: Trial) -> Trial:
+    return replace(trial, status=TrialStatus.CANCELLED, measurement=None, reward=None)
+
+
+ONCE = [final(4, BASELINE, 0.3), final(5, A, 0.2), final(6, C, 0.1)]
+TWICE = [*ONCE, final(7, BASELINE, 0.3), final(8, A, 0.2), final(9, C, 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("again", "best", "speedup", "rounds", "note"),
+    [
+        pytest.param(TWICE, C, 3.0, 2, "", id="two rounds"),
+        pytest.param([*ONCE, final(7, C, 9.0)], C, 3.0, 1, "", id="a round that not everyone finished counts nothing"),
+        pytest.param(
+            [*ONCE[:2], cancelled(ONCE[2])],
+            A,
+            1.5,
+            1,
+            f"{C} was not re-measured before the end",
+            id="a round that the end of the study cut: what was measured side by side outweighs single runs",
+        ),
+        pytest.param(
+            [*ONCE[:2], failed(ONCE[2]), final(7, A, 0.2), final(8, BASELINE, 0.3)],
+            A,
+            1.5,
+            2,
+            "failed when it was re-measured",
+            id="who fails again is out and the others' rounds count",
+        ),
+    ],
+)
+def test_the_finals_decide_and_not_the_search(
+    again: list[Trial], best: ParallelConfig, speedup: float, rounds: int, note: str
+) -> None:
     winner = decide([*FIRST, *again], STUDY)
-    assert winner.best is not None
-    assert winner.best.number == 3
-    assert present(winner.best.measurement).step_time_s == pytest.approx(0.1)
-    assert winner.speedup == pytest.approx(3.0)
-    assert winner.rounds == 2
+    assert (present(winner.best).config, winner.rounds) == (best, rounds)
+    assert winner.speedup == pytest.approx(speedup)
+    assert note in "".join(winner.notes)
+    assert bool(winner.notes) == bool(note)
+
+
+def test_who_won_has_its_trial_of_the_search_with_the_times_of_the_finals() -> None:
+    winner = decide([*FIRST, *TWICE], STUDY)
+    assert present(winner.best).number == 3
+    assert present(present(winner.best).measurement).step_time_s == pytest.approx(0.1)
     assert [t.config for t in winner.confirmed] == [C, A, BASELINE]
-    assert not winner.notes
-
-
-def test_a_round_that_not_everyone_finished_does_not_count() -> None:
-    again = [final(n, c, t) for n, (c, t) in enumerate([(BASELINE, 0.3), (A, 0.2), (C, 0.1), (C, 9.0)], start=4)]
-    winner = decide([*FIRST, *again], STUDY)
-    assert winner.rounds == 1
-    assert winner.speedup == pytest.approx(3.0)
-    assert decide([*FIRST, again[1], again[2]], STUDY).rounds == 0, "the baseline ran in none"
-
-
-def test_a_round_that_the_end_of_the_study_cut_counts_for_those_who_ran_in_it() -> None:
-    """What was measured side by side outweighs single runs of the search."""
-    cut = [
-        final(4, BASELINE, 0.3),
-        final(5, A, 0.2),
-        replace(final(6, C, 0.1), status=TrialStatus.CANCELLED, measurement=None),
-    ]
-    winner = decide([*FIRST, *cut], STUDY)
-    assert (present(winner.best).config, winner.rounds) == (A, 1)
-    assert winner.speedup == pytest.approx(1.5)
-    assert f"{C} was not re-measured before the end" in winner.notes
-
-
-def test_who_fails_again_is_out_and_the_others_rounds_count() -> None:
-    again = [
-        final(4, BASELINE, 0.3),
-        final(5, A, 0.2),
-        failed(final(6, C, 0.1)),
-        final(7, A, 0.2),
-        final(8, BASELINE, 0.3),
-    ]
-    winner = decide([*FIRST, *again], STUDY)
-    assert present(winner.best).config == A
-    assert winner.rounds == 2
-    assert "failed when it was re-measured" in winner.notes[0]
+    assert decide([*FIRST, *ONCE[1:]], STUDY).rounds == 0, "the baseline ran in none"
 
 
 def test_without_the_baseline_in_the_finals_first_measurements_are_compared() -> None:
@@ -308,11 +320,11 @@ def test_a_round_that_the_default_config_opened_in_a_burst_and_did_not_close_cou
     """The burst began in the second round and ended after the baseline's run of the third: A, its equal, would look 3.3 times as fast."""
     played = [(BASELINE, 0.3), (A, 0.3), (A, 0.3), (BASELINE, 1.0), (BASELINE, 1.0), (A, 0.3)]
     trials = [
-        replace(scored(0, BASELINE, 0.3), purpose=TrialPurpose.BASELINE),
+        DEFAULT,
         scored(1, A, last),
         *(final(n, *what) for n, what in enumerate(played, start=2)),
     ]
-    winner = decide(trials, study(measure=MeasureSpec(finalists=1, final_rounds=2)), (BASELINE, A))
+    winner = decide(trials, ONE, (BASELINE, A))
     assert winner.too_noisy is None, "or the test shows nothing"
     assert present(winner.best).config == BASELINE
     assert winner.speedup == 1.0
@@ -331,25 +343,15 @@ def played_out(
     return trials, order
 
 
-def scored(number: int, config: ParallelConfig, step_time_s: float, default_s: float = 0.3) -> Trial:
-    """A measured trial with the reward of its speed against the baseline's."""
-    asked = study(measure=MeasureSpec(finalists=1, final_rounds=2))
-    found = run(number, config, step_time_s)
-    reward = score(found, reference=measured(BASELINE, default_s), objective=asked.objective, workload=asked.workload)
-    return replace(found, reward=reward)
-
-
 def test_who_stands_above_the_finalists_once_they_raced_is_measured_again() -> None:
     """A looked best because it was lucky; in truth it is the baseline's equal, so B and C stand above it."""
-    default = replace(scored(0, BASELINE, 0.3), purpose=TrialPurpose.BASELINE)
-    searched = [default, scored(1, A, 0.1), scored(2, B, 0.15), scored(3, C, 0.2)]
-    asked = study(measure=MeasureSpec(finalists=1, final_rounds=2))
+    searched = [DEFAULT, scored(1, A, 0.1), scored(2, B, 0.15), scored(3, C, 0.2)]
     trials, order = played_out({BASELINE: 0.3, A: 0.3, B: 0.25, C: 0.2}, searched)
     assert order[:4] == [BASELINE, A, A, BASELINE]
     late = order.index(B)
     assert order[late - 1] == BASELINE, "the baseline opens the rounds of late comers"
     assert {B, C} <= set(order[late:]) <= {BASELINE, B, C}
-    winner = decide(trials, asked)
+    winner = decide(trials, ONE)
     assert present(winner.best).config == C
     assert winner.speedup == pytest.approx(1.5)
     assert {t.config for t in winner.confirmed} == {BASELINE, A, B, C}
@@ -357,31 +359,26 @@ def test_who_stands_above_the_finalists_once_they_raced_is_measured_again() -> N
 
 def test_the_finals_are_bounded_however_many_stand_above() -> None:
     """All looked twice as fast as the baseline and none is: each race shows that others stand above."""
-    default = replace(scored(0, BASELINE, 0.3), purpose=TrialPurpose.BASELINE)
-    searched = [default, *(scored(n, c, 0.15 + 0.001 * n) for n, c in enumerate(CONFIGS[:14], start=1))]
-    asked = study(measure=MeasureSpec(finalists=1, final_rounds=2))
+    searched = [DEFAULT, *(scored(n, c, 0.15 + 0.001 * n) for n, c in enumerate(CONFIGS[:14], start=1))]
     trials, order = played_out(dict.fromkeys((BASELINE, *CONFIGS), 0.3), searched)
-    repeated = 2 * len(first_finalists(searched, asked))
-    assert most_runs(asked) < len(order) <= 2 * most_runs(asked) + repeated
+    repeated = 2 * len(first_finalists(searched, ONE))
+    assert most_runs(ONE) < len(order) <= 2 * most_runs(ONE) + repeated
     assert [t.config for t in trials[: len(searched)]] == [t.config for t in searched]
-    winner = decide(trials, asked)
+    winner = decide(trials, ONE)
     assert present(winner.best).config == BASELINE
 
 
 def test_a_machine_that_became_slower_brings_no_late_comers() -> None:
-    default = replace(scored(0, BASELINE, 0.3), purpose=TrialPurpose.BASELINE)
-    searched = [default, scored(1, A, 0.15), scored(2, B, 0.2), scored(3, C, 0.25)]
+    searched = [DEFAULT, scored(1, A, 0.15), scored(2, B, 0.2), scored(3, C, 0.25)]
     _, order = played_out({BASELINE: 0.3, A: 0.15, B: 0.2, C: 0.25}, searched, slowness=2.5)
     assert order == [BASELINE, A, A, BASELINE]
 
 
 def test_late_comers_that_could_not_be_measured_leave_the_claim_of_the_first_finalists() -> None:
-    default = replace(scored(0, BASELINE, 0.3), purpose=TrialPurpose.BASELINE)
-    searched = [default, scored(1, A, 0.1), scored(2, B, 0.15)]
-    asked = study(measure=MeasureSpec(finalists=1, final_rounds=2))
+    searched = [DEFAULT, scored(1, A, 0.1), scored(2, B, 0.15)]
     trials, order = played_out({BASELINE: 0.3, A: 0.2, B: 0.25}, searched)
     assert B in order
     interrupted = trials[: len(searched) + order.index(B)]
-    winner = decide(interrupted, asked)
+    winner = decide(interrupted, ONE)
     assert present(winner.best).config == A
     assert winner.speedup == pytest.approx(1.5)
