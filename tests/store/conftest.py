@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from autotune.store import open_store
+from autotune.store import MemoryStore, SqlStore, open_store
 from tests.postgresql import PostgresServer, postgres_server
 
 
@@ -33,3 +34,17 @@ def address(tmp_path: Path, request: pytest.FixtureRequest) -> str:
         return str(tmp_path / "store.db")
     found: str = request.getfixturevalue("new_database")()
     return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    """An empty store in a file."""
+    with closing(open_store(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryStore]:
+    """An empty store in memory."""
+    with closing(MemoryStore()) as opened:
+        yield opened

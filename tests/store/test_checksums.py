@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +18,7 @@ from autotune.store.upkeep.checksums import SEALED
 from autotune.store.upkeep.examination import MOST_NAMED, examine
 from autotune.store.upkeep.restoring import NAMED, restore
 from autotune.testing.stores import decide, launch, measured, pending, reported, run_trial, running_study
-from tests.store.forging import forge
+from tests.store.forging import forge, rows
 from tests.store.test_schema import VERSION_2, old_file
 
 COLUMNS = [(table, column.name) for table in SEALED for column in table.c if column.name not in ("key", "checksum")]
@@ -102,11 +101,10 @@ def flip(path: Path, piece: bytes, *, bit: int = 1) -> None:
 
 def pieces(path: Path) -> dict[str, bytes]:
     """By what `check` has to say of it, a piece of the file that belongs to one field of one row."""
-    with closing(sqlite3.connect(path)) as file:
-        ((study,),) = file.execute("SELECT id FROM studies").fetchall()
-        (document,) = file.execute("SELECT document FROM trials WHERE number = 0").fetchone()
-        (steps,) = file.execute("SELECT steps FROM attempts WHERE number = 1").fetchone()
-        ((sequence, data),) = file.execute("SELECT sequence, data FROM events WHERE kind = 'trial.ended'").fetchall()
+    ((study,),) = rows(path, "SELECT id FROM studies")
+    ((document,),) = rows(path, "SELECT document FROM trials WHERE number = 0")
+    ((steps,),) = rows(path, "SELECT steps FROM attempts WHERE number = 1")
+    ((sequence, data),) = rows(path, "SELECT sequence, data FROM events WHERE kind = 'trial.ended'")
     return {
         f"study {study}: trial 0 was changed after it was written": document[40:80],
         f"study {study}: trial 1, attempt 1, was changed after it was written": steps[:40],
@@ -123,8 +121,7 @@ def test_a_flipped_bit_that_sqlite_does_not_see_is_found_and_named(
     path.write_bytes(written.read_bytes())
     said, piece = list(pieces(path).items())[which]
     flip(path, piece, bit=bit)
-    with closing(sqlite3.connect(path)) as file:
-        assert file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
     with closing(open_store(path)) as store:
         assert any(fault.startswith(said) for fault in maintenance.check(store)), maintenance.check(store)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,22 +16,19 @@ from autotune.testing.stores import ServiceStoreContract, StoreContract
 class TestMemoryStore(StoreContract, ServiceStoreContract):
     @pytest.fixture
     def store(self) -> Iterator[SqlStore]:
-        store = MemoryStore()
-        yield store
-        store.close()
+        with closing(MemoryStore()) as store:
+            yield store
 
 
 class TestSqliteStore(StoreContract, ServiceStoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[SqlStore]:
-        store = open_store(tmp_path / "store.db")
-        yield store
-        store.close()
+        with closing(open_store(tmp_path / "store.db")) as store:
+            yield store
 
 
 class TestPostgresStore(StoreContract, ServiceStoreContract):
     @pytest.fixture
     def store(self, new_database: Callable[[], str]) -> Iterator[SqlStore]:
-        store = open_store(new_database())
-        yield store
-        store.close()
+        with closing(open_store(new_database())) as store:
+            yield store

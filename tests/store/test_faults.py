@@ -27,8 +27,10 @@ from autotune.store import MemoryStore, SqlStore, open_store
 from autotune.store.connection import database
 from autotune.store.upkeep import maintenance
 from autotune.testing.stores import LONG_S, a_study, measured, pending, run_trial, running_study
+from tests.chaos.arena import small_disk
 from tests.postgresql import PostgresServer, postgres_server
 from tests.shortcuts import present
+from tests.store.forging import end_of_root_page
 
 pytestmark = pytest.mark.alone
 
@@ -225,9 +227,10 @@ def test_a_full_disk_is_said_and_work_goes_on_afterwards(tmp_path: Path) -> None
 
 @pytest.mark.thorough
 def test_a_full_file_system_is_said_and_work_goes_on_afterwards(tmp_path: Path) -> None:
-    with small_disk(tmp_path) as folder:
-        store = open_store(folder / "store.db")
-        try:
+    with small_disk(tmp_path / "small", size_mib=2) as folder:
+        if folder is None:
+            pytest.skip("no file system may be mounted here")
+        with contextlib.closing(open_store(folder / "store.db")) as store:
             lease = running_study(store)
             ballast = folder / "ballast"
             with pytest.raises(StoreUnavailableError, match="disk") as full:
@@ -238,8 +241,6 @@ def test_a_full_file_system_is_said_and_work_goes_on_afterwards(tmp_path: Path) 
             store.set_status(lease.study, StudyStatus.PAUSED, expect=[StudyStatus.RUNNING], lease=lease)
             assert before <= kept(store, lease.study)
             assert maintenance.check(store) == []
-        finally:
-            store.close()
 
 
 def fill_up(store: SqlStore, lease: Lease, ballast: Path) -> None:
@@ -248,23 +249,6 @@ def fill_up(store: SqlStore, lease: Lease, ballast: Path) -> None:
         with contextlib.suppress(OSError), ballast.open("ab") as file:
             file.write(b"x" * 50_000)
         run_trial(store, lease, measured(pending(number)))
-
-
-@contextlib.contextmanager
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB; the test is skipped where none may be mounted."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or os.geteuid() != 0:
-        pytest.skip("only root mounts file systems")
-    done = subprocess.run([mount, "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True)
-    if done.returncode:
-        pytest.skip("this container may not mount file systems")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True, capture_output=True)
 
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
@@ -328,11 +312,9 @@ def test_damage_inside_the_file_is_said(tmp_path: Path) -> None:
 def test_damage_that_no_query_meets_is_found_by_check(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     kept = kept_in(path, trials=20)
-    with contextlib.closing(sqlite3.connect(path)) as file:
-        (root,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'ix_records_cluster'").fetchone()
-        (size,) = file.execute("PRAGMA page_size").fetchone()
+    end, _ = end_of_root_page(path, "ix_records_cluster")
     content = bytearray(path.read_bytes())
-    content[root * size - 16 : root * size] = b"\xa5" * 16  # the end of the index's page: its first entry
+    content[end - 16 : end] = b"\xa5" * 16  # the end of the index's page: its first entry
     path.write_bytes(bytes(content))
     with contextlib.closing(open_store(path)) as damaged:
         assert len(damaged.trials(kept)) == 20
@@ -392,8 +374,7 @@ def test_of_a_hundred_claims_by_processes_one_wins(address: str) -> None:
     store.close()
 
 
-def test_no_error_of_a_driver_comes_through(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "store.db")
+def test_no_error_of_a_driver_comes_through(store: SqlStore, tmp_path: Path) -> None:
     store.submit(a_study(), {})
     store.close()
     (tmp_path / "store.db").unlink()
@@ -408,12 +389,9 @@ def test_threads_open_stores_of_their_own_at_once() -> None:
     """Alembic's globals must not let one thread migrate another's database."""
 
     def submit(_: int) -> int:
-        store = MemoryStore()
-        try:
+        with contextlib.closing(MemoryStore()) as store:
             store.submit(a_study("mine"), {})
             return len(store.studies())
-        finally:
-            store.close()
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(submit, range(32))) == [1] * 32

@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -23,12 +22,6 @@ from autotune.testing.stores import a_study, measured, pending, run_trial, runni
 from tests.matrix import sampled
 from tests.shortcuts import present
 from tests.store.test_faults import without_override
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    with closing(open_store(tmp_path / "store.db")) as opened:
-        yield opened
 
 
 def path_of(store: SqlStore) -> Path:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,11 +35,9 @@ from tests.store.forging import forge
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    store = open_store(tmp_path / "store.db")
+def store(store: SqlStore) -> SqlStore:
     fill(store)
-    yield store
-    store.close()
+    return store
 
 
 def fill(store: SqlStore) -> None:
@@ -68,27 +67,24 @@ def test_a_sound_store_has_no_fault(store: SqlStore) -> None:
 
 
 @pytest.mark.parametrize("simulated_first", [False, True])
-def test_a_simulated_trial_stands_for_no_config_that_was_measured(tmp_path: Path, simulated_first: bool) -> None:
-    store = open_store(tmp_path / "mixed.db")
+def test_a_simulated_trial_stands_for_no_config_that_was_measured(memory: MemoryStore, simulated_first: bool) -> None:
     runners = ["simulated", "ray"] if simulated_first else ["ray", "simulated"]
     for runner in runners:
-        lease = running_study(store, replace(a_study(runner), runner=runner))
-        run_trial(store, lease, measured(pending(0), step_time_s=0.5 if runner == "ray" else 0.1))
-    lease = running_study(store, replace(a_study("played"), runner="simulated"))
-    run_trial(store, lease, measured(pending(0, ParallelConfig(pp=8)), step_time_s=0.1))
-    found = {"all": store.best(), "real": store.best(without_runner="simulated"), "ray": store.best(runner="ray")}
+        lease = running_study(memory, replace(a_study(runner), runner=runner))
+        run_trial(memory, lease, measured(pending(0), step_time_s=0.5 if runner == "ray" else 0.1))
+    lease = running_study(memory, replace(a_study("played"), runner="simulated"))
+    run_trial(memory, lease, measured(pending(0, ParallelConfig(pp=8)), step_time_s=0.1))
+    found = {"all": memory.best(), "real": memory.best(without_runner="simulated"), "ray": memory.best(runner="ray")}
     assert [record.study.name for record, _ in found["all"]] == ["played", "ray"]
     assert [record.study.name for record, _ in found["real"]] == ["ray"]
     assert found["ray"] == found["real"]
-    assert [record.study.name for record, _ in store.best(runner="simulated")] == ["played"]
-    assert [record.study.name for record, _ in store.best(one_each=True)] == ["played"]
-    assert maintenance.check(store) == []
-    store.close()
+    assert [record.study.name for record, _ in memory.best(runner="simulated")] == ["played"]
+    assert [record.study.name for record, _ in memory.best(one_each=True)] == ["played"]
+    assert maintenance.check(memory) == []
 
 
 def test_a_sound_store_on_a_server_has_no_fault(new_database: Callable[[], str], tmp_path: Path) -> None:
-    store = open_store(new_database())
-    try:
+    with closing(open_store(new_database())) as store:
         fill(store)
         assert maintenance.check(store) == []
         maintenance.vacuum(store)
@@ -98,8 +94,6 @@ def test_a_sound_store_on_a_server_has_no_fault(new_database: Callable[[], str],
         with pytest.raises(SpecError, match="cannot be written"):
             maintenance.backup(store, tmp_path / "no" / "folder" / "dump")
         assert [path.name for path in maintenance.export(store, tmp_path / "out")][1] == "trials.csv"
-    finally:
-        store.close()
 
 
 FORGERIES = {
@@ -123,11 +117,10 @@ def test_what_breaks_a_law_is_found(store: SqlStore, forgery: str) -> None:
     assert FORGERIES[forgery] in "\n".join(maintenance.check(store))
 
 
-def test_laws_need_no_database() -> None:
-    store = MemoryStore()
-    lease = running_study(store)
-    run_trial(store, lease, measured(pending(0)))
-    record, trials, events = store.study(lease.study), store.trials(lease.study), store.events(lease.study)
+def test_laws_need_no_database(memory: MemoryStore) -> None:
+    lease = running_study(memory)
+    run_trial(memory, lease, measured(pending(0)))
+    record, trials, events = memory.study(lease.study), memory.trials(lease.study), memory.events(lease.study)
     assert broken_laws(record, trials, events) == []
     twice = [*events, replace(events[-1], sequence=len(events) + 1)]
     assert any("ended 2 times" in fault for fault in broken_laws(record, trials, twice))
@@ -137,19 +130,15 @@ def test_laws_need_no_database() -> None:
     assert any("adopted while no attempt was running" in fault for fault in broken_laws(record, trials, early))
     never: list[Trial] = []
     assert any("not in the trials table" in fault for fault in broken_laws(record, never, events))
-    store.close()
 
 
 def test_a_backup_is_a_store_of_its_own_and_never_overwrites(store: SqlStore, tmp_path: Path) -> None:
     target = maintenance.backup(store, tmp_path / "copy.db")
     before = store.studies()
     running_study(store)
-    copy = open_store(target)
-    try:
+    with closing(open_store(target)) as copy:
         assert copy.studies() == before
         assert maintenance.check(copy) == []
-    finally:
-        copy.close()
     for place in (target, tmp_path, tmp_path / "no" / "folder" / "copy.db", target / "copy.db"):
         with pytest.raises(SpecError, match=re.escape(str(place))) as refused:
             maintenance.backup(store, place)
@@ -194,11 +183,9 @@ def test_export_as_parquet(store: SqlStore, tmp_path: Path) -> None:
     assert tables["steps"].column("loss").to_pylist() == [1.5, 1.25]
 
 
-def test_an_empty_store_is_exported_with_headers(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "empty.db")
-    for path in maintenance.export(store, tmp_path / "out"):
+def test_an_empty_store_is_exported_with_headers(memory: MemoryStore, tmp_path: Path) -> None:
+    for path in maintenance.export(memory, tmp_path / "out"):
         assert len(path.read_text().splitlines()) == 1
-    store.close()
 
 
 def test_vacuum_gives_space_back(store: SqlStore, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from autotune.testing.stores import a_study, measured, pending, run_trial, runni
 from tests.chaos.arena import forkserver
 from tests.postgresql import PostgresServer
 from tests.shortcuts import present
+from tests.store.forging import change, dump, end_of_root_page
 from tests.store.test_schema import VERSION_2, old_file
 
 
@@ -49,11 +49,9 @@ def restored(path: Path, backup: Path) -> int:
 
 def with_a_damaged_page(path: Path) -> bytes:
     """The file, with other bytes at the head of the first page of the trials."""
-    with closing(sqlite3.connect(path)) as file:
-        (root,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trials'").fetchone()
-        (size,) = file.execute("PRAGMA page_size").fetchone()
+    end, size = end_of_root_page(path, "trials")
     content = bytearray(path.read_bytes())
-    content[(root - 1) * size : (root - 1) * size + 64] = b"\xa5" * 64
+    content[end - size : end - size + 64] = b"\xa5" * 64
     return bytes(content)
 
 
@@ -170,13 +168,10 @@ def test_what_is_no_sound_backup_is_refused_and_the_store_stays(
     elif how == "page":
         backup.write_bytes(with_a_damaged_page(backup))
     elif how == "newer":
-        with closing(sqlite3.connect(backup)) as connection:
-            connection.execute("UPDATE autotune_version SET version_num = '9999'")
-            connection.commit()
+        change(backup, "UPDATE autotune_version SET version_num = '9999'")
     elif how == "foreign":
         backup.unlink()
-        with closing(sqlite3.connect(backup)) as connection:
-            connection.execute("CREATE TABLE customers (name)")
+        change(backup, "CREATE TABLE customers (name)")
     assert restored(path, path if how == "itself" else backup) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
@@ -197,11 +192,9 @@ def test_a_dry_run_on_a_server_changes_nothing(server: PostgresServer, monkeypat
 
 def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
     path = old_file(tmp_path / "old.db", VERSION_2)
-    with closing(sqlite3.connect(path)) as connection:
-        before = list(connection.iterdump())
+    before = dump(path)
     assert run(["store", "migrate", "--dry-run", "--store", str(path)]) == 0
-    with closing(sqlite3.connect(path)) as connection:
-        assert list(connection.iterdump()) == before
+    assert dump(path) == before
     assert not list(tmp_path.glob("*.backup"))
 
 

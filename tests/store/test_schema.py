@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from autotune.store.tables import metadata
 from autotune.store.upkeep import maintenance
 from autotune.testing.stores import a_study, an_observed_run, measured, pending, run_trial, running_study
 from tests.postgresql import PostgresServer
+from tests.store.forging import change, dump, rows
 
 DATA = Path(__file__).parent / "data"
 VERSION_1 = DATA / "version-1.sql"
@@ -34,13 +34,11 @@ def test_the_next_new_store_of_a_process_is_made_like_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "_MADE", [])
-    dumps = []
-    for name in ("first.db", "second.db"):
-        open_store(tmp_path / name).close()
-        with closing(sqlite3.connect(tmp_path / name)) as connection:
-            dumps.append(list(connection.iterdump()))
-    assert dumps[0] == dumps[1]
-    assert [line for line in dumps[1] if line.startswith("INSERT")] == [
+    first, second = tmp_path / "first.db", tmp_path / "second.db"
+    for path in (first, second):
+        open_store(path).close()
+    assert dump(first) == dump(second)
+    assert [line for line in dump(second) if line.startswith("INSERT")] == [
         f"INSERT INTO \"autotune_version\" VALUES('{HEAD}');"
     ]
 
@@ -56,6 +54,15 @@ def test_only_its_user_can_read_a_new_store(own_house: Path, tmp_path: Path) -> 
     assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def new_address(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """The address of a database without tables, of each kind."""
+    if request.param == "sqlite":
+        return str(tmp_path / "new.db")
+    server: PostgresServer = request.getfixturevalue("server")
+    return server.new_database()
+
+
 def difference(store: SqlStore) -> list[object]:
     """What the migrations' result lacks or has beyond the tables that the code uses."""
     with store.database.engine.connect() as connection:
@@ -65,33 +72,23 @@ def difference(store: SqlStore) -> list[object]:
 
 def old_file(path: Path, written: Path = VERSION_1) -> Path:
     """A file of an older version."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(written.read_text())
+    change(path, written.read_text())
     return path
 
 
 def keys_of(path: Path) -> list[tuple[int, str]]:
     """(config_key, config) of all trials."""
-    with closing(sqlite3.connect(path)) as connection:
-        return list(connection.execute("SELECT config_key, config FROM trials ORDER BY key"))
+    return rows(path, "SELECT config_key, config FROM trials ORDER BY key")
 
 
-def test_the_migrations_make_the_tables_that_the_code_uses(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "new.db")
-    assert difference(store) == []
-    store.close()
-
-
-def test_the_migrations_make_the_same_tables_on_a_server(new_database: Callable[[], str]) -> None:
-    store = open_store(new_database())
-    assert difference(store) == []
-    store.close()
+def test_the_migrations_make_the_tables_that_the_code_uses(address: str) -> None:
+    with closing(open_store(address)) as store:
+        assert difference(store) == []
 
 
 def test_a_version_1_file_is_upgraded_after_a_copy(tmp_path: Path) -> None:
     path = old_file(tmp_path / "old.db")
-    store = open_store(path)
-    try:
+    with closing(open_store(path)) as store:
         assert difference(store) == []
         assert maintenance.check(store) == []
         old, waiting = store.study("old"), store.study("waiting")
@@ -100,12 +97,9 @@ def test_a_version_1_file_is_upgraded_after_a_copy(tmp_path: Path) -> None:
         assert [(record.id, trial.number) for record, trial in store.best()] == [(old.id, 3), (old.id, 2)]
         assert store.submit(a_study("waiting"), {"x": 1}, idempotency_key="k", owner="ada") == waiting
         assert store.tokens.list() == []
-    finally:
-        store.close()
     (copy,) = tmp_path.glob("old.db.v0001-*.backup")
-    with closing(sqlite3.connect(copy)) as connection:
-        assert connection.execute("SELECT version_num FROM autotune_version").fetchone() == ("0001",)
-        assert connection.execute("SELECT count(*) FROM trials").fetchone() == (5,)
+    assert rows(copy, "SELECT version_num FROM autotune_version") == [("0001",)]
+    assert rows(copy, "SELECT count(*) FROM trials") == [(5,)]
     open_store(path).close()
     assert len(list(tmp_path.glob("*.backup"))) == 1, "a file that is up to date is not copied again"
 
@@ -125,53 +119,44 @@ def test_an_upgrade_gives_each_config_the_key_that_this_release_gives_it(tmp_pat
 def test_an_upgrade_keeps_the_workloads_that_new_studies_share(tmp_path: Path, written: Path) -> None:
     path = old_file(tmp_path / "old.db", written)
     count = "SELECT count(*) FROM workloads"
-    with closing(sqlite3.connect(path)) as connection:
-        before = connection.execute(count).fetchone()
-    store = open_store(path)
-    for record in store.studies():
-        store.submit(record.study, {})
-    store.close()
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute(count).fetchone() == before
+    before = rows(path, count)
+    with closing(open_store(path)) as store:
+        for record in store.studies():
+            store.submit(record.study, {})
+    assert rows(path, count) == before
 
 
 def test_a_version_2_file_keeps_its_best_trials_and_knows_what_was_simulated(tmp_path: Path) -> None:
     path = old_file(tmp_path / "old.db", VERSION_2)
-    with closing(sqlite3.connect(path)) as connection:
-        best = list(connection.execute("SELECT trial, throughput FROM records ORDER BY trial"))
-    store = open_store(path)
-    try:
+    query = "SELECT trial, throughput FROM records ORDER BY trial"
+    best = rows(path, query)
+    with closing(open_store(path)) as store:
         assert difference(store) == []
         assert maintenance.check(store) == []
-        with closing(sqlite3.connect(path)) as connection:
-            assert list(connection.execute("SELECT trial, throughput FROM records ORDER BY trial")) == best
+        assert rows(path, query) == best
         assert [record.study.name for record in store.studies(runner="simulated")] == ["played"]
         assert [record.study.name for record in store.studies(without_runner="simulated")] == ["waiting", "real"]
         assert {record.study.name for record, _ in store.best(without_runner="simulated")} == {"real"}
         assert [str(trial.config) for _, trial in store.best(runner="simulated")] == [str(ParallelConfig(tp=4, dp=2))]
-    finally:
-        store.close()
 
 
 def test_an_upgrade_reads_from_the_status_what_people_wanted(tmp_path: Path) -> None:
     path = old_file(tmp_path / "old.db", VERSION_2)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE studies SET status = 'PAUSED', message = 'paused on request' WHERE name = 'waiting'")
-        connection.execute("UPDATE studies SET status = 'STOPPING', ended_us = NULL WHERE name = 'real'")
-        connection.commit()
+    change(
+        path,
+        "UPDATE studies SET status = 'PAUSED', message = 'paused on request' WHERE name = 'waiting'",
+        "UPDATE studies SET status = 'STOPPING', ended_us = NULL WHERE name = 'real'",
+    )
     with closing(open_store(path)) as store:
         found = {record.study.name: record.wanted for record in store.studies()}
     assert found == {"waiting": Wanted.PAUSE, "real": Wanted.STOP, "played": Wanted.RUN}
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_a_version_7_store_learns_where_its_configs_stand_and_gets_the_index_by_which_studies_are_deleted(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+    new_address: str,
 ) -> None:
-    server: PostgresServer | None = request.getfixturevalue("server") if kind == "postgresql" else None
-    address = server.new_database() if server else str(tmp_path / "old.db")
     every = text("SELECT * FROM records ORDER BY trial")
-    with closing(open_store(address)) as store:
+    with closing(open_store(new_address)) as store:
         studies = [ended_study(store, name) for name in ("deleted", "stays")]
         found, before = store.best(), [store.trials(study) for study in studies]
         assert [trial.number for _, trial in found] == [2, 2, 0, 0, 1, 1, 3, 3]
@@ -180,7 +165,7 @@ def test_a_version_7_store_learns_where_its_configs_stand_and_gets_the_index_by_
             for statement in back_to_version_7():
                 connection.execute(text(statement))
         assert len(difference(store)) > 1
-    with closing(open_store(address)) as store:
+    with closing(open_store(new_address)) as store:
         assert difference(store) == []
         assert maintenance.check(store) == []
         assert (store.best(), [store.trials(study) for study in studies]) == (found, before)
@@ -191,19 +176,14 @@ def test_a_version_7_store_learns_where_its_configs_stand_and_gets_the_index_by_
         assert maintenance.check(store) == []
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_version_9_store_gets_the_table_of_observed_runs(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
-) -> None:
-    server: PostgresServer | None = request.getfixturevalue("server") if kind == "postgresql" else None
-    address = server.new_database() if server else str(tmp_path / "old.db")
-    with closing(open_store(address)) as store:
+def test_a_version_9_store_gets_the_table_of_observed_runs(new_address: str) -> None:
+    with closing(open_store(new_address)) as store:
         study = ended_study(store, "kept")
         before = (store.best(), store.trials(study))
         with store.database.write() as connection:
             connection.execute(text("DROP TABLE observed"))
             connection.execute(text("UPDATE autotune_version SET version_num = '0009'"))
-    with closing(open_store(address)) as store:
+    with closing(open_store(new_address)) as store:
         assert difference(store) == []
         assert store.observed() == []
         run = store.keep_observed(an_observed_run(a_study("kept", model="kept")))
@@ -238,22 +218,17 @@ def back_to_version_7() -> Iterator[str]:
 
 def test_an_upgrade_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = old_file(tmp_path / "old.db")
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE tokens (x)")
-        connection.commit()
-        before = list(connection.iterdump())
+    change(path, "CREATE TABLE tokens (x)")
+    before = dump(path)
     with pytest.raises(Exception, match="tokens"):
         open_store(path)
-    with closing(sqlite3.connect(path)) as connection:
-        assert list(connection.iterdump()) == before
+    assert dump(path) == before
 
 
 def test_a_newer_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "newer.db"
     open_store(path).close()
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE autotune_version SET version_num = '9999'")
-        connection.commit()
+    change(path, "UPDATE autotune_version SET version_num = '9999'")
     with pytest.raises(StoreVersionError, match=f"9999.*{HEAD}.*upgrade autotune"):
         open_store(path)
     assert not list(tmp_path.glob("*.backup"))
@@ -271,32 +246,25 @@ def test_a_process_of_an_older_release_writes_no_more_once_the_store_was_upgrade
 
 def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "foreign.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE customers (name)")
-        connection.commit()
+    change(path, "CREATE TABLE customers (name)")
     with pytest.raises(StoreCorruptError, match="customers"):
         open_store(path)
 
 
 def _open(address: str, gate: object) -> str:
     gate.wait(600)  # type: ignore[attr-defined]
-    store = open_store(address)
-    store.submit(a_study(), {})
-    store.close()
+    with closing(open_store(address)) as store:
+        store.submit(a_study(), {})
     return "ok"
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_many_processes_open_a_new_store_at_once(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
-    server: PostgresServer | None = request.getfixturevalue("server") if kind == "postgresql" else None
-    address = server.new_database() if server else str(tmp_path / "new.db")
+def test_many_processes_open_a_new_store_at_once(new_address: str) -> None:
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager, context.Pool(4) as pool:
         gate = manager.Barrier(4)
-        jobs = [pool.apply_async(_open, (address, gate)) for _ in range(4)]
+        jobs = [pool.apply_async(_open, (new_address, gate)) for _ in range(4)]
         assert [job.get(600) for job in jobs] == ["ok"] * 4
-    store = open_store(address)
-    assert len(store.studies()) == 4
-    assert maintenance.check(store) == []
-    store.close()
+    with closing(open_store(new_address)) as store:
+        assert len(store.studies()) == 4
+        assert maintenance.check(store) == []

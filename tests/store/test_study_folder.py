@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -22,6 +21,7 @@ from autotune.store.upkeep import study_folder
 from autotune.store.upkeep.study_folder import COPY, HOLDER, StudyFolder, opened_copy, wish
 from tests.nodes.network import until
 from tests.shortcuts import present
+from tests.store.forging import rows
 
 SPEC = {
     "name": "small",
@@ -63,8 +63,7 @@ def test_what_is_written_is_copied_and_the_next_process_begins_with_it(folder: P
     assert not local.exists(), "nothing stays on the node"
     assert sorted(path.name for path in folder.iterdir()) == [COPY]
     assert (folder / COPY).stat().st_mode & 0o077 == 0
-    with sqlite3.connect(folder / COPY) as copy:
-        assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert rows(folder / COPY, "PRAGMA integrity_check") == [("ok",)]
     with StudyFolder(folder) as home, closing(open_store(home.path)) as store:
         assert store.study(study).study.name == "small"
 
@@ -161,7 +160,7 @@ def test_the_login_node_sees_each_new_copy(folder: Path) -> None:
             assert source.status(study)["study"]["status"] == "PAUSED"
             assert source.record(study)["record"]["wanted"] == str(Wanted.PAUSE)
         assert in_folder("", None, None, folder) == (study, str(folder))
-    with pytest.raises(SpecError, match="a study is required"):
+    with pytest.raises(SpecError, match="this command needs a study"):
         in_folder("", None, None, None)
     with pytest.raises(SpecError, match="--in says where the results are"):
         in_folder("", "x.db", None, folder)

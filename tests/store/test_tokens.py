@@ -14,12 +14,10 @@ from autotune.store.tables import tokens
 from autotune.store.writes.tokens import FAST
 
 
-def test_a_token_is_kept_as_a_hash() -> None:
-    store = MemoryStore()
-    _, text = store.tokens.create("ada", "submit")
-    with store.database.read() as connection:
+def test_a_token_is_kept_as_a_hash(memory: MemoryStore) -> None:
+    _, text = memory.tokens.create("ada", "submit")
+    with memory.database.read() as connection:
         row = connection.execute(tokens.select()).one()
-    store.close()
     secret = text.split("_", 2)[2]
     assert secret not in repr(row._mapping)
     assert row.hash.startswith(FAST)
@@ -54,55 +52,49 @@ def with_old_hash(store: Any, text: str) -> bytes:
     return old
 
 
-def test_tokens_right_and_wrong_cost_a_fast_hash(slow_hashes: list[Any]) -> None:
-    store = MemoryStore()
-    token, text = store.tokens.create("ada", "submit")
-    assert store.tokens.check(text) == token
-    assert [store.tokens.check(wrong) for wrong in (text[:-1], f"at_{'0' * 12}_x", "nonsense")] == [None] * 3
+def test_tokens_right_and_wrong_cost_a_fast_hash(memory: MemoryStore, slow_hashes: list[Any]) -> None:
+    token, text = memory.tokens.create("ada", "submit")
+    assert memory.tokens.check(text) == token
+    assert [memory.tokens.check(wrong) for wrong in (text[:-1], f"at_{'0' * 12}_x", "nonsense")] == [None] * 3
     assert slow_hashes == []
-    store.close()
 
 
-def test_a_token_of_an_earlier_release_is_hashed_slowly_once_and_its_row_renewed(slow_hashes: list[Any]) -> None:
-    store = MemoryStore()
-    token, text = store.tokens.create("ada", "submit")
-    with_old_hash(store, text)
+def test_a_token_of_an_earlier_release_is_hashed_slowly_once_and_its_row_renewed(
+    memory: MemoryStore, slow_hashes: list[Any]
+) -> None:
+    token, text = memory.tokens.create("ada", "submit")
+    with_old_hash(memory, text)
     slow_hashes.clear()
-    assert store.tokens.check(text[:-1] + "~") is None
+    assert memory.tokens.check(text[:-1] + "~") is None
     assert len(slow_hashes) == 1
     with ThreadPoolExecutor(20) as pool:
-        assert set(pool.map(store.tokens.check, [text] * 60)) == {token}
+        assert set(pool.map(memory.tokens.check, [text] * 60)) == {token}
     assert len(slow_hashes) == 2
-    assert hash_of(store).startswith(FAST)
-    assert store.tokens.check(text[:-1] + "~") is None
+    assert hash_of(memory).startswith(FAST)
+    assert memory.tokens.check(text[:-1] + "~") is None
     assert len(slow_hashes) == 2
-    store.close()
 
 
 def test_an_old_token_works_where_its_row_cannot_be_renewed(
-    slow_hashes: list[Any], monkeypatch: pytest.MonkeyPatch
+    memory: MemoryStore, slow_hashes: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = MemoryStore()
-    token, text = store.tokens.create("ada", "submit")
-    old = with_old_hash(store, text)
+    token, text = memory.tokens.create("ada", "submit")
+    old = with_old_hash(memory, text)
     slow_hashes.clear()
 
     def away(**options: Any) -> Any:
         raise StoreUnavailableError("the database cannot be written")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.database, "write", away)
-        assert [store.tokens.check(text) for _ in range(3)] == [token] * 3
-    assert (len(slow_hashes), hash_of(store)) == (1, old)
-    store.close()
+        patch.setattr(memory.database, "write", away)
+        assert [memory.tokens.check(text) for _ in range(3)] == [token] * 3
+    assert (len(slow_hashes), hash_of(memory)) == (1, old)
 
 
-def test_a_revoked_token_of_an_earlier_release_costs_no_hash(slow_hashes: list[Any]) -> None:
-    store = MemoryStore()
-    token, text = store.tokens.create("ada", "submit")
-    with_old_hash(store, text)
+def test_a_revoked_token_of_an_earlier_release_costs_no_hash(memory: MemoryStore, slow_hashes: list[Any]) -> None:
+    token, text = memory.tokens.create("ada", "submit")
+    with_old_hash(memory, text)
     slow_hashes.clear()
-    store.tokens.revoke(token.id)
-    assert store.tokens.check(text) is None
+    memory.tokens.revoke(token.id)
+    assert memory.tokens.check(text) is None
     assert slow_hashes == []
-    store.close()
