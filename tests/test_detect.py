@@ -58,27 +58,30 @@ def machine(root: Path, *, cgroup: str = "", **files: str) -> Path:
     return root
 
 
-def test_memory_of_a_plain_machine(tmp_path: Path) -> None:
-    assert memory_bytes(machine(tmp_path)) == 8 * GIB
-
-
-def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
-    files = {"memory_max": "max\n", "a__memory_max": f"{2 * GIB}\n", "a__b__memory_max": f"{4 * GIB}\n"}
-    assert memory_bytes(machine(tmp_path, cgroup="0::/a/b\n", **files)) == 2 * GIB
-
-
-def test_control_groups_of_version_1(tmp_path: Path) -> None:
-    groups = "5:cpu,cpuacct:/x\n4:memory:/docker/1\n"
-    files = {
-        "memory__memory_limit_in_bytes": str(3 * GIB),
-        "memory__docker__1__memory_limit_in_bytes": str((1 << 63) - 4096),
-    }
-    assert memory_bytes(machine(tmp_path, cgroup=groups, **files)) == 3 * GIB
-
-
-def test_a_limit_beyond_the_machine_changes_nothing(tmp_path: Path) -> None:
-    files = {"memory_max": str(64 * GIB)}
-    assert memory_bytes(machine(tmp_path, cgroup="0::/../..\ngarbage\n", **files)) == 8 * GIB
+@pytest.mark.parametrize(
+    ("cgroup", "files", "gib"),
+    [
+        pytest.param("", {}, 8, id="a plain machine"),
+        pytest.param(
+            "0::/a/b\n",
+            {"memory_max": "max\n", "a__memory_max": f"{2 * GIB}\n", "a__b__memory_max": f"{4 * GIB}\n"},
+            2,
+            id="the tightest control group",
+        ),
+        pytest.param(
+            "5:cpu,cpuacct:/x\n4:memory:/docker/1\n",
+            {
+                "memory__memory_limit_in_bytes": str(3 * GIB),
+                "memory__docker__1__memory_limit_in_bytes": str((1 << 63) - 4096),
+            },
+            3,
+            id="control groups of version 1",
+        ),
+        pytest.param("0::/../..\ngarbage\n", {"memory_max": str(64 * GIB)}, 8, id="a limit beyond the machine"),
+    ],
+)
+def test_the_tightest_limit_of_the_memory_counts(tmp_path: Path, cgroup: str, files: dict[str, str], gib: int) -> None:
+    assert memory_bytes(machine(tmp_path, cgroup=cgroup, **files)) == gib * GIB
 
 
 def test_free_memory_is_what_is_available_within_the_limits(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from autotune import __version__, cli, registry
 from autotune.errors import CatalogError, RunnerError, SpecError
 from autotune.extras import DISTRIBUTION, FORMERLY
 from autotune.registry import RUNNERS, calibrator_names, make_runner, registered
-from autotune.search import make_searcher, searcher_names
+from autotune.search import Searcher, make_searcher, searcher_names
 from autotune.space import SearchSpace
 from autotune.testing.searchers import WORKLOAD, candidates
 from autotune.trainers import trainer, trainer_names
@@ -31,6 +32,10 @@ notone = collections:OrderedDict
 [autotune.runners]
 absent = collections:NoSuchRunner
 """
+
+
+def searcher(name: str) -> Searcher:
+    return make_searcher(name, SearchSpace.of(WORKLOAD, candidates()))
 
 
 @pytest.fixture
@@ -66,20 +71,20 @@ def test_options_reach_the_runner() -> None:
     runner.close()
 
 
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    space = SearchSpace.of(WORKLOAD, candidates())
-    with pytest.raises(CatalogError, match="did you mean simulated"):
-        make_runner("simulate")
-    with pytest.raises(CatalogError, match="did you mean megatron"):
-        trainer("megatrom")
-    for name, known in (
-        ("optuna:tpo", "optuna:tpe"),
-        ("optuna", "optuna:nsga2"),
-        ("optuna:", "optuna:"),
-        ("grid:all", "grid"),
-    ):
-        with pytest.raises(CatalogError, match=f"there is no searcher '{name}'.*; .*{known}"):
-            make_searcher(name, space)
+@pytest.mark.parametrize(
+    ("make", "name", "words"),
+    [
+        (make_runner, "simulate", "did you mean simulated"),
+        (trainer, "megatrom", "did you mean megatron"),
+        (searcher, "optuna:tpo", "there is no searcher 'optuna:tpo'.*; .*optuna:tpe"),
+        (searcher, "optuna", "there is no searcher 'optuna'.*; .*optuna:nsga2"),
+        (searcher, "optuna:", "there is no searcher 'optuna:'.*; .*optuna:"),
+        (searcher, "grid:all", "there is no searcher 'grid:all'.*; .*grid"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(make: Callable[[str], object], name: str, words: str) -> None:
+    with pytest.raises(CatalogError, match=words):
+        make(name)
 
 
 def test_an_unknown_option_is_answered_with_the_nearest() -> None:
@@ -88,25 +93,30 @@ def test_an_unknown_option_is_answered_with_the_nearest() -> None:
     assert raised.value.field == "runner.noize"
 
 
-def test_a_broken_entry_is_named_with_its_package_and_the_reason(broken: None) -> None:
-    space = SearchSpace.of(WORKLOAD, candidates())
-    with pytest.raises(
-        RunnerError, match=r"'absent' \(no_such_module:Searcher of broken-plugins 0.3\) cannot be loaded.*No module"
-    ):
-        make_searcher("absent", space)
-    with pytest.raises(RunnerError, match="OSError: no licence"):
-        make_searcher("faulty", space)
-    with pytest.raises(RunnerError, match="'notone' returned str"):
-        make_searcher("notone", space)
-    with pytest.raises(RunnerError, match="'notone' is OrderedDict"):
-        trainer("notone")
-    with pytest.raises(RunnerError, match="no attribute 'NoSuchRunner'"):
-        make_runner("absent")
+@pytest.mark.parametrize(
+    ("make", "name", "words"),
+    [
+        (
+            searcher,
+            "absent",
+            r"'absent' \(no_such_module:Searcher of broken-plugins 0.3\) cannot be loaded.*No module",
+        ),
+        (searcher, "faulty", "OSError: no licence"),
+        (searcher, "notone", "'notone' returned str"),
+        (trainer, "notone", "'notone' is OrderedDict"),
+        (make_runner, "absent", "no attribute 'NoSuchRunner'"),
+    ],
+)
+def test_a_broken_entry_is_named_with_its_package_and_the_reason(
+    broken: None, make: Callable[[str], object], name: str, words: str
+) -> None:
+    with pytest.raises(RunnerError, match=words):
+        make(name)
 
 
 def test_a_package_cannot_take_a_name_of_autotune(broken: None) -> None:
     assert registered(registry.SEARCHERS)["grid"].package in OWN
-    assert make_searcher("grid", SearchSpace.of(WORKLOAD, candidates())).ask(1)
+    assert searcher("grid").ask(1)
 
 
 @pytest.mark.parametrize("command", ["searchers", "trainers", "runners"])

@@ -31,6 +31,17 @@ def gradients(model: nn.Module) -> list[torch.Tensor]:
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
+def times(factor: float, *, step: int | None = None, rank: int | None = None) -> Corrupt:
+    """What multiplies the gradients of this step (None: of all) on this rank (None: on all)."""
+
+    def multiply(at: int, of: int, model: nn.Module) -> None:
+        if step in (None, at) and rank in (None, of):
+            for grad in gradients(model):
+                grad *= factor
+
+    return multiply
+
+
 def train(
     *,
     learning_rate: float = 3e-3,
@@ -123,32 +134,20 @@ def test_fp16_that_overflows_skips_steps() -> None:
 
 
 def test_an_injected_spike_shows_in_the_gradient_norms() -> None:
-    def spike(step: int, rank: int, model: nn.Module) -> None:
-        for grad in gradients(model) if step == 12 else ():
-            grad *= 100.0
-
-    spiked = against_fp32(corrupt=spike)
+    spiked = against_fp32(corrupt=times(100.0, step=12))
     assert stability_parts(spiked)["spikes"] < 0.95
     assert diverged(spiked) is None
 
 
 def test_a_rank_with_corrupted_gradients_learns_something_else() -> None:
-    def corrupt(step: int, rank: int, model: nn.Module) -> None:
-        """The second rank adds twice the negative of what it should."""
-        for grad in gradients(model) if rank == 1 else ():
-            grad *= -2.0
-
-    corrupted = against_fp32(corrupt=corrupt)
+    """The second rank adds twice the negative of what it should."""
+    corrupted = against_fp32(corrupt=times(-2.0, rank=1))
     assert stability_parts(corrupted)["fidelity"] < 0.5
     assert stability(corrupted) < 0.5
 
 
 def test_gradients_that_are_not_finite_diverge_with_their_step() -> None:
-    def poison(step: int, rank: int, model: nn.Module) -> None:
-        for grad in gradients(model) if (step, rank) == (10, 1) else ():
-            grad *= math.nan
-
-    failure = present(diverged(train(corrupt=poison)))
+    failure = present(diverged(train(corrupt=times(math.nan, step=10, rank=1))))
     assert "non-finite" in failure.message
 
 

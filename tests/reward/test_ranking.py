@@ -55,16 +55,16 @@ def test_other_objectives_rank_otherwise() -> None:
     assert order("cost", 0.0)[0] == 3
 
 
-def test_the_front_holds_what_nothing_beats_in_everything() -> None:
-    assert [t.number for t in pareto(TRIALS, GPU)] == [1, 2, 3]
-
-
-def test_the_front_is_sorted_by_speed() -> None:
-    assert [t.number for t in pareto([TRIALS[2], replace(TRIALS[1], number=7)], GPU)] == [7, 2]
-
-
-def test_equals_stand_side_by_side() -> None:
-    assert [t.number for t in pareto([TRIALS[2], replace(TRIALS[2], number=9)], GPU)] == [2, 9]
+@pytest.mark.parametrize(
+    ("trials", "front"),
+    [
+        pytest.param(TRIALS, [1, 2, 3], id="what nothing beats in everything"),
+        pytest.param([TRIALS[2], replace(TRIALS[1], number=7)], [7, 2], id="sorted by speed"),
+        pytest.param([TRIALS[2], replace(TRIALS[2], number=9)], [2, 9], id="equals stand side by side"),
+    ],
+)
+def test_the_front_holds_what_nothing_beats_sorted_by_speed(trials: list[Trial], front: list[int]) -> None:
+    assert [t.number for t in pareto(trials, GPU)] == front
 
 
 def test_a_slower_config_that_draws_less_power_stands_on_the_front() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,17 +11,15 @@ from numpy.typing import NDArray
 
 from autotune import load_study
 from autotune.cost import estimate
-from autotune.search import Searcher, make_searcher
+from autotune.search import make_searcher
 from autotune.search.bayesian import BayesianSearcher
 from autotune.search.model_based import Array
 from autotune.search.searcher import Problem
 from autotune.space import SearchSpace
 from autotune.spec import Estimate, FailureKind, Objective, Reward, Trial, TrialStatus
 from autotune.testing.searchers import MODEL, WORKLOAD, SearcherContract, candidates, failed, measured
+from tests.search.playing import BEST, SPACE, play, share_of_best
 from tests.shortcuts import present
-
-SPACE = SearchSpace.of(WORKLOAD, candidates())
-BEST = max(t.measurement.tokens_per_s for t in map(measured, candidates()) if t.is_measured)
 
 
 class TestBayesian(SearcherContract):
@@ -30,20 +27,8 @@ class TestBayesian(SearcherContract):
     budget: ClassVar[int] = 10
 
 
-def _play(searcher: Searcher, trials: int, earlier: Sequence[Trial] = ()) -> list[Trial]:
-    played = list(earlier)
-    while len(played) < trials and (asked := searcher.ask(1)):
-        played.append(measured(asked[0], number=len(played)))
-        searcher.tell(played[-1:])
-    return played
-
-
-def _found(trials: Sequence[Trial]) -> float:
-    return max((t.measurement.tokens_per_s for t in trials if t.is_measured), default=0.0) / BEST
-
-
 def test_finds_the_best_config_of_a_world_that_the_cost_model_does_not_describe() -> None:
-    assert _found(_play(make_searcher("bayesian", SPACE), 10)) > 0.95
+    assert share_of_best(play(make_searcher("bayesian", SPACE), 10)) > 0.95
 
 
 def _tight_space() -> SearchSpace:
@@ -69,12 +54,12 @@ def test_the_first_config_that_is_tried_probably_runs() -> None:
 def test_the_expected_gain_falls_towards_zero() -> None:
     searcher = make_searcher("bayesian", SPACE)
     assert searcher.expected_gain() is None
-    _play(searcher, 2)
+    play(searcher, 2)
     early = searcher.expected_gain()
     gains = [searcher.expected_gain(trials) or 0.0 for trials in range(1, searcher.LOOKAHEAD + 1)]
     assert gains == sorted(gains)
     assert 0 < gains[0] < gains[-1] == early
-    _play(searcher, 12)
+    play(searcher, 12)
     late = searcher.expected_gain()
     assert early is not None
     assert late is not None
@@ -129,7 +114,7 @@ def _until_it_stops(predicted: Estimate) -> list[Trial]:
     searcher = make_searcher("bayesian", SPACE, estimate=predicted)
     trials: list[Trial] = []
     while (gain := searcher.expected_gain()) is None or gain >= 0.01:
-        trials = _play(searcher, len(trials) + 1, trials)
+        trials = play(searcher, len(trials) + 1, trials)
     return trials
 
 
@@ -140,7 +125,7 @@ def test_searches_longer_when_the_cost_model_is_useless() -> None:
     orders = [np.random.default_rng(seed).permutation(len(SPACE)) for seed in range(2)]
     misled = [_until_it_stops(predicted.take(order)) for order in orders]
     assert min(map(len, misled)) > len(_until_it_stops(predicted))
-    assert np.mean([_found(trials) for trials in misled]) > 0.9
+    assert np.mean([share_of_best(trials) for trials in misled]) > 0.9
 
 
 def test_learns_from_memory_what_will_not_fit() -> None:
@@ -154,9 +139,9 @@ def test_learns_from_memory_what_will_not_fit() -> None:
         ),
         oom_probability=np.zeros(len(SPACE)),
     )
-    trials = _play(make_searcher("bayesian", SPACE, estimate=low), 12)
+    trials = play(make_searcher("bayesian", SPACE, estimate=low), 12)
     assert sum(t.failure is not None for t in trials) <= 5
-    assert _found(trials) > 0.9
+    assert share_of_best(trials) > 0.9
 
 
 def _parts(predicted: object) -> list[np.ndarray]:
@@ -169,7 +154,7 @@ def test_out_of_memory_rules_out_what_needs_more() -> None:
     searcher = make_searcher("bayesian", SPACE)
     worst = next(c for c in candidates() if c.micro_batch_size == 1 and c.tp * c.pp == 1)
     searcher.tell([failed(worst, FailureKind.OUT_OF_MEMORY)])
-    asked = {t.config for t in _play(searcher, 20)}
+    asked = {t.config for t in play(searcher, 20)}
     assert not any(c.tp * c.pp == 1 and c.zero_stage <= worst.zero_stage for c in asked)
 
 
@@ -218,7 +203,7 @@ def test_earlier_studies_do_no_harm(model: object) -> None:
     history = [(theirs, measured(c, theirs)) for c in candidates(theirs)]
     history = [(w, t) for w, t in history if t.is_measured][::7]
     assert history
-    assert _found(_play(make_searcher("bayesian", SPACE, history=history), 10)) > 0.95
+    assert share_of_best(play(make_searcher("bayesian", SPACE, history=history), 10)) > 0.95
 
 
 @pytest.mark.thorough
@@ -234,10 +219,10 @@ def test_a_misleading_history_loses_its_weight() -> None:
     ran = [t for t in (measured(c, theirs) for c in candidates(theirs)) if t.is_measured]
     searcher = make_searcher("bayesian", SPACE, history=[(theirs, slowed(t)) for t in ran[::5]])
     assert isinstance(searcher, BayesianSearcher)
-    trials = _play(searcher, 3)
+    trials = play(searcher, 3)
     assert all(t.config.tp == 1 for t in trials[:1])
-    trials = _play(searcher, 12, trials)
-    assert _found(trials) > 0.95
+    trials = play(searcher, 12, trials)
+    assert share_of_best(trials) > 0.95
     time = searcher.posterior.time
     alone = np.array([model.subset is not None for model in time.models])
     assert np.exp(time.log_weights)[alone].sum() > 0.8
@@ -246,7 +231,7 @@ def test_a_misleading_history_loses_its_weight() -> None:
 def test_pending_trials_count_as_predicted_and_reduce_the_uncertainty_of_their_neighbours() -> None:
     searcher = make_searcher("bayesian", SPACE)
     assert isinstance(searcher, BayesianSearcher)
-    _play(searcher, 2)
+    play(searcher, 2)
     free = searcher.eligible()
     _, mean, sd, _ = searcher.predict(free)
     asked = SPACE.index_of(searcher.ask(1)[0])

@@ -26,7 +26,18 @@ from autotune.search.optuna_study import (
 from autotune.space import SearchSpace
 from autotune.spec import FailureKind, ParallelConfig, Trial, TrialStatus
 from autotune.testing.searchers import WORKLOAD, SearcherContract, candidates, failed, measured, truth
+from tests.search.playing import SPACE, play
 from tests.shortcuts import present
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def driven(space: SearchSpace, searcher: str) -> optuna.Study:
+    """A study of Optuna in which our searcher proposes."""
+    return optuna.create_study(direction="maximize", sampler=SearcherSampler(space, searcher))
 
 
 class TestTpe(SearcherContract):
@@ -61,24 +72,19 @@ class TestQmc(SearcherContract):
 @pytest.mark.thorough
 @pytest.mark.parametrize("sampler", ["optuna:gp", "optuna:cmaes", "optuna:nsga2"])
 def test_other_samplers_ask_candidates_once_and_replay(sampler: str) -> None:
-    space = SearchSpace.of(WORKLOAD, candidates())
-    searcher, played = make_searcher(sampler, space, seed=2), []
-    for number in range(5):
-        (config,) = searcher.ask(1)
-        played.append(measured(config, number=number))
-        searcher.tell(played[-1:])
+    searcher = make_searcher(sampler, SPACE, seed=2)
+    played = play(searcher, 5)
     assert len({t.config for t in played}) == 5
-    again = make_searcher(sampler, space, seed=2)
+    again = make_searcher(sampler, SPACE, seed=2)
     again.tell(played)
     assert again.ask(1) == searcher.ask(1)
 
 
 def test_our_searcher_drives_an_optuna_study() -> None:
-    space = SearchSpace.of(WORKLOAD, candidates())
     capacity = WORKLOAD.cluster.gpu.memory_bytes
 
     def objective(trial: optuna.Trial) -> float:
-        config = suggest_config(trial, space)
+        config = suggest_config(trial, SPACE)
         step_time_s, peak_bytes = truth(WORKLOAD, config)
         trial.set_user_attr("peak_memory_bytes", peak_bytes)
         if peak_bytes > capacity:
@@ -86,8 +92,7 @@ def test_our_searcher_drives_an_optuna_study() -> None:
             raise MemoryError
         return config.global_batch_size * WORKLOAD.seq_len / step_time_s
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    sampler = SearcherSampler(space, "bayesian")
+    sampler = SearcherSampler(SPACE, "bayesian")
     study = optuna.create_study(direction="maximize", sampler=sampler)
     study.optimize(objective, n_trials=8, catch=(MemoryError,))
     configs = [tuple(t.params.items()) for t in study.trials]
@@ -95,17 +100,15 @@ def test_our_searcher_drives_an_optuna_study() -> None:
     gain = present(sampler.expected_gain(study))
     assert gain >= 0
     # the same trials told to the searcher itself lead to the same next config
-    fresh = make_searcher("bayesian", space)
-    names = list(distributions(space))
+    fresh = make_searcher("bayesian", SPACE)
+    names = list(distributions(SPACE))
     asked = fresh.ask(1)[0]
     assert {n: getattr(asked, n) for n in names} == study.trials[0].params
 
 
 def test_parallel_optuna_trials_differ() -> None:
-    space = SearchSpace.of(WORKLOAD, candidates())
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(direction="maximize", sampler=SearcherSampler(space, "cost_ranked"))
-    running = [suggest_config(study.ask(), space) for _ in range(4)]
+    study = driven(SPACE, "cost_ranked")
+    running = [suggest_config(study.ask(), SPACE) for _ in range(4)]
     assert len(set(running)) == 4
     assert set(running) <= set(candidates())
 
@@ -130,7 +133,6 @@ def test_export_opens_as_an_optuna_study(tmp_path: Path) -> None:
         Trial(config=ParallelConfig(dp=16, accumulation_steps=4), number=4, status=TrialStatus.RUNNING),
         Trial(config=ParallelConfig(dp=8, pp=2, accumulation_steps=8), number=5),
     ]
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = f"sqlite:///{tmp_path}/optuna.db"
     export_study("demo", trials, storage)
     opened = optuna.load_study(study_name="demo", storage=storage)
@@ -146,7 +148,6 @@ def test_export_opens_as_an_optuna_study(tmp_path: Path) -> None:
 def test_exported_trials_keep_their_evidence_as_artifacts(tmp_path: Path) -> None:
     ran = measured(next(c for c in candidates() if truth(WORKLOAD, c)[1] < 60e9), number=0)
     lost = failed(candidates()[1], FailureKind.OUT_OF_MEMORY, number=1)
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage, folder = f"sqlite:///{tmp_path}/optuna.db", tmp_path / "artifacts"
     folder.mkdir()
     store = FileSystemArtifactStore(folder)
@@ -178,7 +179,6 @@ def test_predicted_memory_constrains_any_sampler() -> None:
         config = candidates()[trial.suggest_categorical("index", range(len(candidates())))]
         return float(np.exp(limit.set(trial, config)))  # more memory is better: only the constraint says no
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     told = {} if hasattr(optuna.Trial, "set_constraint") else {"constraints_func": constraints}
     sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=5, **told)
     study = optuna.create_study(direction="maximize", sampler=sampler)
@@ -191,54 +191,48 @@ def test_predicted_memory_constrains_any_sampler() -> None:
 
 def test_threads_never_ask_for_the_same_config() -> None:
     """Parameters are stored one by one: a trial that has some of them is pending all the same."""
-    space = SearchSpace.of(WORKLOAD, candidates())
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(direction="maximize", sampler=SearcherSampler(space, "cost_ranked"))
+    study = driven(SPACE, "cost_ranked")
     first, second = study.ask(), study.ask()
-    name, values = next((n, v) for n, v in space.knobs.items() if len(v) > 1)
+    name, values = next((n, v) for n, v in SPACE.knobs.items() if len(v) > 1)
     first.suggest_categorical(name, values)
-    assert suggest_config(second, space) != suggest_config(first, space)
-    study.optimize(lambda trial: float(suggest_config(trial, space).dp), n_trials=12, n_jobs=4)
+    assert suggest_config(second, SPACE) != suggest_config(first, SPACE)
+    study.optimize(lambda trial: float(suggest_config(trial, SPACE).dp), n_trials=12, n_jobs=4)
     assert len({tuple(t.params.items()) for t in study.trials}) == len(study.trials) == 14
 
 
 @pytest.mark.parametrize("searcher", ["random", "cost_ranked"])
 def test_an_exhausted_space_ends_the_optuna_study(searcher: str) -> None:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     for configs in (candidates()[:3], candidates()[:1]):
         space = SearchSpace.of(WORKLOAD, configs)
-        study = optuna.create_study(direction="maximize", sampler=SearcherSampler(space, searcher))
+        study = driven(space, searcher)
         study.optimize(lambda trial, space=space: float(suggest_config(trial, space).dp), n_trials=9)
         assert [t.state.name for t in study.trials] == ["COMPLETE"] * len(configs)
-    study = optuna.create_study(direction="maximize", sampler=SearcherSampler(space, searcher))
+    study = driven(space, searcher)
     study.optimize(
         lambda trial, space=space: trial.suggest_float("lr", 1, 2) * suggest_config(trial, space).dp, n_trials=9
     )
     assert [t.state.name for t in study.trials] == ["COMPLETE"]
-    by_hand = optuna.create_study(direction="maximize", sampler=SearcherSampler(space, searcher))
+    by_hand = driven(space, searcher)
     trial = by_hand.ask()
     suggest_config(trial, space)
     by_hand.tell(trial, 1.0)
 
 
 def test_an_unsuitable_optuna_study_is_refused() -> None:
-    space = SearchSpace.of(WORKLOAD, candidates())
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(direction="minimize", sampler=SearcherSampler(space))
+    study = optuna.create_study(direction="minimize", sampler=SearcherSampler(SPACE))
     with pytest.raises(SpecError, match="maximize"):
-        suggest_config(study.ask(), space)
-    study = optuna.create_study(direction="maximize", sampler=SearcherSampler(space, "random"))
+        suggest_config(study.ask(), SPACE)
+    study = driven(SPACE, "random")
     trial = study.ask()
-    suggest_config(trial, space)
+    suggest_config(trial, SPACE)
     trial.set_user_attr("failure", "OUT_OF_MEMORYY")
     with pytest.raises(SpecError, match="did you mean OUT_OF_MEMORY"):
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
 
 
 def test_a_config_that_the_user_enqueued_in_optuna_is_tried_even_last() -> None:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     space = SearchSpace.of(WORKLOAD, candidates()[:2])
-    study = optuna.create_study(direction="maximize", sampler=SearcherSampler(space, "cost_ranked"))
+    study = driven(space, "cost_ranked")
     ours = [{n: getattr(c, n) for n in distributions(space)} for c in candidates()[:2]]
     for knobs in ours:
         study.enqueue_trial(knobs)

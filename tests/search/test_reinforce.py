@@ -8,8 +8,8 @@ import numpy as np
 
 from autotune.search import make_searcher
 from autotune.search.policy import FEATURES, FILE, Policy, SearchState
-from autotune.space import SearchSpace
-from autotune.testing.searchers import WORKLOAD, SearcherContract, candidates, measured
+from autotune.testing.searchers import SearcherContract, measured
+from tests.search.playing import SPACE, play, share_of_best
 
 
 class TestReinforce(SearcherContract):
@@ -17,8 +17,7 @@ class TestReinforce(SearcherContract):
 
 
 def test_the_expected_gain_ends_the_search() -> None:
-    space = SearchSpace.of(WORKLOAD, candidates())
-    searcher = make_searcher("reinforce", space)
+    searcher = make_searcher("reinforce", SPACE)
     assert searcher.expected_gain() is None
     gains: list[float] = []
     while len(gains) < 15 and (not gains or gains[-1] >= 0.03):
@@ -87,12 +86,4 @@ def test_features_are_finite_after_any_outcome() -> None:
 
 
 def test_finds_the_best_of_a_known_world() -> None:
-    space = SearchSpace.of(WORKLOAD, candidates())
-    searcher, played = make_searcher("reinforce", space), []
-    for number in range(12):
-        (config,) = searcher.ask(1)
-        played.append(measured(config, number=number))
-        searcher.tell(played[-1:])
-    everything = [measured(c) for c in candidates()]
-    best = max(t.measurement.tokens_per_s for t in everything if t.is_measured)
-    assert max(t.measurement.tokens_per_s for t in played if t.is_measured) > 0.85 * best
+    assert share_of_best(play(make_searcher("reinforce", SPACE), 12)) > 0.85
