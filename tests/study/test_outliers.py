@@ -8,15 +8,15 @@ import pytest
 
 from autotune import api
 from autotune.diagnosis import Evidence
-from autotune.ports import ChoosingRunner
+from autotune.ports import ChoosingRunner, Store
 from autotune.results.calibrations import keep_outliers, known_outliers
 from autotune.space import SearchSpace
 from autotune.spec import Measurement, Study, Trial, TrialStatus
-from autotune.store import MemoryStore
 from autotune.study.outliers import Outliers
-from autotune.study.progress import Notice, TrialEnded
+from autotune.study.progress import TrialEnded
 from autotune.trainers.base.torchrun import Placement
 from tests.diagnosing.made_up import run
+from tests.study.hearing import notices
 
 GPU = {"kind": "gpu", "name": "rank 5 (node n2)", "node": "n2", "what": "matmul", "times": 1.5, "text": "rank 5 (node n2) is an outlier: matmul 1.50 times slower than the others"}  # fmt: skip
 LINK = {**GPU, "kind": "link", "name": "n1 to n2", "node": "n1", "text": "n1 to n2 is an outlier"}
@@ -61,32 +61,46 @@ def told(runner: Any) -> tuple[Outliers, list[str]]:
     study: Study = api.load_study(SPEC)
     said: list[str] = []
 
-    def hear(event: Any) -> None:
-        if isinstance(event, Notice):
-            said.append(event.message)
-
     kept: list[str] = []
-    found = Outliers(study, SearchSpace.of_study(study), runner, hear, keep=kept.append)
-    return found, said
+    return Outliers(study, SearchSpace.of_study(study), runner, notices(said), keep=kept.append), said
 
 
-def test_the_node_of_a_slow_gpu_is_left_out_where_there_are_others() -> None:
-    runner = Chooser("n0", "n1", "n2")
+@pytest.mark.parametrize(
+    ("nodes", "found", "left", "words"),
+    [
+        pytest.param(
+            ("n0", "n1", "n2"),
+            [{**GPU, "date": "2026-11-28T10:00:00+00:00"}, {**GPU, "kind": "node", "name": "node n2"}],
+            ["n0", "n1"],
+            "rank 5 (node n2) is an outlier: matmul 1.50 times slower than the others (measured 2026-11-28); node n2 is left out: the following trials use other nodes",
+            id="the node of a slow GPU, where there are others",
+        ),
+        pytest.param(
+            ("n1", "n2"),
+            [GPU],
+            ["n1", "n2"],
+            "needs 2 node(s) with 2 ranks each",
+            id="a node that the largest config needs stays",
+        ),
+        pytest.param(("n1", "n2"), [GPU], ["n1", "n2"], "add a node", id="and its remedy is named"),
+        pytest.param(
+            ("n0", "n1", "n3"),
+            [GPU, LINK, LINK],
+            ["n0", "n1", "n3"],
+            "configs that send between these nodes wait for it",
+            id="nodes of another cluster are not spoken of, and links leave no node out",
+        ),
+    ],
+)
+def test_a_node_is_left_out_where_there_are_others_and_named_once(
+    nodes: tuple[str, ...], found: list[dict[str, Any]], left: list[str], words: str
+) -> None:
+    runner = Chooser(*nodes)
     outliers, said = told(runner)
-    outliers.judge([{**GPU, "date": "2026-11-28T10:00:00+00:00"}, {**GPU, "kind": "node", "name": "node n2"}])
-    assert runner.nodes == ["n0", "n1"]
-    assert said == [
-        "rank 5 (node n2) is an outlier: matmul 1.50 times slower than the others (measured 2026-11-28); node n2 is left out: the following trials use other nodes"
-    ]
-
-
-def test_a_node_that_the_largest_config_needs_stays_and_is_named() -> None:
-    runner = Chooser("n1", "n2")
-    outliers, said = told(runner)
-    outliers.judge([GPU])
-    assert runner.nodes == ["n1", "n2"]
-    assert "needs 2 node(s) with 2 ranks each" in said[0]
-    assert "add a node" in said[0]
+    outliers.judge(found)
+    assert runner.nodes == left
+    assert len(said) == 1
+    assert words in said[0]
 
 
 def test_a_runner_that_cannot_choose_says_so_with_a_remedy() -> None:
@@ -97,15 +111,6 @@ def test_a_runner_that_cannot_choose_says_so_with_a_remedy() -> None:
     outliers.judge([GPU])
     assert "the runner 'ray' cannot choose nodes or GPUs" in said[0]
     assert "CUDA_VISIBLE_DEVICES" in said[0]
-
-
-def test_nodes_of_another_cluster_are_not_spoken_of_and_links_leave_no_node_out() -> None:
-    runner = Chooser("n0", "n1", "n3")
-    outliers, said = told(runner)
-    outliers.judge([GPU, LINK, LINK])
-    assert runner.nodes == ["n0", "n1", "n3"]
-    assert len(said) == 1
-    assert "configs that send between these nodes wait for it" in said[0]
 
 
 def trial(number: int, *, slow: str = "", nodes: int = 3) -> Trial:
@@ -142,8 +147,7 @@ def test_trials_on_one_node_blame_no_node() -> None:
     assert (runner.nodes, said) == (["node0", "node1", "node2"], [])
 
 
-def test_what_is_known_of_nodes_lasts_until_they_are_measured_again() -> None:
-    store = MemoryStore()
+def test_what_is_known_of_nodes_lasts_until_they_are_measured_again(store: Store) -> None:
     assert known_outliers(store, "a100") == []
     keep_outliers(store, "a100", {"nodes": ["n1", "n2"], "out_of_line": [GPU], "date": "2026-11-28"})
     keep_outliers(store, "a100", {"nodes": ["n7"], "out_of_line": []})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,8 @@ def own_spec(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = open_store(tmp_path / "own.db")
-    yield opened
-    opened.close()
+    with closing(open_store(tmp_path / "own.db")) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,7 @@ def test_a_runner_that_is_passed_runs_the_trials_and_its_name_is_recorded(store:
     assert result.record.spec["runner"] == result.record.study.runner
     assert runner.started == len(result.trials)
     assert runner.closed
-    other = MemoryStore()
-    assert configs(result.trials) == configs(api.tune(spec(), store=other).trials)
-    other.close()
+    assert configs(result.trials) == configs(api.tune(spec(), store=MemoryStore()).trials)
 
 
 def test_an_interrupted_study_goes_on_with_the_same_kind_of_runner_only(store: Store) -> None:
@@ -110,14 +108,12 @@ class Returning(Counting):
 
     def __init__(self, *, looks: int, **options: object) -> None:
         super().__init__(**options)
-        self.looks = looks
-
-    @property
-    def capacity(self) -> int:
-        return 1 if self.looks > 0 else super().capacity
+        self.looks, self.whole = looks, self.capacity
+        self.capacity = 1 if looks > 0 else self.whole
 
     def close(self) -> None:
         self.looks -= 1
+        self.capacity = 1 if self.looks > 0 else self.whole
         if self.looks < 0:
             super().close()
 

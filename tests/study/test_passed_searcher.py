@@ -57,9 +57,7 @@ def test_an_interrupted_study_goes_on_with_the_same_class_as_if_it_had_not_been(
     assert paused.record.status is StudyStatus.PAUSED
     resumed = api.tune(slow, store=store, searcher=LastFirst)
     assert resumed.record.id == paused.record.id
-    other = MemoryStore()
-    undisturbed = api.tune(slow, store=other, searcher=LastFirst)
-    other.close()
+    undisturbed = api.tune(slow, store=MemoryStore(), searcher=LastFirst)
     assert configs(t for t in resumed.trials if t.status != "CANCELLED") == configs(undisturbed.trials)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from autotune.study.progress import LoopEvent, Notice, StudyOpened, TrialAsked
 from autotune.study.quick_calibration import calibrate_quickly, needs_calibration
 from tests.report.worlds import trial
 from tests.shortcuts import present
+from tests.study.hearing import notices
 
 MEASURED = {
     "matmul": [{"m": 512, "n": 512, "k": 512, "precision": "fp32", "flops_per_s": 2.5e10}],
@@ -32,17 +34,19 @@ def laptop(**changes: Any) -> Study:
     return api.load_study("search_spaces/studies/laptop.yaml", overrides={"runner": "local", "enqueue": [], **changes})
 
 
+@contextmanager
+def measured_by(calibrate: Callable[..., dict[str, Any]]) -> Iterator[None]:
+    """Whatever calibrates, it is this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quick_calibration, "calibrator", lambda name: calibrate)
+        yield
+
+
 def calibrated(study: Study, store: Store, calibrate: Callable[..., dict[str, Any]]) -> tuple[Any, list[str]]:
     """What came of it, and what was said."""
     said: list[str] = []
-
-    def hear(event: LoopEvent) -> None:
-        if isinstance(event, Notice):
-            said.append(event.message)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quick_calibration, "calibrator", lambda name: calibrate)
-        return calibrate_quickly(study, store, hear, lambda: False), said
+    with measured_by(calibrate):
+        return calibrate_quickly(study, store, notices(said), lambda: False), said
 
 
 @pytest.mark.parametrize(
@@ -112,10 +116,8 @@ def test_nothing_is_measured_for_a_study_that_cannot_be_run_here(store: Store) -
 
     study = laptop(runner={"kind": "local", "max_ranks": 1}, space={"world_sizes": [2]})
     record = api.submit_study(store, study)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quick_calibration, "calibrator", lambda name: calibrate)
-        with pytest.raises(RunnerError, match="needs 2 ranks"):
-            api.run_study(store, record.id)
+    with measured_by(calibrate), pytest.raises(RunnerError, match="needs 2 ranks"):
+        api.run_study(store, record.id)
     assert store.study(record.id).status is StudyStatus.FAILED
 
 
@@ -138,11 +140,8 @@ def test_a_request_through_the_store_ends_the_calibration_and_nothing_is_started
         raise RunnerError("the calibration was interrupted")
 
     said: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quick_calibration, "calibrator", lambda name: calibrate)
-        result = api.tune(
-            laptop(), store=store, on_event=lambda e: said.append(e.message) if isinstance(e, Notice) else None
-        )
+    with measured_by(calibrate):
+        result = api.tune(laptop(), store=store, on_event=notices(said))
     assert asks == [True]
     assert result.record.status is {"pause": StudyStatus.PAUSED, "cancel": StudyStatus.CANCELLED}[action]
     assert not result.trials

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from autotune import api
@@ -33,25 +35,21 @@ def referenced(store: Store, name: str, **changes: Any) -> list[int]:
     return [t.config.global_batch_size for t in result.trials if t.purpose is TrialPurpose.REFERENCE]
 
 
-def test_a_reference_is_measured_once_for_all_studies_of_the_same_numbers(tmp_path: Any) -> None:
-    store = open_store(tmp_path / "results.db")
-    try:
+def test_a_reference_is_measured_once_for_all_studies_of_the_same_numbers(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path / "results.db")) as store:
         assert sorted(referenced(store, "first")) == BATCHES
         assert referenced(store, "second") == []
         longer = {"max_steps": 30, "stability_steps": 60}
         assert sorted(referenced(store, "longer", measure=longer)) == BATCHES
         assert sorted(referenced(store, "other rate", trainer={"kind": "native", "learning_rate": 0.1})) == BATCHES
-    finally:
-        store.close()
 
 
-def test_a_reference_that_nobody_asked_for_cannot_win() -> None:
+def test_a_reference_that_nobody_asked_for_cannot_win(store: Store) -> None:
     """However fast it is: here the space holds only what is slower."""
     low = {
         "space": {"precision": ["bf16"], "tp": [1], "recompute": ["full"], "micro_batch_size": [1, 2]},
         "runner": QUIET,
     }
-    store = MemoryStore()
     result = api.tune(spec(name="low", measure={"finalists": 9}, **low), store=store)
     (reference,) = (t for t in result.trials if t.purpose is TrialPurpose.REFERENCE and t.is_measured)
     again = [t.config for t in result.trials if t.purpose is TrialPurpose.FINAL]

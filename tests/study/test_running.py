@@ -18,10 +18,11 @@ from autotune.spec import StudyStatus, TrialPurpose, TrialStatus, Wanted
 from autotune.spec.texts.as_text import format_duration
 from autotune.store import MemoryStore
 from autotune.study.lease import StudyLease
-from autotune.study.progress import LoopEvent, Notice, TrialEnded, TrialStarted
+from autotune.study.progress import LoopEvent, TrialEnded, TrialStarted
 from tests.matrix import sampled
 from tests.shortcuts import present
 from tests.small_studies import QUIET, configs, spec
+from tests.study.hearing import notices, when_ended
 
 
 def interrupt_after(ended: int) -> Any:
@@ -59,9 +60,7 @@ def test_after_ctrl_c_the_same_call_goes_on_and_ends_as_the_undisturbed_run(stor
     assert paused.record.message == "interrupted"
     resumed = api.tune(spec(runner=runner), store=store)
     assert resumed.record.id == paused.record.id
-    other = MemoryStore()
-    undisturbed = api.tune(spec(runner=runner), store=other)
-    other.close()
+    undisturbed = api.tune(spec(runner=runner), store=MemoryStore())
     kept = [t for t in resumed.trials if t.status is not TrialStatus.CANCELLED]
     assert configs(kept) == configs(undisturbed.trials)
     assert present(resumed.best).config == present(undisturbed.best).config
@@ -233,8 +232,7 @@ def test_guesses_that_this_machine_cannot_run_are_said(store: Store) -> None:
         enqueue=["tp=3"],
     )
     said: list[str] = []
-    hear = lambda event: said.append(event.message) if isinstance(event, Notice) else None  # noqa: E731
-    result = api.tune(here, store=store, on_event=hear)
+    result = api.tune(here, store=store, on_event=notices(said))
     assert any("tp=3: " in text for text in said)
     noted = [e.data["message"] for e in store.events(result.record.id) if e.kind == "guess.left_out"]
     assert len(noted) == 1
@@ -244,9 +242,8 @@ def test_guesses_that_this_machine_cannot_run_are_said(store: Store) -> None:
 def test_knobs_that_a_guess_leaves_out_are_said_with_their_values(store: Store) -> None:
     space = {"tp": [1, 2], "micro_batch_size": [1, 2], "zero_stage": [0, 1], "pp": [1], "precision": ["bf16"]}
     said: list[str] = []
-    hear = lambda event: said.append(event.message) if isinstance(event, Notice) else None  # noqa: E731
     guesses = ["tp=2", {"tp": 1, "micro_batch_size": 2, "zero_stage": 1}]
-    result = api.tune(spec(space=space, enqueue=guesses), store=store, on_event=hear)
+    result = api.tune(spec(space=space, enqueue=guesses), store=store, on_event=notices(said))
     told = "micro_batch_size=1, zero_stage=0 in tp=2"
     assert [text for text in said if "filled in" in text] == [
         f"enqueue: filled in missing knobs of 1 config, e.g. {told}"
@@ -303,16 +300,10 @@ def test_faults_of_every_kind_are_lived_through(store: Store) -> None:
     [("stop", StudyStatus.COMPLETED), ("cancel", StudyStatus.CANCELLED), ("pause", StudyStatus.PAUSED)],
 )
 def test_what_others_ask_for_reaches_the_loop(store: Store, action: str, status: StudyStatus) -> None:
-    asked: list[str] = []
-
-    def hear(event: LoopEvent) -> None:
-        if isinstance(event, TrialEnded) and event.trial.number == 1 and not asked:
-            asked.append(action)
-            api.act(store, event.trial.study, action)
-
+    ask = when_ended(1, lambda study: api.act(store, study, action))
     runner = QUIET | {"time_scale": 0.05}
     budget = {"max_trials": 20, "min_gain": 0}
-    result = api.tune(spec(runner=runner, budget=budget), store=store, on_event=hear)
+    result = api.tune(spec(runner=runner, budget=budget), store=store, on_event=ask)
     assert result.record.status is status
     assert len(result.trials) < 20
     if action == "pause":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -59,9 +60,8 @@ def target_spec(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def kept() -> Iterator[Store]:
-    memory = MemoryStore()
-    yield memory
-    memory.close()
+    with closing(MemoryStore()) as memory:
+        yield memory
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,8 @@ def rung(cluster: str, max_trials: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     path: Path = tmp_path_factory.mktemp("ladder") / "results.db"
-    opened = api.open_store(f"sqlite:///{path}")
-    yield opened
-    opened.close()
+    with closing(api.open_store(f"sqlite:///{path}")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from autotune import api
@@ -12,9 +10,9 @@ from autotune.ports import Store
 from autotune.search.grid import GridSearcher
 from autotune.search.searcher import Problem, Searcher
 from autotune.spec import StudyStatus, Wanted
-from autotune.study.progress import LoopEvent, TrialEnded
 from tests.shortcuts import present
-from tests.small_studies import QUIET, spec
+from tests.small_studies import spec
+from tests.study.hearing import when_ended
 
 
 def submitted(store: Store) -> str:
@@ -64,11 +62,10 @@ def test_a_stop_right_after_a_pause_is_not_lost(store: Store) -> None:
     """Both come between two looks of the controller at what people want."""
     said: list[Wanted] = []
 
-    def hear(event: LoopEvent) -> None:
-        if isinstance(event, TrialEnded) and event.trial.number == 2 and not said:
-            said.extend(api.act(store, event.trial.study, action).wanted for action in ("pause", "resume", "stop"))
+    def ask(study: str) -> None:
+        said.extend(api.act(store, study, action).wanted for action in ("pause", "resume", "stop"))
 
-    result = api.tune(spec(budget={"max_trials": 20, "min_gain": 0}), store=store, on_event=hear)
+    result = api.tune(spec(budget={"max_trials": 20, "min_gain": 0}), store=store, on_event=when_ended(2, ask))
     assert said == [Wanted.PAUSE, Wanted.RUN, Wanted.STOP]
     assert result.record.status is StudyStatus.COMPLETED
     assert result.record.message == "stopped on request"
@@ -91,12 +88,7 @@ def test_a_pause_that_is_taken_back_while_the_study_comes_to_rest_leaves_it_to_t
     store: Store,
 ) -> None:
     study = submitted(store)
-
-    def hear(event: LoopEvent) -> None:
-        if isinstance(event, TrialEnded) and event.trial.number == 1:
-            api.act(store, study, "pause")
-
-    paused = api.run_study(store, study, on_event=hear)
+    paused = api.run_study(store, study, on_event=when_ended(1, lambda study: api.act(store, study, "pause")))
     assert (paused.record.status, paused.record.message) == (StudyStatus.PAUSED, "paused on request")
     assert api.act(store, study, "resume").status is StudyStatus.RUNNING
     assert [record.id for record in store.claimable()] == [study]
@@ -106,12 +98,11 @@ def test_a_pause_that_is_taken_back_while_the_study_comes_to_rest_leaves_it_to_t
 def test_an_error_of_the_operating_system_ends_no_study_for_good(store: Store) -> None:
     study = submitted(store)
 
-    def full(event: LoopEvent) -> None:
-        if isinstance(event, TrialEnded) and event.trial.number == 2:
-            raise OSError(28, "No space left on device")
+    def full(study: str) -> None:
+        raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        api.run_study(store, study, on_event=full)
+        api.run_study(store, study, on_event=when_ended(2, full))
     record = store.study(study)
     assert record.status is StudyStatus.PAUSED
     assert "No space left on device" in record.message
@@ -121,8 +112,7 @@ def test_an_error_of_the_operating_system_ends_no_study_for_good(store: Store) -
 
 
 def test_a_finished_study_wants_nothing_more(store: Store) -> None:
-    runner: Any = QUIET
-    result = api.tune(spec(runner=runner), store=store)
+    result = api.tune(spec(), store=store)
     assert api.document(result)["study"]["wanted"] == "run"
     with pytest.raises(ConflictError):
         api.act(store, result.record.id, "cancel")

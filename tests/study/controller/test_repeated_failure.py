@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from autotune import api
+from autotune.ports import Store
 from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig, StudyStatus, Trial, TrialStatus
-from autotune.store import MemoryStore
 from autotune.study.controller.repeated_failure import SAME_FAILURES, repeated_failure
 from tests.small_studies import spec
 
@@ -76,11 +76,9 @@ def test_the_same_config_again_is_no_other_config() -> None:
     assert not repeated_failure(again)
 
 
-def test_a_study_ends_with_the_cause_and_keeps_its_budget() -> None:
-    store = MemoryStore()
+def test_a_study_ends_with_the_cause_and_keeps_its_budget(store: Store) -> None:
     broken = {"kind": "simulated", "faults": [{"kind": "invalid", "probability": 1.0}]}
     result = api.tune(spec(runner=broken, budget={"max_trials": 20, "max_failed_trials": 20}), store=store)
     assert result.record.status is StudyStatus.FAILED
     assert sum(trial.status is TrialStatus.FAILED for trial in result.trials) == SAME_FAILURES
     assert "failed in the same way before their first step: INVALID: injected fault: invalid" in result.record.message
-    store.close()
