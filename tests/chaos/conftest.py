@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from autotune.store import open_store
+from autotune.store import SqlStore, open_store
 from tests.chaos.arena import Locked, Served, SqliteFile, Where
 from tests.chaos.schedule import Schedule
 from tests.postgresql import PostgresServer, postgres_server
@@ -68,3 +68,10 @@ def _places(kind: type[Served]) -> Iterator[Callable[[int], list[Place]]]:
             return kind(server, server.new_database(template))
 
         yield lambda count: [place() for _ in range(count)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    """An empty store in a file."""
+    with contextlib.closing(open_store(tmp_path / "store.db")) as opened:
+        yield opened

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,9 @@ from autotune import api
 from autotune.spec import StudyStatus, TrialStatus
 from autotune.study.progress import LoopEvent, Notice, TrialEnded, TrialStarted, TrialStepped
 from tests.chaos.replay.faults import faults_of
-from tests.chaos.test_leaks import CHILD, ROOT, real
+from tests.chaos.test_leaks import controller_of, real
 from tests.ray_roles import played_head
+from tests.shortcuts import present
 from tests.workers.requests import DOUBLE
 
 pytestmark = [
@@ -32,18 +31,9 @@ def test_a_trial_outlives_its_controller_and_counts_once(tmp_path: Path) -> None
     with played_head() as (_, address):
         runner = {"kind": "ray", "address": address, "trial": DOUBLE, "abandoned_s": 60}
         spec, url = real(runner) | {"trainer": {"kind": "native"}}, str(tmp_path / "store.db")
-        path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "workers")])}
-        controller = subprocess.Popen(
-            [sys.executable, "-c", CHILD, json.dumps(spec), url],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **path},
-        )
-        with controller:
-            assert controller.stdout is not None
+        with controller_of(spec, url) as controller:
             seen = 0
-            for line in controller.stdout:
+            for line in present(controller.stdout):
                 seen += line.strip() == TrialStarted.__name__
                 if seen == 2 and line.strip() == TrialStepped.__name__:
                     break
@@ -60,14 +50,11 @@ def test_a_trial_outlives_its_controller_and_counts_once(tmp_path: Path) -> None
         assert ends == [t.number for t in result.trials if t.number > 0], (
             "each once, and none but the first before the kill"
         )
-        store = api.open_store(url)
-        try:
+        with closing(api.open_store(url)) as store:
             steps = store.steps(result.record.id, 1)["step"]
             assert steps == list(range(251)), "none twice, none missing"
             assert [e.data["number"] for e in store.events(result.record.id) if e.kind == "trial.adopted"] == [1]
             assert faults_of(store) == []
-        finally:
-            store.close()
         adopted_s = next(at_s for at_s, event in told if isinstance(event, Notice) and "continues" in event.message)
         print(
             f"the trial was adopted {adopted_s:.1f} s after the controller was killed, in a process that was there already"

@@ -76,6 +76,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.3)
 
 
+@pytest.fixture
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that says by how many seconds the store's clock is off."""
+    monkeypatch.setattr(database, "datetime", database.datetime)  # brought back afterwards
+    set_clock_by(tmp_path / "clock")
+    return tmp_path / "clock"
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_file_that_another_program_locks_is_waited_for(tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None, timeout=60)
@@ -104,8 +112,6 @@ def disk_of(server: PostgresServer | None, size_mib: int) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="autotune-disk-") as folder:
         os.chmod(folder, 0o755)
         with small_disk(Path(folder, "disk"), size_mib) as disk:
-            if disk is None:
-                pytest.skip("only root mounts file systems, and not in every container")
             if server is not None:
                 owner = server.data.stat()
                 os.chown(disk, owner.st_uid, owner.st_gid)
@@ -147,13 +153,10 @@ def test_a_server_that_died_for_want_of_disk_is_waited_for() -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def test_a_clock_that_jumps_an_hour_forth_and_back(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest, clock: Path
 ) -> None:
     """The lease stays with its controller, budgets and times do not count the jumps, and the study comes to the same end."""
     address = request.getfixturevalue("server").new_database() if kind == "postgresql" else str(tmp_path / "store.db")
-    clock = tmp_path / "clock"
-    monkeypatch.setattr(database, "datetime", database.datetime)  # brought back afterwards
-    set_clock_by(clock)
     jumps = iter((HOUR_S, -HOUR_S, 0.0, -HOUR_S, HOUR_S))
 
     def hear(event: LoopEvent) -> None:
@@ -172,20 +175,13 @@ def test_a_clock_that_jumps_an_hour_forth_and_back(
         assert html_report(record, store.trials(study)).count("<svg") > 3, "also what is drawn over time"
 
 
-def test_the_lease_of_a_controller_that_died_while_the_clock_was_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lease_of_a_controller_that_died_while_the_clock_was_ahead(store: SqlStore, clock: Path) -> None:
     """On another machine nobody can tell that it died: the lease runs out when the clock has caught up, and not before."""
-    clock = tmp_path / "clock"
-    monkeypatch.setattr(database, "datetime", database.datetime)
-    set_clock_by(clock)
-    with contextlib.closing(open_store(tmp_path / "store.db")) as store:
-        study = api.submit_study(store, api.load_study(SPEC), SPEC).id
-        clock.write_text(str(HOUR_S))
-        assert store.claim(study, "elsewhere:1:1:abc", lease_s=10.0) is not None
-        clock.write_text("0")
-        assert store.claim(study, "here", lease_s=10.0) is None
-        assert store.is_held(study)
-        clock.write_text(str(HOUR_S + 11.0))
-        taken = present(store.claim(study, "here", lease_s=10.0))
-        assert taken.fence == 2
+    study = api.submit_study(store, api.load_study(SPEC), SPEC).id
+    clock.write_text(str(HOUR_S))
+    assert store.claim(study, "elsewhere:1:1:abc", lease_s=10.0) is not None
+    clock.write_text("0")
+    assert store.claim(study, "here", lease_s=10.0) is None
+    assert store.is_held(study)
+    clock.write_text(str(HOUR_S + 11.0))
+    assert present(store.claim(study, "here", lease_s=10.0)).fence == 2

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +60,22 @@ def test_the_cluster_of_a_killed_controller_is_gone_and_the_study_goes_on(tmp_pa
     kill_and_look(tmp_path, {"kind": "ray", "num_cpus": 2, "trial": DOUBLE})
 
 
-def kill_and_look(tmp_path: Path, runner: dict[str, Any]) -> None:
-    """Kills a controller in the middle of a trial, waits until nothing of it is left, and lets the study end."""
-    spec, url = real(runner), str(tmp_path / "store.db")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "workers")])}
-    controller = subprocess.Popen(
+def controller_of(spec: dict[str, Any], url: str) -> subprocess.Popen[str]:
+    """A process that runs the study and prints the names of its events."""
+    return subprocess.Popen(
         [sys.executable, "-c", CHILD, json.dumps(spec), url],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "workers")])},
         cwd=ROOT,
     )
+
+
+def kill_and_look(tmp_path: Path, runner: dict[str, Any]) -> None:
+    """Kills a controller in the middle of a trial, waits until nothing of it is left, and lets the study end."""
+    spec, url = real(runner), str(tmp_path / "store.db")
+    controller = controller_of(spec, url)
     family: list[int] = []
     try:
         while not (line := present(controller.stdout).readline()).startswith("TrialStarted"):
@@ -87,13 +92,11 @@ def kill_and_look(tmp_path: Path, runner: dict[str, Any]) -> None:
     finally:
         controller.kill()
         controller.wait(DEADLINE_S)
-        if controller.stdout is not None:
-            controller.stdout.close()
+        present(controller.stdout).close()
         for pid in family:
             if is_alive(pid):
                 os.kill(pid, signal.SIGKILL)
     result = api.tune(spec, store=url)
     assert result.record.status is StudyStatus.COMPLETED
-    store = api.open_store(url)
-    assert faults_of(store) == []
-    store.close()
+    with closing(api.open_store(url)) as store:
+        assert faults_of(store) == []

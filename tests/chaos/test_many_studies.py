@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from autotune.ports import HistoryEvent
 from autotune.service.supervise.launcher import ProcessLauncher
 from autotune.service.supervise.supervisor import Supervisor
 from autotune.spec import StudyStatus
-from autotune.store import SqlStore, open_store
+from autotune.store import SqlStore
 from tests.chaos import supervisor
 from tests.chaos.arena import forkserver, see, undisturbed
 from tests.chaos.checker import violations
@@ -36,13 +36,6 @@ SMALL = spec(
     runner=QUIET | {"time_scale": 0.01},
 )
 """Four trials. None of the studies learns from another: all are submitted before the first has ended."""
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    opened = open_store(tmp_path / "store.db")
-    yield opened
-    opened.close()
 
 
 def submitted(store: SqlStore, count: int) -> list[str]:

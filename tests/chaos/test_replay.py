@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from pathlib import Path
-
 import pytest
 
 from autotune import api
 from autotune.cost import calibration_for
 from autotune.ports import AttemptQueued, RunnerEvent, TrialRequest
 from autotune.registry import runner_class
-from autotune.store import MemoryStore, SqlStore, open_store
+from autotune.store import SqlStore
 from tests.chaos.replay.faults import faults_of, replay_of
 from tests.small_studies import QUIET, spec
 from tests.study.test_target import target_spec
@@ -37,31 +34,28 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("searcher", [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
-def test_the_choices_of_every_searcher_are_made_again(tmp_path: Path, searcher: str) -> None:
-    with closing(open_store(tmp_path / "store.db")) as store:
-        api.tune(SMALL | {"searcher": searcher}, store=store)
-        check_replayed(store)
+def test_the_choices_of_every_searcher_are_made_again(store: SqlStore, searcher: str) -> None:
+    api.tune(SMALL | {"searcher": searcher}, store=store)
+    check_replayed(store)
 
 
 @pytest.mark.thorough
-def test_the_choices_of_proxies_are_made_again(tmp_path: Path) -> None:
-    with closing(open_store(tmp_path / "store.db")) as store:
-        told = api.tune(target_spec(), store=store).trials
-        check_replayed(store)
+def test_the_choices_of_proxies_are_made_again(store: SqlStore) -> None:
+    told = api.tune(target_spec(), store=store).trials
+    check_replayed(store)
     assert any(trial.reason.startswith("most informative") for trial in told)
 
 
 @pytest.mark.thorough
-def test_constants_that_were_measured_again_do_not_matter(tmp_path: Path) -> None:
-    with closing(open_store(tmp_path / "store.db")) as store:
-        study = api.load_study(SMALL)
-        cluster, trainer = study.workload.cluster.name, study.trainer
-        api.tune(SMALL, store=store)
-        constants = calibration_for(study.workload).to_dict()
-        store.save_calibration(cluster, trainer, constants | {"matmul_efficiency": 0.3})
-        api.tune(SMALL | {"name": "another"}, store=store)
-        store.save_calibration(cluster, trainer, constants | {"matmul_efficiency": 0.9})
-        assert faults_of(store) == []
+def test_constants_that_were_measured_again_do_not_matter(store: SqlStore) -> None:
+    study = api.load_study(SMALL)
+    cluster, trainer = study.workload.cluster.name, study.trainer
+    api.tune(SMALL, store=store)
+    constants = calibration_for(study.workload).to_dict()
+    store.save_calibration(cluster, trainer, constants | {"matmul_efficiency": 0.3})
+    api.tune(SMALL | {"name": "another"}, store=store)
+    store.save_calibration(cluster, trainer, constants | {"matmul_efficiency": 0.9})
+    assert faults_of(store) == []
 
 
 class Waiting(Simulated):  # type: ignore[misc, valid-type]
@@ -86,19 +80,16 @@ class Waiting(Simulated):  # type: ignore[misc, valid-type]
 
 
 @pytest.mark.thorough
-def test_attempts_that_waited_for_ranks_are_replayed() -> None:
-    with closing(MemoryStore()) as store:
-        api.tune(SMALL, store=store, runner=Waiting())
-        queued = [e for e in store.events(store.studies()[0].id) if e.kind == "attempt.queued"]
-        assert len(queued) == len(store.trials(queued[0].study))
-        check_replayed(store)
+def test_attempts_that_waited_for_ranks_are_replayed(store: SqlStore) -> None:
+    api.tune(SMALL, store=store, runner=Waiting())
+    queued = [e for e in store.events(store.studies()[0].id) if e.kind == "attempt.queued"]
+    assert len(queued) == len(store.trials(queued[0].study))
+    check_replayed(store)
 
 
 @pytest.mark.thorough
-def test_what_was_cut_off_at_the_end_of_the_wall_time_is_replayed() -> None:
+def test_what_was_cut_off_at_the_end_of_the_wall_time_is_replayed(store: SqlStore) -> None:
     runner = QUIET | {"time_scale": 50.0}  # the first trial takes longer than the study may
-    with closing(MemoryStore()) as store:
-        result = api.tune(SMALL | {"runner": runner, "budget": {"max_trials": 50, "max_wall_s": 2.0}}, store=store)
-        kinds = [e.kind for e in store.events(result.record.id)]
-        check_replayed(store)
-    assert "attempt.cancelled" in kinds
+    result = api.tune(SMALL | {"runner": runner, "budget": {"max_trials": 50, "max_wall_s": 2.0}}, store=store)
+    check_replayed(store)
+    assert "attempt.cancelled" in [e.kind for e in store.events(result.record.id)]

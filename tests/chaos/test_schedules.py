@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.arena import Played, Replicated, SmallDisk, Where, play_all, small_disk
+from tests.chaos.arena import Played, Replicated, SmallDisk, play_all, small_disk
 from tests.chaos.conftest import Place
 from tests.chaos.schedule import ANYWHERE, SUPERVISED, Disturbance, Schedule, seeded, study_spec
 from tests.postgresql import postgres_server
@@ -80,13 +80,7 @@ def test_a_disk_that_fills_up_again_and_again(tmp_path: Path) -> None:
         disturbances=(full, full, Disturbance(kind="kill", after=2), full),
     )
     with small_disk(tmp_path / "disk") as disk:
-        if disk is None:
-            pytest.skip("only root mounts file systems, and not in every container")
-
-        def place(_: Schedule) -> Where:
-            return SmallDisk(disk / "store.db")
-
-        (played,) = play_all([schedule], [place], tmp_path / "play")
+        (played,) = play_all([schedule], [lambda _: SmallDisk(disk / "store.db")], tmp_path / "play")
     assert played.wrong == ()
     assert "database" in played.met
 

@@ -51,7 +51,6 @@ def runs(*times: float) -> list[Trial]:
 def test_runs_that_the_noise_explains_change_nothing() -> None:
     trials = runs(1.0, 1.03, 0.98, 1.05)
     levels = MachineLevels(trials)
-    assert not levels.changes
     assert not levels.is_uneven
     assert levels.now == 0.0
     assert at_first_level(trials, 0.2) == trials
@@ -63,25 +62,29 @@ def test_without_a_default_config_there_is_no_level() -> None:
     assert not levels.phases
 
 
-def test_one_run_that_is_off_is_no_change_and_two_that_agree_are() -> None:
-    once, twice = MachineLevels(runs(1.0, 4.0, 1.0)), MachineLevels(runs(1.0, 4.0, 4.1))
-    assert not once.changes
-    assert once.odd == {3}
-    (change,) = twice.changes
-    assert change.speedup == pytest.approx(1 / 4.05, rel=1e-3)
+@pytest.mark.parametrize(
+    ("times", "speedups", "odd"),
+    [
+        pytest.param((1.0, 1.03, 0.98, 1.05), [], set(), id="what the noise explains"),
+        pytest.param((1.0, 4.0, 1.0), [], {3}, id="one run that is off"),
+        pytest.param((1.0, 4.0, 4.1), [1 / 4.05], set(), id="two that agree"),
+        pytest.param((1.0, 4.0, 2.0), [], {3, 6}, id="runs that agree with nothing"),
+        pytest.param((1.0, 4.0, 4.0, 1.0, 1.01), [0.25, 4.0], set(), id="a change back"),
+    ],
+)
+def test_two_runs_that_agree_are_a_change(times: tuple[float, ...], speedups: list[float], odd: set[int]) -> None:
+    levels = MachineLevels(runs(*times))
+    assert [c.speedup for c in levels.changes] == pytest.approx(speedups, rel=0.01)
+    assert levels.odd == odd
+
+
+def test_a_change_has_the_runs_before_and_after_it() -> None:
+    (change,) = MachineLevels(runs(1.0, 4.0, 4.1)).changes
     assert (change.before.runs, change.after.runs) == ((0,), (3, 6))
-    assert not twice.odd
 
 
-def test_runs_that_agree_with_nothing_are_no_change() -> None:
-    levels = MachineLevels(runs(1.0, 4.0, 2.0))
-    assert not levels.changes
-    assert levels.odd == {3, 6}
-
-
-def test_a_change_back_is_a_change() -> None:
+def test_trials_between_two_changes_are_at_the_level_of_their_time() -> None:
     levels = MachineLevels(runs(1.0, 4.0, 4.0, 1.0, 1.01))
-    assert [c.speedup for c in levels.changes] == pytest.approx([0.25, 4.0], rel=0.02)
     assert levels.at(7).slow == pytest.approx(-math.log(4))
     assert levels.now == pytest.approx(0.0, abs=0.01)
 

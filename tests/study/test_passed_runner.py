@@ -106,6 +106,8 @@ def test_a_runner_that_raises_when_it_is_asked_is_closed() -> None:
 class Returning(Counting):
     """One on a cluster whose nodes are away at first, and back after so many looks."""
 
+    capacity: int
+
     def __init__(self, *, looks: int, **options: object) -> None:
         super().__init__(**options)
         self.looks, self.whole = looks, self.capacity
