@@ -227,18 +227,20 @@ def test_a_full_disk_is_said_and_work_goes_on_afterwards(tmp_path: Path) -> None
 
 @pytest.mark.thorough
 def test_a_full_file_system_is_said_and_work_goes_on_afterwards(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "small", size_mib=2) as folder:
-        with contextlib.closing(open_store(folder / "store.db")) as store:
-            lease = running_study(store)
-            ballast = folder / "ballast"
-            with pytest.raises(StoreUnavailableError, match="disk") as full:
-                fill_up(store, lease, ballast)
-            assert full.value.remedy
-            before = kept(store, lease.study)
-            ballast.unlink()
-            store.set_status(lease.study, StudyStatus.PAUSED, expect=[StudyStatus.RUNNING], lease=lease)
-            assert before <= kept(store, lease.study)
-            assert maintenance.check(store) == []
+    with (
+        small_disk(tmp_path / "small", size_mib=2) as folder,
+        contextlib.closing(open_store(folder / "store.db")) as store,
+    ):
+        lease = running_study(store)
+        ballast = folder / "ballast"
+        with pytest.raises(StoreUnavailableError, match="disk") as full:
+            fill_up(store, lease, ballast)
+        assert full.value.remedy
+        before = kept(store, lease.study)
+        ballast.unlink()
+        store.set_status(lease.study, StudyStatus.PAUSED, expect=[StudyStatus.RUNNING], lease=lease)
+        assert before <= kept(store, lease.study)
+        assert maintenance.check(store) == []
 
 
 def fill_up(store: SqlStore, lease: Lease, ballast: Path) -> None:

@@ -66,8 +66,7 @@ def test_a_study_whose_job_begins_again_keeps_nothing_for_finals_and_rests_in_ti
     assert (job.end.status, job.end.message) == (StudyStatus.PAUSED, TIME_IS_OVER)
     assert not job.running
     job.left_s = None
-    job.restart()
-    job.tick()
+    job.resume()
     assert job.running, "the next job goes on"
 
 

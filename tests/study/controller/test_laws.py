@@ -138,8 +138,6 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def budget_holds(self) -> None:
-        if not hasattr(self, "world"):
-            return
         trials = self.world.trials.values()
         searched = [t for t in trials if t.purpose is TrialPurpose.SEARCH and t.status is not TrialStatus.CANCELLED]
         assert len(searched) <= self.world.study.budget.max_trials
@@ -150,8 +148,6 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def nothing_goes_on_when_time_is_spent(self) -> None:
-        if not hasattr(self, "world"):
-            return
         controller, budget = self.world.controller, self.world.study.budget
         spent = controller.spent
         over = spent.wall_s >= budget.max_wall_s or (budget.max_gpu_s is not None and spent.gpu_s >= budget.max_gpu_s)
@@ -160,15 +156,11 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def deaths_forget_little_of_the_time_that_passed(self) -> None:
-        if not hasattr(self, "world"):
-            return
         world = self.world
         assert -1e-6 <= world.passed_s - world.controller.elapsed_s <= world.forgotten_s + 1e-6
 
     @invariant()
     def everything_that_ended_was_told_once(self) -> None:
-        if not hasattr(self, "world"):
-            return
         searched = {
             n for n, t in self.world.trials.items() if t.purpose is TrialPurpose.SEARCH and t.status.is_terminal
         }
@@ -177,8 +169,6 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def the_index_is_right(self) -> None:
-        if not hasattr(self, "world"):
-            return
         index, trials = self.world.controller.index, list(self.world.trials.values())
         searched = [t for t in trials if t.purpose is TrialPurpose.SEARCH and t.status is not TrialStatus.CANCELLED]
         assert index.asked == len(searched)
@@ -189,8 +179,6 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def no_config_is_searched_twice_on_a_machine_that_stays_the_same(self) -> None:
-        if not hasattr(self, "world"):
-            return
         counted = [
             t.config
             for t in self.world.trials.values()
@@ -204,8 +192,7 @@ class AnyOrder(RuleBasedStateMachine):
         if world is None:
             return
         if not any(end.status.is_terminal for end in world.ends):
-            world.restart()
-            world.tick()
+            world.resume()
         for _ in range(200):
             if world.ends:
                 break

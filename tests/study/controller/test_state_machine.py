@@ -101,7 +101,7 @@ def test_a_finalist_that_fails_when_measured_again_cannot_win() -> None:
             world.fail(world.only, FailureKind.OUT_OF_MEMORY)
         else:
             world.finish(world.only, speed(trial.config))
-    assert world.trials[world.end.best or 0].config != FAST
+    assert world.winner != FAST
     assert any(str(FAST) in note for note in world.end.result["notes"])
 
 
@@ -124,7 +124,7 @@ def test_the_last_final_round_is_long_and_who_diverges_in_it_cannot_win() -> Non
     assert diverged[0].failure is not None
     assert diverged[0].failure.kind is FailureKind.DIVERGED
     assert "the loss grew" in diverged[0].failure.message
-    assert world.trials[world.end.best or 0].config != FAST
+    assert world.winner != FAST
 
 
 def test_the_search_leaves_time_for_the_long_round() -> None:
@@ -211,8 +211,7 @@ def test_a_default_config_with_too_many_ranks_is_counted_once_and_a_restart_coun
     world = begun(study(max_trials=2), capacity=2)
     before = world.controller.infeasible
     assert world.trials[world.only].purpose is TrialPurpose.SEARCH
-    world.restart()
-    world.tick()
+    world.resume()
     assert world.controller.infeasible == before == {"more ranks than the runner's 2": 8}
 
 
@@ -324,8 +323,7 @@ def test_pauses_are_not_counted_as_wall_time() -> None:
     world.finish(0)
     assert world.end.status is StudyStatus.PAUSED
     world.now_s += 5000.0
-    world.restart()
-    world.tick()
+    world.resume()
     assert world.controller.elapsed_s == pytest.approx(10.0)
 
 
@@ -439,8 +437,7 @@ def test_an_interrupted_trial_counts_for_nothing_and_is_asked_again() -> None:
     world.do(InterruptAsked())
     world.cancel_confirmed(1)
     assert world.end.status is StudyStatus.PAUSED
-    world.restart()
-    world.tick()
+    world.resume()
     assert world.trials[1].status is TrialStatus.CANCELLED
     assert world.trials[2].config == config
     world.run()
@@ -456,8 +453,7 @@ def test_what_was_measured_before_the_interrupt_reached_it_is_kept() -> None:
 
 def test_a_trial_cut_off_by_the_controllers_death_gets_another_attempt() -> None:
     world = begun(study(max_trials=3), after=1)
-    world.restart()
-    commands = world.tick()
+    commands = world.resume()
     assert [type(c) for c in commands] == [CloseAttempt, StartAttempt]
     assert (world.only, world.request(1).attempt) == (1, 2)
 
@@ -523,8 +519,7 @@ def test_a_config_that_takes_its_machine_down_is_given_up_in_the_end() -> None:
     world = begun(study(max_trials=3))
     for _ in range(MAX_ATTEMPTS):
         assert world.trials[0].status is TrialStatus.RUNNING
-        world.restart()
-        world.tick()
+        world.resume()
     assert world.trials[0].status is TrialStatus.FAILED
 
 
@@ -610,8 +605,7 @@ def test_without_an_fp32_baseline_a_reference_is_measured_once() -> None:
     world.finish(0, losses=LOSSES)
     assert world.trials[1].purpose is TrialPurpose.REFERENCE
     assert world.trials[1].config == BASELINE
-    world.restart()
-    world.tick()
+    world.resume()
     world.finish(1, losses=LOSSES)
     world.finish(2, losses=LOSSES)
     assert present(world.trials[2].reward).parts["fidelity"] == 1.0

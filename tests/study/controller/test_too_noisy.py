@@ -84,5 +84,4 @@ def test_a_study_on_a_busy_machine_ends_with_the_spread_of_the_default_config() 
     assert end.result["speedup_low"] is None
     quiet = Runs(lambda n: 1.0 + 0.05 * (n % 2)).all()
     assert quiet.end.result["too_noisy"] is None
-    assert quiet.end.best is not None
-    assert quiet.trials[quiet.end.best].config == BEST
+    assert quiet.winner == BEST

@@ -49,6 +49,7 @@ from autotune.study.controller import (
     Tick,
 )
 from autotune.study.loop import CHECKPOINT_S
+from tests.shortcuts import present
 
 CAPACITY = 4
 
@@ -162,6 +163,11 @@ class World:
             assert attempt in self.controller.cut_off
             assert self.do(AttemptAdopted(id=attempt)) == []
 
+    def resume(self) -> list[Command]:
+        """The controller dies, and the next one begins."""
+        self.restart()
+        return self.tick()
+
     def do(self, event: Event) -> list[Command]:
         """One event, with its commands carried out."""
         commands = self.controller.handle(event)
@@ -213,6 +219,11 @@ class World:
         """How it ended."""
         assert len(self.ends) == 1, self.ends
         return self.ends[0]
+
+    @property
+    def winner(self) -> ParallelConfig:
+        """Config of the best trial, with which it ended."""
+        return self.trials[present(self.end.best)].config
 
     def run(self, step_time_s: Any = lambda config: 0.1) -> EndStudy:
         """Lets every trial be measured, to the end."""
