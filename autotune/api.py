@@ -97,9 +97,12 @@ def load_study(
     limits: DryRunLimits | None = None,
     slurm_cluster: Callable[[SlurmDocument], ClusterSpec] | None = None,
 ) -> Study:
-    """Load a study from a spec file (YAML or JSON; `-`: standard input) or from a mapping.
+    """Load a study from a spec file (YAML or JSON; `-` is standard input) or from a mapping.
 
-    `overrides` replace keys of the document; a dotted key changes a nested value: `{"budget.max_trials": 5}`. `base`: folder that paths in a mapping are relative to (None: paths are rejected); paths in a file are relative to the file, unless `base` is given. `limits`: limits on the process that builds your own model. `slurm_cluster`: assumed nodes of the job if the cluster is `slurm`; None: this process is in the job. Raises `SpecError`.
+    `overrides` replace keys of the document; a dotted key changes a nested value: `{"budget.max_trials": 5}`. `base`: folder that paths in a mapping are relative to (if
+    None, paths are rejected); paths in a file are relative to the file, unless `base` is given. `limits`: limits on the process that builds your own model. `slurm_cluster`: nodes
+    to assume for the job if the cluster is `slurm`; None means that this process runs in the
+    job. Raises `SpecError`.
     """
     from autotune.schema import parse_study, places_in
 
@@ -145,7 +148,8 @@ def read_document(
 
 
 def open_store(url: str | Path | None = None) -> ServiceStore:
-    """The results database at `url` (None: AUTOTUNE_STORE, else an SQLite file in the user's data folder). Raises `StoreError`."""
+    """The results database at `url` (if None, AUTOTUNE_STORE or else an SQLite file in the user's
+    data folder). Raises `StoreError`."""
     from autotune.store import open_store as open_sql
 
     return open_sql(url)
@@ -274,7 +278,8 @@ def fit(
 ) -> tuple[Fit, ...]:
     """Whether configs fit into memory, by dry runs of the model without a GPU; one `Fit` for each, in the order of `configs`.
 
-    `configs` None: the plan's `top` best configs, or the nearest miss if none is expected to fit. Your own model is built in a separate process within `limits`. `on_rank` is called for every dry run that begins or ends; `runner` replaces the built-in one. `space`: the study's space, if it is already enumerated. If a dry run is impossible, the answer comes from the cost model, and `Fit.problem` says why. Raises `MissingExtraError`
+    If `configs` is None, the plan's `top` best configs are checked, or the nearest miss if none is
+    expected to fit. Your own model is built in a separate process within `limits`. `on_rank` is called for every dry run that begins or ends; `runner` replaces the built-in one. `space`: the study's space, if it is already enumerated. If a dry run is impossible, the answer comes from the cost model, and `Fit.problem` says why. Raises `MissingExtraError`
     without torch, `ConfigError` for an invalid config.
     """
     asked = study if isinstance(study, Study | Workload) else load_study(study, limits=limits)
@@ -292,7 +297,8 @@ def calibrate(
     on_out_of_line: Callable[[Mapping[str, Any]], None] | None = None,
     trainer: str = "native",
 ) -> Calibration:
-    """Measure this machine in about a minute; the constants are stored in `store`, if given, for the cost model of later studies. If RAY_ADDRESS
+    """Measure this machine in about a minute; if you give a `store`, the constants are stored there
+    for the cost model of later studies. If RAY_ADDRESS
     names a Ray cluster, the ranks of all its nodes are measured. `on_out_of_line` is called for each GPU, node and link that is slower than others of
     its kind; these are stored too, and studies leave out their nodes if possible.
 

@@ -162,7 +162,7 @@ class Operations(ABC, Generic[One, Many]):
         return self._ask(Call(path=of(study_id, "best"), params={**_given(asked), "version": list(version)}))
 
     def explain(self, study_id: str, trial: int | None = None) -> One:
-        """Explain why a trial (None: the winner) won or lost."""
+        """Explain why a trial (the winner, if None) won or lost."""
         return self._ask(Call(path=of(study_id, "explain"), params=_given({"trial": trial})))
 
     def best_across(
@@ -182,7 +182,8 @@ class Operations(ABC, Generic[One, Many]):
     ) -> One:
         """Find the best configs across all studies, by speed or by the given objective.
 
-        With model and cluster, if nothing was measured: the configs of the nearest workload, or else the cost model's ranking. `source` says which.
+        If you give a model and a cluster and nothing was measured, the answer has the configs of
+        the nearest workload, or else the cost model's ranking. `source` says which.
         """
         asked: dict[str, Any] = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner, "top": top}
         asked |= {"num_gpus": num_gpus, "measured_after": measured_after.isoformat() if measured_after else None}
@@ -204,7 +205,8 @@ class Operations(ABC, Generic[One, Many]):
     ) -> One:
         """Rank the feasible configs by the cost model: {configs, feasible, infeasible}.
 
-        With `clusters` (names, or GPU types) also the best on each of them, as `clusters`, with the cost of training on `tokens` tokens.
+        If you give `clusters` (names or GPU types), the answer also has `clusters`: the best config
+        on each of them, and the cost of training on `tokens` tokens.
         """
         params = {"top": top, "clusters": ",".join(clusters) or None, "tokens": tokens}
         return self._ask(Call(method="POST", path="/plan", body=spec, params=_given(params)))

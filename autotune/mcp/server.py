@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from autotune.cli.source import Source
 
 INSTRUCTIONS = """autotune finds the fastest stable configuration (tp, pp, dp, micro-batch, precision, recomputation, ...) to train a model on a cluster.
-Predictions need no hardware: `catalog` lists what a spec may use, `legal_configs` what is valid, `plan` ranks what fits, `check_config` explains one config. `review` reads a launch without a spec.
+Predictions need no hardware: `catalog` lists what a spec may use, `legal_configs` lists the valid
+configs, `plan` ranks those that fit, and `check_config` explains one
+config. `review` reads a launch without a spec.
 `best_known` finds earlier measurements. `study_result` and `study_trials` read studies. Times are seconds, sizes bytes."""
 MAY_SUBMIT = "`submit_study` runs real trials on the service, if the token allows it. `steer_study` pauses, resumes, stops or cancels a study."
 READ_ONLY = (

@@ -138,14 +138,15 @@ class SpecTools:
         batch: Annotated[int | None, Field(ge=1, description="Sequences per optimizer step.")] = None,
         measured_s: Annotated[float | None, Field(gt=0, description="Measured seconds per step.")] = None,
         precision: Annotated[
-            str | None, Field(description="bf16, fp16 or fp32, if the launch does not set the precision.")
+            str | None, Field(description="Precision (bf16, fp16 or fp32), if the launch does not set it.")
         ] = None,
         config: Annotated[
-            str | None, Field(description="KNOB=VALUE,...: the current config, if the launch does not give it.")
+            str | None, Field(description="Current config as KNOB=VALUE,..., if the launch does not contain it.")
         ] = None,
-        log: Annotated[str | None, Field(description="Text of its log, to read step times from.")] = None,
+        log: Annotated[str | None, Field(description="Text of the launch's log, for its step times.")] = None,
         train_tokens: Annotated[
-            float | None, Field(gt=0, description="Tokens of the whole training run, to compute days and cost.")
+            float | None,
+            Field(gt=0, description="Length of the whole training run in tokens, to compute days and cost."),
         ] = None,
     ) -> ReviewedLaunch:
         """Review a launch as it is, without a spec and without running it: whether it fits, how fast it should be, and which lines to edit."""
@@ -170,7 +171,8 @@ class SpecTools:
             Field(description="Clusters (h100-sxm-8x8), or GPU types (h200-sxm) with as many GPUs as the spec's."),
         ],
         train_tokens: Annotated[
-            float | None, Field(gt=0, description="Tokens of the whole training run, to compute days and cost.")
+            float | None,
+            Field(gt=0, description="Length of the whole training run in tokens, to compute days and cost."),
         ] = None,
     ) -> list[ClusterRow]:
         """Compare several clusters: the spec's best config on each, with speed, days and cost."""

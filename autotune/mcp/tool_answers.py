@@ -35,7 +35,7 @@ class Prediction(ToolAnswer):
     mfu: float
     """model FLOPs utilization, 0 to 1"""
     peak_memory_bytes: float
-    """of the GPU that uses the most"""
+    """peak of the GPU that uses the most memory"""
     oom_probability: float
     """probability of running out of memory, 0 to 1"""
 
@@ -80,7 +80,8 @@ class ReviewedLaunch(ToolAnswer):
     edits: list[dict[str, Any]]
     """changes that are certain to be faster, best first: knob, from, to, lines, gain with its 90% interval"""
     trials: list[dict[str, Any]]
-    """if no edit is certain to be faster: up to three changes that are worth a trial, with their chance of a gain"""
+    """if no edit is certain to be faster: up to three changes that are worth a trial, each with its
+    chance of being faster"""
     warnings: list[str]
     """what is wrong or dangerous"""
 
@@ -89,9 +90,9 @@ class RankedConfig(ToolAnswer):
     """A config of a plan."""
 
     rank: int
-    """from 1, by predicted speed times the probability that it fits"""
+    """its rank, from 1, by predicted speed times the probability that it fits"""
     config: str
-    """in the form that every tool accepts"""
+    """the config, in the form that every tool accepts"""
     predicted: Prediction
     """what the cost model expects"""
 
@@ -106,7 +107,7 @@ class RankedPlan(ToolAnswer):
     infeasible: dict[str, int]
     """all others, counted by reason"""
     nearest_miss: str
-    """if none fits: the config that comes closest, with the memory it would need; otherwise empty"""
+    """the config that comes closest to fitting, with the memory it would need; empty if any config fits"""
     remedies: list[str]
     """what would make it fit, best first"""
     cannot_run_here: str
@@ -150,11 +151,11 @@ class TrialRow(ToolAnswer):
     number: int
     """within its study"""
     config: str
-    """in the form that every tool accepts"""
+    """the config, in the form that every tool accepts"""
     status: str
     """COMPLETED, STOPPED, FAILED, ..."""
     purpose: str
-    """baseline (what everything is compared with), search, final, ..."""
+    """baseline (the trial that all others are compared with), search, final, ..."""
     tokens_per_s: float | None
     """measured; None without a measurement"""
     step_time_s: float | None
@@ -203,9 +204,9 @@ class TargetConfig(ToolAnswer):
     """A config of the target. It was not run there."""
 
     rank: int
-    """from 1, by the cost model and the proxies"""
+    """its rank, from 1, by the cost model and the proxies"""
     config: str
-    """in the form that every tool accepts"""
+    """the config, in the form that every tool accepts"""
     predicted_tokens_per_s: float
     """of the whole job"""
     step_time_s: float
@@ -293,7 +294,7 @@ class KnownConfig(ToolAnswer):
     """One of the best known configs."""
 
     config: str
-    """in the form that every tool accepts"""
+    """the config, in the form that every tool accepts"""
     study: str
     """id of the study that measured it; empty if it is only predicted"""
     tokens_per_s: float | None
@@ -325,7 +326,7 @@ class LaunchFiles(ToolAnswer):
     files: dict[str, str]
     """files to write first: the text by file name"""
     notes: list[str]
-    """what to know before you start it"""
+    """what you should know before you start it"""
 
 
 def config_text(config: ParallelConfig | Mapping[str, Any]) -> str:

@@ -160,7 +160,8 @@ class ProgramSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded:
-    """The attempt is over and its resources are free. Exactly one for each started attempt. `failure` None means measured: COMPLETED, or STOPPED if
+    """The attempt is over and its resources are free. There is exactly one for each started
+    attempt. `failure` None means measured: COMPLETED, or STOPPED if
     `stopped` says why it ended early. A cancelled attempt has `cancelled`.
     """
 
@@ -229,12 +230,13 @@ class ChoosingRunner(TrialRunner, Protocol):
 
 
 class PreflightRunner(TrialRunner, Protocol):
-    """A runner that can reject a study in advance: the class before anything is started, the object for the cluster that it has joined.
+    """A runner that can reject a study in advance: the class does so before anything is started,
+    and the object does so for the cluster that it has joined.
     Each method is optional."""
 
     @classmethod
     def preflight(cls, study: Study) -> None:
-        """Raise `RunnerError` for a study that this runner cannot run on any machine, e.g. because it does not know the trainer."""
+        """Raise `RunnerError` for a study that the runner cannot run on any machine, e.g. because it does not know the trainer."""
         ...
 
     @classmethod

@@ -248,7 +248,8 @@ def own_model(
     """The model that the user's function builds. Raises `SpecError` where code may not be run, and what `inspect` raises."""
     if base is None or inspect is None:
         raise SpecError(
-            f"building a model runs its code, which is only allowed if the spec is a file on your own machine, but this one refers to {module!r}",
+            f"building a model runs its code, which is only allowed if the spec is a file on your "
+            f"own machine, but this spec refers to {module!r}",
             remedy="run `autotune tune SPEC` (or plan, fit) on your machine; elsewhere give the model's shape inline, or {hf: PATH} to a config.json",
             field="model.module",
         )

@@ -82,7 +82,8 @@ _PLAIN = {
     "float_type": "must be a number",
     "bool_type": "must be true or false",
     "string_type": "must be text, or a mapping if the field has keys",
-    "string_pattern_mismatch": "must begin with a letter or digit and contain only letters, digits, spaces and _.:+-, at most 100",
+    "string_pattern_mismatch": "must begin with a letter or digit and contain only letters, digits, "
+    "spaces and _.:+-, with at most 100 characters",
     "too_short": "must have {min_length} or more entries",
     "too_long": "must have at most {max_length} entries",
 }

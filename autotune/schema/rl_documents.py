@@ -32,7 +32,7 @@ class LengthsDocument(Document, defer_build=True):
     """Lengths of sequences."""
 
     mean: Annotated[Number, Field(gt=0, le=1 << 27)] | None = Field(default=None, description="tokens on average")
-    min: Percentage | None = Field(default=None, description="length of the shortest in tokens")
+    min: Percentage | None = Field(default=None, description="length of the shortest sequence in tokens")
     p5: Percentage | None = None
     p10: Percentage | None = None
     p25: Percentage | None = None
@@ -64,7 +64,7 @@ class PlacementDocument(Document, defer_build=True):
     )
     async_: Gpus | None = Field(default=None, alias="async", description="the same, both at once")
     staleness: NotNegative | None = Field(
-        default=None, description="how many steps the generating policy may lag behind"
+        default=None, description="how many steps the generating policy may lag behind the updated one"
     )
 
 
@@ -78,11 +78,13 @@ class PostTrainingDocument(Document, defer_build=True):
     """A step of post-training."""
 
     algorithm: Literal["grpo", "dapo", "ppo", "dpo"] = Field(
-        description="ppo has a critic, grpo and dapo have none, and dpo generates nothing"
+        description="ppo has a critic, grpo and dapo have none, and dpo generates no responses"
     )
     prompts: Count = Field(description="prompts per step")
     responses: Count | None = Field(default=None, description="responses per prompt; default: 2 for dpo, otherwise 1")
-    mini_batches: Count | None = Field(default=None, description="optimizer steps per step and epoch; default: 1")
+    mini_batches: Count | None = Field(
+        default=None, description="optimizer steps per post-training step and epoch; default: 1"
+    )
     mini_batch_prompts: Count | None = Field(
         default=None, description="prompts per optimizer step, instead of mini_batches"
     )
@@ -157,7 +159,7 @@ class RolloutDocument(Document, defer_build=True):
         description="generated tokens per second per GPU, or by tensor-parallel degree: {1: 2400, 2: 2100}",
     )
     generation_s: Seconds | None = Field(
-        default=None, description="seconds to generate a step's responses, instead of tokens_per_s_per_gpu"
+        default=None, description="time to generate a step's responses in seconds, instead of tokens_per_s_per_gpu"
     )
     gpus: Count | None = Field(
         default=None, description="number of GPUs for generation_s; default: all GPUs in the cluster"
@@ -170,7 +172,7 @@ class RolloutDocument(Document, defer_build=True):
         default=True, description="whether a colocated engine returns that memory while the trainer works"
     )
     tokens_per_s_per_response: Positive | None = Field(
-        default=None, description="tokens per second of a single response"
+        default=None, description="tokens per second for a single response"
     )
     log: Text | None = Field(
         default=None, description="path of a verl, NeMo-RL, OpenRLHF or TRL log with these figures"
@@ -364,12 +366,14 @@ def _placement(asked: PostTrainingDocument, cluster: ClusterSpec) -> tuple[str, 
     staleness = inner if inner is not None else asked.staleness
     if word == "split" and staleness:
         raise SpecError(
-            "split has no staleness: each side waits for the other", remedy="use async", field="rl.staleness"
+            "placement split allows no staleness, because each side waits for the other",
+            remedy="use async",
+            field="rl.staleness",
         )
     if word == "async" and staleness is None:
         raise SpecError(
-            "async needs the allowed staleness",
-            remedy="for example staleness: 1, so that responses may come from weights that are one step old",
+            "placement async needs a value for staleness",
+            remedy="set it, for example to 1, so that responses may come from weights that are one step old",
             field="rl.staleness",
         )
     if gpus is not None and sum(gpus) != cluster.num_gpus:
@@ -437,7 +441,7 @@ def _rollout(
     if asked.tp not in dict(rates):
         said = ", ".join(str(tp) for tp, _ in rates)
         raise SpecError(
-            f"the speed with the engine's tp={asked.tp} is not given, only for tp={said}",
+            f"the generation speed is given only for tp={said}, but the engine has tp={asked.tp}",
             field="rollout.tp",
         )
     return Rollout(

@@ -22,7 +22,7 @@ from autotune.spec import KNOBS, ClusterSpec, ModelSpec, catalog
 
 
 class ValueRule(Document, defer_build=True):
-    """Values of a knob by a rule; both ends are included."""
+    """A rule that lists the values of a knob; both ends are included."""
 
     powers_of_two: list[Count] | None = Field(default=None, min_length=2, max_length=2, description="[from, to]")
     range: list[StrictInt] | None = Field(

@@ -97,7 +97,7 @@ class GpuDocument(Document, defer_build=True):
     usd_per_hour: Positive | None = None
     power_watts: Positive | None = None
     rated_watts: Positive | None = Field(
-        default=None, description="power limit that peaks and measured rates refer to, if power_watts is lower"
+        default=None, description="power at which the peaks and measured rates hold, if power_watts is lower"
     )
 
 
@@ -219,7 +219,7 @@ class FailuresDocument(Document, defer_build=True):
     node_mtbf_s: Annotated[Number, _MTBF, written(TIME, _MTBF)] = Field(
         description="mean time between failures of one node, e.g. 30 d"
     )
-    restart_s: Seconds = Field(description="time from a failure to training again")
+    restart_s: Seconds = Field(description="time from a failure until training continues")
     checkpoint_s: Seconds | None = Field(default=None, description="time that a checkpoint blocks training")
     checkpoint_bytes: Bytes | None = Field(default=None, description="size of a checkpoint, if its time is unknown")
     write_bytes_per_s: BytesPerSecond | None = Field(
@@ -490,7 +490,7 @@ class StudyDocument(Document, defer_build=True):
     runner: Kind = "ray"
     check: StrictBool = Field(
         default=True,
-        description="whether a program that is new to the store first runs a few steps as a check",
+        description="whether a program that is new to the store is first checked by running a few steps",
     )
     calibrate: StrictBool = Field(
         default=True,

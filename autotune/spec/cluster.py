@@ -36,7 +36,7 @@ FABRICS: Mapping[str, float | None] = {
 }  # fmt: skip
 """kinds of network between nodes, with the bandwidth of a port in bytes/s if the kind determines it; `ethernet` is TCP without RDMA"""
 CLOCK_OF_POWER = 0.45
-"""exponent of the clock over the power limit. The same multiprocessor at 350 and at 700 W: an H100 PCIe has 114 of them and multiplies at most 499.5 TFLOP/s, an H100 SXM
+"""exponent with which the clock follows the power limit. The same multiprocessor at 350 and at 700 W: an H100 PCIe has 114 of them and multiplies at most 499.5 TFLOP/s, an H100 SXM
 132 and 792.1 (mag-/gpu_benchmark, README.md), 0.73 of the rate; a V100 loses 12% from 250 to 175 W (exponent 0.35)"""
 _CLUSTER_NAME = re.compile(r"(?P<gpu>[A-Za-z0-9_ -]+)-(?P<nodes>[0-9]{1,7})x(?P<gpus>[0-9]{1,4})")
 
@@ -64,9 +64,10 @@ class GpuSpec:
     usd_per_hour: float | None = None
     """price per GPU-hour, if known"""
     power_watts: float | None = None
-    """board power under load, W, if known: its limit if one is set"""
+    """board power under load in W, if known; the power limit if one is set"""
     rated_watts: float | None = None
-    """power at which the datasheet's peak and `measured_flops_per_s` hold, W, if `power_watts` is lower; None if they hold at `power_watts`"""
+    """power in W at which the datasheet's peak and `measured_flops_per_s` hold, if `power_watts` is
+    lower; None if they hold at `power_watts`"""
 
     def __post_init__(self) -> None:
         figure("memory_bytes", self.memory_bytes)
@@ -99,7 +100,8 @@ class GpuSpec:
     def ceiling_flops_per_s(self, precision: str) -> float:
         """Upper bound on a matmul's rate in this precision: the largest measured rate, or else the datasheet's peak. The GPU must have the precision.
 
-        fp16 and bf16 run at one rate, and so do fp8 and mxfp8: if only one of the two was measured, it is the ceiling of both.
+        fp16 and bf16 run at the same rate, and so do fp8 and mxfp8: if only one of a pair was
+        measured, its rate is the bound for both.
         """
         peak = self.peak_flops_per_s[precision]
         twin = _SAME_RATE.get(precision, precision)
@@ -107,9 +109,10 @@ class GpuSpec:
 
     @property
     def clock(self) -> float:
-        """Clock of power-limited kernels as a fraction of the clock at `rated_watts`; 1 without a lower power limit.
+        """Clock of power-limited kernels as a fraction of the clock at `rated_watts`; 1 if no lower
+        power limit is set.
 
-        Switching takes a power of C V^2 f (Chandrakasan et al., IEEE J. Solid-State Circuits 27(4), 1992, equation 2). If voltage were proportional to the clock and
+        Switching power is C V^2 f (Chandrakasan et al., IEEE J. Solid-State Circuits 27(4), 1992, equation 2). If voltage were proportional to the clock and
         nothing else used power, the clock would follow the cube root of the power; the measured exponent is `CLOCK_OF_POWER`.
         """
         if not (self.power_watts and self.rated_watts):
@@ -163,7 +166,7 @@ class ClusterSpec:
     gpus_per_node: int = 8
     """GPUs (or CPU ranks) per node, >= 1"""
     intra_node: LinkSpec = field(default_factory=lambda: LinkSpec(latency_s=5e-6, bytes_per_s=64e9))
-    """link between GPUs of one node, and of one domain"""
+    """link between GPUs in the same node or domain"""
     inter_node: LinkSpec = field(default_factory=lambda: LinkSpec(latency_s=10e-6, bytes_per_s=25e9))
     """link between GPUs of two domains"""
     gpus_per_domain: int = 0
@@ -190,14 +193,16 @@ class ClusterSpec:
 
     @property
     def domain_gpus(self) -> int:
-        """GPUs of the largest group joined by the intra_node link: a node, or the nodes of a domain."""
+        """Number of GPUs in the largest group joined by the intra_node
+        link: a node, or the nodes of a domain."""
         return self.nodes_per_domain * self.gpus_per_node
 
     def domain_ranks(self, world: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Ranks per domain of a job of `world` ranks. The job takes the same number of whole nodes in each domain it needs.
+        """Ranks per domain for a job with `world` ranks. The job takes the same number of whole nodes in each domain it needs.
 
-        64 or 256 nodes over domains of 18 take 16 of each, so that no power-of-two group straddles domains (Slurm's `--segment=16`). If only
-        small shares divide the nodes, as with 37, it takes as few domains as possible.
+        For 64 or 256 nodes in domains of 18, it takes 16 nodes in each domain, so
+        that no power-of-two group straddles domains (Slurm's `--segment=16`). If the number of
+        nodes has only small divisors, as with 37, it takes as few domains as possible.
         """
         if self.nodes_per_domain == 1:
             return np.full(np.shape(world), float(self.gpus_per_node))

@@ -164,12 +164,12 @@ class ParallelConfig(Plain):
         label="{}-offload",
     )
     async_tp: bool = knob(
-        "flag", False, "tensor-parallel collectives split and overlapped with their matrix products", label="async-tp"
+        "flag", False, "split tensor-parallel collectives and overlap them with their matrix products", label="async-tp"
     )
     cuda_graph: str = knob(
         "word",
         "none",
-        "CUDA graphs: none, of each layer, or of the whole step",
+        "what CUDA graphs capture: nothing (none), each layer, or the whole step",
         values=("none", "layers", "step"),
         label="{}-graph",
     )
@@ -181,7 +181,7 @@ class ParallelConfig(Plain):
         label="{}-dispatch",
     )
     ep_overlap: bool = knob(
-        "flag", False, "the experts' all-to-all hidden behind another micro-batch's compute", label="ep-overlap"
+        "flag", False, "hide the experts' all-to-all behind another micro-batch's compute", label="ep-overlap"
     )
     extra: Mapping[str, Value] = NO_EXTRA
     """values of the study's own knobs, by name"""

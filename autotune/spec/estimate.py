@@ -88,9 +88,9 @@ class PhaseParts(_Parts):
     """Seconds of one post-training step by phase, on the trainer's clock; they add up to the step time."""
 
     generation: Number
-    """generating responses, at the given speed, while the trainer waits"""
+    """generating responses at the given speed while the trainer waits"""
     reward: Number
-    """computing rewards, at the given time"""
+    """computing rewards, which takes the given time"""
     log_prob: Number
     """computing log-probabilities of the policy"""
     reference: Number
@@ -98,11 +98,11 @@ class PhaseParts(_Parts):
     values: Number
     """values of the critic"""
     update: Number
-    """optimizer steps of policy and critic"""
+    """optimizer steps of the policy and the critic"""
     refit: Number
     """sending weights to the generation engine"""
     waiting: Number
-    """the trainer waits for responses that are generated in parallel"""
+    """time that the trainer waits for responses that are generated in parallel"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """What failures and checkpoints cost a training, and how often to save.
 
-    delta   seconds that a checkpoint blocks training               R    seconds from a failure until training continues
+    delta   seconds that a checkpoint blocks training               R    time from a failure until
+    training continues, in seconds
     M       mean seconds between failures of the nodes in use: that of one node / nodes
     tau     seconds between two checkpoints             n    replica groups, each able to train on without the others
 
@@ -40,21 +41,22 @@ class Failures:
     """How often a cluster fails, and what checkpoints and restarts cost."""
 
     node_mtbf_s: float
-    """mean seconds between failures of one node"""
+    """mean time between failures of one node, in seconds"""
     checkpoint_s: float | None = None
-    """seconds that a checkpoint blocks training; with None, its size divided by the bandwidth"""
+    """time that a checkpoint blocks training, in seconds; None means its size divided by the bandwidth"""
     checkpoint_bytes: float | None = None
     write_bytes_per_s: float | None = None
     """write bandwidth of the storage for the whole job"""
     restart_s: float
-    """seconds from a failure until training continues"""
+    """time from a failure until training continues, in seconds"""
     replicas: int = 1
     """groups with identical weights that can continue without each other"""
 
     def __post_init__(self) -> None:
         if self.checkpoint_s is None and (self.checkpoint_bytes is None or self.write_bytes_per_s is None):
             raise SpecError(
-                "the cost of a checkpoint is missing: give its seconds, or its size and the bandwidth of the storage",
+                "the cost of a checkpoint is missing: it is either the time it takes, or its size "
+                "and the storage bandwidth",
                 remedy="give failures.checkpoint_s, e.g. 60 s, or checkpoint_bytes and write_bytes_per_s",
                 field="failures.checkpoint_s",
             )
@@ -107,9 +109,9 @@ class CheckpointPolicy(Plain):
     interval_steps: int | None
     """the same in optimizer steps, if their time is known"""
     lost_share: float
-    """fraction of time lost, 0 to 1, to saving, repeated work and restarts"""
+    """fraction of time, 0 to 1, lost to saving, repeated work and restarts"""
     failures_per_day: float
-    """failures per day of the nodes in use"""
+    """failures per day across the nodes in use"""
     checkpoint_s: float
     is_capped: bool = False
     """whether the interval is capped although failures would allow a longer one, because replica groups continue without each other"""

@@ -55,11 +55,11 @@ class Knob:
     short: Mapping[str, str] = field(default_factory=dict)
     """words that labels shorten"""
     unit: str = ""
-    """what it counts; empty without a unit"""
+    """what it counts; empty if it has no unit"""
     always_shown: bool = False
     """whether labels also show it at its default"""
     shown_beside: str = ""
-    """a degree: if it is above 1, labels also show this knob at its default"""
+    """name of a degree; if that degree is above 1, labels also show this knob at its default"""
     is_own: bool = False
     """whether it belongs to one study only"""
 
@@ -81,7 +81,7 @@ class Knob:
         if kind is None:
             raise SpecError(
                 f"the values of the knob {name} must be all numbers, all words, or true and false, but are {list(values)!r:.80}",
-                remedy="a word must have no blank, comma or =, and at most 100 characters",
+                remedy="a word must not contain spaces, commas or =, and may have at most 100 characters",
                 field=where,
             )
         if kind == "flag":
@@ -152,7 +152,7 @@ class Knob:
 
     @property
     def dtype(self) -> Any:
-        """The type of its column: small if there are few codes."""
+        """The type of its column: a small type if the knob has few codes."""
         return np.bool_ if self.kind == "flag" else np.int8 if self.kind == "word" and not self.is_own else np.int64
 
     def coordinate(self, column: NDArray[Any]) -> NDArray[np.float64]:

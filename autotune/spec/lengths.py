@@ -24,7 +24,7 @@ from autotune.errors import SpecError
 
 POINTS = 1024
 USUAL_SPREAD = 0.75
-"""deviation of lengths as a fraction of their mean if only the mean is given"""
+"""standard deviation of lengths as a fraction of their mean, if only the mean is given"""
 _STEEPEST = 24.0
 """largest exponent between two percentiles, and the inverse of the smallest"""
 _LOWEST, _HIGHEST = 0.0, 100.0
@@ -127,7 +127,7 @@ class Lengths:
             if not least <= mean <= most:
                 said = ", ".join(f"p{p:g}={length:g}" for p, length in sorted(percentiles.items()))
                 raise SpecError(
-                    f"lengths with {said} have a mean from {least:,.0f} to {most:,.0f} tokens, but mean={mean:g}",
+                    f"lengths with {said} have a mean between {least:,.0f} to {most:,.0f} tokens, but mean={mean:g}",
                     remedy="correct the mean or the percentiles, or give a length file",
                 )
             above, below = 1.0 / _STEEPEST, _STEEPEST
@@ -147,7 +147,7 @@ class Lengths:
 def _of_mean(mean: float, longest: float | None) -> Lengths:
     """Log-normal lengths of that mean, cut at the longest. The cut takes from the mean, so the scale grows until the mean is the one that was given."""
     if longest is not None and mean > longest:
-        raise SpecError(f"the mean cannot be above the longest, but mean={mean:g} and max={longest:g}")
+        raise SpecError(f"the mean cannot exceed the longest length, but mean={mean:g} and max={longest:g}")
     sigma = math.sqrt(math.log1p(USUAL_SPREAD**2))
     shape = np.exp(sigma * np.array([_NORMAL.inv_cdf((i + 0.5) / POINTS) for i in range(POINTS)]))
     most = math.inf if longest is None else longest

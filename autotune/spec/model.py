@@ -75,7 +75,7 @@ class ModelSpec(Plain):
     source: str = ""
     """the Hugging Face config.json that the shape was read from, as JSON text; empty if the shape was given. Exports carry it over"""
     code: ModelCode | None = None
-    """the code that builds it, if not the built-in decoder"""
+    """the code that builds it, if it is not the built-in decoder"""
 
     def __post_init__(self) -> None:
         if not self.ffn_hidden_size and isinstance(self.hidden_size, int):
@@ -228,7 +228,7 @@ class ModelSpec(Plain):
 
     @property
     def shape_parameters(self) -> int:
-        """All weights of a decoder of this shape, regardless of what builds it."""
+        """All weights of a decoder with this shape, regardless of what builds it."""
         head = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
         dense = self.attention_parameters + self.norm_parameters + self._mlp(self.dense_ffn_hidden_size)
         layers = (self.num_layers - self.num_dense_layers) * self.layer_parameters + self.num_dense_layers * dense
@@ -256,15 +256,17 @@ class ModelSpec(Plain):
             return (f"{self.name} is known only by its {self.num_parameters:,} weights: {counted}; {stands_for}",)
         if self.source and text_of(json.loads(self.source)) is not None and not (code and code.num_parameters):
             found.append(
-                f"{self.name} counts only its language model: other parts of its config.json, such as a vision tower, are left out; "
-                "`model: {hf: PATH}` on a machine with transformers counts it"
+                f"only the language model of {self.name} is counted: other parts of its config.json, "
+                f"such as a vision tower, are left out; "
+                "`model: {hf: PATH}` on a machine with transformers counts them too"
             )
         if code is None:
             return tuple(found)
         if code.layers:
             kinds = ", ".join(f"{kind.count} x {kind.name}" for kind in code.layers)
             found.append(
-                f"{self.name} has layers that are not a decoder's ({kinds}): weights and matmuls are counted by kind from its class; activations and times use the formulas of a decoder with the same number of weights per layer, so their intervals are wider"
+                f"{self.name} has layers that a decoder does not have "
+                f"({kinds}): weights and matmuls are counted by kind from its class; activations and times use the formulas of a decoder with the same number of weights per layer, so their intervals are wider"
             )
         elif code.guessed:
             found.append(
@@ -272,7 +274,8 @@ class ModelSpec(Plain):
             )
         if code.has_towers:
             found.append(
-                f"{code.other_parameters / 1e6:,.1f}M of the {self.num_parameters / 1e6:,.1f}M weights of {self.name} are outside its language model: their memory and gradient traffic are counted, but not their compute and activations, because the workload is only tokens"
+                f"{code.other_parameters / 1e6:,.1f}M of the {self.num_parameters / 1e6:,.1f}M weights of {self.name} are outside its language model: their memory and gradient traffic are counted, but not their compute and activations, because "
+                f"the workload consists only of tokens"
             )
         return tuple(found)
 

@@ -29,8 +29,8 @@ class ModelCode:
     """Builds an `nn.Module`. Its fields are plain values, sent between processes and machines as JSON. The code runs where the model is built."""
 
     module: str = ""
-    """the user's `package.module:function`; empty for transformers' own class of `ModelSpec.source`, and without that for a model with only
-    `num_parameters` known"""
+    """the user's `package.module:function`; empty for transformers' own class of
+    `ModelSpec.source`; if there is no `source`, empty for a model with only `num_parameters` known"""
     args: str = "{}"
     """keyword arguments of the function, as JSON text"""
     folder: str = ""

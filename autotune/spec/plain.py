@@ -127,7 +127,8 @@ def fingerprint(values: Any) -> str:
 def identity(values: Any) -> str:
     """`fingerprint` of the significant values: null, false, zero and empty values are left out, and so is what the catalog adds to a GPU's datasheet.
 
-    So neither a field that is added later with such a default nor new details of a stored GPU change the fingerprint.
+    So the fingerprint stays the same if a field with such a default is added later, or if the
+    catalog adds details to a stored GPU.
     """
     return fingerprint(_said(values))
 

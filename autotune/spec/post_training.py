@@ -57,7 +57,7 @@ _SEQUENCES = ("micro_batch_tokens", "balance", "group_by_length")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """How fast responses are generated: given, never modelled."""
+    """How fast responses are generated. You give this speed; autotune does not model it."""
 
     tokens_per_s_per_gpu: tuple[tuple[int, float], ...]
     """response tokens per second per GPU, by the engine's tensor-parallel degree"""
@@ -68,7 +68,8 @@ class Rollout:
     sleeps: bool = True
     """whether a colocated engine returns that memory while the trainer works"""
     tokens_per_s_per_response: float = 0.0
-    """tokens per second of a single response, which determines the time of the longest; 0 if not given"""
+    """tokens per second for a single response, which determine how long the longest response takes;
+    0 if not given"""
 
     def __post_init__(self) -> None:
         positive_int("rollout.tp", self.tp, at_most=1 << 10)
@@ -99,7 +100,7 @@ class PostTraining:
     responses: int
     """responses per prompt, >= 1"""
     mini_batches: int = 1
-    """optimizer steps per step and epoch, >= 1"""
+    """optimizer steps per post-training step and epoch, >= 1"""
     epochs: int = 1
     """passes over a step's responses, >= 1"""
     prompt_lengths: Lengths
@@ -109,7 +110,7 @@ class PostTraining:
     same_prompt: float = 0.3
     """share of the variance of response lengths that lies between prompts, 0 to 1: responses to one prompt are alike"""
     reference: bool = False
-    """whether log-probabilities of a frozen reference model of the policy's shape are computed"""
+    """whether a frozen reference model with the policy's shape computes log-probabilities"""
     reference_offload: bool = False
     """whether the reference model is in host memory except while it computes log-probabilities"""
     critic: ModelSpec | None = None
@@ -117,9 +118,9 @@ class PostTraining:
     placement: str = "colocated"
     """one of PLACEMENTS"""
     rollout_gpus: int = 0
-    """current number of GPUs that only generate; 0 if colocated"""
+    """current number of GPUs used only for generation; 0 if colocated"""
     staleness: float = 0.0
-    """how many steps the generating policy may lag behind"""
+    """how many steps the generating policy may lag behind the updated one"""
     rollout: Rollout | None = None
     """None if nothing is generated"""
     reward_s: float = 0.0
@@ -141,7 +142,7 @@ class PostTraining:
     whole_experts: bool = True
     """whether a Megatron-Core engine leaves experts whole under tensor parallelism (`expert_tensor_parallel_size: 1`) instead of splitting each"""
     padded: bool = False
-    """whether micro-batches are padded to their longest sequence, instead of tokens without padding"""
+    """whether micro-batches are padded to their longest sequence instead of being packed without padding"""
 
     def __post_init__(self) -> None:
         one_of("rl.algorithm", self.algorithm, ALGORITHMS)
@@ -163,13 +164,15 @@ class PostTraining:
             raise SpecError("staleness and reward_s must not be below 0", field="rl")
         if self.staleness and self.placement == "colocated":
             raise SpecError(
-                f"staleness needs separate generating GPUs, but placement=colocated and staleness={self.staleness:g}",
+                f"staleness needs separate GPUs for generation, "
+                f"but placement=colocated and staleness={self.staleness:g}",
                 remedy="set placement to async with rollout_gpus, or leave staleness out",
                 field="rl.staleness",
             )
         if self.generates and self.rollout is None:
             raise SpecError(
-                f"generation speed is not modelled, so it must be given, but algorithm={self.algorithm} has no `rollout`",
+                f"autotune does not model generation speed, so the spec must give it, but "
+                f"algorithm={self.algorithm} has no `rollout`",
                 remedy="rollout: {tokens_per_s_per_gpu: 2400, tp: 1, memory_fraction: 0.6}, or rollout: {log: run.log} of your own run",
                 field="rollout",
             )
@@ -212,7 +215,7 @@ class PostTraining:
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """What was not given and therefore assumed, as text."""
+        """What the spec does not give and autotune therefore assumes, as text."""
         both = (("prompts", self.prompt_lengths), ("responses", self.response_lengths))
         told = tuple(f"{what}: {lengths.assumed}" for what, lengths in both if lengths.assumed)
         if self.generates and self.rollout is not None and not self.rollout.memory_fraction and not self.rollout_gpus:

@@ -93,7 +93,7 @@ class Budget:
     """Limits of a study; the first one reached ends it."""
 
     max_trials: int = 20
-    """search trials; baseline and final trials are additional"""
+    """number of search trials; baseline and final trials come on top"""
     max_wall_s: float = 3600.0
     """seconds since the start of the study, excluding pauses"""
     max_failed_trials: int = 10
@@ -103,7 +103,8 @@ class Budget:
     train_tokens: float | None = None
     """length of your training run in tokens: the search ends when the next trial would take longer than it saves in that run. None means a run as long as 200 trials"""
     min_gain: float | None = None
-    """without `train_tokens`: the search ends when the expected relative gain of the next eight trials falls below this; with 0, never"""
+    """without `train_tokens`: the search ends when the expected relative gain of the next eight
+    trials falls below this. 0 disables this rule"""
     parallel_trials: int = 1
     """trials that run at once, if the runner has the capacity"""
 
@@ -129,7 +130,7 @@ class MeasureSpec(Plain):
     stability_steps: int = 0
     """steps in the last round, if more than in the others, to judge the stability of losses, norms and memory; 0 for as many as in the others"""
     start_timeout_s: float = 120.0
-    """deadline from launch to the first step, s"""
+    """deadline from launch to the first step, in seconds"""
     step_timeout_s: float = 60.0
     """deadline between two steps, s"""
     trial_timeout_s: float = 600.0
@@ -151,7 +152,7 @@ class Study(Plain):
     name: str
     """its name"""
     workload: Workload
-    """what is trained, and on which cluster; if the study has a target, the target's"""
+    """what is trained, and on which cluster; for a study with a target, this is the target's workload"""
     space: SpaceSpec
     """which configs exist"""
     objective: Objective = Objective()
@@ -185,7 +186,7 @@ class Study(Plain):
     filled_in: tuple[str, ...] = ()
     """varying knobs that enqueued configs did not set, with the values they got"""
     check: bool = True
-    """whether a program that is new to the store first runs a few steps as a check"""
+    """whether a program that is new to the store is first checked by running a few steps"""
     calibrate: bool = True
     """whether a cluster without a calibration is measured quickly before the first real trial"""
     keeps_outputs: bool = False
@@ -193,7 +194,8 @@ class Study(Plain):
     unwatched: bool = False
     """whether the probe is off (`probe: false`)"""
     at_hand: ClusterSpec | None = None
-    """the cluster that trials run on, if the workload's cluster, the target, is larger: trials are then proxies, each representing a config of the workload. None: they run on the workload's own"""
+    """the cluster that trials run on, if the workload's cluster, the target, is larger: trials are then proxies, each representing a config of the workload. None
+    means that trials run on the workload's cluster"""
 
     def __post_init__(self) -> None:
         if self.at_hand is not None:
@@ -218,7 +220,7 @@ def _check_searcher_of_proxies(searcher: str) -> None:
     if searcher != USUAL_SEARCHER:
         raise SpecError(
             f"a study with a target chooses its proxies itself, but searcher={searcher}",
-            remedy="leave `searcher` out; a study on the target itself, without `target`, takes any",
+            remedy="leave `searcher` out; a study on the target itself, without `target`, accepts any searcher",
             field="searcher",
         )
 
@@ -228,7 +230,8 @@ def _check_no_baseline(baseline: ParallelConfig | None) -> None:
     if baseline is not None:
         raise SpecError(
             f"proxies are different jobs and are never compared with a baseline, but baseline={baseline}",
-            remedy="leave `baseline` out, or put the config under `enqueue` so that its proxy runs first; a study on the target itself takes a baseline",
+            remedy="leave `baseline` out, or put the config under `enqueue` so that its proxy runs first; a "
+            "study on the target itself accepts a baseline",
             field="baseline",
         )
 

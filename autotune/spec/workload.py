@@ -14,7 +14,7 @@ from autotune.spec.post_training import PostTraining
 
 OPTIMIZERS = ("adamw", "sgd", "adamw_8bit", "muon", "adafactor")
 """adamw keeps two fp32 moments per weight, adamw_8bit two of one byte, muon one (adamw's two for embeddings, norms and the output projection),
-adafactor sums over rows and columns, sgd none"""
+adafactor sums over rows and columns, and sgd keeps no state"""
 PEFT_METHODS = ("lora", "qlora")
 """lora trains adapters on top of frozen weights (arXiv 2106.09685); qlora keeps the frozen weights in 4 bits (arXiv 2305.14314)"""
 PEFT_LIBRARIES = ("", "peft")
@@ -78,9 +78,11 @@ class Workload(Plain):
     unfused_attention: bool = False
     """whether the program's attention stores the score matrix (eager attention of transformers, Megatron-LM before FlashAttention). FlashAttention (arXiv 2205.14135) and torch's scaled_dot_product_attention never store it"""
     attention_kernel: str = ""
-    """if the program's user chooses it: one of `ATTENTION_KERNELS`, which differ by up to 1.8 times over long sequences on Hopper. Empty: the trainer's own, or unknown"""
+    """the attention kernel, if the program's user chooses it: one of `ATTENTION_KERNELS`, which
+    differ by up to 1.8 times over long sequences on Hopper. Empty means the trainer's own, or unknown"""
     loop: str = ""
-    """for your own program: the trainer whose training loop it runs, one of `LOOPS`; the cost model's constants and memory depend on it. Empty: unknown"""
+    """for your own program: the trainer whose training loop it runs, one of `LOOPS`; the cost
+    model's constants and memory depend on it. Empty if unknown"""
     rl: PostTraining | None = None
     """a post-training step; None for a plain optimizer step on sequences of equal length"""
 
@@ -122,7 +124,7 @@ class Workload(Plain):
             )
         if self.shards_in_fp32 and not self.pure_bf16:
             raise SpecError(
-                "shards_in_fp32 says how weights in bf16 are sharded, but pure_bf16 is false",
+                "shards_in_fp32 applies only to weights in bf16, but pure_bf16 is false",
                 remedy="set pure_bf16: true, or remove shards_in_fp32",
                 field="shards_in_fp32",
             )
@@ -140,6 +142,7 @@ class Workload(Plain):
 
     @property
     def tokens_per_sequence(self) -> float:
-        """Tokens that a step trains on for each sequence of the global batch: its whole length; for post-training, the mean of prompts and responses
-        times the mini-batches of a step."""
+        """Tokens that a step trains on for each sequence of the global batch. This is its whole
+        length; for post-training, the mean length of prompt and response times the mini-batches of
+        a step."""
         return float(self.seq_len) if self.rl is None else self.rl.tokens / self.rl.mini_batch

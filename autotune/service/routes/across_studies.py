@@ -52,8 +52,10 @@ async def best(
 ) -> Response:
     """Find the best measured configs of a model across all studies, one row per config, ranked by tokens per second per GPU or by an objective.
 
-    Without a model: the best config of each model and cluster. Simulated results are included only with `runner=simulated`. With model and
-    cluster, if nothing was measured: the configs of the nearest workload, or else the cost model's ranking; `source` shows which.
+    Without a model, the answer has the best config for each model and
+    cluster. Simulated results are included only with `runner=simulated`. If you give a model and a
+    cluster and nothing was measured, the answer has the configs of the nearest workload, or else
+    the cost model's ranking; `source` shows which.
     """
 
     asked = Asked(

@@ -50,7 +50,8 @@ async def health(request: Request, service: TheService) -> Response:
 
 @router.get("/health/live", responses=responses(model=HealthAnswer))
 async def live(request: Request) -> Response:
-    """Check whether the process answers. Restart it if it does not. A restart fixes nothing else that `health` checks. Needs no token."""
+    """Check whether the process answers. Restart it if it does not. A restart does not fix the
+    other problems that `health` reports. Needs no token."""
     check_parameters(request)
     return _response({"status": "ok", "version": __version__})
 

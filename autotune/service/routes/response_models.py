@@ -58,7 +58,8 @@ class BudgetSummary(Answer):
     max_failed_trials: int = Field(examples=[10])
     max_gpu_s: float | None = Field(description="limit in rank-seconds. null means no limit")
     min_gain: float | None = Field(
-        description="the search ends if the next eight trials are expected to gain less than this. With 0 it never ends early. With null it ends if a trial costs more time than it saves in your training run"
+        description="the search ends if the next eight trials are expected to gain less than this. With 0 it never ends early. With "
+        "null, it ends when a trial would cost more time than it saves in your training run"
     )
     train_tokens: float | None = Field(
         description="length of your training run in tokens. null means unknown; a run as long as 200 trials is assumed"
@@ -96,7 +97,7 @@ class StudySummary(Answer):
     elapsed_s: float
     trials: dict[str, int] = Field(description="trials by status", examples=[{"COMPLETED": 4, "FAILED": 1}])
     speedup: float | None = Field(
-        description="speed of the winner relative to the baseline; null until the study has ended", examples=[1.31]
+        description="speed of the winner relative to the baseline. null until the study has ended", examples=[1.31]
     )
     too_noisy: Plain | None = Field(
         default=None, description="spread of the baseline if the study is too noisy for a claim; otherwise null"
@@ -332,7 +333,7 @@ class ReviewAnswer(Answer):
         description="what was not found, and how to provide it; until then nothing is predicted"
     )
     fits: bool | None = Field(
-        description="whether it is expected to fit. null while something is missing, and if the launch needs more, or less, memory than is predicted by an unknown amount"
+        description="whether it is expected to fit. null while something is missing, and if the launch needs an unknown amount more, or less, memory than predicted"
     )
     estimate: Plain | None
     observed: Plain | None
@@ -341,7 +342,8 @@ class ReviewAnswer(Answer):
     together: Plain | None
     trials: list[Plain] = Field(
         default=[],
-        description="if no edit is certain to be faster: changes worth a trial, in the format of `edits`, each with its probability of a gain",
+        description="if no edit is certain to be faster: changes worth a trial, in the format of "
+        "`edits`, each with its probability of being faster",
     )
     if_out_of_memory: Plain | None = Field(
         default=None, description="changes that would make the launch fit, if it may not fit and no edit is certain to"

@@ -23,9 +23,9 @@ from autotune.spec.hugging_face.reading import fields_of
 from autotune.spec.model import ModelSpec
 
 HUB = "hub"
-"""key of a model's id on the Hugging Face Hub"""
+"""key in a catalog file for the model's id on the Hugging Face Hub"""
 CONFIG = "config"
-"""key of a model's config.json"""
+"""key in a catalog file for the model's config.json"""
 _LISTED_NODES = (1, 4, 16, 128)
 
 
@@ -51,7 +51,7 @@ def cluster_names() -> tuple[str, ...]:
 
 
 def gpus_per_node(gpu_type: str) -> int:
-    """The usual number of GPUs of that type per node."""
+    """The usual number of GPUs per node for that type."""
     return int(read_entry("gpus", gpu_type, field="gpu").get("gpus_per_node", 8))
 
 
@@ -71,7 +71,8 @@ def model(name: str) -> ModelSpec:
 
 
 def published_config(spec: ModelSpec) -> Mapping[str, Any] | None:
-    """The config.json of a model with the name and shape of a catalog model; None for others, and if the catalog has none.
+    """The config.json of a model with the name and shape of a catalog model; None for other models,
+    and for those whose config.json the catalog lacks.
 
     Learned positions, tying and multi-token prediction layers may differ: a study with longer sequences needs more positions, and trainers handle the others differently.
     """

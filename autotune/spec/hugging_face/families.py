@@ -282,4 +282,4 @@ APART: Mapping[str, str] = {
     "jetmoe": "has experts in its attention",
     "arctic": "has a dense MLP with its own norms next to the experts of each layer",
 }  # fmt: skip
-"""Families whose layers no shape describes, by `model_type`: how they differ."""
+"""How families differ whose layers cannot be described by a shape, by `model_type`."""

@@ -56,7 +56,7 @@ class Router:
     """number of groups of experts; each token uses `chosen_groups` of them, and 1 means no grouping"""
     chosen_groups: int
     scale: float
-    """factor of the routed experts' weights"""
+    """scaling factor for the routed experts' weights"""
 
 
 @final
@@ -180,7 +180,7 @@ def _rotary(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str
 
 
 def text_document(model: ModelSpec) -> dict[str, Any]:
-    """The model's config.json; for a multimodal model, only its language-model part. Only for a model with such parameters."""
+    """The model's config.json; for a multimodal model, only its language-model part. The model must have a config.json."""
     found = _config_json(model)
     assert found is not None, "a model given only by its shape has no config.json"
     return dict(text_model(found)[1])

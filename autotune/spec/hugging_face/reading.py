@@ -123,7 +123,8 @@ def _family(name: str, document: Document) -> Family:
         )
     if name in APART:
         raise SpecError(
-            f"the family {name!r} of the model's config.json {APART[name]}: a decoder of equal layers would misrepresent it",
+            f"the family {name!r} of the model's config.json {APART[name]}: a decoder with identical "
+            f"layers would misrepresent it",
             remedy=BUILT,
             field="model",
         )
@@ -131,7 +132,8 @@ def _family(name: str, document: Document) -> Family:
         known = (*FAMILIES, *ALIKE)
         near = nearest(name, known)
         raise SpecError(
-            f"the family {name!r} of the model's config.json is not supported; supported are {', '.join(sorted(known))}",
+            f"the family {name!r} of the model's config.json is not supported; the supported "
+            f"families are {', '.join(sorted(known))}",
             remedy=f"{near}; else {BUILT}" if near else BUILT,
             field="model",
         )
@@ -181,7 +183,8 @@ def _refuse_unread(name: str, read: set[str], document: Document) -> None:
         plain = isinstance(value, int | float | list) and bool(value)
         if plain and key not in read and _SHAPE.search(key) and not _HARMLESS.search(key):
             raise SpecError(
-                f"the model's config.json has {key}={value!r:.40}, which is not known for {name} models, so its shape would be misread",
+                f"the model's config.json has {key}={value!r:.40}, which is not known for {name} models, "
+                f"so autotune could misread its shape",
                 remedy=f"remove the key if it changes no weights, otherwise {INLINE}",
                 field="model",
             )

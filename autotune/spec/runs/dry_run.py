@@ -90,7 +90,7 @@ class MatrixProduct:
     dtype: str
     """dtype of its operands, as torch names it: bfloat16"""
     count: int
-    """runs in one micro-batch, forward and backward"""
+    """number of times it runs in one micro-batch, forward and backward"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,9 +42,9 @@ class Measurement(Plain):
     gradient_noise_scale: float | None = None
     """simple noise scale in sequences (McCandlish et al. 2018, eq. 2.8), if it was estimated; infinite if the gradient is indistinguishable from noise"""
     gradient_noise_interval: tuple[float, float] | None = None
-    """90% interval of the noise scale, sequences"""
+    """90% interval of the noise scale, in sequences"""
     setup_s: float = 0.0
-    """seconds before the first step, for starting processes and groups and building the model"""
+    """time before the first step, in seconds, to start processes and groups and to build the model"""
     flops_per_token: float | None = None
     """model FLOPs per token, without recomputation, if known"""
     peak_flops_per_s: float | None = None
@@ -56,9 +56,10 @@ class Measurement(Plain):
     step_peak_memory_bytes: tuple[float, ...] = ()
     """highest peak of any rank from the start of the trial to the end of each step, if available"""
     breakdown_s: Mapping[str, float] = field(default_factory=dict)
-    """profiled seconds of a step by cause, if a profile was requested"""
+    """profiled step time by cause, in seconds, if a profile was requested"""
     phases_s: Mapping[str, float] = field(default_factory=dict)
-    """seconds of a post-training step by phase, for trials that run only the trainer's phases: `log_prob`, `reference` and `update` are measured, the other
+    """time of each phase of a post-training step, in seconds, for
+    trials that run only the trainer's phases: `log_prob`, `reference` and `update` are measured, the other
     phases come from the spec or are predicted from it; empty for all other trials"""
     utilization: Mapping[str, float] = field(default_factory=dict)
     """other readings by name: power_watts, sm, memory_bandwidth, reserved_memory_bytes, alloc_retries, temperature_c, throttled, ..."""
@@ -69,8 +70,8 @@ class Measurement(Plain):
     loss_comparison: LossComparison | None = None
     """the loss at equal tokens compared with other configs, if they do not see the same data"""
     time_from: str = ""
-    """source of the step times: `log` (a time that the program printed), `rate` (a printed rate) or `arrival` (of its step lines); empty: the
-    worker's own clock"""
+    """source of the step times: `log` (a time that the program printed), `rate` (a printed rate) or `arrival` (of
+    its step lines); empty if the worker's own clock timed the steps"""
     time_resolution_s: float = 0.0
     """the resolution of step times; 0 if unknown"""
     steps_together: int = 1
@@ -100,12 +101,13 @@ class Measurement(Plain):
 
     @property
     def step_time_s(self) -> float:
-        """Median seconds of a step; nan without steps."""
+        """Median step time in seconds; nan if there are no steps."""
         return float(statistics.median(self.step_times_s)) if self.step_times_s else math.nan
 
     @property
     def step_time_spread(self) -> float:
-        """Robust relative spread of the step time: 1.4826 * median absolute deviation / median, with the rounding of the times (a uniform
+        """Robust relative spread of the step time: 1.4826 * median absolute deviation / median,
+        combined with the rounding of the times (a uniform
         error over the resolution, whose standard deviation is resolution / sqrt(12))."""
         if len(self.step_times_s) < 2:
             return 0.0
@@ -126,13 +128,15 @@ class Measurement(Plain):
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second of the whole job, counting only steps that were not skipped, over the time of all steps."""
+        """Tokens per second for the whole job: the tokens of steps that were not skipped, divided
+        by the time of all steps."""
         mean = self.mean_step_time_s
         return self.tokens_per_step * (1.0 - self.skipped_share) / mean if mean > 0 else math.nan
 
     @property
     def median_tokens_per_s(self) -> float:
-        """Tokens per second of the whole job at the median step, skipped or not: the rate of an undisturbed step."""
+        """Tokens per second for the whole job at the median step, skipped or not: the rate of an
+        undisturbed step."""
         return self.tokens_per_step / self.step_time_s if self.step_time_s > 0 else math.nan
 
     @property

@@ -77,7 +77,7 @@ class ObservedRun(Plain):
 
     @property
     def step_time_s(self) -> float | None:
-        """Median seconds of a step; None if no step was observed."""
+        """Median step time in seconds; None if no step was observed."""
         return self.measurement.step_time_s if self.measurement and self.measurement.step_times_s else None
 
     def as_trial(self) -> Trial | None:
@@ -113,7 +113,8 @@ def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
     for tag in found:
         if not _TAG.fullmatch(tag):
             raise SpecError(
-                f"a tag has 1 to 50 letters, digits or any of _ . : / + -, and begins with a letter or digit, but one is {tag!r:.80}",
+                f"a tag must have 1 to 50 letters, digits or any of _ . : / + -, and begin with a "
+                f"letter or digit, but one is {tag!r:.80}",
                 remedy="leave out spaces and other characters",
                 field="tags",
             )
@@ -124,7 +125,9 @@ def check_tag_count(count: int) -> None:
     """Raise `SpecError` if a study would have too many tags."""
     if count > MAX_TAGS:
         raise SpecError(
-            f"a study has at most {MAX_TAGS} tags, but would have {count}", remedy="remove one first", field="tags"
+            f"a study may have at most {MAX_TAGS} tags, but this one would have {count}",
+            remedy="remove one first",
+            field="tags",
         )
 
 
@@ -133,7 +136,7 @@ def checked_note(text: str, *, notes: int) -> str:
     text = text.replace("\r\n", "\n").strip()
     if not 0 < len(text) <= MAX_NOTE:
         raise SpecError(
-            f"a note has 1 to {MAX_NOTE:,} characters, but this one has {len(text):,}",
+            f"a note must have 1 to {MAX_NOTE:,} characters, but this one has {len(text):,}",
             remedy="shorten it, or write several" if text else "write some text",
             field="text",
         )
