@@ -198,7 +198,7 @@ def profile_lines(document: dict[str, Any]) -> list[str]:
         f"{len(document['runs'])} configs were dry-run: plan, estimate and tune take their memory from these runs, {others}"
     ]
     lines += [
-        f"{check['config']}: error of the prediction from the other runs {check['error']:+.1%}"
+        f"{check['config']}: predicted from the other runs with an error of {check['error']:+.1%}"
         for check in document["checks"]
     ]
     return lines + [f"not run, {config}: {reason}" for config, reason in document["failed"].items()]

@@ -118,7 +118,8 @@ def _run(argv: list[str]) -> int:
             raise
         told = AutotuneError(
             "autotune ran out of memory; what a study has measured is stored",
-            remedy="give this process more memory (a container's limit, `ulimit -v`), then repeat the command: a study continues",
+            remedy="give this process more memory (a container's limit, `ulimit -v`), then repeat "
+            "the command; the study continues",
         )
         return report_error(told, as_json=as_json)
     except Exception as error:

@@ -37,7 +37,7 @@ def target_sentences(target: Mapping[str, Any]) -> list[str]:
     sizes = f"{target['num_gpus']:,} GPUs, {target['times']:g} times those of {target['at_hand']}"
     said = [f"target {target['cluster']} ({sizes}): ranked by the cost model and {ran} on {target['at_hand']}"]
     said.append(statement_sentence(target))
-    said.append(f"one trial on the target is expected to gain {target['gain_of_a_real_trial']:.1%}")
+    said.append(f"one trial on the target is expected to improve the speed by {target['gain_of_a_real_trial']:.1%}")
     if target["configs"] and (stalls := target["configs"][0].get("stall_probability", 0.0)):
         slow = format_duration(target["configs"][0]["stalled_step_time_s"])
         said.append(
@@ -54,7 +54,7 @@ def statement_sentence(target: Mapping[str, Any]) -> str:
     """How close the first config is to the best one, or why that is not said."""
     statement = target["statement"]
     if statement is None:
-        return f"no bound on the distance from the best config: {target['no_statement']}"
+        return f"there is no bound on how far the first config is from the best one: {target['no_statement']}"
     return (
         f"the first config is within {statement['within']:.0%} of the best one with {statement['confidence']:.0%} confidence, "
         f"based on {statement['replays']:,} replays of published sweeps"

@@ -72,12 +72,13 @@ STATUS_COLOURS: Mapping[str, str] = {
 }
 
 SPEEDS = (
-    "Tokens/s, corrected for machine drift with the baseline, without disturbed final runs (lines of a running study show each run as measured). "
+    "Tokens/s are corrected for machine drift with the baseline and exclude disturbed final runs "
+    "(lines of a running study show each run as measured). "
     "Step is the median step time."
 )
 """under tables of trials: which figure a config has (`autotune.results.config_figures`)"""
 AS_MEASURED = (
-    "Tokens/s as measured: the baseline was not measured, so drift is not corrected. Step is the median step time."
+    "Tokens/s are as measured: the baseline was not measured, so drift is not corrected. Step is the median step time."
 )
 """the same where the baseline could not be measured"""
 MIN_CONFIG = 24

@@ -106,7 +106,7 @@ def _drawn_lengths(winner: Winner) -> list[str]:
     if not (told := said(False)):
         return [f"{lengths}: {said(True)} of a mean step"]
     return [
-        f"trials ran only the trainer's phases: {said(True)} of a step were measured, and {told} follow from the spec. Nothing was generated, so memory figures cover the trainer only",
+        f"trials ran only the trainer's phases: {said(True)} of a step were measured, and {told} follow from the spec. No responses were generated, so memory figures cover only the trainer",
         lengths,
     ]
 

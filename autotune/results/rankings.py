@@ -209,7 +209,8 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
     document = explanation.to_dict()
     if won and runner_up is not None and runner_up.number in result.tied_with:
         document["text"].append(
-            f"trial {trial.number} and trial {runner_up.number} are statistically tied: runs of one config differ as much as these two configs in the final rounds"
+            f"trial {trial.number} and trial {runner_up.number} are statistically tied: in the final "
+            f"rounds, runs of one config differ as much as these two configs do"
         )
     below = result.below.get(trial.number)
     if below and not won:

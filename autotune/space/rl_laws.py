@@ -93,7 +93,7 @@ def _longest_law(knob: str) -> Law:
 RL_LAWS: tuple[Law, ...] = (
     Law(
         name="rl_split",
-        broken="generating and training GPUs together exceed the cluster",
+        broken="generation and training GPUs together exceed the cluster",
         fields=("rollout_gpus", "tp", "pp", "dp", "cp"),
         check=_generates(lambda w, t: t.world_size + knob_values(w, t, "rollout_gpus") <= w.cluster.num_gpus),
         reason=lambda w, c: (
@@ -113,7 +113,7 @@ RL_LAWS: tuple[Law, ...] = (
     ),
     Law(
         name="rl_engines",
-        broken="rollout_tp does not divide the generating GPUs or the attention heads",
+        broken="rollout_tp does not divide the generation GPUs or the attention heads",
         fields=("rollout_tp", "rollout_gpus", "tp", "pp", "dp", "cp"),
         check=_generates(
             lambda w, t: (
@@ -122,7 +122,7 @@ RL_LAWS: tuple[Law, ...] = (
             )
         ),
         reason=lambda w, c: (
-            f"rollout_tp must divide the generating GPUs and the attention heads, but rollout_tp={knob_value(w, c, 'rollout_tp')}, "
+            f"rollout_tp must divide the generation GPUs and the attention heads, but rollout_tp={knob_value(w, c, 'rollout_tp')}, "
             f"GPUs={knob_value(w, c, 'rollout_gpus') or c.world_size} and num_attention_heads={w.model.num_attention_heads}"
         ),
     ),

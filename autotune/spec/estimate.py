@@ -43,7 +43,7 @@ class _Parts(Plain):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeParts(_Parts):
-    """Seconds of one optimizer step by cause; they add up to the step time."""
+    """Time in one optimizer step by cause, in seconds; the parts add up to the step time."""
 
     compute: Number
     """kernels of forward, backward and recomputation, with their launch overhead"""
@@ -67,7 +67,7 @@ class TimeParts(_Parts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryParts(_Parts):
-    """Peak bytes by cause on the rank with the highest peak; they add up to the peak."""
+    """Peak memory by cause on the rank with the highest peak, in bytes; the parts add up to the peak."""
 
     weights: Number
     """weights in the compute precision"""
@@ -85,7 +85,8 @@ class MemoryParts(_Parts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseParts(_Parts):
-    """Seconds of one post-training step by phase, on the trainer's clock; they add up to the step time."""
+    """Time in one post-training step by phase, in seconds on the trainer's clock; the phases add up
+    to the step time."""
 
     generation: Number
     """generating responses at the given speed while the trainer waits"""

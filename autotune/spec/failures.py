@@ -1,7 +1,7 @@
 """What failures and checkpoints cost a training, and how often to save.
 
-    delta   seconds that a checkpoint blocks training               R    time from a failure until
-    training continues, in seconds
+    delta   seconds that a checkpoint blocks training               R    seconds from a failure
+    until training continues
     M       mean seconds between failures of the nodes in use: that of one node / nodes
     tau     seconds between two checkpoints             n    replica groups, each able to train on without the others
 
@@ -55,8 +55,7 @@ class Failures:
     def __post_init__(self) -> None:
         if self.checkpoint_s is None and (self.checkpoint_bytes is None or self.write_bytes_per_s is None):
             raise SpecError(
-                "the cost of a checkpoint is missing: it is either the time it takes, or its size "
-                "and the storage bandwidth",
+                "the cost of a checkpoint is missing",
                 remedy="give failures.checkpoint_s, e.g. 60 s, or checkpoint_bytes and write_bytes_per_s",
                 field="failures.checkpoint_s",
             )

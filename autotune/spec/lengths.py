@@ -127,7 +127,7 @@ class Lengths:
             if not least <= mean <= most:
                 said = ", ".join(f"p{p:g}={length:g}" for p, length in sorted(percentiles.items()))
                 raise SpecError(
-                    f"lengths with {said} have a mean between {least:,.0f} to {most:,.0f} tokens, but mean={mean:g}",
+                    f"lengths with {said} have a mean between {least:,.0f} and {most:,.0f} tokens, but mean={mean:g}",
                     remedy="correct the mean or the percentiles, or give a length file",
                 )
             above, below = 1.0 / _STEEPEST, _STEEPEST

@@ -89,7 +89,7 @@ class Outliers:
 
     def _words(self, kind: str, node: str, became: str) -> str:
         if kind == LINK:
-            return "configs that send between these nodes wait for it: fix it, or leave one of them out"
+            return "configs that send between these nodes wait for this link: fix it, or leave one of the nodes out"
         if became == "left out":
             return f"node {node} is left out: the following trials use other nodes"
         if became == "needed":

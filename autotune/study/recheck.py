@@ -397,7 +397,7 @@ def recheck_study(
     if record.study.at_hand is not None:
         raise SpecError(
             f"the trials of {record.study.name} represent configs of its target, so its configs were not measured directly",
-            remedy="recheck a study on the cluster itself",
+            remedy="recheck a study whose trials ran on the target itself",
             field="STUDY",
         )
     configs = chosen(found.trials, _ranked(found), found.baseline.config if found.baseline else None)

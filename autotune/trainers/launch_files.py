@@ -59,7 +59,7 @@ class Launch:
     python: str = ""
     """interpreter or environment whose programs take precedence over PATH; empty for PATH alone"""
     notes: tuple[str, ...] = ()
-    """what to know before the start"""
+    """what you should know before you start it"""
     tuned: Mapping[str, Any] = field(default_factory=dict)
     """how its config was found and measured, from `autotune.results.provenance`; empty if it was not tuned"""
 

@@ -144,7 +144,8 @@ def answers(
     calibration: Calibration | None = None,
     on_rank: OnRank | None = None,
 ) -> tuple[Fit, ...]:
-    """The answer for each config; `runner` None: the built-in one. Raises `MissingExtraError` without torch."""
+    """The answer for each config; if `runner` is None, the built-in one is
+    used. Raises `MissingExtraError` without torch."""
     runs_by = runner or dry_runner()
     asked = tuple(configs)
 

@@ -88,7 +88,10 @@ def test_what_transformers_writes_of_every_class_is_read() -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"model_type": "qwen9"}, r"the family 'qwen9' .* is not supported; supported are .*did you mean qwen"),
+        (
+            {"model_type": "qwen9"},
+            r"the family 'qwen9' .* is not supported; the supported families are .*did you mean qwen",
+        ),
         ({"model_type": "bert"}, "bert.*not a decoder-only"),
         ({"is_encoder_decoder": True}, "not a decoder-only"),
         ({"model_type": "llama", "num_experts_in_the_attic": 3}, "num_experts_in_the_attic=3.*misread"),

@@ -32,7 +32,7 @@ def test_a_mean_alone_is_named_as_assumed_and_kept_under_the_longest() -> None:
         ({}, None, "need a mean or percentiles"),
         ({50.0: 900.0, 95.0: 800.0}, None, "must not decrease"),
         ({50.0: 900.0, 95.0: 1000.0, 100.0: 1100.0}, 3000.0, "have a mean between"),
-        ({100.0: 500.0}, 900.0, "cannot be above the longest"),
+        ({100.0: 500.0}, 900.0, "cannot exceed the longest length"),
     ],
 )
 def test_what_no_lengths_can_have_is_refused(percentiles: dict[float, float], mean: float | None, words: str) -> None:

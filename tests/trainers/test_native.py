@@ -37,10 +37,10 @@ class TestNative(TrainerContract):
     @pytest.mark.parametrize(
         ("config", "rl", "words"),
         [
-            ({"pp": 2}, {}, "pp=2: a pipeline's stages send tensors of one shape"),
+            ({"pp": 2}, {}, "pp=2: a pipeline's stages send tensors of a fixed shape"),
             ({"cp": 2}, {}, "cp=2: sequences are cut into equal chunks"),
-            ({"compile": True}, {}, "compile=true: layers are compiled for one shape"),
-            ({"precision": "fp8"}, {}, "precision=fp8: products in fp8"),
+            ({"compile": True}, {}, "compile=true: layers are compiled for a fixed shape"),
+            ({"precision": "fp8"}, {}, "precision=fp8: matrix products in fp8"),
             ({"extra": {"phase_offload": "all"}}, {}, "phase_offload=all"),
             ({"micro_batch_size": 2}, {}, "an optimizer step of this workload has 8 sequences"),
             ({}, {"phase_offload": "optimizer"}, "phase_offload=optimizer"),

@@ -54,7 +54,7 @@ def test_weights_of_every_answer_are_those_that_the_class_has(family: str) -> No
     assert model.shape_parameters + code.other_parameters == pytest.approx(total, rel=0.01)
     fp32 = autotune.estimate(described(model), ParallelConfig(dp=8, micro_batch_size=2, precision="fp32"))
     assert float(fp32.memory_parts_bytes.weights) == pytest.approx(4 * total, rel=0.01)
-    assert any("layers that are not a decoder's" in words for words in model.assumptions)
+    assert any("layers that a decoder does not have" in words for words in model.assumptions)
 
 
 def test_experts_that_a_token_does_not_visit_cost_no_compute_and_are_kept() -> None:
@@ -107,7 +107,7 @@ def test_where_no_class_is_built_towers_are_named_as_left_out() -> None:
     model = transformers_model("other", json.dumps(tower()), base=None, inspect=None)
     assert code_of(model).num_parameters == 0
     (words,) = model.assumptions
-    assert "counts only its language model" in words
+    assert "only the language model" in words
 
 
 def test_layers_of_other_kinds_are_refused_where_no_class_is_built() -> None:

@@ -106,7 +106,8 @@ def best(
 ) -> None:
     """Show the best configs of a study or of all studies.
 
-    If nothing was measured for --model and --cluster, it shows the configs of the most similar workload. Without one it shows the cost model's ranking.
+    If nothing was measured for --model and --cluster, it shows the configs of the most similar workload. If
+    there is none, it shows the cost model's ranking.
     """
     from autotune.cli.named_study import source_of
     from autotune.cli.source import in_folder, open_source

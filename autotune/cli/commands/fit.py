@@ -92,7 +92,8 @@ def fit(
     It runs two optimizer steps of the model's own code without data, as one rank of the job. The answer shows how much memory is allocated, when and by
     what, with FLOPs and communication. Your own model (model: {module: ...}) is built in a separate process on this machine.
 
-    Exit code 0: the config is expected to fit (with several configs, at least one). 1: it is not, or no dry run was possible. 2: bad input.
+    Exit code 0 means that the config, or at least one of several, is expected to fit. Exit code 1
+    means that none is, or that no dry run was possible. 2: bad input.
     """
     from autotune import api
     from autotune.ports import DryRunLimits

@@ -300,13 +300,13 @@ def _print_post_training(found: Any) -> None:
         print_table(heads, rows, numbers=heads[:-1])
         best, balanced = min(splits, key=lambda row: row["step_time_s"]), beside["balanced"]
         waits = (
-            "without staleness each side waits while the other works"
+            "without staleness, each side waits while the other works"
             if balanced is None
-            else f"with {balanced['rollout_gpus']:.1f} generating, neither side would wait"
+            else f"with {balanced['rollout_gpus']:.1f} GPUs generating, neither side would wait"
         )
-        out.print(f"best split: {best['training_gpus']} train, {best['rollout_gpus']} generate; {waits}")
+        out.print(f"best split: {best['training_gpus']} GPUs train, {best['rollout_gpus']} generate; {waits}")
     for gpus, reason in beside.get("splits_why_not", {}).items():
-        out.print(f"no split with {gpus} generating GPUs: {reason}")
+        out.print(f"there is no split with {gpus} GPUs for generation: {reason}")
     words = {"both": "on all GPUs", "training": "for training", "generation": "for generation"}
     for side, row in beside.get("one_more_node", {}).items():
         why = beside["one_more_node_why_not"].get(side, "")

@@ -42,7 +42,7 @@ def review(
     precision: PrecisionOption = None,
     config: Annotated[
         str | None,
-        typer.Option("--config", metavar="KNOB=VALUE,...", help="Current config, if the launch does not give it."),
+        typer.Option("--config", metavar="KNOB=VALUE,...", help="Current config, if the launch does not contain it."),
     ] = None,
     train_tokens: Annotated[
         float | None,
@@ -55,7 +55,7 @@ def review(
         typer.Option("--measured", metavar="TIME", parser=time_s(), help="Measured step time, e.g. 2.1s."),
     ] = None,
     log: Annotated[
-        Path | None, typer.Option("--log", metavar="FILE", help="Log of the launch, to read step times from.")
+        Path | None, typer.Option("--log", metavar="FILE", help="Log of the launch, for its step times.")
     ] = None,
     diff: Annotated[bool, typer.Option("--diff", help="Print the edits as a patch of the file.")] = False,
     write: Annotated[

@@ -42,7 +42,8 @@ def tune(
             "--train-tokens",
             metavar="TOKENS",
             parser=tokens(),
-            help="Tokens of the planned training run, e.g. 300B or 15T. The search stops when further trials would cost more time than they could save.",
+            help="Length of the planned training run in tokens, e.g. 300B or "
+            "15T. The search stops when further trials would cost more time than they could save.",
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed to use instead of the spec's.")] = None,

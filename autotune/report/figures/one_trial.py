@@ -88,7 +88,7 @@ def _step_times(source: TrialSource) -> Figure | None:
     return Figure(
         name="step_times",
         title="Step times",
-        shows="Seconds of each optimizer step on the slowest rank.",
+        shows="Duration of each optimizer step on the slowest rank, in seconds.",
         how_to_read=f"Each dot is a step; pale dots (the first {source.warmup_steps}) are warm-up and do not count. A triangle marks a step beyond the top of the figure, with its time. Dots on one level mean a reliable measurement; a drift or two levels mean that the machine was also doing something else.",
         svg=plot(
             points,
@@ -222,7 +222,7 @@ def _time(source: TrialSource) -> Figure | None:
     return Figure(
         name="time_by_parts",
         title="Where the time of a step goes",
-        shows="Seconds of one optimizer step by cause, as predicted by the cost model"
+        shows="Time in one optimizer step by cause, in seconds, as predicted by the cost model"
         + (" and as profiled in the trial." if is_profiled else "; this trial was not profiled."),
         how_to_read="The number next to a bar is its whole length; the tick is the measured step time. Communication hidden behind computation is not shown.",
         svg=stacked_bars(

@@ -75,7 +75,7 @@ def running_steps(source: FigureSource) -> Figure | None:
     return Figure(
         name="running_steps",
         title="Steps of the running trials",
-        shows=f"Seconds of each optimizer step so far on the slowest rank.{cut}",
+        shows=f"Duration of each optimizer step so far on the slowest rank, in seconds.{cut}",
         how_to_read=f"Each dot is a step; pale dots (the first {warm_up}) are warm-up and do not count. A trial ends when its steps agree closely enough. "
         + ". ".join(str(left)[:1].upper() + str(left)[1:] for left in steps_left(source))
         + ".",

@@ -71,7 +71,7 @@ def step_parts(source: FigureSource) -> Figure | None:
     return Figure(
         name="step_parts",
         title="Where the time of a step goes",
-        shows=f"Seconds of one optimizer step by cause ({whence}), for the winner, the runner-up and the baseline.",
+        shows=f"Time in one optimizer step by cause, in seconds ({whence}), for the winner, the runner-up and the baseline.",
         how_to_read="Each bar is one step, coloured by cause. The tick and the number are the measured step time. "
         "Communication hidden behind computation takes no time and is not shown. Batches may differ: compare speeds, not only lengths.",
         svg=stacked_bars(
@@ -219,7 +219,8 @@ def rank_parts(trial: Trial) -> Figure | None:
     return Figure(
         name="rank_parts",
         title="Where each rank's time goes",
-        shows=f"Seconds of a step by cause: predicted, and spent by each rank (mean over the steps after warm-up).{more}",
+        shows=f"Time in a step by cause, in seconds: predicted, and spent by each "
+              f"rank (mean over the steps after warm-up).{more}",
         how_to_read=f"{diagnosis.verdict}. Different bars mean that ranks do different work: the one that waits least is the one the others wait for. "
         f"For details run `autotune diagnose {trial.study or 'STUDY'} {trial.number}`.",
         svg=stacked_bars(

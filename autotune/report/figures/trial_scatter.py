@@ -172,7 +172,8 @@ def pareto_front(source: FigureSource) -> Figure | None:
         title="Pareto front",
         shows="Tokens per second against the highest peak memory of any rank. No other measured config is at least as good as a front config in speed, stability, free memory and cost."
         + left_out(len(points), len(placed)),
-        how_to_read="Up is faster, left needs less memory. Filled dots are the front; the line joins the fastest for their memory. Pale dots are beaten by another config, or lost to it when both were re-measured. A front dot below the line is more stable or cheaper.",
+        how_to_read="Higher is faster, and further left needs less "
+        "memory. Filled dots are the front; the line joins the fastest for their memory. Pale dots are beaten by another config, or lost to it when both were re-measured. A front dot below the line is more stable or cheaper.",
         svg=plot(
             points,
             [Line(points=stairs, stepped=True)],

@@ -107,7 +107,7 @@ class StudyMetrics:
             text = "Ended trials by final status and failure kind (empty when nothing failed)"
             return kinds.Counter(name, description=text, tag_keys=("study", "status", "failure"))
         if name == "autotune_step_time_seconds":
-            text = "Seconds of each optimizer step after warm-up, on the slowest rank"
+            text = "Duration of each optimizer step after warm-up on the slowest rank, in seconds"
             return kinds.Histogram(name, description=text, boundaries=list(STEP_BOUNDS_S), tag_keys=("study",))
         return kinds.Gauge(name, description=GAUGES[name], tag_keys=("study",))
 

@@ -282,4 +282,4 @@ APART: Mapping[str, str] = {
     "jetmoe": "has experts in its attention",
     "arctic": "has a dense MLP with its own norms next to the experts of each layer",
 }  # fmt: skip
-"""How families differ whose layers cannot be described by a shape, by `model_type`."""
+"""Families whose layers a shape cannot describe, by `model_type`, with how they differ."""

@@ -61,7 +61,8 @@ def _batch(study: Study, config: ParallelConfig, seen: ProgramSeen, world: int) 
         said=said,
         seen=found if seen.micro_batches else "",
         agrees=not seen.disagreement if total and not seen.fills_by_tokens else None,
-        remedy="correct the batch options in trainer.argv (a micro-batch per rank or of all ranks? accumulation not passed?), or "
+        remedy="correct the batch options in trainer.argv (is the micro-batch per rank or for all "
+        "ranks? is accumulation passed?), or "
         "workload.global_batch_size",
     )
     length = seen.tokens / seen.sequences if seen.tokens and seen.sequences else None

@@ -251,7 +251,7 @@ def _not_understood(check: ProgramCheck, failure: Failure) -> Verdict:
         )
     elif failure.kind is FailureKind.HANG and not (check.proposal or check.needs_no_patterns):
         message = _failed(f"none of the {count} lines that the program printed belongs to a step", failure)
-        remedy = "its last lines show how far it got. Ranks may wait for each other (let torchrun choose the port: --standalone), the start may take longer (measure: {start_timeout_s: ...}), or steps may not be printed"
+        remedy = "its last lines show how far it got. Ranks may be waiting for each other (let torchrun choose the port: --standalone), the start may need more time (measure: {start_timeout_s: ...}), or the program may not print its steps"
     else:
         message = f"none of the {count} lines that the program printed was understood as a step"
         remedy = (

@@ -85,7 +85,7 @@ class Trainer(ABC):
     """whether the trainer, not the user, chooses the attention kernel (`Workload.attention_kernel`)"""
     trains_rl: ClassVar[bool] = False
     """whether it supports post-training steps or sequences of unequal length (`Workload.rl`)"""
-    no_adapters: ClassVar[str] = "its launches do not set it up"
+    no_adapters: ClassVar[str] = "its launches do not set up adapters"
     """why it does not support other adapters"""
 
     shapes: ClassVar[frozenset[str]] = frozenset()
@@ -96,7 +96,8 @@ class Trainer(ABC):
     reads_config_json: ClassVar[bool] = False
     """whether it builds the model from the user's config.json, if there is one"""
     families: ClassVar[frozenset[str] | None] = None
-    """values of `model_type` that it trains exactly as the config.json describes; None for any, by the shape"""
+    """values of `model_type` that it trains exactly as the config.json describes; None if it trains
+    every family by its shape"""
 
     rotary_scalings: ClassVar[frozenset[str]] = frozenset()
     """kinds of rotary scaling in a config.json that launches pass on, if it does not read the file itself"""
@@ -262,7 +263,7 @@ class Trainer(ABC):
         return {name: given.get(name, option.default) for name, option in known.items()}
 
     def in_training(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a study for its exported launch: without those that are only for trials."""
+        """The options of a study for its exported launch, without those that are only for trials."""
         return dict(options)
 
     @final

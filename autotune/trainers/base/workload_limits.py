@@ -61,13 +61,13 @@ def unequal_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
     return broken(
         workload,
         c,
-        Rule(c.pp > 1, "pp", f"a pipeline's stages send tensors of one shape: {reason}", 1),
+        Rule(c.pp > 1, "pp", f"a pipeline's stages send tensors of a fixed shape: {reason}", 1),
         Rule(c.cp > 1, "cp", f"sequences are cut into equal chunks: {reason}", 1),
-        Rule(c.compile, "compile", f"layers are compiled for one shape: {reason}", False),
-        Rule(c.precision == "fp8", "precision", f"products in fp8 need multiples of 16 tokens: {reason}", "bf16"),
-        Rule(workload.document_len, "workload.document_len", f"packed documents need sequences of one length: {reason}", 0),
+        Rule(c.compile, "compile", f"layers are compiled for a fixed shape: {reason}", False),
+        Rule(c.precision == "fp8", "precision", f"matrix products in fp8 need multiples of 16 tokens: {reason}", "bf16"),
+        Rule(workload.document_len, "workload.document_len", f"packed documents need sequences of equal length: {reason}", 0),
         Rule(workload.model.code is not None, "model.code", ours, value=workload.model.name, remedy="describe the model by its shape"),
-        Rule(rl.critic is not None, "workload.rl.critic", "the loop trains one model", value="ppo", remedy="use grpo, or verl, nemo_rl or openrlhf"),
+        Rule(rl.critic is not None, "workload.rl.critic", "the loop trains one model", value="ppo", remedy="use algorithm grpo, or trainer verl, nemo_rl or openrlhf"),
         Rule(offload != "none", "phase_offload", "weights and optimizer states stay on the rank's device", value=offload, remedy="use none"),
         Rule(
             c.global_batch_size != rl.mini_batch,
@@ -85,7 +85,7 @@ def module_limits(model: ModelSpec, trainer: str) -> Iterator[Limit]:
         yield _counted(model, trainer)
     elif model.code is not None and model.code.module:
         message = f"the trainer {trainer} builds a model from its shape and cannot use a module"
-        remedy = "use trainer native, a command that builds it, or give the model as {hf: PATH} or by its shape"
+        remedy = "use trainer native or a command that builds it, or give the model as {hf: PATH} or by its shape"
         yield Limit(knob="model.code", value=model.code.module, message=message, remedy=remedy)
 
 

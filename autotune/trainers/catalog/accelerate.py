@@ -63,7 +63,7 @@ class AccelerateTrainer(Trainer):
         unplanned = "needs a program that loads its model with a parallel plan"
         return (
             *word_limit(c, "precision", {"fp8": "bf16"}, "fp8 needs a recipe in addition to mixed_precision"),
-            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
+            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes either whole layers or nothing"),
             *broken(
                 workload,
                 c,

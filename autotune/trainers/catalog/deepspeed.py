@@ -84,7 +84,7 @@ class DeepspeedTrainer(Trainer):
         whole_layers = {} if own else {"selective": "full"}
         return (
             *word_limit(c, "precision", {"fp8": "bf16"}, "ds_config.json has bf16 and fp16"),
-            *word_limit(c, "recompute", whole_layers, "the program recomputes whole layers or none"),
+            *word_limit(c, "recompute", whole_layers, "the program recomputes either whole layers or nothing"),
             *broken(
                 workload,
                 c,

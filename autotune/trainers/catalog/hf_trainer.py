@@ -85,7 +85,7 @@ class HfTrainer(Trainer):
         alone = "Trainer trains a model from scratch with data parallelism only"
         return (
             *word_limit(c, "precision", {"fp8": "bf16"}, "TrainingArguments has bf16, fp16 and tf32"),
-            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
+            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes either whole layers or nothing"),
             *broken(
                 workload,
                 c,
@@ -227,10 +227,13 @@ def _sharding(keys: KeyReader) -> tuple[int, bool]:
         keys.drop("deepspeed")
         if found := re.search(r"z(?:ero)?_?([0-3])", str(given).rpartition("/")[2]):
             keys.remarks.append(
-                f"deepspeed={given!r}: read as zero_stage={found[1]} from its name; the rest of that file is not read"
+                f"deepspeed={given!r}: read as zero_stage={found[1]} from its name; autotune ignores "
+                f"the rest of that file"
             )
             return int(found[1]), recompute
-        keys.remarks.append(f"deepspeed={given!r}: the ZeRO stage is in that file, which is not read; import it too")
+        keys.remarks.append(
+            f"deepspeed={given!r}: the ZeRO stage is in that file, which was not imported; import it too"
+        )
     shards = keys.find("fsdp")
     keys.drop("fsdp")
     if not shards:

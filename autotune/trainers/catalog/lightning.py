@@ -149,7 +149,7 @@ class LightningTrainer(Trainer):
             *word_limit(
                 c, "precision", {"fp8": "bf16"}, "its fp8 replaces layers on one device with Transformer Engine's"
             ),
-            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
+            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes either whole layers or nothing"),
             *broken(
                 workload,
                 c,

@@ -121,7 +121,9 @@ class NanotronTrainer(Trainer):
         one_f_one_b = {"interleaved_1f1b": "1f1b", "interleaved_zero_bubble": "1f1b"}
         return (
             *word_limit(c, "precision", {"fp16": "bf16", "fp8": "bf16"}, "its released loop trains in bf16 or fp32"),
-            *word_limit(c, "recompute", {"selective": "full"}, "recompute_layer recomputes whole layers or none"),
+            *word_limit(
+                c, "recompute", {"selective": "full"}, "recompute_layer recomputes either whole layers or nothing"
+            ),
             *word_limit(c, "pp_schedule", one_f_one_b, "its pipeline engines are 1f1b and afab (gpipe)"),
             *broken(
                 workload,

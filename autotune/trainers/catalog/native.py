@@ -65,14 +65,14 @@ class NativeTrainer(Trainer):
     options = (
         Option(
             name="learning_rate",
-            meaning="at the smallest global batch; larger ones multiply it by sqrt(batch / smallest) for adamw, batch / smallest for sgd; "
+            meaning="learning rate at the smallest global batch; larger ones multiply it by sqrt(batch / smallest) for adamw, batch / smallest for sgd; "
             "default: 3e-4 for adamw and muon, 0.01 for sgd and adafactor",
             default=0.0,
             reach=Reach.NOTHING,
         ),
         Option(
             name="loss_scale",
-            meaning="of the first step in fp16; halved whenever gradients overflow; default: 65536",
+            meaning="loss scale of the first step in fp16, which is halved whenever gradients overflow; default: 65536",
             default=0.0,
             reach=Reach.NOTHING,
         ),

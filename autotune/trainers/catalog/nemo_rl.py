@@ -182,7 +182,7 @@ class NemoRl(PostTrainer):
     def engine_limits(self, workload: Workload, rl: PostTraining, c: ParallelConfig) -> Sequence[Limit]:
         """DTensor splits no layers and shards everything; Megatron shards its optimizer."""
         fsdp, stage = rl.engine == "fsdp", 3 if rl.engine == "fsdp" else 1
-        none = "DTensor policies have none; Megatron policies do (rl.engine: megatron)"
+        none = "DTensor policies do not support this; Megatron policies do (rl.engine: megatron)"
         generating, per_node = int(rl_value(rl, c, "rollout_gpus")), workload.cluster.gpus_per_node
         stale = float(rl_value(rl, c, "staleness"))
         return (
@@ -212,7 +212,7 @@ class NemoRl(PostTrainer):
                 Rule(
                     fsdp and c.cp > 1 and c.tp > 1 and c.sequence_parallel,
                     "sequence_parallel",
-                    "DTensor policies have none with context parallelism",
+                    "DTensor policies have no sequence parallelism with context parallelism",
                     False,
                 ),
                 Rule(fsdp and c.pp > 1, "pp", none),
@@ -445,7 +445,7 @@ def _uncounted(whole: Mapping[str, Any], backend: str) -> Iterator[str]:
         if _resolved(whole, switch) is True:
             yield f"{switch}: plans do not count what it saves; launches pass it on unchanged"
     if backend != "vllm":
-        yield f"{GENERATION}.backend={backend}: the degree and memory of its engines are not read; give them under `rollout`"
+        yield f"{GENERATION}.backend={backend}: autotune does not read the degree and memory of its engines; give them under `rollout`"
     if _resolved(whole, f"{TEACHERS}.enabled"):
         yield f"{TEACHERS}: the time and memory of its teachers are not counted; launches pass these settings on unchanged"
     if (experts := _resolved(whole, EXPERTS)) and experts != 1 and _resolved(whole, f"{DTENSOR}.enabled"):

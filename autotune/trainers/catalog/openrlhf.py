@@ -78,7 +78,7 @@ DEFAULTS: Mapping[str, Any] = {
 """what is read; false: no flag, and the program decides for each sample"""
 FLAGS = Option(
     name="flags",
-    meaning="release that determines the flag names; 0.9: any before 0.10",
+    meaning="release that determines the flag names; 0.9 means any release before 0.10",
     default="0.11",
     choices=("0.11", "0.10", "0.9"),
     reach=Reach.NOTHING,
@@ -162,7 +162,7 @@ class OpenRlhf(PostTrainer):
                 Rule(c.sequence_parallel and c.tp > 1, "sequence_parallel", "DeepSpeed's AutoTP has none", False),
             ),
             *word_limit(c, "precision", sixteen_bits, "--ds.param_dtype is bf16 or fp16"),
-            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
+            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes either whole layers or nothing"),
             *word_limit(c, "cp_style", rings, "it uses ring attention"),
             *broken(
                 workload,

@@ -32,7 +32,7 @@ _LINE = re.compile(
 )
 
 
-RECOMPUTED = "it recomputes whole layers, or with its per-operator policy (selective)"
+RECOMPUTED = "it recomputes either whole layers, or operators by its own policy (selective)"
 
 
 class TorchtitanTrainer(Trainer):
@@ -44,7 +44,9 @@ class TorchtitanTrainer(Trainer):
     summary = "torchtitan's Llama, Qwen3, DeepSeek or gpt-oss from a Python configuration (0.3), or its Llama from a TOML job file (0.2)"
     checked_against = "torchtitan 0.2.2, 0.3.0"
     rotary_scalings = frozenset({"llama3", "yarn"})
-    no_adapters = "release 0.2 has none, and 0.3 keeps frozen weights in fp32, which the memory estimate does not count"
+    no_adapters = (
+        "release 0.2 has no adapters, and 0.3 keeps frozen weights in fp32, which the memory estimate does not count"
+    )
     has_own_attention = True
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
@@ -55,10 +57,10 @@ class TorchtitanTrainer(Trainer):
         "recompute=norm": RECOMPUTED,
         "recompute=mlp": RECOMPUTED,
         "precision=nvfp4": "its launches quantize to 8 bits",
-        "loss=fused": "its loss is computed whole or in chunks",
+        "loss=fused": "it computes the loss over all logits at once or in chunks",
         "cp_style=heads": "its context parallelism passes keys and values around",
         "offload": "its offloading also moves the weights to host memory, not only the optimizer or the activations",
-        "cuda_graph": "release 0.2 has none, and 0.3 captures a step by default without a pipeline",
+        "cuda_graph": "release 0.2 has no CUDA graphs, and 0.3 captures the step by default if there is no pipeline",
         "dispatcher": "its launches always use all-to-all for experts (dispatcher=alltoall)",
         "ep_overlap": "it does not hide the all-to-all behind another micro-batch; leave ep_overlap=false",
     }

@@ -135,7 +135,7 @@ class Trl(PostTrainer):
                 Rule(c.ep > 1, "ep", alone, 1),
             ),
             *word_limit(c, "precision", {"fp8": "bf16"}, "GRPOConfig has bf16, fp16 and tf32"),
-            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
+            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes either whole layers or nothing"),
             *broken(
                 workload,
                 c,
@@ -275,7 +275,8 @@ class Trl(PostTrainer):
         is_server = keys.keep_unless("vllm_mode", "colocate") == "server" and generates_by_vllm
         if is_server:
             keys.remarks.append(
-                f"{keys.name}: vllm_mode=server: the vLLM server runs on GPUs outside this launch and must be up during trials; "
+                f"{keys.name}: vllm_mode=server: the vLLM server runs on GPUs outside this launch and must "
+                f"be running during trials; "
                 "plans only count its speed"
             )
         knobs = {

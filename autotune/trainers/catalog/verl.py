@@ -352,7 +352,7 @@ def _engine(keys: KeyReader) -> str:
     if unread := next((engine for engine in UNREAD_ENGINES if engine in told), None):
         raise SpecError(
             f"the launch trains with verl's {unread} engine, which autotune does not support",
-            remedy="verl engines that it reads: FSDP and Megatron",
+            remedy="autotune supports verl's FSDP and Megatron engines",
             field="FILE",
         )
     return "megatron" if "megatron" in told or keys.find(f"{ACTOR}.megatron") is not None else "fsdp"
@@ -361,7 +361,7 @@ def _engine(keys: KeyReader) -> str:
 def _uncounted(keys: KeyReader) -> Iterator[str]:
     """What plans leave out, in words."""
     if keys.find("reward_model.enable") or keys.find("reward.reward_model.enable"):
-        yield "the reward model's memory and time are not counted: give its seconds per step as rl.reward_s"
+        yield "the reward model's memory and time are not counted: give its time per step as rl.reward_s"
     if keys.find("algorithm.filter_groups.enable"):
         yield "algorithm.filter_groups: regenerated responses are not counted, unless `rollout: {log: run.log}` says how long generation takes"
     if keys.find("distillation.enabled"):
@@ -372,7 +372,7 @@ def _uncounted(keys: KeyReader) -> Iterator[str]:
 
 
 def _fsdp_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
-    none = "verl's FSDP engine has none; its Megatron engine does (rl.engine: megatron)"
+    none = "verl's FSDP engine does not support this; its Megatron engine does (rl.engine: megatron)"
     yield from broken(
         workload,
         c,
@@ -392,7 +392,7 @@ def _fsdp_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
             "none",
         ),
     )
-    yield from word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none")
+    yield from word_limit(c, "recompute", {"selective": "full"}, "it recomputes either whole layers or nothing")
     if workload.rl is not None:
         packed = "Ulysses only splits packed sequences (use_remove_padding)"
         yield from broken(workload, c, Rule(workload.rl.padded and c.cp > 1, "cp", packed))

@@ -156,7 +156,7 @@ def _expressions(value: Any) -> Iterator[Expression]:
     elif isinstance(value, Mapping):
         if len(value) != 1 or not isinstance(next(iter(value.values())), Mapping):
             raise SpecError(
-                f"a mapping gives the value for each value of one knob, but here is {value!r:.80}",
+                f"a mapping must give the value for each value of one knob, but this is {value!r:.80}",
                 remedy="write {precision: {bf16: true, fp32: false}}",
             )
         yield from parse(f"{{{next(iter(value))}}}").expressions
@@ -166,7 +166,7 @@ def _check_literals(value: Any) -> None:
     try:
         ast.literal_eval(repr(value))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        message = f"a value must be a number, text, true, false, null, or a list of these, but here is {value!r:.80}"
+        message = f"a value must be a number, text, true, false, null, or a list of these, but this is {value!r:.80}"
         raise SpecError(message, remedy="write it in quotes") from None
 
 

@@ -18,15 +18,15 @@ class StepMetrics:
     step: int | None = None
     """number of the step, as counted by the trainer"""
     step_time_s: float | None = None
-    """seconds of the step (mean since the last line, if the trainer logs every few steps)"""
+    """duration of the step in seconds (the mean since the last line, if the trainer logs every few steps)"""
     steps_per_s: float | None = None
     """steps per second, for trainers that log it instead of a time"""
     tokens_per_s: float | None = None
-    """tokens per second of the whole job, for trainers that log it instead of a time"""
+    """tokens per second for the whole job, for trainers that log it instead of a time"""
     tokens_per_s_per_gpu: float | None = None
     """tokens per second per rank, for trainers that log it instead of a time"""
     samples_per_s: float | None = None
-    """sequences per second of the whole job, for trainers that log it instead of a time"""
+    """sequences per second for the whole job, for trainers that log it instead of a time"""
     loss: float | None = None
     """training loss, nats per token"""
     grad_norm: float | None = None
@@ -43,7 +43,7 @@ class StepMetrics:
     """what its line, bar or number counts, if the format shows it: steps or micro-batches; empty if unknown"""
 
     def time_of(self, *, tokens_per_step: int, sequences_per_step: int, num_ranks: int) -> float | None:
-        """Seconds of the step, from the time itself or a rate; None without either."""
+        """Duration of the step in seconds, from the time itself or a rate; None if there is neither."""
         if self.step_time_s is not None:
             return self.step_time_s
         if self.steps_per_s:

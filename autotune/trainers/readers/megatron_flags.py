@@ -103,7 +103,9 @@ def read(present: PresentConfiguration) -> Reading:
         )
     if unread := [flag for flag in keys.left if _SIZE.search(flag) and not _NO_SIZE.search(flag)]:
         named = ", ".join(f"--{flag}" for flag in unread)
-        keys.remarks.append(f"{keys.name}: {named} may be model sizes, which are not read here: check the spec's model")
+        keys.remarks.append(
+            f"{keys.name}: {named} may be model sizes, but autotune ignores them; check the spec's model"
+        )
     if keys.find("deepspeed") or keys.find("deepspeed-config"):
         remark = "--deepspeed belongs to Megatron-DeepSpeed, but exports are launches of Megatron-LM: `autotune init` keeps the program as it is"
         keys.remarks.append(f"{keys.name}: {remark}")

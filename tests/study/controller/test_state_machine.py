@@ -420,7 +420,7 @@ def test_stop_lets_the_running_trial_finish_and_names_a_winner_without_finals() 
     world.finish(1, 0.05)
     assert world.end.status is StudyStatus.COMPLETED
     assert world.end.best == 1
-    assert any("without a finished final round" in note for note in world.end.result["notes"])
+    assert any("no final round finished" in note for note in world.end.result["notes"])
 
 
 def test_cancel_kills_and_ends() -> None:

@@ -151,9 +151,11 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
     measured = best  # the trial of the best config that the speedup is of
     if noisy is None and not rounds:
         if {t.config for t in (*ranked, default) if t is not None} != {best.config}:
-            notes.append("without a finished final round the winner and the speedup rest on one measurement each")
+            notes.append(
+                "no final round finished, so the winner and the speedup rest on one measurement of each config"
+            )
     elif noisy is None and baseline is not None and default is baseline:
-        notes.append("the baseline was not re-measured: the speedup rests on one measurement each")
+        notes.append("the baseline was not re-measured, so the speedup rests on one measurement of each config")
         measured = next(t for t in first_measurements(trials, study) if t.config == best.config)
         compared = replace(compared, rounds={}, unknown={measured.number: levels.at(measured.number).width})
     if study.objective.metric == "goodput" and not any(known_noise_scale(t.measurement) is not None for t in trials):
