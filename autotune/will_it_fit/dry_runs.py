@@ -56,7 +56,7 @@ def configs_of(
     if configs is None:
         if isinstance(asked, Workload):
             raise SpecError(
-                "a workload has no search space, so the configs to check must be given",
+                "a workload has no search space, so specify the configs to check",
                 remedy="specify configs, or pass a study",
                 field="configs",
             )

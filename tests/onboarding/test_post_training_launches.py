@@ -495,7 +495,7 @@ LAUNCHED = {
             ),
             (
                 "generation: {backend: sglang}",
-                "policy.generation.backend=sglang: the degree and memory of its engines are not read",
+                "policy.generation.backend=sglang: autotune does not read the degree and memory of its engines",
                 None,
             ),
             (
