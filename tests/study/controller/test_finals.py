@@ -96,7 +96,7 @@ def test_there_are_no_finals_without_two() -> None:
 
 
 def test_one_measurement_each_is_told_where_there_is_more_than_one_config() -> None:
-    assert "one measurement each" in "".join(decide(FIRST, STUDY).notes)
+    assert "one measurement of each config" in "".join(decide(FIRST, STUDY).notes)
     assert decide(FIRST[:1], STUDY).notes == ()
     assert decide(FIRST[1:2], STUDY).notes == ()
 
