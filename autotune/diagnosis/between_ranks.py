@@ -67,7 +67,7 @@ def slow_ranks(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
             high=high,
             rank=None if node else rank.rank,
             node=node or rank.node,
-            what=f"{who} computes {ratio:.2f} times as long as the others, which wait for it",
+            what=f"{who} computes {ratio:.2f} times as long as the others, and they wait for it",
             evidence=(
                 f"computation per step: {who} {format_duration(float(compute[inside].mean()))}, the others {format_duration(usual)}",
                 *_why_slow(steps, group),
@@ -96,9 +96,7 @@ def unequal_work(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
     part = np.maximum(0.0, compute - compute.mean(axis=0))
     share, low, high = steps.share_of_work(part)
     spread = (
-        ""
-        if tokens is None
-        else f"a rank trains {tokens.min():,.0f} to {tokens.max():,.0f} tokens or sequences in a step"
+        "" if tokens is None else f"ranks train {tokens.min():,.0f} to {tokens.max():,.0f} tokens or sequences per step"
     )
     yield Finding(
         cause="unequal_lengths",
@@ -152,7 +150,10 @@ def communication(evidence: Evidence, steps: Steps) -> Iterator[Finding]:
         low=low,
         high=high,
         node=slow or "",
-        what=f"collectives {where} take this share of the step: {collective} ({axis})" + (f"; the link of node {slow} stands out" if slow else ""),
+        what=f"collectives {where} take this share of the step: {collective} ({axis})" + (f"; the "
+                                                                                     f"link of node "
+                                                                                     f"{slow} is "
+                                                                                     f"much slower" if slow else ""),
         evidence=tuple(told),
         confirm="measure the collective alone (`autotune calibrate`, nccl-tests): it should reach the link's bandwidth",
         change=("fix that node's link or exclude the node; " if slow else "")
@@ -240,7 +241,7 @@ def _more_tokens(steps: Steps, group: Sequence[int], excess: Series) -> Finding:
         high=high,
         rank=rank.rank,
         node=rank.node,
-        what=f"rank {rank.rank} has more work in a step than the others, which wait for it",
+        what=f"rank {rank.rank} has more work per step than the others, and they wait for it",
         evidence=(
             f"it trains {float(tokens[group[0]].mean()):,.0f} tokens or sequences in a step, the others {others:,.0f}",
         ),

@@ -169,7 +169,7 @@ def _not_seen(evidence: Evidence) -> Iterator[str]:
     if evidence.profile_failed:
         yield f"no profile: {evidence.profile_failed}"
     if evidence.predicted_s is None:
-        yield "no prediction to compare with: the run's model or batch is unknown"
+        yield "there is no prediction to compare with, because the run's model or batch is unknown"
 
 
 def _verdict(evidence: Evidence, steps: Steps, found: Sequence[Finding]) -> str:

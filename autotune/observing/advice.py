@@ -109,7 +109,7 @@ def program() -> str:
 
 def warn(error: Exception) -> None:
     """Says that advice failed. Where warnings are errors it is printed."""
-    text = f"autotune: advice failed, training is not affected: {type(error).__name__}: {error}"
+    text = f"autotune: advice failed, but training is not affected: {type(error).__name__}: {error}"
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except Warning:

@@ -432,7 +432,7 @@ def _run_adviser(adviser: Adviser, its: socket.socket) -> None:
         adviser(its)
     except BaseException as error:
         text = " ".join(str(error).split())[:300]
-        its.send(f"Lautotune: advice failed, the command did not: {type(error).__name__}: {text}".encode())
+        its.send(f"Lautotune: advice failed, but the command did not: {type(error).__name__}: {text}".encode())
     its.send(b"D")
 
 

@@ -126,7 +126,10 @@ def at_the_longest(
         )
     if f"rollout.{SPEED}" in asked:
         rollout[SPEED] = NO_TIME
-        assumed.append(f"times exclude generation; pass --log to read it from a log, or set rollout.{SPEED} in a spec")
+        assumed.append(
+            f"times exclude generation; pass --log to read generation times from a "
+            f"log, or set rollout.{SPEED} in a spec"
+        )
     return {"rl": rl, "rollout": rollout}, tuple(assumed)
 
 

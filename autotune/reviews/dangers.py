@@ -137,7 +137,9 @@ def _of_a_program(name: str, text: str, config: ParallelConfig | None) -> Iterat
 
     if line := at(r"set_detect_anomaly\(\s*(?:True|mode=True)?\s*\)|detect_anomaly\s*=\s*True"):
         yield Danger(
-            text="anomaly detection checks every operator in backward; for debugging only", line=line, file=name
+            text="anomaly detection checks every operator in the backward pass; for debugging only",
+            line=line,
+            file=name,
         )
     accumulates = config is not None and config.accumulation_steps > 1
     shards = at(r"fully_shard\(|FullyShardedDataParallel\(|FSDP\(|DistributedDataParallel\(|DDP\(")

@@ -91,7 +91,7 @@ _STARTS_MORE = {
     "lightning": "one visible GPU: Lightning's Trainer starts a rank on each unless `devices` says otherwise; to review several, start them with torchrun",
 }
 """what one process of a training loop does with several GPUs"""
-_NEEDS_ROOM = "try it first: the launch needs more memory than is predicted"
+_NEEDS_ROOM = "try it first: the launch needs more memory than predicted"
 _OF_WORKLOAD = {"seq_len": "seq_len", "batch": "global_batch_size"}
 """what is said of the workload: its keys there"""
 _ASSUMED = ("taken as", "assumed", "if it does not")

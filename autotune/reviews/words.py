@@ -128,7 +128,7 @@ def _of_config(review: Review, tokens: float | None) -> Iterator[str]:
     if review.observed is None:
         most = "up to " if review.is_upper_bound and risk >= 0.005 else ""
         at_risk = (
-            "and the launch needs more than is predicted"
+            "and the launch needs more than predicted"
             if review.is_lower_bound
             else f"{most}{risk:.0%} risk of running out of memory"
         )

@@ -108,7 +108,7 @@ def test_a_launch_that_needs_more_than_is_predicted_is_not_said_to_fit(tmp_path:
     assert said in text
     assert found.fits is None
     assert "may fit: at least" in text
-    assert "and the launch needs more than is predicted" in text
+    assert "and the launch needs more than predicted" in text
     raising = [edit for edit in found.edits if edit.memory_bytes > 0]
     assert raising
     assert all("try it first" in edit.remark for edit in raising)

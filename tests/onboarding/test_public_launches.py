@@ -519,7 +519,7 @@ def test_a_launcher_of_tasks_stays_with_the_number_of_ranks_of_a_trial(
     [
         ("jsrun -n 4 -a 1 -g 1 python train.py --batch-size 4", "with jsrun"),
         ("aprun -n 8 python train.py --batch-size 4", "with aprun"),
-        ("mpirun --hostfile hosts python train.py --batch-size 4", "number of processes is not given"),
+        ("mpirun --hostfile hosts python train.py --batch-size 4", "does not give the number of processes"),
         ("srun -N 2 --ntasks-per-node 8 ./bind.sh python train.py --batch-size 4", "across several nodes"),
         ("NPROC_PER_NODE=4 swift rlhf --external_plugins plugins/reward.py --model a/b --max_length 2048", "`swift rlhf`"),
         ("litgpt finetune_lora a/b --train.micro_batch_size 1 --train.global_batch_size 8", "`litgpt finetune_lora`"),

@@ -210,7 +210,7 @@ def seen_draft(draft: Draft, seen: ProgramSeen, *, launched: str, steps: int, fo
     )
     heading = (
         f"A first spec by `autotune init --run`: {launched} ran for {steps} optimizer step{'s' if steps != 1 else ''}, and was stopped.",
-        "Values are what the probe observed; values read only from the source give their line. Next: `autotune check`, then `autotune tune`.",
+        "Values are what the probe observed. Those that come only from the source are marked with their line. Next: `autotune check`, then `autotune tune`.",
     )
     kept = tuple(entries[key] for key in order if key in entries)
     return replace(draft, heading=heading, entries=kept, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))

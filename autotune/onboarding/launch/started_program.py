@@ -103,12 +103,12 @@ def _refuse_unknown(started: Started, path: Path, place: Place) -> None:
     if not tasks.start:
         raise SpecError(
             f"{how}, and autotune cannot set its number of ranks",
-            remedy="start the ranks with torchrun, once per node, and give that script; or with srun or mpirun on one node",
+            remedy="start the ranks with torchrun, once per node, or with srun or mpirun on one node, and give that script",
             field="FILE",
         )
     if started.gpus_per_node is None:
         raise SpecError(
-            f"{how}, but the number of processes is not given",
+            f"{how}, but does not give the number of processes",
             remedy=f"write their number into the script: {started.launcher} {' '.join(tasks.start[:1])}...",
             field="FILE",
         )

@@ -608,7 +608,7 @@ def _what_is_not_printed(script: Script, metrics: Mapping[str, str]) -> str:
     follows = (
         "a diverging loss goes unnoticed"
         if has_time
-        else "only the probe times the steps, which works only in Python programs"
+        else "only the probe times the steps, and it works only in Python programs"
     )
     return (
         f"no line with a {' or '.join(missing)} was recognized in {where}: {follows}; "

@@ -180,7 +180,7 @@ def _notes(told: Settings) -> Iterator[str]:
     if (said := _said_optimizer(program, document)) and optimizer_named(said) is None:
         yield of_unknown_optimizer(said)
     if _is_as_loaded(program, document):
-        yield f"{NOT_COUNTED}the checkpoint's precision, in which {program.name} keeps the weights next to {said}; bf16 is planned"
+        yield f"{NOT_COUNTED}the checkpoint's precision, in which {program.name} keeps the weights next to {said}; plans assume bf16"
     for key, plain in program.methods.items():
         method = str(document.get(key) or "").lower()
         if method and method not in (*plain, "false"):
