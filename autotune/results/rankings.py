@@ -78,7 +78,7 @@ def ranking_document(
     if versions := asked_versions(version):
         if pareto or asked != objective:
             raise SpecError(
-                "a ranking by version uses the study's own objective, but a different ranking is requested too",
+                "a ranking by version uses the study's own objective, but you also requested a different ranking",
                 remedy="leave out pareto, metric and stability_weight, or leave out version",
                 field="version",
             )

@@ -209,7 +209,7 @@ def post_training_of(
     generates = asked.algorithm != "dpo"
     if rollout is not None and not generates:
         raise SpecError(
-            "dpo trains on existing responses and generates none, but `rollout` is given",
+            "dpo trains on existing responses and generates none, but the spec has `rollout`",
             remedy="leave it out",
             field="rollout",
         )
@@ -286,7 +286,7 @@ def lengths_of(asked: float | LengthsDocument, field: str, base: Path | None, wh
     if len(ways) + bool(percentiles or asked.mean) != 1:
         said = ", ".join([*ways, *(["mean and percentiles"] if percentiles or asked.mean else [])]) or "nothing"
         raise SpecError(
-            f"lengths must be given in exactly one way, but {said} is given",
+            f"the spec must give lengths in exactly one way, but it gives {said}",
             remedy="give mean and percentiles, a histogram, a file, or a log",
             field=field,
         )
@@ -397,7 +397,7 @@ def _mini_batches(asked: PostTrainingDocument) -> int:
         return asked.mini_batches or 1
     if asked.mini_batches is not None:
         raise SpecError(
-            "mini_batches and mini_batch_prompts are alternatives, but both are given",
+            "mini_batches and mini_batch_prompts are alternatives, but the spec has both",
             remedy="leave one out",
             field="rl.mini_batch_prompts",
         )
@@ -415,7 +415,8 @@ def _rollout(
     ways = [name for name in ("tokens_per_s_per_gpu", "generation_s", "log") if getattr(asked, name) is not None]
     if len(ways) != 1:
         raise SpecError(
-            f"the generation speed must be given in exactly one way, but {' and '.join(ways) or 'nothing'} is given",
+            "the spec must give the generation speed in exactly one way, but it gives "
+            f"{' and '.join(ways) or 'nothing'}",
             remedy="tokens_per_s_per_gpu, generation_s, or log",
             field="rollout",
         )

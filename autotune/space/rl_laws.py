@@ -128,7 +128,7 @@ RL_LAWS: tuple[Law, ...] = (
     ),
     Law(
         name="rl_told",
-        broken="the generation speed with this rollout_tp is not given",
+        broken="the spec gives no generation speed for this rollout_tp",
         fields=("rollout_tp", "tp"),
         check=_generates(lambda w, t: _told(w, knob_values(w, t, "rollout_tp"))),
         reason=lambda w, c: (

@@ -119,7 +119,7 @@ def best(
     given = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value not in ("", None)]
     if study and given:
         raise SpecError(
-            f"{', '.join(given)} searches across studies, but the study {study!r} is given",
+            f"{', '.join(given)} searches across studies, but you also gave the study {study!r}",
             remedy="leave one of them out",
         )
     if not study and version:
@@ -132,7 +132,7 @@ def best(
         raise SpecError("--pareto needs a study", remedy="run `autotune best ID --pareto`")
     if pareto and top is not None and top > 1:
         raise SpecError(
-            f"--pareto shows the whole Pareto front, but --top {top} is given too", remedy="leave one of them out"
+            f"--pareto shows the whole Pareto front, but you also gave --top {top}", remedy="leave one of them out"
         )
     ranking: dict[str, Any] = {"metric": metric, "stability_weight": stability_weight, "top": top or 1}
     if study:

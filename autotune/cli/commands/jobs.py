@@ -290,7 +290,7 @@ def _action(action: str, told: str) -> Callable[..., None]:
     return command
 
 
-pause = _action("pause", "Pause a study: running trials finish, no new ones start.")
+pause = _action("pause", "Pause a study: running trials finish, and no new ones start.")
 resume = _action("resume", "Resume a paused study.")
 stop = _action("stop", "Stop a study: running trials finish, then the best config is named.")
 cancel = _action("cancel", "Cancel a study: running trials are killed at once.")

@@ -47,7 +47,7 @@ def run(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a command unchanged: review it first, keep what was measured.
+    """Review a command, run it unchanged, and keep what was measured.
 
     Output, signals, stdin, environment and exit code are the command's own. autotune prints to stderr, from the first process of a job only.
     """

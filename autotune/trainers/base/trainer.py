@@ -64,7 +64,8 @@ class Trainer(ABC):
     limited_by_own: ClassVar[frozenset[str]] = frozenset()
     """the study's own knobs that its limits depend on, by name"""
     same_data: ClassVar[bool] = False
-    """whether every config sees the same batches in the same order; if False, the option `same_data` can say so for a program"""
+    """whether every config sees the same batches in the same order; if False, a study of a program
+    can declare it with the option `same_data`"""
     neutral: ClassVar[Mapping[str, str]] = {}
     """knobs that do not change its launches, each with the reason"""
     cannot: ClassVar[Mapping[str, str]] = {}

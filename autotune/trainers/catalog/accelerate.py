@@ -115,7 +115,9 @@ class AccelerateTrainer(Trainer):
                 f"your program must accumulate {c.accumulation_steps} micro-batches of {c.micro_batch_size} sequences"
             )
             if c.recompute == "full" and c.zero_stage < 2:
-                notes.append("your program must recompute the layers: accelerate.yaml can only switch it on for FSDP")
+                notes.append(
+                    "your program must recompute the layers: accelerate.yaml can switch recomputation on only for FSDP"
+                )
             argv = (*start, options["script"], *map(str, options["script_args"]))
             return Launch(argv=argv, env=env, files=files, notes=tuple(notes))
         files |= program_files("train_accelerate.py", workload)

@@ -206,7 +206,9 @@ class LightningTrainer(Trainer):
             if c.compile:
                 notes.append("your program must call torch.compile: lightning.yaml cannot")
             if c.recompute == "full" and (c.zero_stage < 2 or c.tp > 1):
-                notes.append("your program must recompute the layers: lightning.yaml can only switch it on for FSDP")
+                notes.append(
+                    "your program must recompute the layers: lightning.yaml can switch recomputation on only for FSDP"
+                )
             command = (options["script"], "fit", *map(str, options["script_args"]), "--config", "lightning.yaml")
             bar = (f"--trainer.callbacks+={BAR}", f"--trainer.callbacks.refresh_rate={c.accumulation_steps}")
             files = {"lightning.yaml": to_yaml(document)}

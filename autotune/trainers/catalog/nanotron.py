@@ -150,7 +150,7 @@ class NanotronTrainer(Trainer):
                 Rule(
                     0 < window < workload.seq_len,
                     "workload.seq_len",
-                    f"it attends over whole sequences, but in this model each token attends only to the last {window}",
+                    f"it attends over whole sequences, but in this model each token attends only to the last {window} tokens",
                     window,
                     "or use megatron",
                 ),

@@ -70,7 +70,7 @@ def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         Rule(
             0 < window < workload.seq_len,
             "workload.seq_len",
-            f"it attends over whole sequences, but in this model each token attends only to the last {window}",
+            f"it attends over whole sequences, but in this model each token attends only to the last {window} tokens",
             window,
             "or use megatron",
         ),
@@ -83,7 +83,7 @@ def model_limits(workload: Workload, c: ParallelConfig) -> list[Limit]:
         Rule(
             model.num_experts and c.ep > 1 and c.tp > 1,
             "ep",
-            f"it would also spread experts over the tp={c.tp} ranks, which is not modelled",
+            f"it would also spread experts over the tp={c.tp} ranks, which autotune does not model",
             1,
             "or use tp=1",
         ),

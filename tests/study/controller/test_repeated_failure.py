@@ -24,7 +24,9 @@ def failed(number: int, **changes: object) -> Trial:
 
 def test_three_configs_that_fail_alike_are_the_programs_fault() -> None:
     trials = [failed(number) for number in range(SAME_FAILURES)]
-    assert "in the same way before their first step: ERROR: ModuleNotFoundError: no data" in repeated_failure(trials)
+    assert "in the same way before their first step, with ERROR: ModuleNotFoundError: no data" in repeated_failure(
+        trials
+    )
     assert not repeated_failure(trials[:-1])
 
 
@@ -81,4 +83,4 @@ def test_a_study_ends_with_the_cause_and_keeps_its_budget(store: Store) -> None:
     result = api.tune(spec(runner=broken, budget={"max_trials": 20, "max_failed_trials": 20}), store=store)
     assert result.record.status is StudyStatus.FAILED
     assert sum(trial.status is TrialStatus.FAILED for trial in result.trials) == SAME_FAILURES
-    assert "failed in the same way before their first step: INVALID: injected fault: invalid" in result.record.message
+    assert "failed in the same way before their first step, with INVALID: injected fault: invalid" in result.record.message
