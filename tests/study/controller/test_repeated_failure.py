@@ -83,4 +83,6 @@ def test_a_study_ends_with_the_cause_and_keeps_its_budget(store: Store) -> None:
     result = api.tune(spec(runner=broken, budget={"max_trials": 20, "max_failed_trials": 20}), store=store)
     assert result.record.status is StudyStatus.FAILED
     assert sum(trial.status is TrialStatus.FAILED for trial in result.trials) == SAME_FAILURES
-    assert "failed in the same way before their first step, with INVALID: injected fault: invalid" in result.record.message
+    assert (
+        "failed in the same way before their first step, with INVALID: injected fault: invalid" in result.record.message
+    )
