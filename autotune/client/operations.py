@@ -268,7 +268,7 @@ def _waited(url: str, study_id: str, timeout_s: float, poll_s: float) -> Script[
 
 
 def of(study_id: str, *parts: str) -> str:
-    """The URL path of a study, or of a resource below it. Raises `NotFoundError` for a name that would lead to a different path: an empty one, `.` and `..`."""
+    """The URL path of a study, or of a resource below it. Raises `NotFoundError` for a name that would change the path: an empty name, `.` or `..`."""
     if not study_id:
         raise NotFoundError(
             "the name of the study is empty", remedy="`studies()` lists ids and names", field="study_id"

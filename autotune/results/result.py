@@ -32,7 +32,7 @@ class Result:
     shown: tuple[Trial, ...]
     """the same trials with each config's corrected figure (`config_figures`), for display; without infeasible ones, which older releases listed"""
     best: Trial | None
-    """the named winner, or the best so far, from `shown`; after the finals, with the measurement and reward from them"""
+    """the named winner, or the best trial so far, taken from `shown`. After the finals, its measurement and reward are those of the finals"""
     baseline: Trial | None
     """the baseline trial from `shown`, if it could be measured; after the finals, with the measurement from them"""
     speedup: float | None

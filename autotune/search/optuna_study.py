@@ -139,7 +139,7 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Parameters that are not knobs of the space: sampled at random."""
+        """Sample parameters that are not knobs of the space at random."""
         sampler = optuna.samplers.RandomSampler(seed=self._seed + trial.number)
         return sampler.sample_independent(study, trial, param_name, param_distribution)
 

@@ -140,7 +140,7 @@ class Searcher(ABC):
         """Learn from a measured or failed trial of candidate `index` (None: a config outside the space)."""
 
     def relearn(self) -> None:  # noqa: B027  most searchers look at `trials` whenever they propose
-        """Learn that `trials` were corrected. A searcher that stores what it learned from them starts again from `trials`."""
+        """Learn that `trials` were corrected. A searcher that stores what it has learned must discard it and start again from `trials`."""
 
     def expected_gain(self, trials: int = LOOKAHEAD) -> float | None:
         """Expected relative gain of the best of the next `trials` over the best so far; None if this searcher cannot estimate it."""

@@ -31,7 +31,7 @@ KEY_VERSION = 1
 
 @final
 class Extra(Mapping[str, Value]):
-    """The values of a study's own knobs by name, sorted by name. Immutable, so that a config can be hashed."""
+    """The values of a study's own knobs, as a mapping sorted by name. Immutable, so that a config can be hashed."""
 
     __slots__ = ("_values",)
 

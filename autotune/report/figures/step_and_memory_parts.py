@@ -123,7 +123,7 @@ def memory_parts(source: FigureSource) -> Figure | None:
         name="memory_parts",
         title="Where the memory goes",
         shows=f"Predicted peak memory in bytes by cause, on the rank with the highest peak, for the winner, the runner-up and the baseline.{far}",
-        how_to_read="Coloured by cause. The tick and the number are the measured peak."
+        how_to_read="Coloured by cause. The tick and the number show the measured peak."
         + ("" if far else " A bar or tick near the dashed line leaves no room for a larger micro-batch."),
         svg=svg,
         table=table_of(

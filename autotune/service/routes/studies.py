@@ -167,7 +167,7 @@ def studies(
 async def status_of(
     study_id: StudyId, service: TheService, caller: Reader, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """Read a study with its best config so far. With the last ETag in If-None-Match the answer is 304 while nothing has changed."""
+    """Read a study with its best config so far. If you send the last ETag in If-None-Match and nothing has changed, the answer is 304."""
 
     behind = await run_in_threadpool(service.waiting_behind, study_id)
 
@@ -193,7 +193,7 @@ async def record(study_id: StudyId, service: TheService, caller: Reader, if_none
 async def trials(
     study_id: StudyId, service: TheService, caller: Reader, version: Versions = (), if_none_match: IfNoneMatch = None
 ) -> Response:
-    """List the trials of a study, or only those measured with given versions. With the last ETag in If-None-Match the answer is 304 while nothing has changed."""
+    """List the trials of a study, or only those measured with given versions. If you send the last ETag in If-None-Match and nothing has changed, the answer is 304."""
     asked = asked_versions(version)
 
     def make(found: str) -> bytes:

@@ -129,7 +129,7 @@ _CLASS_SIZES: Mapping[str, tuple[int, ...]] = {
 def with_class_defaults(document: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The file completed with the family's `defaults` and the class's default sizes.
 
-    A file without `model_type` gets no sizes: its family is a guess.
+    A file without `model_type` gets no default sizes, because its family is only a guess.
     """
     written = {key: value for key, value in document.items() if value is not None or key in _MAY_BE_NULL}
     full = {**defaults, **written}

@@ -179,7 +179,7 @@ class Measurement(Plain):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Measurement:
-        """The measurement that `to_dict` turned into these values; derived values are recomputed."""
+        """Rebuild a measurement from the output of `to_dict`; derived values are recomputed."""
         return cls(**{k: _back(v) for k, v in values.items() if k in cls.__dataclass_fields__})
 
 

@@ -26,7 +26,7 @@ _SQLITE_REMEDIES = {
     ),
     sqlite3.SQLITE_IOERR: ("the disk failed or is full", "check the disk's space, quota and health, then try again"),
     sqlite3.SQLITE_READONLY: ("it is read-only", "make the file and its folder writable for this user"),
-    sqlite3.SQLITE_CANTOPEN: ("it cannot be opened", "check that the folder exists and is writable for this user"),
+    sqlite3.SQLITE_CANTOPEN: ("it cannot be opened", "check that the folder exists and that this user can write to it"),
     sqlite3.SQLITE_PERM: ("this user has no access", "make the file and its folder writable for this user"),
     sqlite3.SQLITE_NOMEM: ("memory ran out", "free some memory, then try again"),
     sqlite3.SQLITE_PROTOCOL: (

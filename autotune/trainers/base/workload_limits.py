@@ -227,7 +227,7 @@ def workload_limits(trainer: Trainer, workload: Workload, c: ParallelConfig) -> 
             "workload.unfused_attention",
             f"launches of the trainer {name} use attention kernels that never store the scores",
             False,
-            "remove unfused_attention, or use megatron, or command with your own program",
+            "remove unfused_attention, or use the trainer megatron, or the trainer command with your own program",
         ),
         Rule(
             bool(workload.attention_kernel) and trainer.has_own_attention,
@@ -315,7 +315,7 @@ def launcher_limits(argv: Sequence[str], placement: Placement, cluster: ClusterS
         yield Limit(
             knob="world_size",
             value=placement.world_size,
-            message="on CPUs accelerate launch starts only one process",
+            message="on CPUs, `accelerate launch` starts only one process",
             remedy="start the script with torchrun and env: {ACCELERATE_USE_CPU: 'true'}, without which its ranks train separately",
         )
     elif placement.nnodes > 1 and (found := _on_one_node(name, argv, placement.nproc_per_node)):

@@ -106,7 +106,7 @@ class NanotronTrainer(Trainer):
         ),
         Option(
             name="tokenizer",
-            meaning="name or path of the tokenizer, with dataset",
+            meaning="name or path of the tokenizer; used only with `dataset`",
             default="",
             is_path=True,
             reach=Reach.FILE,

@@ -73,7 +73,7 @@ def test_accelerate_starts_one_process_on_cpus() -> None:
     assert (limit.knob, limit.value) == ("world_size", 2)
     assert "torchrun" in limit.remedy
     assert limits(2, "accelerate", "launch", "--mpirun_hostfile=hosts", cluster=cpus) == ()
-    with pytest.raises(ExportError, match="on CPUs accelerate launch starts only one process"):
+    with pytest.raises(ExportError, match="on CPUs, `accelerate launch` starts only one process"):
         trainer("command").launch(
             replace(WORKLOAD, cluster=cpus),
             ParallelConfig(dp=2, micro_batch_size=4),
