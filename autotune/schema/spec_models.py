@@ -87,7 +87,8 @@ class GpuDocument(Document, defer_build=True):
     peak_flops_per_s: dict[Precision, FlopsPerSecond]
     memory_bytes_per_s: BytesPerSecond
     host_bytes_per_s: BytesPerSecond | None = Field(
-        default=None, description="link to host memory, in one direction; default: PCIe 5.0 x16"
+        default=None,
+        description="bandwidth of the link to host memory, in one direction; default: that of PCIe 5.0 x16",
     )
     measured_flops_per_s: dict[Precision, FlopsPerSecond] = Field(
         default={}, description="largest measured rate of a dense matmul, by precision"

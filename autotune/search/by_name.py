@@ -174,7 +174,7 @@ def _variants(factory: Any) -> Mapping[str, str]:
 class OneSearcher:
     """A factory that returns a searcher created by the caller. It works once: the searcher must be new.
 
-    To resume the study, pass a new one, which replays all trials.
+    To resume the study, pass a new searcher, which replays all trials.
     """
 
     def __init__(self, searcher: Searcher) -> None:

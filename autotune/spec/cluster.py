@@ -217,7 +217,7 @@ class ClusterSpec:
 
     @classmethod
     def of(cls, gpu: str | GpuSpec, *, num_nodes: int = 1, gpus_per_node: int = 8) -> ClusterSpec:
-        """A cluster of a catalog GPU (or your own) with its links; `ClusterSpec.of("h100-sxm-4x8")` includes the sizes in the name.
+        """A cluster of GPUs of one type, from the catalog or your own, with its links. The name may include the size: `ClusterSpec.of("h100-sxm-4x8")` has 4 nodes with 8 GPUs each.
 
         A GPU outside the catalog gets this class's default links; set your own with `dataclasses.replace`.
         """

@@ -56,7 +56,7 @@ class ModelSpec(Plain):
     attention_head_dim: int = 0
     """size of one head (of its queries and keys); 0 means hidden_size / num_attention_heads"""
     num_dense_layers: int = 0
-    """layers of a model with experts that have a dense MLP instead"""
+    """number of layers that have a dense MLP, in a model whose other layers have experts"""
     dense_ffn_hidden_size: int = 0
     """inner width of these layers' MLP"""
     shared_ffn_hidden_size: int = 0

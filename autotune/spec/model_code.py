@@ -13,7 +13,7 @@ class LayerKind:
     """Repeated layers of one kind, counted on the module."""
 
     name: str
-    """classes of these layers, or of their parts, that distinguish them from the others"""
+    """name of the kind: the classes of these layers, or of the submodules that set them apart from other kinds"""
     count: int
     """layers of this kind"""
     parameters: int

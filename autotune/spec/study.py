@@ -128,7 +128,7 @@ class MeasureSpec(Plain):
     final_rounds: int = 2
     """minimum number of rounds in which finalists and baseline are re-measured side by side; up to twice as many runs if there is no clear winner"""
     stability_steps: int = 0
-    """steps in the last round, if more than in the others, to judge the stability of losses, norms and memory; 0 for as many as in the others"""
+    """number of steps in the last round, to judge the stability of losses, norms and memory; it has an effect only if it is larger than in the other rounds"""
     start_timeout_s: float = 120.0
     """deadline from launch to the first step, in seconds"""
     step_timeout_s: float = 60.0

@@ -63,7 +63,7 @@ def export(
     """Write the files that launch a trainer with the best config.
 
     It writes a command, its environment and its configuration files. `launch.sh` starts one node. With --on, a job for the cluster's scheduler
-    starts all of them. Each file begins with what was tuned and how it was measured.
+    starts all of them. Each file begins with a comment that says what was tuned and how it was measured.
     """
     import shlex
 

@@ -142,7 +142,7 @@ class Counters:
         self._study_trials = self._gauge("study_trials", "Trials of each active study by status", "study", "status")
         self._running = self._gauge("running", "Studies that a controller runs")
         self._streams = self._gauge("streams", "Open event streams")
-        self._checks = self._gauge("check", "Health checks of the service: 1 passes, 0 fails", "check")
+        self._checks = self._gauge("check", "Health checks of the service (1: passing, 0: failing)", "check")
         self._disk = self._gauge("disk_free_bytes", "Free space where the service keeps its data")
 
     def text(

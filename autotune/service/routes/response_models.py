@@ -194,7 +194,7 @@ class StatusAnswer(StudyAnswer):
 
     best: TrialDocument | None
     baseline: TrialDocument | None
-    speedup: float | None = Field(description="best config relative to the baseline", examples=[1.31])
+    speedup: float | None = Field(description="speed of the best config relative to the baseline", examples=[1.31])
     speedup_low: float | None = Field(default=None, description="lower end of its 95% interval", examples=[1.27])
     speedup_high: float | None = Field(default=None, description="upper end of its 95% interval", examples=[1.35])
     too_noisy: Plain | None = Field(

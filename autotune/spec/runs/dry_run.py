@@ -128,7 +128,7 @@ class DryRun(Plain):
     peak: MemorySample
     """the moment of highest memory in the second step"""
     phase_peaks: tuple[MemorySample, ...]
-    """the moment of highest memory in each phase of each step, in order"""
+    """the sample with the highest memory use in each phase of each step, in order"""
     timeline: tuple[MemorySample, ...]
     """the second step, starting with the moment before it, thinned to a few hundred samples that keep every local peak"""
     modules: tuple[ModuleCost, ...]

@@ -192,7 +192,7 @@ class Trainer(ABC):
     ) -> tuple[Limit, ...]:
         """The values of this config that it cannot express; empty if there are none. `options`: as passed to `launch`.
 
-        Values that it declares impossible, and non-default values of knobs that it has not declared at all, are rejected here, and so are a
+        They are of three kinds: values that the trainer declares impossible, non-default values of knobs that it has not declared, and the
         study's own knobs that its launch cannot pass on.
         """
         values = self.checked(options)
