@@ -142,6 +142,8 @@ def _text(path: Path) -> str:
 
 ON = (True, "auto", "true", "True", "full")
 """values of a setting that is on; `auto`: where the GPU can"""
+_HOST = ("cpu", "nvme")
+"""where DeepSpeed offloads to"""
 _FORMATS = {
     "fp8": ("fp8",),
     "bf16": ("bf16", "pure_bf16", "bfloat16"),
@@ -257,18 +259,16 @@ def _by_plugin(document: Mapping[str, Any], base: Path) -> dict[str, Any]:
     return {"offload": "optimizer"} if plugin.get("offload_optimizer_device") in _HOST else {}
 
 
-_HOST = ("cpu", "nvme")
-"""where DeepSpeed offloads to"""
+def _settings_in(path: Path) -> Mapping[str, Any]:
+    """The contents of a file of settings; empty if it is not there or cannot be read."""
+    with suppress(SpecError):
+        return document_of(path.name, read_present(path).files[path.name]) if path.is_file() else {}
+    return {}
 
 
 def _accelerate_file(started: Started, base: Path) -> Mapping[str, Any]:
     """The file of `accelerate launch --config_file`; empty if there is none."""
-    path = base / started.option("config_file")
-    if started.launcher != "accelerate" or not path.is_file():
-        return {}
-    with suppress(SpecError):
-        return document_of(path.name, read_present(path).files[path.name])
-    return {}
+    return _settings_in(base / started.option("config_file")) if started.launcher == "accelerate" else {}
 
 
 def runs_deepspeed(started: Started, base: Path) -> bool:
@@ -283,26 +283,16 @@ def offloaded_weights(started: Started, base: Path) -> str:
     """The setting of accelerate's or DeepSpeed's file by which weights wait on the host; empty if none does."""
     settings = {a.name.rpartition(".")[2]: a.values[0] for a in started.arguments if a.values}
     named = settings.get("deepspeed") or settings.get("deepspeed_config") or started.option("deepspeed_config_file")
-    path = base / str(named or "")
-    held: Mapping[str, Any] = {}
-    if path.is_file():
-        with suppress(SpecError):
-            held = document_of(path.name, read_present(path).files[path.name])
-    told = dict(flat(held)) | dict(flat(_accelerate_file(started, base)))
-    told |= (
-        {
-            "deepspeed_config.offload_param_device": started.option("offload_param_device"),
-            "fsdp_config.fsdp_offload_params": started.option("fsdp_offload_params").lower(),
-        }
-        if started.launcher == "accelerate" and not started.option("config_file")
-        else {}
+    told = dict(flat(_settings_in(base / str(named or "")))) | dict(flat(_accelerate_file(started, base)))
+    devices = (
+        told.get("zero_optimization.offload_param.device"),
+        told.get("deepspeed_config.offload_param_device"),
+        started.option("offload_param_device"),
     )
-    if any(
-        told.get(key) in _HOST
-        for key in ("zero_optimization.offload_param.device", "deepspeed_config.offload_param_device")
-    ):
+    if any(device in _HOST for device in devices):
         return "offload_param"
-    return "fsdp_offload_params" if told.get("fsdp_config.fsdp_offload_params") in ON else ""
+    by_fsdp = (told.get("fsdp_config.fsdp_offload_params"), started.option("fsdp_offload_params").lower())
+    return "fsdp_offload_params" if any(each in ON for each in by_fsdp) else ""
 
 
 MAY_SHARD = ", the most that it may need"
@@ -313,13 +303,10 @@ UNREAD = "not read: "
 
 def ranks_asked(started: Started, base: Path) -> tuple[int, int | None]:
     """(nodes, ranks of a node) that the launch asks for, also by the file of `accelerate launch --config_file`; None where it does not say."""
-    file = base / started.option("config_file")
-    if started.launcher == "accelerate" and started.gpus_per_node is None and file.is_file():
-        with suppress(SpecError):
-            asked = parse_document(file.name, read_present(file).files[file.name])
-            ranks, nodes = asked.get("num_processes"), asked.get("num_machines", 1)
-            if isinstance(ranks, int) and isinstance(nodes, int) and ranks >= nodes > 0:
-                return nodes, ranks // nodes
+    asked = _accelerate_file(started, base) if started.gpus_per_node is None else {}
+    ranks, nodes = asked.get("num_processes"), asked.get("num_machines", 1)
+    if isinstance(ranks, int) and isinstance(nodes, int) and ranks >= nodes > 0:
+        return nodes, ranks // nodes
     return started.nodes, started.gpus_per_node
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from autotune.onboarding.first_spec import first_draft
-from autotune.onboarding.script.adapters import targets_of
 from autotune.reviews import lines_of, review
+from autotune.trainers.post_training.adapters import read_adapters, targets_of
 
 HF = "--model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 1 --model_max_length 2048 --bf16 True "
 COMPUTED = """from dataclasses import dataclass
@@ -54,12 +54,14 @@ def drafted(script: Path) -> dict[str, Any]:
         (["c_attn", "c_proj", "w1", "w2"], "all"),
         (["wqkv", "wo", "w1", "w3"], "all"),
         (["all_linear"], "all"),
+        (["all-linear"], "all"),
         (["q_proj", "my_gate"], ""),
         ([], ""),
     ],
 )
 def test_the_matrices_of_public_models(modules: list[str], targets: str) -> None:
     assert targets_of(modules) == targets
+    assert read_adapters(8, modules)["targets"] == (targets or "all")
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ def test_what_accelerate_accumulates(tmp_path: Path, code: str, steps: int) -> N
         ("Adafactor(model.parameters())", "adafactor", ""),
         ("torch.optim.SGD(model.parameters(), lr=1)", "sgd", ""),
         ("torch.optim.AdamW(model.parameters())", "adamw", ""),
+        ("ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD)", "sgd", ""),
         ("Lion(model.parameters())", "adamw", "the optimizer Lion, planned as AdamW"),
         ("SGD(model.parameters()) if args.shard else AdamW(model.parameters())", "adamw", "which of SGD, AdamW"),
     ],

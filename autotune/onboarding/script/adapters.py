@@ -16,12 +16,13 @@ A rank that is given, and no switch that is off, means adapters; so does a decla
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.onboarding.script.library_options import GROUPED
 from autotune.onboarding.script.reading import Script
 from autotune.spec.texts.usual_names import optimizer_named
+from autotune.trainers.post_training.adapters import targets_of
 
 NOT_COUNTED = "not modelled: "
 """how notes begin that say what a plan takes otherwise than it is"""
@@ -43,15 +44,6 @@ _TARGETS = ("lora_target_modules", "lora_target", "lora_modules", "lora_module_n
 _QLORA = ("q_lora", "qlora", "use_qlora")
 _QUANTIZED = (*_QLORA, "load_in_4bit", "use_4bit")
 _BITS = ("bits", "quant_bits", "quantization_bit", "load_in_kbits")
-_OF_ATTENTION = re.compile(
-    r"([qkvo]|qkv|out|[qkv][ab]|kv_[ab]|q_[ab])_?proj\w*|c_attn|query|key|value|query_key_value|dense|wqkv|w[qkvo]|W_pack|"
-    r"(self_)?att(e)?n(tion)?|linear_(qkv|proj)"
-)
-"""what the matrices of attention are called by models"""
-_OF_FEED_FORWARD = re.compile(
-    r"all(_?linear)?|(gate|up|down|gate_up|c)_proj|c_fc|fc_?\d|w[123]|mlp|ffn|feed_forward|layers|dense_h_to_4h|dense_4h_to_h|linear_fc\d"
-)
-"""the same of those beside it; GPT-2's and Qwen's `c_proj` are in both"""
 _IGNORED = {"use_dora": "planned as plain LoRA", "lisa_activated_layers": f"{ALL_TRAINED}: {NEEDS_LESS}"}
 """how options are planned that no plan has"""
 _OTHER_LOSS = ("seq_cls", "embedding", "reranker", "generative_reranker")
@@ -75,23 +67,14 @@ def peft_of(script: Script) -> Mapping[str, Any]:
     if is_off or not (is_on or rank):
         return {}
     usual = next((default for name, default in _PEFT_RANK.items() if name in said), 8)
+    modules = _modules(script)
     is_quantized = 4 in _bits(said) or any(said.get(name) not in _OFF for name in _QUANTIZED)
     return {
         "method": "qlora" if is_quantized else "lora",
         "rank": rank or usual,
-        "targets": targets_of(_modules(script))
-        or ("all" if _modules(script) or script.computes_targets else "attention"),
+        "targets": targets_of(modules) or ("all" if modules or script.computes_targets else "attention"),
         "library": "" if "lora_dim" in ranks else "peft",
     }
-
-
-def targets_of(modules: Iterable[str]) -> str:
-    """`attention` or `all` for the matrices that have adapters; empty where there are none, or one of them is not known."""
-    names = list(modules)
-    if names and all(_OF_ATTENTION.fullmatch(name) for name in names):
-        return "attention"
-    is_known = all(_OF_ATTENTION.fullmatch(name) or _OF_FEED_FORWARD.fullmatch(name) for name in names)
-    return "all" if names and is_known else ""
 
 
 def loaded_in(script: Script) -> str:

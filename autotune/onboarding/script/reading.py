@@ -31,7 +31,7 @@ from autotune.onboarding.script.print_statements import (
     patterns_of,
     print_statements,
 )
-from autotune.onboarding.script.syntax import called_name, calls_of, keywords_of, literal_or_none
+from autotune.onboarding.script.syntax import called_name, calls_of, keywords_of, last_name, literal_or_none
 from autotune.onboarding.script.unconditional import shards, unconditional
 from autotune.onboarding.script.written_arguments import (
     Written,
@@ -260,9 +260,10 @@ def _optimizers(tree: ast.Module) -> Iterator[str]:
     """Each class of optimizer that is made, or given to ZeroRedundancyOptimizer."""
     found: dict[str, None] = {}
     for call in calls_of(tree):
-        for name in (called_name(call), *(ast.unparse(each).rpartition(".")[2] for each in call.args)):
-            if (call.args or call.keywords) and _OPTIMIZER.fullmatch(name):
-                found[name] = None
+        made = [called_name(call)] if call.args or call.keywords else []
+        if made == ["ZeroRedundancyOptimizer"]:  # the class is an argument
+            made = [last_name(each) for each in (*call.args, *keywords_of(call).values())]
+        found |= {name: None for name in made if _OPTIMIZER.fullmatch(name)}
     yield from found
 
 

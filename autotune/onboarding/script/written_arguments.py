@@ -22,6 +22,7 @@ from autotune.onboarding.script.library_options import LIGHTNING_TRAINER, MICRO_
 from autotune.onboarding.script.options import ScriptOption, option_of
 from autotune.onboarding.script.syntax import called_name, calls_of, condition_of, keywords_of, literal_or_none
 from autotune.spec.texts.usual_names import optimizer_named, target_of
+from autotune.trainers.post_training.adapters import targets_of
 
 MODEL = "model_name_or_path"
 _OTHER_TRAININGS = frozenset({
@@ -31,8 +32,6 @@ _OTHER_TRAININGS = frozenset({
 _ADAPTERS = frozenset(
     {"peft", "get_peft_model", "LoraConfig", "peft_config", "BitsAndBytesConfig", "quantization_config", "load_in_4bit"}
 )
-_OF_ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query_key_value"})
-_OF_FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "c_fc"})
 _SHARDING = frozenset({"fsdp", "deepspeed", "optim"})
 """what changes the memory too much for a value that is not known"""
 _TYPES = frozenset({"bfloat16", "float16", "float32", "half", "set_default_dtype"})
@@ -304,17 +303,15 @@ def _peft(calls: list[ast.Call], constants: dict[str, Any], names: set[str]) -> 
     given = keywords_of(configs[0])
     rank = _value(given["r"], constants) if "r" in given else 8
     wanted = _value(given["target_modules"], constants) if "target_modules" in given else ["q_proj", "v_proj"]
-    modules = {wanted} if isinstance(wanted, str) else set(wanted or ())
-    is_all = modules == {"all-linear"} or bool(modules & _OF_FEED_FORWARD)
-    is_known = modules <= _OF_ATTENTION | _OF_FEED_FORWARD or modules == {"all-linear"}
-    if not isinstance(rank, int) or not modules or not is_known:
+    targets = targets_of([wanted] if isinstance(wanted, str) else wanted or ())
+    if not isinstance(rank, int) or not targets:
         return None
     quantized = [keywords_of(call)["load_in_4bit"] for call in calls if "load_in_4bit" in keywords_of(call)]
     is_quantized = bool(quantized) and all(literal_or_none(node) is True for node in quantized)
     if is_quantized != bool(names & {"BitsAndBytesConfig", "quantization_config", "load_in_4bit"}):
         return None
     method = "qlora" if is_quantized else "lora"
-    return {"method": method, "rank": rank, "targets": "all" if is_all else "attention", "library": "peft"}
+    return {"method": method, "rank": rank, "targets": targets, "library": "peft"}
 
 
 def _loads_a_model(call: ast.Call) -> bool:
