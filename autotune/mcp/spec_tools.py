@@ -149,7 +149,7 @@ class SpecTools:
             Field(gt=0, description="Length of the whole training run in tokens, to compute days and cost."),
         ] = None,
     ) -> ReviewedLaunch:
-        """Review a launch as it is, without a spec and without running it: whether it fits, how fast it should be, and which lines to edit."""
+        """Review a launch as it is, without a spec or a run: whether it fits, how fast it should be, and which lines to edit."""
         found = review_texts(
             files, store=self._store, cluster=cluster, model=model, seq_len=seq_len, batch=batch, measured_s=measured_s,
             precision=precision, config=config, log=log,

@@ -222,7 +222,7 @@ def closing_lines(fit: Fit) -> list[str]:
     """What was assumed, what was left out, versions and time."""
     gpu = fit.workload.cluster.gpu.name
     lines = (
-        [f"reserved: the memory that the allocator of {gpu} takes beyond the tensors is {fit.reserved.source}"]
+        [f"reserved: the memory that {gpu}'s allocator holds beyond the tensors is {fit.reserved.source}"]
         if fit.basis == "dry run"
         else []
     )

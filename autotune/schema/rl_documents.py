@@ -261,7 +261,7 @@ def post_training_of(
 
 
 def fine_tuning_of(lengths: Any, batch: int, *, trainer: str, base: Path | None) -> PostTraining:
-    """Fine-tuning on sequences of the given, unequal lengths: a step without generation and log-probabilities."""
+    """Fine-tuning on sequences of the given, unequal lengths: a step without generation or log-probabilities."""
     _, balance, _ = USUAL.get(trainer, ANY)
     return PostTraining(
         algorithm="sft",

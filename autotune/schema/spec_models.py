@@ -57,7 +57,7 @@ _OBJECTIVE, _BUDGET, _MEASURE = Objective(), Budget(), MeasureSpec()
 
 
 Word = Annotated[StrictStr, Field(pattern=r"^[^\s\"'`$\\]{1,1000}$")]
-"""text without blanks and quotes, which sbatch and shells leave unchanged"""
+"""text without blanks or quotes, which sbatch and shells leave unchanged"""
 Line = Annotated[StrictStr, Field(pattern=r"^[^\n\r\x00]{1,1000}$")]
 WRITTEN = frozenset(
     {

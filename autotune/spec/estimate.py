@@ -141,7 +141,7 @@ class Estimate(Plain):
     level_sigma: Number = 0.0
     """standard deviation of the log of that factor, which all configs share; the interval of the step time includes it"""
     stall_probability: Number = 0.0
-    """probability that sends between pipeline stages on several nodes stall, 0 to 1; the interval of the step time includes it"""
+    """probability, 0 to 1, that sends between pipeline stages on different nodes stall; the interval of the step time includes it"""
     stalled_step_time_s: Number = 0.0
     """step time with such stalls, s; `step_time_s` excludes them, and both are equal if nothing can stall; 0 in estimates of earlier versions"""
     phases_s: PhaseParts | None = None

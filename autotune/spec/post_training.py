@@ -49,7 +49,7 @@ RL_KNOBS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "balance": ("how tokens are balanced between data-parallel ranks", BALANCES),
     "group_by_length": ("sequences of similar length share a micro-batch", ()),
 }
-"""post-training knobs: the meaning of each, and its words if it has any"""
+"""post-training knobs: what each one means, and its values if they are words"""
 _SEQUENCES = ("micro_batch_tokens", "balance", "group_by_length")
 """those that also apply to fine-tuning on sequences of unequal length"""
 

@@ -124,7 +124,7 @@ class Launch:
 
     @property
     def command_line(self) -> str:
-        """Variables and command as one line of a POSIX shell."""
+        """The variables and the command as one line of POSIX shell."""
         return " ".join([*self._variables, self.command])
 
     @property
@@ -254,7 +254,7 @@ def _check_free(root: Path, name: str, text: str, mine: Mapping[str, str]) -> No
     ours = name == MANIFEST and bool(mine)
     if present != text.encode() and not ours and mine.get(name) != _digest(present):
         raise ExportError(
-            f"{path} exists and was not written by an export, or was edited since",
+            f"{path} exists and was not written by an export, or has been edited since",
             remedy="export to another folder, or move that file away",
         )
 

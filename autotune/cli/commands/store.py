@@ -20,7 +20,7 @@ MOST_SHOWN = 20
 
 
 def check(store: StoreOption = None, json: JsonOption = False) -> None:
-    """Check the database for damage and contradictions.
+    """Check the database for damage and inconsistencies.
 
     It verifies the file, the checksums of events, trials and attempts, and each study's history: nothing was lost, nothing happened twice, and no
     terminal state changed. The output lists what was not checked.

@@ -185,7 +185,7 @@ class Gate:
             raise RefusalError(
                 403,
                 "csrf",
-                "the form did not come from this page, or the service was restarted since",
+                "the form did not come from this page, or the service has been restarted since",
                 remedy="reload the page and try again",
             )
 
@@ -213,7 +213,7 @@ def who_may_what(options: ServiceOptions) -> str:
     """Who may do what at a service with these options, in a sentence."""
     if asking := options.asks_everybody:
         return f"every caller needs a token, even on this machine ({asking}); the token's scope decides what the caller may do (`autotune token create --scope ...`)"
-    return "your own programs on this machine may do everything without a token, including a proxy or tunnel that adds no header; --require-token changes this"
+    return "any of your own programs on this machine, including a proxy or tunnel that adds no header, can do anything without a token; to change this, use --require-token"
 
 
 def _why_a_token(request: Request, options: ServiceOptions) -> str:

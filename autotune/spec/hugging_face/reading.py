@@ -118,7 +118,7 @@ def _family(name: str, document: Document) -> Family:
     if name in NOT_DECODERS or document.get("is_encoder_decoder"):
         raise SpecError(
             f"the model's config.json describes {name or 'an encoder-decoder'}, which is not a decoder-only transformer",
-            remedy="give the model's fields inline if it is trained like one",
+            remedy="if it is trained like one, give the model's fields inline",
             field="model",
         )
     if name in APART:

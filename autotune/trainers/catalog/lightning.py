@@ -277,7 +277,7 @@ class LightningTrainer(Trainer):
                 recompute = True
             if keys.find("trainer.logger"):
                 keys.remarks.append(
-                    f"{keys.name}: trainer.logger is left out, because the exported program has none; to keep it, give your own program with the option script"
+                    f"{keys.name}: trainer.logger is left out, because the exported program has no logger; to keep it, export your own program with the option script"
                 )
             keys.drop(*(f"trainer.{key}" for key in WRITTEN_ANEW))
         keys.drop("trainer.accelerator")

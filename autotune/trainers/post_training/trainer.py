@@ -88,7 +88,7 @@ class PostTrainer(Trainer):
         """A workload of another kind, an engine that it has not, and what the engine cannot do."""
         rl, c = workload.rl, effective(config)
         if rl is None or rl.algorithm == "sft":
-            message = f"launches of {self.name} post-train, but the workload has no `rl`"
+            message = f"{self.name} is a post-training program, but the workload has no `rl`"
             remedy = "describe a step under `rl`, or use another trainer"
             return tuple(broken(workload, c, Rule(True, "workload.rl", message, remedy=remedy, value="none")))
         if rl.engine not in self.engines:
